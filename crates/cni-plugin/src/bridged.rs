@@ -1,5 +1,5 @@
-//! The kind of a network, and the settings of secondary networks: mask, gateway and routes, the pools that the configuration defines in
-//! the words of host-local or whereabouts, and the weights of the pools.
+//! The kind of a network, and the settings of secondary networks: mask, gateway and routes, the weights of pools, and
+//! the pools that the configuration defines with the keys of host-local or whereabouts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,33 +20,33 @@ use crate::ranges::{
     self, AddressRange, GATEWAY_OUTSIDE, address_at, is_given, of_another_family, read_range, read_sets,
 };
 
-/// The kind of network that the addresses are for.
+/// The kind of network that addresses are assigned for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
-    /// Routed, with Calico's rules and errors.
+    /// A routed network with Calico's rules and errors.
     Calico,
-    /// IP subnets on a wire: pools in which network, broadcast and gateway address are never assigned to a container.
+    /// A secondary network: IP subnets on a wire. The network, broadcast and gateway addresses of its pools are never
+    /// assigned to a container.
     Bridged(BridgedNetwork),
 }
 
-/// The settings of a secondary network for its pools.
+/// The settings of a secondary network that concern its pools.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BridgedNetwork {
-    /// The gateway of the IPv4 pool.
     pub(crate) gateway_v4: Gateway,
-    /// The gateway of the IPv6 pool.
     pub(crate) gateway_v6: Gateway,
-    /// Gateways where there are several pools of a family: each is that of the pool in which it lies, before the pool's own.
+    /// The gateways of a family with several pools. Each is the gateway of the pool that contains it, and takes
+    /// precedence over the pool's own gateway.
     pub(crate) gateways: Vec<IpAddr>,
-    /// Pools that the configuration itself defines with the keys of host-local or whereabouts. If there is any, the
-    /// request names no others, and the store and the pools are made if they are missing.
+    /// The pools that the configuration defines with the keys of host-local or whereabouts. If there are any, the
+    /// request names no other pools, and a missing store or pool is created.
     pub(crate) own_pools: Vec<OwnPool>,
-    /// How often each pool comes first, by its name or subnet; 1 for those that are not there.
+    /// The weight of each pool, by its name or subnet; 1 by default.
     pub(crate) weights: BTreeMap<String, u32>,
 }
 
 impl BridgedNetwork {
-    /// The number of the set of ranges that an address is of; the last one if it is of none.
+    /// Returns the number of the set of ranges that contains an address; `usize::MAX` without one.
     pub(crate) fn set_of(&self, address: IpAddr) -> usize {
         let by_range = self.own_pools.iter().find(|pool| pool.has(address));
         let pool = by_range.or_else(|| self.own_pools.iter().find(|pool| pool.subnet.contains(&address)));
@@ -57,54 +57,53 @@ impl BridgedNetwork {
 /// A pool that a network's configuration defines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnPool {
-    /// The name after which a new pool is called; `None` for the network's.
+    /// The base of a new pool's name; `None` for the network's name.
     pub(crate) name: Option<String>,
-    /// The subnet, without host bits; at most /30 or /126.
+    /// The subnet, without host bits. The longest prefix is /30 or /126.
     pub(crate) subnet: IpNet,
-    /// The assignable addresses: first and last address of each range, in ascending order, apart from each other,
-    /// inside the subnet. Empty for all of it.
+    /// The assignable addresses: first and last address of each range, in ascending order, without overlap, inside the
+    /// subnet. Empty means the whole subnet.
     pub(crate) ranges: Vec<(IpAddr, IpAddr)>,
-    /// The number of its set: an attachment gets one address of each set.
+    /// The number of the pool's set of ranges: an attachment gets one address of each set.
     pub(crate) set: usize,
-    /// Its number among the subnets of its family.
+    /// The pool's index among the pools of its family.
     pub(crate) number: usize,
-    /// True for `"subnet": "auto"`: the pool is the one of its name, and a new one gets a free network of the size of
+    /// True for `"subnet": "auto"`: the pool is found by its name, and a new pool gets a free network of the size of
     /// `subnet`.
     pub(crate) is_auto: bool,
-    /// The gateway that its ranges name.
+    /// The gateway in the settings of the ranges.
     pub(crate) gateway: Option<IpAddr>,
 }
 
 impl OwnPool {
-    /// All of a subnet.
+    /// Returns a pool whose whole subnet is assignable.
     pub(crate) fn of(subnet: IpNet) -> Self {
         Self { name: None, subnet, ranges: Vec::new(), set: 0, number: 0, is_auto: false, gateway: None }
     }
 
-    /// True if the address is of the pool's ranges.
+    /// True if one of the pool's ranges contains the address.
     pub(crate) fn has(&self, address: IpAddr) -> bool {
         self.ranges.iter().any(|(first, last)| *first <= address && address <= *last)
     }
 
-    /// True for IPv4.
     pub(crate) fn is_v4(&self) -> bool {
         self.subnet.addr().is_ipv4()
     }
 
-    /// The subnet as text.
     pub(crate) fn text(&self) -> String {
         self.subnet.to_string()
     }
 }
 
-/// The pools that a configuration defines, named after the network; an IPv6 one says so, so that a network may get a
-/// second family later. Further ones of a family are numbered.
+/// Returns the definitions of a configuration's pools. Pools are named after the network. IPv6 pools have a suffix, so
+/// that a network may get a second family later. Further pools of a family are numbered.
 pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
     let used = if pools.iter().any(|pool| pool.is_auto) { used_here() } else { Vec::new() };
     let definition = |pool: &OwnPool| {
         let network = pool.name.as_deref().unwrap_or(network);
         let mut name = pool_name(network);
-        // A chosen subnet does not tell networks apart whose names differ in letters that no pool's name can have.
+        // Several network names may map to one pool name. An automatic subnet does not tell these networks apart, so a
+        // checksum does.
         if pool.is_auto && name != network {
             name += &format!("-{:08x}", start_of(network));
         }
@@ -120,7 +119,7 @@ pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinitio
     pools.iter().map(definition).collect()
 }
 
-/// The networks that this machine uses, and that a pool of its own choice keeps off.
+/// Lists the networks that this machine uses. A new pool with an automatic subnet avoids them.
 fn used_here() -> Vec<IpNet> {
     let mut used = host::routes().unwrap_or_else(|error| {
         tracing::warn!(%error, "the routes of this machine could not be read: a new subnet may overlap with one of them");
@@ -130,23 +129,22 @@ fn used_here() -> Vec<IpNet> {
     used
 }
 
-/// A network's name as the name of a pool, which has fewer letters to choose from.
+/// Converts a network's name to a pool's name, which allows fewer characters.
 fn pool_name(network: &str) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     network.chars().map(letter).collect::<String>().trim_matches('-').to_owned()
 }
 
-/// The mask that the addresses of a result have.
+/// The mask of the addresses in a result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PrefixMask {
-    /// The mask of the whole pool, as on one wire.
+    /// The mask of the whole pool, which is one wire.
     #[default]
     Pool,
-    /// The mask of the block.
     Block,
 }
 
-/// All settings of a secondary network's configuration for ADD.
+/// All settings of a secondary network that ADD needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BridgedSettings {
     pub(crate) mask: PrefixMask,
@@ -155,10 +153,10 @@ pub(crate) struct BridgedSettings {
     pub(crate) probe: Option<Probe>,
 }
 
-/// Refuses the keys that mean nothing on a network of Calico's own plugin, where they could only be a misunderstanding.
+/// Refuses the keys that have no meaning on a network of Calico's own plugin.
 ///
 /// # Errors
-/// Code 7.
+/// Code 7 for a key of secondary networks.
 pub(crate) fn refuse_on_calico(conf: &NetConf) -> Result<()> {
     let IpamConf { mask, gateway, routes, weights, probe, .. } = &conf.ipam;
     let keys = [("mask", mask), ("gateway", gateway), ("routes", routes), ("weights", weights), ("probe", probe)];
@@ -170,16 +168,16 @@ pub(crate) fn refuse_on_calico(conf: &NetConf) -> Result<()> {
 }
 
 impl BridgedSettings {
-    /// Reads the settings.
+    /// Reads and checks the settings of a secondary network.
     ///
     /// # Errors
-    /// Code 7 for a setting that cannot be carried out.
+    /// Code 7 for an invalid setting.
     pub(crate) fn from_conf(conf: &NetConf) -> Result<Self> {
         let own_pools = own_pools(conf)?;
         let weights = read_weights(conf, &own_pools)?;
         let has_gateway = conf.plugin == "ptp"
             || (conf.plugin == "bridge" && (conf.is_gateway || conf.is_default_gateway))
-            // host-local always names one, and whereabouts none that is not configured.
+            // host-local always names a gateway, and whereabouts only a configured one.
             || (!own_pools.is_empty() && !ranges::is_whereabouts(&conf.ipam.whereabouts));
         let default = if has_gateway { Gateway::First } else { Gateway::Recorded };
         let mut network =
@@ -190,7 +188,7 @@ impl BridgedSettings {
     }
 }
 
-/// The network with these settings; Calico's has none.
+/// Returns the kind of a network by its settings, which a Calico network does not have.
 pub(crate) fn network_of(settings: Option<&BridgedSettings>) -> Network {
     settings.map_or(Network::Calico, |settings| Network::Bridged(settings.network.clone()))
 }
@@ -207,7 +205,7 @@ fn read_mask(value: Option<&GoJson>) -> Result<PrefixMask> {
     }
 }
 
-/// Sets the gateways of `ipam.gateway`, which have the last word over those of the ranges.
+/// Sets the gateways of `ipam.gateway`, which override the gateways of the ranges.
 fn set_gateways(conf: &NetConf, network: &mut BridgedNetwork) -> Result<()> {
     let Some(given) = read_gateway(conf.ipam.gateway.as_ref())? else {
         (network.gateway_v4, network.gateway_v6) = (Gateway::First, Gateway::First);
@@ -240,7 +238,7 @@ fn set_gateways(conf: &NetConf, network: &mut BridgedNetwork) -> Result<()> {
                 let message = format!("ipam.gateway {address} is in no subnet of the network");
                 return Err(CniError::config(message).with_details(GATEWAY_OUTSIDE));
             }
-            // The router of all of them, as its link-local address is.
+            // The gateway of all pools of its family, for example a link-local address.
             Some(address) => *slot(network, *address) = Gateway::At(*address),
             None => network.gateways.extend(given),
         }
@@ -248,7 +246,7 @@ fn set_gateways(conf: &NetConf, network: &mut BridgedNetwork) -> Result<()> {
     Ok(())
 }
 
-/// An address, or a list of addresses; `None` for `"first"`. The empty text counts as absent, as for host-local.
+/// Parses an address or a list of addresses; `None` for `"first"`. The empty text counts as absent, as for host-local.
 fn read_gateway(value: Option<&GoJson>) -> Result<Option<Vec<IpAddr>>> {
     let mut given = Vec::new();
     for element in value.map(GoJson::one_or_many).unwrap_or_default() {
@@ -261,7 +259,7 @@ fn read_gateway(value: Option<&GoJson>) -> Result<Option<Vec<IpAddr>>> {
     Ok(Some(given))
 }
 
-/// The pools that the configuration defines itself. As for host-local, the ranges of the runtime come first, then `subnet`
+/// Reads the pools that the configuration defines. As in host-local, the runtime's ranges come first, then `subnet`
 /// with its keys, then `ranges`.
 fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
     let ipam = &conf.ipam;
@@ -287,7 +285,7 @@ fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
     }
     if is_auto && !sets.is_empty() {
         return Err(CniError::config("ipam.subnet is \"auto\", and there are ranges besides")
-            .with_details("with \"auto\" the network has one subnet of its own choice: remove the ranges"));
+            .with_details("with \"auto\" Margay chooses the network's only subnet: remove the ranges"));
     }
     let mut pools = if is_auto { auto_pools(conf) } else { Vec::new() };
     for (number, set) in sets.iter().enumerate() {
@@ -303,7 +301,7 @@ fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
     Ok(pools)
 }
 
-/// The pools of `"subnet": "auto"`: a /24, and a /64 where an IPv6 address is assigned, too.
+/// Returns the pools of `"subnet": "auto"`: a /24, and a /64 if IPv6 addresses are assigned, too.
 fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
     let v4 = conf.ipam.assign_ipv4.as_deref() != Some("false");
     let v6 = conf.ipam.assign_ipv6.as_deref() == Some("true");
@@ -313,8 +311,8 @@ fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
     of_v4.into_iter().chain(of_v6).enumerate().map(pool).collect()
 }
 
-/// Refuses keys that are there and define no address: a template that had nothing to fill in renders such, and the network
-/// must not take addresses from whatever pool there is.
+/// Refuses keys that define no address. A template without values renders such keys, and the network must not take its
+/// addresses from an arbitrary pool instead.
 fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     if has_ranges || ranges::is_whereabouts(&ipam.whereabouts) {
         return Ok(());
@@ -326,8 +324,8 @@ fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     })
 }
 
-/// The pools of a set of ranges, one for each subnet, in the order in which these come first; none for an empty set.
-/// `others` are those of the sets before.
+/// Returns the pools of a set of ranges, one for each subnet, in order of first use. An empty set has no pools.
+/// `others` are the pools of the previous sets.
 fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<Vec<OwnPool>> {
     let mut pools: Vec<OwnPool> = Vec::new();
     for AddressRange { subnet, first, last, gateway } in ranges {
@@ -357,7 +355,7 @@ fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<V
     Ok(pools)
 }
 
-/// A route of a result.
+/// A route in a result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct ResultRoute {
     pub(crate) dst: IpNet,
@@ -367,7 +365,7 @@ pub(crate) struct ResultRoute {
     pub(crate) options: RouteOptions,
 }
 
-/// The members of a route beside its destination and gateway; printed from CNI 0.3.0 on.
+/// The members of a route other than its destination and gateway; printed since CNI 0.3.0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct RouteOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -388,10 +386,10 @@ impl ResultRoute {
     }
 }
 
-/// The routes of `ipam.routes`.
+/// Parses the routes of `ipam.routes`.
 ///
 /// # Errors
-/// Code 7 for a value that is no list of routes.
+/// Code 7 for a value that is not a list of routes.
 fn read_routes(value: Option<&GoJson>) -> Result<Vec<ResultRoute>> {
     match value {
         None => Ok(Vec::new()),
@@ -416,7 +414,7 @@ fn read_route(element: &GoJson) -> Result<ResultRoute> {
         Some(GoJson::Number(number)) if number.is_i64() => Ok(number.as_i64()),
         Some(_) => Err(CniError::config(format!("ipam.routes: {name} is not a whole number"))),
     };
-    // 0 is no value for the first three, but one for a table and a scope.
+    // 0 means absent for these three, but is a valid table and scope.
     let positive = |name: &str| number(name).map(|number| number.filter(|number| *number != 0));
     let options = RouteOptions {
         mtu: positive("mtu")?,
@@ -434,7 +432,7 @@ pub(crate) type PoolWeights = BTreeMap<String, u32>;
 /// Reads `ipam.weights`.
 ///
 /// # Errors
-/// Code 7 for a weight that is none, and for a pool that the network does not have.
+/// Code 7 for an invalid weight, and for a pool that the network does not have.
 fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<PoolWeights> {
     let wrong = || CniError::config("ipam.weights must be an object with a whole number for each pool");
     let members = match &conf.ipam.weights {
@@ -458,15 +456,15 @@ fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<PoolWeights> {
     members.iter().map(weight).collect()
 }
 
-/// Puts one of the pools first, always the same one for a container; over many containers each comes first as often as
-/// its weight says. The order of the others stays. A pool without a weight has the weight 1.
+/// Moves one of the pools to the front, the same pool each time for one container. Over many containers, each pool is
+/// first in proportion to its weight, which is 1 by default. The order of the other pools stays.
 pub(crate) fn choose_first<T>(weights: &PoolWeights, container: &str, pools: &mut [T], name: impl Fn(&T) -> String) {
     if weights.is_empty() {
         return;
     }
     let each: Vec<u64> =
         pools.iter().map(|pool| weights.get(&name(pool)).map_or(1, |weight| (*weight).into())).collect();
-    // Container ids that differ in a digit at the end get distant numbers.
+    // Multiplicative hash: container ids that differ only in their last digit get distant numbers.
     let number = start_of(container).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     let Some(mut place) = number.checked_rem(each.iter().sum()) else { return };
     for (index, weight) in each.into_iter().enumerate() {

@@ -1,6 +1,6 @@
-//! A data plane that is another program: it makes the interfaces of containers, and is called by gRPC.
+//! The client of an external data plane: a program that makes the interfaces of containers, called by gRPC.
 //!
-//! The messages are those of the service `cni.CniDataplane`, version 3 of protocol buffers. The numbers are Calico's.
+//! The messages belong to the service `cni.CniDataplane` (proto3), with Calico's field numbers.
 
 use std::collections::BTreeMap;
 use std::future::{Ready, ready};
@@ -27,42 +27,42 @@ use tower::Service;
 use crate::gojson::{GoJson, printed, quoted, untyped};
 use crate::kubernetes::{ApiStream, HardwareAddress};
 
-/// How long a call may take, as in Calico's plugin.
+/// Time limit of a call, as in Calico's plugin.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 const SOCKET_ADVICE: &str =
     "dataplane_options.socket is the address of the program that makes this network's interfaces; check that it runs";
 
-/// The data plane of a network.
+/// The data plane of a network, which makes the interfaces of containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Dataplane {
-    /// The kernel's.
+    /// The kernel's, through netlink.
     Linux,
-    /// Another program's.
+    /// An external program's, through gRPC.
     Grpc(GrpcDataplane),
 }
 
-/// The address of that program, and the options that the configuration has for it.
+/// The socket of an external data plane, and the options that the configuration passes to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GrpcDataplane {
     target: String,
-    /// The texts of `dataplane_options`.
+    /// The members of `dataplane_options` that are texts.
     options: BTreeMap<String, String>,
 }
 
-/// The interfaces that the program has made.
+/// The interfaces that the external data plane has made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CreatedInterface {
-    /// The name of the interface on the host.
     pub(crate) host_interface: String,
-    /// The hardware address of the container's interface.
+    /// The MAC address of the container's interface.
     pub(crate) mac: HardwareAddress,
 }
 
 impl Dataplane {
-    /// From `dataplane_options`, if the configuration has them. Names of members count as they are written, as for Calico.
+    /// Reads `dataplane_options`; without them the data plane is the kernel's. Names of members are case-sensitive, as
+    /// in Calico.
     ///
     /// # Errors
-    /// Calico's, code 999, for an unknown `type`, or one that lacks its `socket`.
+    /// Calico's texts, code 999, for an unknown `type`, or a missing `socket`.
     pub(crate) fn choose(options: Option<&GoJson>) -> Result<Self> {
         let options = options.map_or(Value::Null, untyped);
         let kind = match options.get("type") {
@@ -82,11 +82,11 @@ impl Dataplane {
 }
 
 impl GrpcDataplane {
-    /// Has the interface of a container made; `dataplane_options` of the request are filled in here. This takes five seconds at
-    /// the most, or the time that is left.
+    /// Requests the interface of a container, and fills in `dataplane_options` of the request. Takes at most five
+    /// seconds and the time that is left.
     ///
     /// # Errors
-    /// Those of Calico's plugin, code 999: the program cannot be reached, or refused.
+    /// Calico's texts, code 999: the program cannot be reached, or refuses.
     pub(crate) async fn add(&self, mut request: AddRequest, left: Duration) -> Result<CreatedInterface> {
         request.dataplane_options.clone_from(&self.options);
         let reply: AddReply = self.call("/cni.CniDataplane/Add", request, left).await?;
@@ -97,7 +97,7 @@ impl GrpcDataplane {
         Ok(CreatedInterface { host_interface: reply.host_interface_name, mac })
     }
 
-    /// Has the interface of a container removed, in that time.
+    /// Requests the removal of a container's interface. Takes at most five seconds and the time that is left.
     ///
     /// # Errors
     /// As [`add`](Self::add).
@@ -121,7 +121,7 @@ impl GrpcDataplane {
         let mut request = Request::new(request);
         request.set_timeout(patience);
         let answer = timeout_at(deadline, self.ask(path, request)).await;
-        // The library watches the time, too, and words the error otherwise.
+        // The library checks the time, too, but its error has another text.
         let late = || Status::deadline_exceeded("context deadline exceeded");
         let answer = answer.unwrap_or_else(|_| Err(late()));
         answer.map_err(|status| reported(&if Instant::now() < deadline { status } else { late() }))
@@ -134,7 +134,7 @@ impl GrpcDataplane {
     {
         let (authority, stream) = connect(&self.target).await?;
         let broken = |error: tonic::transport::Error| {
-            // The source of the error says what happened.
+            // Only the source of the error has the reason.
             unavailable(&std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string))
         };
         let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(broken)?;
@@ -146,10 +146,10 @@ impl GrpcDataplane {
     }
 }
 
-/// A connection to a target as Go's gRPC writes it, and the name of the server for its requests.
+/// Connects to a target in the notation of Go's gRPC. Also returns the server name for requests.
 async fn connect(target: &str) -> Result<(String, Box<dyn ApiStream>), Status> {
     let dialed = |network: &str, address: &str, error: &io::Error| {
-        // As Go says it: without the number.
+        // Go's text has no error number.
         let reason = error.to_string().to_lowercase();
         let reason = reason.split(" (os error").next().unwrap_or_default();
         unavailable(&format!("dial {network} {address}: connect: {reason}"))
@@ -161,18 +161,18 @@ async fn connect(target: &str) -> Result<(String, Box<dyn ApiStream>), Status> {
     let address = ["dns:///", "passthrough:///", "dns:"].iter().find_map(|scheme| target.strip_prefix(scheme));
     let address = address.unwrap_or(target);
     let stream = TcpStream::connect(address).await.map_err(|error| dialed("tcp", address, &error))?;
-    // A request is one packet, and its answer is waited for.
+    // Do not delay packets: a request is one packet, and the client waits for its answer.
     let _ = stream.set_nodelay(true);
     Ok((address.to_owned(), Box::new(stream)))
 }
 
-/// Go's text for a server that is not there.
+/// Returns Go's error for an unreachable server.
 fn unavailable(reason: &str) -> Status {
     let reason = quoted(&format!("transport: Error while dialing: {reason}"));
     Status::unavailable(format!("connection error: desc = {reason}"))
 }
 
-/// An error as Go's gRPC prints it.
+/// Formats an error like Go's gRPC.
 fn reported(status: &Status) -> CniError {
     let code = match status.code() {
         Code::Cancelled => "Canceled".to_owned(),
@@ -185,7 +185,7 @@ fn refusal(message: &str) -> CniError {
     CniError::internal(format!("grpc dataplane error: {message}"))
 }
 
-/// Hands out a connection that exists already.
+/// A connector that returns a connection that is open already, once.
 struct OnceConnector(Option<Box<dyn ApiStream>>);
 
 impl Service<Uri> for OnceConnector {
@@ -203,7 +203,6 @@ impl Service<Uri> for OnceConnector {
     }
 }
 
-/// The request to make the interface of a container.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct AddRequest {
     #[prost(string, tag = "1")]
@@ -216,12 +215,12 @@ pub(crate) struct AddRequest {
     pub(crate) settings: Option<ContainerSettings>,
     #[prost(message, repeated, tag = "5")]
     pub(crate) container_ips: Vec<IpConfig>,
-    /// Networks.
+    /// The routes' destinations, in CIDR notation.
     #[prost(string, repeated, tag = "6")]
     pub(crate) container_routes: Vec<String>,
     #[prost(message, optional, tag = "7")]
     pub(crate) workload: Option<WorkloadIds>,
-    /// The texts of `dataplane_options`.
+    /// The members of `dataplane_options` that are texts.
     #[prost(btree_map = "string, string", tag = "8")]
     pub(crate) dataplane_options: BTreeMap<String, String>,
 }
@@ -243,15 +242,15 @@ pub(crate) struct IpConfig {
 }
 
 impl IpConfig {
-    /// The address as the IPAM plugin has it: with its prefix length.
+    /// Takes the address with the prefix length that the IPAM plugin returned.
     pub(crate) fn new(address: IpNet, gateway: Option<IpAddr>) -> Self {
-        // Go's text for no address.
+        // Go prints a missing address like this.
         let gateway = gateway.map_or_else(|| "<nil>".to_owned(), |gateway| gateway.to_string());
         Self { address: address.to_string(), gateway }
     }
 }
 
-/// The owner of the interface: the endpoint, and a pod's annotations.
+/// The workload that owns the interface: its endpoint, and a pod's annotations.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct WorkloadIds {
     #[prost(string, tag = "1")]
@@ -300,7 +299,6 @@ struct AddReply {
     container_mac: String,
 }
 
-/// The request to remove the interface of a container.
 #[derive(Clone, PartialEq, prost::Message)]
 struct DelRequest {
     #[prost(string, tag = "1")]

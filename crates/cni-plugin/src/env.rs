@@ -1,5 +1,5 @@
-//! The environment that a plugin is called in: the `CNI_*` variables and their checks, the pairs `KEY=value` of `CNI_ARGS`, and whether a
-//! network namespace is the plugin's own.
+//! The environment that a plugin is called in: the `CNI_*` variables and their checks, the `KEY=value` pairs of
+//! `CNI_ARGS`, and the check for the plugin's own network namespace.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -12,46 +12,44 @@ use agent::{CniError, Code, Result};
 
 use crate::gojson::{quoted, quoted_list};
 
-/// The longest name that Linux gives an interface, in bytes.
+/// Maximum length of an interface's name on Linux, in bytes.
 const MAX_INTERFACE_NAME: usize = 15;
 
-/// Environment variables, taken once and handed on, so that nothing reads those of the process by itself.
+/// A copy of environment variables. The plugin reads its variables only from here, never from the process directly.
 #[derive(Clone, Debug, Default)]
 pub struct Environment(BTreeMap<OsString, OsString>);
 
 impl Environment {
-    /// The variables of this process.
+    /// Copies the variables of this process.
     pub fn of_this_process() -> Self {
         Self(std::env::vars_os().collect())
     }
 
-    /// The variable; an empty one counts as not set.
+    /// Returns a variable; an empty variable counts as not set.
     pub fn get(&self, name: &str) -> Option<&OsString> {
         self.0.get(std::ffi::OsStr::new(name)).filter(|value| !value.is_empty())
     }
 
-    /// The variable as text, empty if it is not set. Bytes that are not UTF-8 become replacement characters.
+    /// Returns a variable as text; empty if it is not set. Bytes that are not UTF-8 become replacement characters.
     pub fn text(&self, name: &str) -> String {
         self.get(name).map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// False for a variable with bytes that are not UTF-8.
+    /// False for a variable that is not UTF-8.
     fn is_text(&self, name: &str) -> bool {
         self.get(name).is_none_or(|value| value.to_str().is_some())
     }
 
-    /// Sets a variable.
     #[cfg(test)]
     fn set(&mut self, name: impl Into<OsString>, value: impl Into<OsString>) {
         self.0.insert(name.into(), value.into());
     }
 
-    /// All variables.
     pub(crate) fn variables(&self) -> impl Iterator<Item = (&OsString, &OsString)> {
         self.0.iter()
     }
 
-    /// The variable as text, if it is set at all, be it to nothing.
+    /// Returns a variable as text if it is set, even if it is empty.
     pub fn lookup(&self, name: &str) -> Option<String> {
         self.0.get(std::ffi::OsStr::new(name)).map(|value| value.to_string_lossy().into_owned())
     }
@@ -72,7 +70,7 @@ pub(crate) enum CniVerb {
     Gc,
     Status,
     Version,
-    /// A word that is none of them. It is refused only after the configuration was read.
+    /// Any other word. It is refused only after the configuration was read.
     Unknown,
 }
 
@@ -95,13 +93,13 @@ impl CniVerb {
         }
     }
 
-    /// True if the verb is about one attachment of one container.
+    /// True for a verb about one attachment.
     fn has_attachment(self) -> bool {
         matches!(self, Self::Add | Self::Del | Self::Check)
     }
 }
 
-/// Whether a network namespace that is the plugin's own is accepted (`CNI_NETNS_OVERRIDE`).
+/// Whether a container may have the plugin's own network namespace (`CNI_NETNS_OVERRIDE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnNetns {
     Refused,
@@ -112,7 +110,7 @@ pub(crate) enum OwnNetns {
 #[derive(Clone, Debug)]
 pub(crate) struct CniCall {
     pub(crate) verb: CniVerb,
-    /// The verb as `CNI_COMMAND` has it.
+    /// The text of `CNI_COMMAND`.
     pub(crate) command: String,
     pub(crate) container: String,
     pub(crate) netns: Option<PathBuf>,
@@ -122,16 +120,17 @@ pub(crate) struct CniCall {
 }
 
 impl CniCall {
-    /// The error for a word that is no verb.
+    /// Returns the error for an unknown verb.
     pub(crate) fn unknown(&self) -> CniError {
         CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", self.command))
     }
 
-    /// Reads and checks the variables in the order of Go's CNI library: first the form of each that the verb needs,
-    /// then all missing ones at once. `CNI_PATH` is required as there, although the specification does not ask for it.
+    /// Reads and checks the variables in the order of Go's CNI library: first the form of each variable that the verb
+    /// needs, then all missing ones at once. `CNI_PATH` is required as in the library, although the specification does
+    /// not require it.
     ///
     /// # Errors
-    /// Code 4.
+    /// Code 4 for a variable that is missing or malformed.
     pub(crate) fn from_environment(env: &Environment) -> Result<Self> {
         let command = env.text("CNI_COMMAND");
         let verb = CniVerb::parse(&command);
@@ -160,7 +159,7 @@ impl CniCall {
             let message = format!("required env variables [{}] missing", missing.join(","));
             return Err(CniError::new(Code::InvalidEnvironment, message));
         }
-        // Two texts that differ in such bytes alone would be one interface or one workload, and have one address.
+        // Lossy conversion would give two different interfaces or workloads the same name, and so the same address.
         let odd = ["CNI_IFNAME", "CNI_ARGS"].into_iter().find(|name| !env.is_text(name));
         if let Some(name) = odd.filter(|_| verb == CniVerb::Add) {
             return Err(CniError::new(Code::InvalidEnvironment, format!("{name} is not UTF-8")));
@@ -182,7 +181,7 @@ impl CniCall {
     }
 }
 
-/// True for a name that CNI takes for networks and containers: a letter or digit, then letters, digits and `_.-`.
+/// True for a name that CNI accepts for networks and containers: a letter or digit, then letters, digits and `_.-`.
 pub(crate) fn is_valid_name(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
@@ -210,54 +209,54 @@ fn check_interface(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The namespace that this thread is in.
+/// The network namespace of this thread.
 pub(crate) const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 
-/// True if `path` leads to the namespace that `own` leads to. A path that leads nowhere is nobody's namespace: runtimes
-/// keep it after the namespace is gone.
+/// True if `path` and `own` refer to the same namespace. A path that does not exist refers to none: runtimes keep the
+/// path after the namespace is gone.
 ///
-/// The path is not opened, since it may be anything, a pipe for one.
+/// The path is only stat'ed, never opened: it may be anything, for example a pipe.
 pub(crate) fn is_own_netns(path: &Path, own: &Path) -> bool {
     let Ok(theirs) = fs::metadata(path) else { return false };
     fs::metadata(own).is_ok_and(|ours| (theirs.st_dev(), theirs.st_ino()) == (ours.st_dev(), ours.st_ino()))
 }
 
-/// The error for a container that is to live in the plugin's own namespace.
+/// Returns the error for a container in the plugin's own network namespace.
 pub(crate) fn own_netns_error() -> CniError {
     CniError::new(Code::InvalidNetns, "plugin's netns and netns from CNI_NETNS should not be the same")
 }
 
-/// The keys that Calico's plugin knows when it reads the text for the first time.
+/// The keys that Calico's plugin accepts when it parses `CNI_ARGS` for the first time.
 const KUBERNETES_KEYS: [&str; 5] =
     ["IgnoreUnknown", "IP", "K8S_POD_NAME", "K8S_POD_NAMESPACE", "K8S_POD_INFRA_CONTAINER_ID"];
 
-/// The keys that it knows when ADD reads the text again.
+/// The keys that Calico's plugin accepts when ADD parses `CNI_ARGS` a second time.
 const ADDRESS_KEYS: [&str; 2] = ["IgnoreUnknown", "IP"];
 
-/// How an address may be written.
+/// The accepted notation of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressForm {
-    /// An address alone.
+    /// Only an address.
     Bare,
-    /// An address, or one with a prefix length, which is ignored.
+    /// An address, optionally with a prefix length, which is ignored.
     BareOrCidr,
 }
 
-/// The values in `CNI_ARGS`; an absent one is empty.
+/// The values in `CNI_ARGS`; an absent value is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CniArgs {
     pub(crate) ip: Option<IpAddr>,
     pub(crate) pod: String,
     pub(crate) pod_namespace: String,
-    /// `CNI_TEST_NAMESPACE`, which Calico's own tests set.
+    /// `CNI_TEST_NAMESPACE`, which only Calico's own tests set.
     pub(crate) test_namespace: String,
-    /// `MARGAY_STICKY`: the name under which the workload keeps its addresses. It needs `IgnoreUnknown=1` beside it, as
-    /// CNI's library knows it no more than Calico does.
+    /// `MARGAY_STICKY`: the sticky name of the workload. `CNI_ARGS` must then have `IgnoreUnknown=1`, too, since CNI's
+    /// library and Calico do not know the key.
     pub(crate) sticky: String,
 }
 
 impl CniArgs {
-    /// Reads the text. Keys that nobody knows are an error unless `IgnoreUnknown` is true, wherever it stands.
+    /// Parses the text. An unknown key is an error unless `IgnoreUnknown` is true anywhere in the text.
     ///
     /// # Errors
     /// Code 999, with the texts of Go's CNI library.
@@ -265,11 +264,10 @@ impl CniArgs {
         load_args(text, &KUBERNETES_KEYS, form)
     }
 
-    /// Refuses what the second reading of Calico's ADD refuses: without `IgnoreUnknown` the Kubernetes keys count as
-    /// unknown then.
+    /// Repeats the second parse of Calico's ADD. Without `IgnoreUnknown` it refuses the Kubernetes keys as unknown.
     ///
     /// # Errors
-    /// Code 999.
+    /// Code 999 for an unknown key.
     pub(crate) fn check_again(text: &str) -> Result<()> {
         load_args(text, &ADDRESS_KEYS, AddressForm::Bare).map(|_| ())
     }
@@ -312,7 +310,7 @@ fn load_args(text: &str, known: &[&str], form: AddressForm) -> Result<CniArgs> {
     }
 }
 
-/// The two halves of a pair with exactly one `=` in it.
+/// Splits a pair, which must have exactly one `=`.
 fn split_pair(pair: &str) -> Result<(&str, &str)> {
     pair.split_once('=')
         .filter(|(_, value)| !value.contains('='))
@@ -327,10 +325,10 @@ fn parse_bool(value: &str) -> Result<bool, String> {
     }
 }
 
-/// Reads an address; an IPv4 address in IPv6 clothes (`::ffff:a.b.c.d`) is the IPv4 address, as for Go.
+/// Parses an address. As in Go, an IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) becomes the IPv4 address.
 ///
 /// # Errors
-/// Go's text for what is no address.
+/// Go's text if the text is not an address.
 pub(crate) fn parse_address(text: &str, form: AddressForm) -> Result<IpAddr, String> {
     let bare = text.parse::<IpAddr>().ok();
     let found = match form {
@@ -389,7 +387,7 @@ mod tests {
         assert_eq!(error(&bad), (4, "invalid characters in containerID".into(), "a b".into()));
         assert_eq!(error(&bad[1..]).1, "interface name contains / or : or whitespace characters");
         assert_eq!(error(&bad[2..]).1, "required env variables [CNI_PATH] missing");
-        // A verb that does not need them does not check them.
+        // GC needs neither variable, so it does not check them.
         assert!(call(&[bad[0], bad[1], ("CNI_COMMAND", "GC")]).is_ok());
     }
 

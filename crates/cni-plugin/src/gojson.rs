@@ -1,5 +1,5 @@
-//! JSON in the way of Go's `encoding/json`, from which the texts come that runtimes see; and values in annotations and configurations, as
-//! Go's libraries read them and as they print them in errors.
+//! JSON as Go's `encoding/json` reads and prints it, for texts that runtimes see; and the values in annotations and
+//! configurations, as Go's libraries parse them and print them in errors.
 
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use serde_json::error::Category;
 use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::{Map, Number, Value};
 
-/// A JSON value with the members of objects in the order of the text, repeated ones included.
+/// A JSON value. The members of objects stay in the order of the text, and repeated members stay.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum GoJson {
     Null,
@@ -23,10 +23,10 @@ pub(crate) enum GoJson {
 }
 
 impl GoJson {
-    /// Reads a whole text. Objects and arrays may be nested 127 deep.
+    /// Parses a whole text. Objects and arrays may be nested 127 deep.
     ///
     /// # Errors
-    /// The fault in the syntax and its place; never a part of the text, which may have secrets in it.
+    /// The syntax error and its position, never a part of the text, which may have secrets.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         if text.starts_with(b"\xef\xbb\xbf") {
             return Err("it begins with a byte order mark; save the file without one".to_owned());
@@ -37,7 +37,7 @@ impl GoJson {
         })
     }
 
-    /// The name of this kind of value in Go's errors.
+    /// Returns the name of this kind of value in Go's errors.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -49,29 +49,29 @@ impl GoJson {
         }
     }
 
-    /// The last member of that name, upper and lower case being the same, that is not null.
+    /// Returns the last non-null member with this name, which is case-insensitive.
     pub(crate) fn member(&self, name: &str) -> Option<&Self> {
         let Self::Object(members) = self else { return None };
         let named = members.iter().filter(|(key, value)| key.eq_ignore_ascii_case(name) && *value != Self::Null);
         named.map(|(_, value)| value).next_back()
     }
 
-    /// The text of the last member of that name that is not null; empty if there is none.
+    /// Returns the text of the last non-null member with this name; empty without such a member.
     ///
     /// # Errors
-    /// The [kind](Self::kind) of the first such member that is no text.
+    /// The [kind](Self::kind) of the first member with this name that is not a text.
     pub(crate) fn text_member(&self, name: &str) -> Result<&str, &'static str> {
         let Self::Object(members) = self else { return Ok("") };
         let named = members.iter().filter(|(key, value)| key.eq_ignore_ascii_case(name) && *value != Self::Null);
         named.map(|(_, value)| value.as_str().ok_or_else(|| value.kind())).try_fold("", |_, text| text)
     }
 
-    /// The text, if this is a string.
+    /// Returns the text of a string.
     pub(crate) fn as_str(&self) -> Option<&str> {
         if let Self::String(text) = self { Some(text) } else { None }
     }
 
-    /// The elements; a single value stands for a list of one.
+    /// Returns the elements of an array; any other value counts as a list of one.
     pub(crate) fn one_or_many(&self) -> &[Self] {
         if let Self::Array(elements) = self { elements } else { std::slice::from_ref(self) }
     }
@@ -109,7 +109,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<GoJson, E> {
-        // JSON has no way to write a number that is not finite.
+        // JSON has no notation for infinity and NaN.
         Ok(Number::from_f64(value).map_or(GoJson::Null, GoJson::Number))
     }
 
@@ -138,19 +138,19 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 }
 
-/// The output of Go's `json.MarshalIndent` with four blanks: no newline at the end; `<`, `>`, `&` and the two line
-/// separators escaped.
+/// Renders a value like Go's `json.MarshalIndent` with four blanks: no newline at the end; `<`, `>`, `&` and the two
+/// line separators escaped.
 pub(crate) fn indented<T: Serialize>(value: &T) -> String {
     let mut bytes = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(b"    "));
-    // Writing plain structs of strings and numbers into memory cannot fail; an empty text would be seen at once.
+    // Serializing plain structs into memory cannot fail. If it did, tests would notice the empty output.
     if value.serialize(&mut serializer).is_err() {
         bytes.clear();
     }
     escaped(&String::from_utf8_lossy(&bytes))
 }
 
-/// The escapes that Go adds. They only ever stand inside of strings, so the text can be gone through as it is.
+/// Adds Go's escapes. These characters occur only inside strings, so the text needs no parser.
 fn escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -166,7 +166,7 @@ fn escaped(json: &str) -> String {
     out
 }
 
-/// A text in double quotes as Go's `%q` prints it.
+/// Quotes a text like Go's `%q`.
 pub(crate) fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -195,12 +195,12 @@ fn push_escape(out: &mut String, c: char) {
     let _ = if code < 0x80 { write!(out, "\\x{code:02x}") } else { write!(out, "\\u{code:04x}") };
 }
 
-/// Texts as Go's `%q` prints a list of them: `["a" "b"]`.
+/// Formats texts like Go's `%q` of a list: `["a" "b"]`.
 pub(crate) fn quoted_list<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     format!("[{}]", texts.into_iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
-/// Go's words about a character, by those of `serde_json` about its place.
+/// Pairs of a `serde_json` error and Go's text for the character at its position.
 const SYNTAX_ERRORS: [(&str, &str); 10] = [
     ("trailing characters", "after top-level value"),
     ("expected value", "looking for beginning of value"),
@@ -214,10 +214,10 @@ const SYNTAX_ERRORS: [(&str, &str); 10] = [
     ("control character", "in string literal"),
 ];
 
-/// A list of texts in JSON. As in Go, null is an empty list, and an empty text within a list.
+/// Parses a list of texts in JSON. As in Go, null is an empty list, and null within a list is an empty text.
 ///
 /// # Errors
-/// Go's text for what is no JSON, or something else.
+/// Go's text if the text is not JSON, or not a list of texts.
 pub(crate) fn strings(text: &str) -> Result<Vec<String>, String> {
     let json: GoJson = serde_json::from_str(text).map_err(|error| syntax_error(text, &error))?;
     let elements = match json {
@@ -233,7 +233,8 @@ pub(crate) fn strings(text: &str) -> Result<Vec<String>, String> {
     elements.into_iter().map(text).collect()
 }
 
-/// Go's text for what `serde_json` found; where the two differ in what they look at first, only nearly so.
+/// Returns Go's text for an error of `serde_json`. The text is approximate where the two parsers check in a different
+/// order.
 fn syntax_error(text: &str, error: &serde_json::Error) -> String {
     if error.is_eof() {
         return "unexpected end of JSON input".to_owned();
@@ -253,14 +254,14 @@ fn syntax_error(text: &str, error: &serde_json::Error) -> String {
     }
 }
 
-/// A network address with its prefix length, the other bits cleared.
+/// Parses a network in CIDR notation and clears the host bits.
 ///
 /// # Errors
-/// Go's text.
+/// Go's text for a malformed value.
 pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, String> {
     let parsed = || {
         let (address, length) = text.split_once('/')?;
-        // The parser takes a plus sign, too.
+        // Rust's parser would also accept a plus sign.
         let is_number = length.bytes().all(|byte| byte.is_ascii_digit());
         let length = length.parse().ok().filter(|_| is_number)?;
         IpNet::new(address.parse().ok()?, length).ok()
@@ -268,23 +269,23 @@ pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, String> {
     parsed().map(|net| net.trunc()).ok_or_else(|| format!("invalid CIDR address: {text}"))
 }
 
-/// An address. One of IPv4 that is written as one of IPv6 is one of IPv4.
+/// Parses an address. An IPv4-mapped IPv6 address becomes the IPv4 address.
 pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     text.parse().ok().map(|address: IpAddr| address.to_canonical())
 }
 
-/// The bytes of a hardware address of six, eight or twenty bytes: pairs of hexadecimal digits between colons or dashes,
-/// or fours between dots.
+/// Parses a hardware address of 6, 8 or 20 bytes: pairs of hexadecimal digits between colons or dashes, or groups of
+/// four between dots.
 ///
 /// # Errors
-/// Go's text.
+/// Go's text for a malformed value.
 pub(crate) fn parse_mac(text: &str) -> Result<Vec<u8>, String> {
     let group = if text.as_bytes().get(4) == Some(&b'.') { 4 } else { 2 };
     let separator = text.as_bytes().get(group).copied().filter(|byte| b":-.".contains(byte));
     let parsed = || {
         let mut bytes = Vec::new();
         for part in text.as_bytes().split(|byte| Some(*byte) == separator) {
-            // The parser takes a sign, too.
+            // Rust's parser would also accept a sign.
             if part.len() != group || !part.iter().all(u8::is_ascii_hexdigit) {
                 return None;
             }
@@ -292,7 +293,7 @@ pub(crate) fn parse_mac(text: &str) -> Result<Vec<u8>, String> {
                 bytes.push(u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()?);
             }
         }
-        // Dots stand between fours, the others between pairs.
+        // Dots separate groups of four digits; colons and dashes separate pairs.
         let fits = (separator == Some(b'.')) == (group == 4);
         ([6, 8, 20].contains(&bytes.len()) && fits).then_some(bytes)
     };
@@ -302,8 +303,8 @@ pub(crate) fn parse_mac(text: &str) -> Result<Vec<u8>, String> {
     })
 }
 
-/// The same value with the members of objects sorted, the last of several of the same name: what Go makes of JSON that it
-/// reads into no type of its own.
+/// Converts a value as Go decodes it into `interface{}`: members of objects sorted, and the last of several members
+/// with one name.
 pub(crate) fn untyped(json: &GoJson) -> Value {
     match json {
         GoJson::Null => Value::Null,
@@ -317,7 +318,7 @@ pub(crate) fn untyped(json: &GoJson) -> Value {
     }
 }
 
-/// A value as Go's `%v` prints it.
+/// Formats a value like Go's `%v`.
 pub(crate) fn printed(value: &Value) -> String {
     let joined = |parts: Vec<String>| parts.join(" ");
     match value {
@@ -336,8 +337,8 @@ fn members_printed(members: &Map<String, Value>) -> Vec<String> {
     printed
 }
 
-/// A number as `%v` prints it: the fewest digits, with an exponent from a million on, or after more than
-/// four zeroes.
+/// Formats a number like Go's `%v`: the fewest digits, with an exponent from a million on, or after more than four
+/// zeros.
 fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let parts = scientific.split_once('e').and_then(|(digits, power)| Some((digits, power.parse::<i32>().ok()?)));
@@ -391,11 +392,11 @@ mod tests {
         assert_eq!(strings(r#" ["a", null, "ü"] "#).unwrap(), ["a", "", "ü"]);
         assert!(strings("null").unwrap().is_empty());
         for (text, error) in [
-            // As recorded.
+            // From recordings of Calico's plugin.
             ("10.66.0.0/24", "invalid character '.' after top-level value"),
             ("IPv4", "invalid character 'I' looking for beginning of value"),
             ("x", "invalid character 'x' looking for beginning of value"),
-            // As Go's documentation and source have it.
+            // From Go's documentation and source.
             ("", "unexpected end of JSON input"),
             (r#"["a""#, "unexpected end of JSON input"),
             (r#"["a" "b"]"#, "invalid character '\"' after array element"),

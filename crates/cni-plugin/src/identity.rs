@@ -1,4 +1,4 @@
-//! The identity of a caller: the node, the container, the pod, and the attributes recorded with each address.
+//! The identity of a caller: node, container, pod, and the attributes that are recorded with each address.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,23 +12,23 @@ use time::OffsetDateTime;
 use crate::env::{CniArgs, CniCall};
 use crate::netconf::NetConf;
 
-/// The facts of the machine.
+/// The machine that a call runs on.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// The host name as the kernel has it.
+    /// The kernel's host name.
     pub hostname: String,
     /// The kernel's boot id, if it reports one.
     pub boot_id: Option<String>,
-    /// The time.
+    /// The time of the call.
     pub now: OffsetDateTime,
-    /// The file with the node's name if the configuration names no other.
+    /// The file with the node's name, unless the configuration names another file.
     pub nodename_file: PathBuf,
-    /// A path that leads to the plugin's own network namespace.
+    /// A path of the plugin's own network namespace.
     pub own_netns: PathBuf,
 }
 
 impl Host {
-    /// The machine that this process runs on.
+    /// Reads the facts of the machine that this process runs on.
     pub fn of_this_process() -> Self {
         Self {
             hostname: host::hostname(),
@@ -39,13 +39,13 @@ impl Host {
         }
     }
 
-    /// The first 8 characters of the boot id.
+    /// Returns the first 8 characters of the boot id.
     pub(crate) fn boot(&self) -> Option<String> {
         host::short_boot(self.boot_id.as_deref()?)
     }
 
-    /// The node's name: the configuration's, else the text of the node name file, else the configuration's old
-    /// `hostname`, else the host name in lower case.
+    /// Returns the node's name. The first of these counts: the configuration's `nodename`, the content of the node name
+    /// file, the configuration's old `hostname`, the host name in lower case.
     pub(crate) fn node(&self, conf: &NetConf) -> String {
         let file = if conf.nodename_file.is_empty() { &self.nodename_file } else { Path::new(&conf.nodename_file) };
         let names = host::NodeNames { given: &conf.nodename, file, former: &conf.hostname, hostname: &self.hostname };
@@ -53,15 +53,15 @@ impl Host {
     }
 }
 
-/// A container or a pod, as the books know it.
+/// A container or a pod, as the store identifies it.
 #[derive(Clone, Debug)]
 pub(crate) struct ContainerIdentity {
     pub(crate) attachment: Attachment,
-    /// The pod's namespace and name, if it is one.
+    /// The namespace and the name of a pod.
     pub(crate) pod: Option<(String, String)>,
-    /// The pod's namespace, else `default`.
+    /// The pod's namespace, or `default`.
     pub(crate) namespace: String,
-    /// The name of the container's network namespace, if there is one.
+    /// The identifier of the container's network namespace.
     pub(crate) netns: Option<String>,
 }
 
@@ -84,14 +84,14 @@ impl ContainerIdentity {
         Self { attachment, pod, namespace, netns: call.netns.as_deref().and_then(host::network_namespace) }
     }
 
-    /// Refuses an identity from which Calico cannot make the name of a WorkloadEndpoint.
+    /// Refuses an identity that Calico could not name a WorkloadEndpoint after.
     ///
     /// # Errors
     /// Code 999 with Calico's text.
     pub(crate) fn check_endpoint_name(&self) -> Result<()> {
         let Attachment { node, container, interface, .. } = &self.attachment;
         if node.is_empty() {
-            // Only here does Calico leave out the value.
+            // Only this text of Calico's omits the value.
             let reason = "error constructing WorkloadEndpoint name: error with field node (field should be assigned)";
             return Err(CniError::internal(reason));
         }
@@ -106,7 +106,7 @@ impl ContainerIdentity {
     /// Refuses a node without a name.
     ///
     /// # Errors
-    /// Code 7.
+    /// Code 7 without a name.
     pub(crate) fn check_node(&self) -> Result<()> {
         if self.attachment.node.is_empty() {
             return Err(no_node_error());
@@ -114,7 +114,7 @@ impl ContainerIdentity {
         Ok(())
     }
 
-    /// The attributes to record with an address.
+    /// Returns the attributes to record with an address.
     pub(crate) fn attributes(&self, now: OffsetDateTime) -> BTreeMap<String, String> {
         let Attachment { network, interface, node, boot, .. } = &self.attachment;
         let mut attributes = BTreeMap::from([
@@ -136,7 +136,7 @@ impl ContainerIdentity {
         attributes
     }
 
-    /// The handle that old versions of Calico used.
+    /// Returns the handle that old versions of Calico used.
     pub(crate) fn old_handle(&self) -> String {
         match &self.pod {
             Some((namespace, pod)) => format!("{namespace}.{pod}"),
@@ -145,7 +145,7 @@ impl ContainerIdentity {
     }
 }
 
-/// The error for a node without a name.
+/// Returns the error for a node without a name.
 pub(crate) fn no_node_error() -> CniError {
     CniError::config("the name of this node is not known").with_details("set nodename")
 }
@@ -228,7 +228,7 @@ mod tests {
         let plain = identity(r#"{"name":"a","nodename":"n1"}"#, "K8S_POD_NAME=cart", &[]);
         assert_eq!((plain.namespace.as_str(), plain.old_handle().as_str()), ("default", "c1"));
         assert!(!plain.attributes(host().now).contains_key("pod"));
-        // A file that is no namespace is not recorded as one.
+        // A file that is not a namespace is not recorded.
         let netns = |path: &str| {
             let identity = identity("{}", "", &[("CNI_NETNS", path)]);
             identity.attributes(host().now).get("margay.io/netns").cloned()
@@ -257,7 +257,7 @@ mod tests {
         );
         assert_eq!(refused("{}", "", &[("CNI_IFNAME", "-")]), "endpoint = '-' (field must not begin with a '-')");
         let pod = "K8S_POD_NAME=p-;K8S_POD_NAMESPACE=n";
-        // The container id of a pod is no part of the name.
+        // A pod's endpoint is named after the pod, not after its container id.
         assert_eq!(refused("{}", pod, &[("CNI_CONTAINERID", "c-")]), "pod = 'p-' (field must not end with a '-')");
         let mut nameless = identity("{}", "", &[]);
         nameless.attachment.node.clear();

@@ -1,7 +1,8 @@
-//! A call from outside: the facts that are known before its configuration (the name of the program, the environment, the machine), and
-//! its outcome (what the process prints, and its exit status). Every error, a panic included, becomes CNI's error JSON.
+//! The input of a call except for its configuration (the program's name, the environment, the machine), and its outcome
+//! (the output and exit status of the process). Every error becomes CNI's error JSON, and so does a panic.
 //!
-//! A DEL has a second process, which removes the container's interface and may end after the plugin: see [`wiring::disconnect`].
+//! DEL starts a second process, which removes the container's interface and may outlive the plugin: see
+//! [`wiring::disconnect`].
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -20,43 +21,43 @@ use crate::env::Environment;
 use crate::gojson;
 use crate::identity::Host;
 
-/// The destination of the log.
+/// Where the log goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogDestination {
-    /// To standard error and, if configured, to a file, for the rest of the process.
+    /// Standard error and, if configured, a file, for the rest of the process.
     Process,
-    /// Nowhere, or to a place that the caller has arranged.
+    /// The plugin sets up no log: a test or a caller may have set up its own.
     Untouched,
 }
 
-/// All that a call of the plugin depends on, apart from standard input.
+/// Everything that a call of the plugin depends on, except for standard input.
 #[derive(Clone, Debug)]
 pub struct Invocation {
-    /// The stores that the program is made with.
+    /// The drivers of the stores that this program supports.
     pub drivers: Drivers,
-    /// Whether the plugin runs under the name `calico-ipam`.
+    /// The name that the plugin runs under.
     pub name: PluginName,
-    /// The environment.
+    /// The environment of the call.
     pub environment: Environment,
-    /// The machine.
+    /// The machine that the call runs on.
     pub host: Host,
-    /// The destination of the log.
+    /// Where the log goes.
     pub logging: LogDestination,
 }
 
 /// The name that the plugin runs under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginName {
-    /// Its own, or any that is not `calico-ipam`.
+    /// `margay-ipam`, or any name other than `calico-ipam` and `calico`.
     Margay,
-    /// `calico-ipam` or `calico`: every network is treated as one of Calico's.
+    /// `calico-ipam` or `calico`: every network is treated as a Calico network.
     CalicoIpam,
 }
 
-/// The plugin that the program is.
+/// The program to run in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
-    /// The main plugin, which wires containers.
+    /// The main plugin, which connects containers to their network.
     Main,
     /// The IPAM plugin.
     Ipam,
@@ -65,7 +66,7 @@ pub enum ProgramKind {
 }
 
 impl ProgramKind {
-    /// From the first argument of a process, which may be a path: `margay-cni` and `calico` are the main plugin.
+    /// Chooses the program by `argv[0]`, which may be a path: `margay-cni` and `calico` are the main plugin.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         match argument.and_then(|argument| Path::new(argument).file_name()).and_then(OsStr::to_str) {
             Some("margay-cni" | "calico") => Self::Main,
@@ -76,7 +77,7 @@ impl ProgramKind {
 }
 
 impl PluginName {
-    /// From the first argument of a process, which may be a path.
+    /// Chooses the name by `argv[0]`, which may be a path.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         let file = argument.and_then(|argument| Path::new(argument).file_name());
         let file = file.and_then(OsStr::to_str);
@@ -85,7 +86,7 @@ impl PluginName {
 }
 
 impl Invocation {
-    /// The invocation of this process, of a program that is made with these stores.
+    /// Returns the invocation of this process, for a program with these stores.
     pub fn of_this_process(drivers: Drivers) -> Self {
         Self {
             drivers,
@@ -97,24 +98,24 @@ impl Invocation {
     }
 }
 
-/// The output of the process, and its exit status.
+/// The output and the exit status of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessOutcome {
     /// The exit status: 0 or 1.
     pub exit: u8,
-    /// For standard output: one JSON document, or nothing.
+    /// The text for standard output: one JSON document, or nothing.
     pub stdout: String,
-    /// For standard error.
+    /// The text for standard error.
     pub stderr: String,
 }
 
 impl ProcessOutcome {
-    /// Success, with a text for standard output.
+    /// Returns success with a text for standard output.
     pub(crate) fn success(stdout: String) -> Self {
         Self { exit: 0, stdout, stderr: String::new() }
     }
 
-    /// The outcome of a call.
+    /// Runs a call and converts its result, error or panic.
     pub(crate) fn of(call: impl FnOnce() -> Result<String>) -> Self {
         match catch_panic(call) {
             Ok(stdout) => Self::success(stdout),
@@ -126,14 +127,14 @@ impl ProcessOutcome {
     }
 }
 
-/// Makes a panic an error like any other.
+/// Runs a call and converts a panic to an error.
 pub(crate) fn catch_panic<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
-    // Nothing that was borrowed here is used again after a panic.
+    // Unwind safe: after a panic nothing that the call borrowed is used again.
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| Err(panic_error(&*payload)))
 }
 
-/// An error for standard output: indented by four, without `cniVersion` and without a newline at the end, as Go's CNI library
-/// prints it.
+/// Renders an error for standard output as Go's CNI library does: indented by four, without `cniVersion` and without a
+/// newline at the end.
 pub(crate) fn to_json(error: &CniError) -> String {
     #[derive(Serialize)]
     struct PrintedError<'a> {
@@ -146,21 +147,21 @@ pub(crate) fn to_json(error: &CniError) -> String {
 }
 
 thread_local! {
-    /// Where the last panic of this thread was, for [`error`].
+    /// The source location of the last panic of this thread, for [`panic_error`].
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Makes panics silent in the whole process. The code that catches one reports it: [`run`](crate::run) in its error, a
-/// store's adapter in its own.
+/// Silences panic messages in the whole process. The code that catches a panic reports it: [`run`](crate::run) in its
+/// error, a store's adapter in its own error.
 pub fn install_hook() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string);
-        // A thread that is being torn down has no such variable any more; then the place is not reported.
+        // The thread-local is gone while a thread shuts down; the location is not reported then.
         let _ = PLACE.try_with(|last| last.replace(place));
     }));
 }
 
-/// The error for a panic that was caught.
+/// Returns the error for a caught panic.
 fn panic_error(payload: &(dyn Any + Send)) -> CniError {
     let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let place = PLACE.with(RefCell::take).map(|place| format!(" at {place}")).unwrap_or_default();
@@ -168,21 +169,21 @@ fn panic_error(payload: &(dyn Any + Send)) -> CniError {
         .with_details("it is not known whether the call was carried out, DEL is safe to repeat; please report this")
 }
 
-/// The name by which the program knows what it is.
+/// The `argv[0]` that makes this program the remover.
 pub(crate) const REMOVER_NAME: &str = "margay-remover";
 
-/// Starts the process, in the network namespace of this thread. It has none of the plugin's input and output: a runtime reads
-/// the plugin's output to its end.
+/// Starts the remover in the network namespace of this thread. It does not inherit the plugin's standard streams: a
+/// runtime reads the plugin's output until every holder of the pipe closes it.
 pub(crate) fn start_remover(interface: &str) -> io::Result<Child> {
     let mut remover = Command::new("/proc/self/exe");
     remover.arg0(REMOVER_NAME).arg(interface).env_clear();
     remover.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }
 
-/// The whole process. Its argument is the interface.
+/// Runs the remover. Its argument is the name of the interface.
 ///
 /// # Returns
-/// The exit status: see [`wiring::remove_interface`]. 255 without a name.
+/// The exit status: see [`wiring::remove_interface`]; 255 without a name.
 pub(crate) fn run_remover(mut arguments: impl Iterator<Item = OsString>) -> u8 {
     let interface = arguments.next().and_then(|name| name.into_string().ok());
     interface.map_or(u8::MAX, |interface| wiring::remove_interface(&interface))

@@ -1,4 +1,5 @@
-//! Pods of KubeVirt's virtual machines on Calico's networks: the address belongs to the machine and not to the container.
+//! Pods of KubeVirt's virtual machines on Calico networks, where the address belongs to the machine and not to the
+//! container.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -13,14 +14,14 @@ use crate::identity::ContainerIdentity;
 use crate::kubernetes::{LAUNCHER_PREFIX, Launcher, VmInstance};
 use crate::run::CniContext;
 
-/// The longest handle that Calico makes, in bytes.
+/// Maximum length of Calico's handles, in bytes.
 const MAX_HANDLE_BYTES: usize = 128;
 
 impl CniContext<'_> {
-    /// The virtual machine whose address a pod gets; `None` for a pod like any other.
+    /// Finds the virtual machine whose address a pod gets; `None` for an ordinary pod.
     ///
     /// # Errors
-    /// Calico's, with code 999: the Kubernetes API did not report it.
+    /// Calico's text, code 999, if the Kubernetes API does not report the pod or its machine.
     pub(crate) fn vm_of_add(&mut self, identity: &ContainerIdentity) -> Result<Option<VmPod>> {
         match self.launcher(identity)? {
             Launcher::Ordinary => Ok(None),
@@ -29,10 +30,10 @@ impl CniContext<'_> {
         }
     }
 
-    /// The virtual machine that a pod had the address of, also if the pod is gone.
+    /// Finds the virtual machine whose address a pod had, even if the pod is gone.
     ///
     /// # Errors
-    /// As [`vm_of_add`](Self::vm_of_add), but for a pod that is gone.
+    /// As [`vm_of_add`](Self::vm_of_add), except for a pod that is gone.
     pub(crate) fn vm_of_del(&mut self, identity: &ContainerIdentity) -> Result<Option<VmPod>> {
         Ok(match self.launcher(identity)? {
             Launcher::Ordinary | Launcher::Gone(None) => None,
@@ -40,7 +41,8 @@ impl CniContext<'_> {
         })
     }
 
-    /// True if a pod may be a virtual machine's: on other networks than Calico's each interface has an address of its own.
+    /// True if a pod may run a virtual machine. On other networks than Calico's, each interface has an address of its
+    /// own.
     pub(crate) fn may_be_vms(&self, identity: &ContainerIdentity) -> bool {
         self.rules == NetworkRules::Calico
             && identity.pod.as_ref().is_some_and(|(_, name)| name.starts_with(LAUNCHER_PREFIX))
@@ -50,7 +52,7 @@ impl CniContext<'_> {
         match &identity.pod {
             Some((namespace, pod)) if self.may_be_vms(identity) => {
                 let begun = Instant::now();
-                // The store gets the other half of the time.
+                // The other half of the time is for the store.
                 let launcher = self.kubernetes.launcher(namespace, pod, self.store.patience / 2);
                 self.shorten_timeout(begun.elapsed());
                 launcher
@@ -59,7 +61,7 @@ impl CniContext<'_> {
         }
     }
 
-    /// Shortens the time for the store by the time that was spent.
+    /// Subtracts the time that was spent from the store's time limit.
     pub(crate) fn shorten_timeout(&mut self, spent: Duration) {
         self.store.patience = self.store.patience.saturating_sub(spent);
     }
@@ -85,17 +87,18 @@ fn vm_pod(identity: &ContainerIdentity, instance: VmInstance) -> VmPod {
     }
 }
 
-/// The handle of a virtual machine. A long handle ends with a checksum, cut to the room that is left. With room for more than
-/// the whole checksum Calico panics; this function takes the whole checksum.
+/// Returns the handle of a virtual machine. A handle that would be too long ends with a checksum instead, cut to the
+/// remaining length. If the remaining length exceeds the checksum, Calico panics; this function uses the whole
+/// checksum.
 fn handle(network: &str, namespace: &str, machine: &str) -> String {
     let mut handle = format!("{network}{VM_INFIX}");
     let prefix = handle.len();
-    // Writing to a string does not fail.
+    // Writing to a string cannot fail.
     let _ = write!(handle, "{namespace}.{machine}");
     if handle.len() <= MAX_HANDLE_BYTES {
         return handle;
     }
-    // The TLS library has the checksum.
+    // Use SHA-256 of the TLS library, which is linked anyway.
     let Some(suite) = TLS13_AES_128_GCM_SHA256.tls13() else { return handle };
     let sum = URL_SAFE_NO_PAD.encode(suite.common.hash_provider.hash(&handle.as_bytes()[prefix..]));
     let room = (MAX_HANDLE_BYTES - 1).saturating_sub(prefix).max(MIN_SUM_CHARS).min(sum.len());
@@ -105,7 +108,7 @@ fn handle(network: &str, namespace: &str, machine: &str) -> String {
     handle
 }
 
-/// The fewest characters of a checksum, also after a very long network's name: fewer would be the same for many machines.
+/// Minimum number of characters of a checksum, even after a very long network name. Shorter checksums would collide.
 const MIN_SUM_CHARS: usize = 16;
 
 #[cfg(test)]

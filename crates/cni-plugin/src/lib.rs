@@ -1,11 +1,11 @@
-//! The CNI protocol and the plugin margay-ipam.
+//! The CNI protocol, the IPAM plugin `margay-ipam` and the main plugin `margay-cni`.
 //!
-//! [`run`] is the whole program minus process input and output: it reads the environment and the configuration that it
-//! gets, checks them as Go's CNI library and Calico's `calico-ipam` do, has an [`Allocator`](agent::Allocator) do the work in the
-//! store, and prints the result in the configuration's version of CNI.
+//! [`run`] is the whole IPAM plugin except for process input and output. It reads the environment and the
+//! configuration, checks both as Go's CNI library and Calico's `calico-ipam` do, has an [`Allocator`](agent::Allocator)
+//! do the work in the store, and prints the result in the CNI version of the configuration.
 //!
-//! `netconf` reads the configuration, `run` turns it into a verb of the crate `agent`, which does it. `main_plugin` is the main plugin.
-//! `logging` writes the log.
+//! `netconf` reads the configuration. `run` turns it into a verb, which the crate `agent` carries out. `main_plugin` is
+//! the main plugin, and `logging` writes the log.
 
 mod bridged;
 mod dataplane_grpc;

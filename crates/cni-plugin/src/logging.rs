@@ -1,15 +1,15 @@
-//! The log: to standard error and, if configured, to a file; never to standard output.
+//! The log, which goes to standard error and, if configured, to a file, but never to standard output.
 //!
 //! Many processes write the log file at once, each for a few milliseconds. Its name, limits and rotated names
-//! (`cni-2026-11-21T02-41-03.956.log`) are those of Calico's plugins, which may have the same file. Go's library lumberjack does it there.
-//! It is made for one process, and so are the Rust libraries: each keeps the size of the file that it has open, and renames without a lock.
-//! So the rotation here is our own.
+//! (`cni-2026-11-21T02-41-03.956.log`) are the same as in Calico's plugins, which may write to the same file. Calico's
+//! plugins rotate with Go's library lumberjack. That library is made for one process, and so are the Rust libraries:
+//! each caches the size of its open file, and renames the file without a lock. So this module has its own rotation.
 //!
-//! A line is one write at the end of the file, under a lock (`flock`) on that very file. A process that got the lock
-//! checks whether the file still has its name. If not, another process has rotated it meanwhile, and the process opens
-//! the new file. So only the holder of the lock on the named file renames it: no file is renamed twice, and no line
-//! goes into a file that was rotated. The lock ends with its process. A lock that somebody holds for longer than a
-//! second costs the rotation, not the line.
+//! A line is one write at the end of the file, under a lock (`flock`) on that very file. A process that has got the
+//! lock checks whether the file still has its name. If not, another process has rotated the file meanwhile, and the
+//! process opens the new file. So only the holder of the lock on the named file renames it: no file is renamed twice,
+//! and no line goes to a rotated file. The lock ends with its process. If another process holds the lock for longer
+//! than a second, the line is written anyway, but the file is not rotated.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -33,8 +33,8 @@ use tracing_subscriber::registry::{Extensions, ExtensionsMut, LookupSpan, SpanDa
 
 use crate::netconf::NetConf;
 
-/// Sends the log of this process where the configuration says. A file that cannot be opened costs the log in the file, not
-/// the call. Only the first call in a process counts.
+/// Sets up the log of this process as the configuration says. If the log file cannot be opened, the call continues
+/// without it. Only the first call in a process has an effect.
 pub(crate) fn install(conf: &NetConf) {
     let (level, file) = (conf.log_level.as_str(), conf.log_file.as_str());
     let limits = RotationLimits::new(conf.log_max_size, conf.log_max_age, conf.log_max_count);
@@ -46,7 +46,7 @@ pub(crate) fn install(conf: &NetConf) {
     };
     let lines = fmt::layer().with_ansi(false).with_target(false).with_writer(LogWriters { file });
     let subscriber = NoSpans.with(lines).with(reported(filter(level)));
-    // An error means that the process has a log already, which stays.
+    // On an error the process has a log already, which stays.
     if tracing::subscriber::set_global_default(subscriber).is_ok()
         && let Some(error) = problem
     {
@@ -54,8 +54,8 @@ pub(crate) fn install(conf: &NetConf) {
     }
 }
 
-/// A base for layers that keeps no spans: a call makes none. The library's own registry first makes room for the spans of
-/// thousands of threads, which is 1 % of a cold ADD.
+/// A base for log layers that keeps no spans: a call creates none. The registry of `tracing_subscriber` allocates room
+/// for the spans of thousands of threads, which takes 1 % of a cold ADD.
 struct NoSpans;
 
 impl Subscriber for NoSpans {
@@ -86,7 +86,7 @@ impl<'a> LookupSpan<'a> for NoSpans {
     }
 }
 
-/// A span that is kept.
+/// The data of a stored span. The type has no value, since [`NoSpans`] stores none.
 enum NoSpan {}
 
 impl SpanData<'_> for NoSpan {
@@ -111,7 +111,7 @@ impl SpanData<'_> for NoSpan {
     }
 }
 
-/// The places for lines: standard error, and the file if there is one.
+/// The destinations of log lines: standard error and, if configured, the file.
 struct LogWriters {
     file: Option<LogFile>,
 }
@@ -124,8 +124,8 @@ impl<'a> MakeWriter<'a> for LogWriters {
     }
 }
 
-/// Writes to all places and never fails: an address may be committed by now, and a log that nobody reads or a full disk
-/// must not turn that into an error.
+/// A writer to all destinations that never fails: an address may be committed by now, and a closed standard error or a
+/// full disk must not turn that into an error.
 struct LogLine<'a> {
     file: Option<&'a LogFile>,
 }
@@ -144,7 +144,7 @@ impl Write for LogLine<'_> {
     }
 }
 
-/// The level: debug, info, warning or error in any case, else info.
+/// Parses a level, in upper or lower case: debug, info, warning or error. Any other text is info.
 fn filter(level: &str) -> LevelFilter {
     match level.to_ascii_lowercase().as_str() {
         "debug" => LevelFilter::DEBUG,
@@ -154,47 +154,48 @@ fn filter(level: &str) -> LevelFilter {
     }
 }
 
-/// The beginnings of the names of our own crates.
+/// Prefixes of the names of Margay's own crates.
 const OWN_TARGETS: [&str; 9] =
     ["agent", "backend_", "cni_plugin", "datastore", "host", "ipam_core", "kv", "margay", "wiring"];
 
-/// The events that are logged at this level. Of the libraries only warnings and errors are logged: at `debug` those for
-/// clusters report every frame that goes over the wire.
+/// Returns the filter for a level. Libraries log only warnings and errors: at `debug`, those for clusters log every
+/// frame that they send or receive.
 fn reported(level: LevelFilter) -> Targets {
     Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(OWN_TARGETS.map(|target| (target, level)))
 }
 
-/// When a file was rotated, in UTC, as its name says it. These texts are in the order of the times.
+/// Format of the time, in UTC, in a rotated file's name. Such texts sort by time.
 const STAMP_FORMAT: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]-[minute]-[second].[subsecond digits:3]");
-/// The shape of every such text, with zeros for its digits.
+/// A text in this format with zeros for its digits.
 const STAMP_SHAPE: &str = "0000-00-00T00-00-00.000";
 
 const MEGABYTE_BYTES: u64 = 1024 * 1024;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
-/// How long a process waits for the lock. Once it has waited in vain, it waits no more.
+/// How long a process waits for the lock. After one timeout, the process does not wait for it again.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long a process waits before it tries the lock again: a line takes less.
+/// Pause between two tries to get the lock. Writing a line takes less.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// How often a line may find that another process has just rotated the file.
+/// Maximum number of times that a line finds the file just rotated by another process.
 const MAX_WRITE_ATTEMPTS: usize = 100;
-/// By how many milliseconds the name of a rotated file may be ahead of the clock, so that it is the last one.
+/// Maximum number of milliseconds by which a rotated file's name may be ahead of the clock, so that it sorts last.
 const MAX_STAMP_AHEAD_MILLIS: u64 = 1000;
 
-/// How much is kept.
+/// How large a log file may grow, and how many rotated files are kept for how long. `None` means no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RotationLimits {
-    /// The most bytes that a file has, but for a line that is longer.
+    /// Maximum size of a file. Only a longer line may exceed it.
     bytes: Option<u64>,
-    /// For how many seconds a rotated file is kept.
+    /// Maximum age of a rotated file.
     seconds: Option<i64>,
-    /// How many rotated files are kept.
+    /// Maximum number of rotated files.
     count: Option<usize>,
 }
 
 impl RotationLimits {
-    /// Megabytes, days and a number, as a configuration has them: 0 is the default, less than 0 is no limit.
+    /// Reads the settings of a configuration, in megabytes, days and files: 0 means the default, a negative number no
+    /// limit.
     pub(crate) fn new(size: i64, age: i64, count: i64) -> Self {
         let given =
             |value: i64, default: i64| Some(if value == 0 { default } else { value }).filter(|value| *value > 0);
@@ -208,7 +209,7 @@ impl RotationLimits {
     }
 }
 
-/// A file that lines are added to.
+/// A log file that several processes append to.
 #[derive(Debug)]
 struct LogFile {
     path: PathBuf,
@@ -218,14 +219,14 @@ struct LogFile {
 
 #[derive(Debug)]
 struct LogFileState {
-    /// The file that had the name last.
+    /// The file that had the path at the last write.
     file: Option<File>,
     patience: Duration,
 }
 
 impl LogFile {
-    /// Opens the file (mode 0600), in a folder that is made if it is missing (0755), and removes rotated files that are too
-    /// old or too many.
+    /// Opens the file (mode 0600) for appending, and removes rotated files that are too old or too many. A missing
+    /// folder is created (mode 0755).
     ///
     /// # Errors
     /// An error of opening the file.
@@ -240,7 +241,7 @@ impl LogFile {
         Ok(log)
     }
 
-    /// Adds a line.
+    /// Appends a line.
     ///
     /// # Errors
     /// An error of writing the line.
@@ -256,14 +257,14 @@ impl LogFile {
             if !has_name(&self.path, &metadata) {
                 continue;
             }
-            // A device is never renamed.
+            // Never rename a device.
             let is_full = is_locked && metadata.is_file() && self.is_full(metadata.len(), line);
             if is_full && self.rotate(OffsetDateTime::now_utc()).is_ok() {
                 continue;
             }
             let written = (&file).write_all(line);
             if is_locked {
-                // Otherwise it ends with the file.
+                // If this fails, closing the file ends the lock.
                 let _ = file.unlock();
             }
             state.file = Some(file);
@@ -277,11 +278,12 @@ impl LogFile {
         length > 0 && self.limits.bytes.is_some_and(|most| with_line > most)
     }
 
-    /// Renames the file, of which the lock is ours, to a rotated one.
+    /// Renames the file to a rotated one. The caller holds the lock on the file.
     fn rotate(&self, now: OffsetDateTime) -> io::Result<()> {
         let rotated = self.rotated();
         let times = (0..MAX_STAMP_AHEAD_MILLIS).map(|later| stamp(now + Duration::from_millis(later)));
-        // The newest file has the last name, also if several are rotated in a millisecond; unless a clock was far ahead.
+        // The newest file gets the name that sorts last, even if several are rotated in one millisecond, unless a clock
+        // was far ahead.
         let is_last = |stamp: &String| rotated.last().is_none_or(|newest| stamp > newest);
         let free = times.clone().find(is_last).or_else(|| times.clone().find(|stamp| !rotated.contains(stamp)));
         let free = free.ok_or(io::ErrorKind::AlreadyExists)?;
@@ -290,27 +292,27 @@ impl LogFile {
         Ok(())
     }
 
-    /// When the files were rotated that are there.
+    /// Lists the times of the existing rotated files.
     fn rotated(&self) -> BTreeSet<String> {
         let (prefix, suffix) = self.around_stamp();
         let stamp = |name: String| Some(name.strip_prefix(&prefix)?.strip_suffix(&suffix)?.to_owned());
         names_beside(&self.path).filter_map(stamp).filter(|text| is_stamp(text)).collect()
     }
 
-    /// The file that was rotated then.
+    /// Returns the path of the file that was rotated at this time.
     fn at(&self, stamp: &str) -> PathBuf {
         let (prefix, suffix) = self.around_stamp();
         self.path.with_file_name(format!("{prefix}{stamp}{suffix}"))
     }
 
-    /// The text before and behind the time in the name of a rotated file.
+    /// Returns the text before and after the time in a rotated file's name.
     fn around_stamp(&self) -> (String, String) {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let (stem, suffix) = name.split_at(name.rfind('.').unwrap_or(name.len()));
         (format!("{stem}-"), suffix.to_owned())
     }
 
-    /// Removes rotated files that are too old or too many. Several processes may do so at once.
+    /// Removes rotated files that are too old or too many. Several processes may do this at once.
     fn remove_old(&self, now: OffsetDateTime) {
         let RotationLimits { seconds, count, .. } = self.limits;
         let oldest = seconds.and_then(|seconds| now.checked_sub(time::Duration::seconds(seconds))).map(stamp);
@@ -318,19 +320,19 @@ impl LogFile {
             let is_surplus = count.is_some_and(|count| place >= count);
             let is_old = oldest.as_ref().is_some_and(|oldest| stamp < oldest);
             if is_surplus || is_old {
-                // Another process may have been faster, and what stays is found again.
+                // Another process may have removed the file already. The next rotation retries any other failure.
                 let _ = fs::remove_file(self.at(stamp));
             }
         }
     }
 }
 
-/// Opens a file to add to it, and makes it if it is missing.
+/// Opens a file for appending; creates it if it is missing.
 fn append_to(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-/// Locks a file, unless somebody holds the lock for too long, or files cannot be locked there.
+/// Locks a file. False if another process holds the lock for too long, or the file system has no locks.
 fn lock(file: &File, patience: &mut Duration) -> bool {
     let mut left = *patience;
     loop {
@@ -348,7 +350,7 @@ fn lock(file: &File, patience: &mut Duration) -> bool {
     }
 }
 
-/// True if the file with this name is that one.
+/// True if `path` refers to this file.
 fn has_name(path: &Path, file: &fs::Metadata) -> bool {
     fs::metadata(path).is_ok_and(|named| (named.dev(), named.ino()) == (file.dev(), file.ino()))
 }
@@ -359,7 +361,7 @@ fn names_beside(path: &Path) -> impl Iterator<Item = String> {
 }
 
 fn stamp(at: OffsetDateTime) -> String {
-    // The format names only parts that every time has, so writing it cannot fail.
+    // Every time has the parts of the format, so writing it cannot fail.
     at.format(STAMP_FORMAT).unwrap_or_default()
 }
 
@@ -418,7 +420,7 @@ mod tests {
         }
     }
 
-    /// Tells a process of this test program to write lines: which file, and which process it is.
+    /// Variables that make a process of this test program write lines: the log file, and the number of the process.
     const FILE: &str = "MARGAY_TEST_LOG_FILE";
     const WRITER: &str = "MARGAY_TEST_LOG_WRITER";
     const PROCESSES: usize = 16;
@@ -432,7 +434,7 @@ mod tests {
         format!("writer {writer:02} line {number:03} {}", "x".repeat(number % 60))
     }
 
-    /// The names of all files beside the log, and of itself, in order.
+    /// Returns the names of all files in the log's folder, including the log, in order.
     fn names(path: &Path) -> Vec<String> {
         let mut names: Vec<_> = names_beside(path).collect();
         names.sort();
@@ -447,7 +449,7 @@ mod tests {
             let open = || LogFile::open(&path, limits(MOST.into(), None)).unwrap();
             let mut log = open();
             for number in 0..LINES {
-                // Every other process opens the file for each line, as many short calls of the plugin do.
+                // Half of the processes open the file for each line, as many short calls of the plugin do.
                 if writer.is_multiple_of(2) {
                     log = open();
                 }
@@ -477,7 +479,7 @@ mod tests {
         let all = (0..PROCESSES).flat_map(|writer| (0..LINES).map(move |number| (line(writer, number), 1)));
         assert_eq!(found, all.collect());
         let bytes: usize = found.keys().map(|line| line.len() + 1).sum();
-        // A file is rotated only when the next line has no room.
+        // A file is rotated only when it has no room for the next line.
         let most_files = bytes / (usize::from(MOST) - line(0, 59).len()) + 1;
         assert!(names(&path).len() <= most_files, "{} files for {bytes} bytes", names(&path).len());
     }
@@ -507,7 +509,7 @@ mod tests {
         assert_eq!(left(RotationLimits::new(0, 0, 2)), 2, "the newest two");
         assert!(folder.path().join(&old[0]).exists() && folder.path().join(&old[1]).exists());
         assert!(others.iter().all(|name| folder.path().join(name).exists()));
-        // A rotation removes as well, and files of one millisecond have names of their own.
+        // A rotation removes old files, too, and files of one millisecond get different names.
         let log = LogFile::open(&path, limits(10, Some(3))).unwrap();
         for number in 0..20 {
             log.write(format!("line {number:02}\n").as_bytes()).unwrap();
@@ -518,13 +520,13 @@ mod tests {
         let texts: Vec<_> = kept.iter().map(|name| fs::read_to_string(folder.path().join(name)).unwrap()).collect();
         assert_eq!(texts, ["line 16\n", "line 17\n", "line 18\n"]);
         assert_eq!(fs::read_to_string(&path).unwrap(), "line 19\n");
-        // A name from the time of a clock that was ahead keeps nobody from rotating.
+        // A name from a clock that was ahead does not prevent rotation.
         let ahead = format!("cni-{}.log", stamp(now + time::Duration::days(4000)));
         fs::write(folder.path().join(&ahead), "x").unwrap();
         log.write(b"line 20\n").unwrap();
         assert!(folder.path().join(&ahead).exists());
         assert_eq!(fs::read_to_string(&path).unwrap(), "line 20\n");
-        // A line that is too long for any file is kept as well.
+        // A line that is longer than the limit is kept, too.
         log.write(b"a line that is too long\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "a line that is too long\n");
     }
@@ -578,7 +580,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         log.write(b"three\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
-        // Nothing can be written there, and nothing is renamed.
+        // Neither a missing folder nor a full device can be written to, and nothing is renamed.
         fs::remove_dir_all(folder.path()).unwrap();
         assert!(log.write(b"four\n").is_err());
         let full = LogFile::open("/dev/full", limits(1, Some(1))).unwrap();

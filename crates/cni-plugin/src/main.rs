@@ -1,5 +1,5 @@
-//! Both plugins: `margay-cni`, the main one, which also runs under the name `calico`; and `margay-ipam`, also
-//! `calico-ipam`.
+//! Both plugins in one program: the main plugin `margay-cni`, which also runs as `calico`, and the IPAM plugin
+//! `margay-ipam`, which also runs as `calico-ipam`.
 
 #[cfg(any(target_env = "musl", test))]
 mod memory;

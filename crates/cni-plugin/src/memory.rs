@@ -1,10 +1,10 @@
-//! The allocator of the static program.
+//! The memory allocator of the static program.
 //!
-//! musl's own allocator asks the kernel again and again for what is small. Allocators for servers prepare for more than a call
-//! of a few milliseconds ever needs, which takes a tenth of its time. dlmalloc does neither, but it writes zeros over memory
-//! that comes from the kernel and is zero already. An open sled has 25 MB of that and reads few pages of it: a cold ADD on
-//! sled took three times as long, and 7,200 page faults instead of 1,100. So what is large is musl's, which maps it and leaves it
-//! as it is.
+//! musl's own allocator calls the kernel again and again for small allocations. Allocators for servers prepare for more
+//! than a call of a few milliseconds ever needs, which takes a tenth of its time. dlmalloc does neither, but it zeroes
+//! memory from the kernel, which is zero already. An open sled has 25 MB of zeroed memory and reads few of its pages:
+//! with dlmalloc alone, a cold ADD on sled took three times as long, with 7,200 page faults instead of 1,100. So musl
+//! handles large allocations: it maps them and does not touch them.
 #![expect(
     unsafe_code,
     reason = "the trait of allocators is unsafe; every call goes to one of two allocators unchanged"
@@ -15,10 +15,11 @@ use std::ptr;
 
 use dlmalloc::GlobalDlmalloc;
 
-/// From this size on, in bytes, an allocation is a mapping of its own in musl.
+/// Minimum size of an allocation that musl maps on its own, in bytes.
 const LARGE_BYTES: usize = 128 << 10;
 
-/// dlmalloc for what is small, musl's allocator for what is large. The size tells which of them an allocation is of.
+/// Uses dlmalloc for small allocations and musl's allocator for large ones. The size of an allocation determines its
+/// allocator.
 pub(crate) struct SizedAllocator;
 
 fn is_large(size: usize) -> bool {
@@ -51,7 +52,7 @@ unsafe impl GlobalAlloc for SizedAllocator {
         match (is_large(layout.size()), is_large(size)) {
             (true, true) => unsafe { System.realloc(memory, layout, size) },
             (false, false) => unsafe { GlobalDlmalloc.realloc(memory, layout, size) },
-            // From one allocator to the other.
+            // The allocation moves to the other allocator.
             _ => unsafe {
                 let moved = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
                 if !moved.is_null() {
@@ -81,7 +82,7 @@ mod tests {
             for pair in sizes.windows(2) {
                 memory = SizedAllocator.realloc(memory, layout(pair[0]), pair[1]);
                 assert!((0..64_u8).all(|place| memory.add(place.into()).read() == place), "{pair:?}");
-                // The whole of it can be written to.
+                // All bytes are writable.
                 (64..pair[1]).for_each(|place| memory.add(place).write(0xff));
             }
             SizedAllocator.dealloc(memory, layout(100));

@@ -1,4 +1,4 @@
-//! The network configuration on standard input, whose values are read as Go reads them.
+//! The network configuration on standard input, decoded as Go decodes it.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use datastore::NetConfStore;
 use crate::env::is_valid_name;
 use crate::gojson::GoJson;
 
-/// How long a call on a cluster's store may take if the configuration does not say.
+/// Default time limit of a call on a cluster's store.
 const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The members of a configuration that concern address management. An absent one is empty.
+/// The members of a configuration that both plugins read. An absent member is empty.
 ///
-/// It is read as Go reads it into Calico's structure: upper and lower case are the same in names, unknown members are
-/// ignored, null counts as absent, the last of several wins, and the first value of a wrong type is the error. The
-/// settings of secondary networks stay as they are until ADD needs them, so that a DEL never fails on them.
+/// The configuration is decoded as Go decodes it into Calico's structure. Names are case-insensitive, unknown members
+/// are ignored, null counts as absent, the last of several members wins, and the first value of a wrong type is the
+/// error. The settings of secondary networks stay undecoded until ADD needs them, so that a DEL never fails on them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NetConf {
     pub(crate) name: String,
@@ -27,7 +27,7 @@ pub(crate) struct NetConf {
     pub(crate) lock_file: String,
     pub(crate) log_level: String,
     pub(crate) log_file: String,
-    /// `log_file_max_size` in megabytes, `log_file_max_age` in days, `log_file_max_count`: 0 for the default.
+    /// `log_file_max_size` in megabytes, `log_file_max_age` in days, and `log_file_max_count`; 0 means the default.
     pub(crate) log_max_size: i64,
     pub(crate) log_max_age: i64,
     pub(crate) log_max_count: i64,
@@ -36,7 +36,7 @@ pub(crate) struct NetConf {
     timeout: Option<i64>,
     /// True if a request may use only one block (`windows_use_single_network`).
     pub(crate) single_block: bool,
-    /// `bridge` and `master`: the interfaces of the main plugins, for a probe.
+    /// `bridge` and `master`: the interfaces of the main plugins, which a probe uses.
     pub(crate) bridge: Option<GoJson>,
     pub(crate) master: Option<GoJson>,
     pub(crate) is_gateway: bool,
@@ -59,9 +59,9 @@ pub(crate) struct NetConf {
 /// The object `ipam`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IpamConf {
-    /// `assign_ipv4`: a text, of which only `false` has a meaning.
+    /// `assign_ipv4`: only the text `false` has an effect, and turns IPv4 off.
     pub(crate) assign_ipv4: Option<String>,
-    /// `assign_ipv6`: a text, of which `true` has a meaning.
+    /// `assign_ipv6`: `true` turns IPv6 on. `false` turns it off if the configuration itself defines IPv6 pools.
     pub(crate) assign_ipv6: Option<String>,
     pub(crate) ipv4_pools: Vec<String>,
     pub(crate) ipv6_pools: Vec<String>,
@@ -78,7 +78,7 @@ pub(crate) struct IpamConf {
     pub(crate) whereabouts: WhereaboutsConf,
 }
 
-/// The keys of `ipam` with which whereabouts defines a network's addresses.
+/// The keys of `ipam` that define a network's addresses for whereabouts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WhereaboutsConf {
     pub(crate) range: Option<GoJson>,
@@ -90,10 +90,10 @@ pub(crate) struct WhereaboutsConf {
     pub(crate) network_name: Option<GoJson>,
 }
 
-/// The network's name, by CNI's own checks, which come before everything else that is in a configuration.
+/// Parses a configuration and checks the network's name as CNI does, before anything else in the configuration.
 ///
 /// # Errors
-/// Code 6 if the text is no JSON object or the name no text, 7 if the name is missing or not a name.
+/// Code 6 if the text is not a JSON object or the name is not a string; code 7 if the name is missing or invalid.
 pub(crate) fn check_name(text: &[u8]) -> Result<GoJson> {
     let decode = |reason: String| CniError::new(Code::Decode, format!("error unmarshall network config: {reason}"));
     let conf = GoJson::parse(text).map_err(decode)?;
@@ -115,7 +115,7 @@ pub(crate) fn check_name(text: &[u8]) -> Result<GoJson> {
 }
 
 impl NetConf {
-    /// Reads the members that concern the plugin.
+    /// Decodes the members that concern the plugin.
     ///
     /// # Errors
     /// Code 999 with Go's text for the first value of a wrong type.
@@ -127,10 +127,10 @@ impl NetConf {
         Ok(conf)
     }
 
-    /// How long a call on a cluster's store may take.
+    /// Returns how long a call on a cluster's store may take.
     ///
     /// # Errors
-    /// Code 7 for a time that is none, or longer than Calico's plugin would take.
+    /// Code 7 unless `datastore_timeout` is from 1 to 90 seconds. Calico's plugin takes at most 90.
     pub(crate) fn patience(&self) -> Result<Duration> {
         match self.timeout.map(u64::try_from) {
             None => Ok(DEFAULT_STORE_TIMEOUT),
@@ -188,7 +188,7 @@ impl NetConf {
             "etcd_key_file" => d.string(&mut store.etcd_key_file, value, "etcd_key_file"),
             "etcd_cert_file" => d.string(&mut store.etcd_cert_file, value, "etcd_cert_file"),
             "etcd_ca_cert_file" => d.string(&mut store.etcd_ca_cert_file, value, "etcd_ca_cert_file"),
-            // Read by nobody, yet a wrong type is an error all the same.
+            // The plugin ignores these members. As in Calico, a wrong type is still an error.
             "etcd_authority" | "etcd_scheme" | "calico_api_group" => d.string(&mut String::new(), value, name),
             "datastore_timeout" => self.timeout = d.int(value, name),
             "log_file_max_size" => d.keep_int(&mut self.log_max_size, value, name),
@@ -212,7 +212,7 @@ impl NetConf {
     }
 }
 
-/// The object `policy`: only the members about the Kubernetes API.
+/// The members of the object `policy` that concern the Kubernetes API.
 #[derive(Clone, Default)]
 pub(crate) struct PolicyConf {
     pub(crate) kind: String,
@@ -224,7 +224,7 @@ pub(crate) struct PolicyConf {
 }
 
 impl fmt::Debug for PolicyConf {
-    /// There are secrets in it.
+    /// Omits everything but the kind: the other members may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Policy").field("kind", &self.kind).finish_non_exhaustive()
     }
@@ -279,15 +279,15 @@ fn keep_if(wanted: bool, target: &mut Option<GoJson>, value: &GoJson) {
     }
 }
 
-/// Puts values where they belong and remembers the first of a wrong type. `path` is the way to the value from the top
-/// of the configuration, as Go's errors print it.
+/// Decodes values and keeps the first error of a wrong type. `path` is the path from the top of the configuration to a
+/// value, as Go's errors print it.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     error: Option<String>,
 }
 
 impl Decoder {
-    /// Calls `each` with the name, in lower case, and the value of every member.
+    /// Calls `each` with the lower-case name and the value of every member.
     pub(crate) fn members(
         &mut self,
         value: &GoJson,
@@ -359,7 +359,7 @@ impl Decoder {
     pub(crate) fn wrong(&mut self, value: &GoJson, path: &str, kind: &str) {
         self.error.get_or_insert_with(|| {
             let found = match value {
-                // Go repeats a number that is one, only not of the right kind.
+                // If a number does not fit an integer, Go's error quotes it.
                 GoJson::Number(number) if kind == "int" => format!("number {number}"),
                 other => other.kind().to_owned(),
             };
@@ -367,8 +367,10 @@ impl Decoder {
         });
     }
 
+    /// Reports the first error.
+    ///
     /// # Errors
-    /// The first value of a wrong type, code 999.
+    /// Code 999 for the first value of a wrong type.
     pub(crate) fn finish(self) -> Result<()> {
         self.error.map_or(Ok(()), |error| Err(CniError::internal(format!("failed to load netconf: {error}"))))
     }
@@ -474,7 +476,7 @@ mod tests {
             (r#"{"burst":1.5}"#, "number 1.5 burst of type int"),
             (r#"{"isGateway":"true"}"#, "string isGateway of type bool"),
             (r#"{"args":5}"#, "number args of type types.Args"),
-            // The first one counts.
+            // Only the first wrong value is reported.
             (r#"{"qps":"1","ipam":5}"#, "string qps of type int"),
         ];
         for (text, expected) in cases {

@@ -1,8 +1,8 @@
-//! The assignment of an ADD: with the labels of the pod's namespace where a pool is chosen by them, and with the probe of a secondary
-//! network, which hands out a new address only if no device on the wire answers for it.
+//! The assignment of an ADD: with the labels of the pod's namespace if a pool is chosen by them, and with the probe of
+//! a secondary network, which assigns a new address only if no device on the wire answers for it.
 //!
-//! The plugin probes between the commit of the ADD and its result, on the node of the container: the daemon never waits
-//! for the wire. A plugin that is killed meanwhile leaves a usual allocation, which the runtime's DEL frees.
+//! The plugin probes between the commit of the ADD and its result, on the container's node: the daemon never waits for
+//! the wire. If the plugin is killed meanwhile, an ordinary allocation remains, which the runtime's DEL releases.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -16,21 +16,20 @@ use crate::gojson::GoJson;
 use crate::kubernetes::Kubernetes;
 use crate::netconf::NetConf;
 
-/// The way to assign for one pod.
+/// The allocator for one pod's ADD, and the Kubernetes API for the labels of its namespace.
 #[derive(Clone, Copy)]
 pub(crate) struct Assigner<'a> {
     pub(crate) allocator: &'a dyn Allocator,
     pub(crate) kubernetes: &'a Kubernetes,
-    /// The pod's namespace.
     pub(crate) namespace: &'a str,
 }
 
 impl Assigner<'_> {
-    /// Assigns. The labels of the namespace are looked up if they are wanted, within the time for the store; the request has them
-    /// afterwards.
+    /// Assigns addresses. If a pool's selector needs the namespace's labels, they are read within the time for the
+    /// store and added to the request.
     ///
     /// # Errors
-    /// Those of the allocator, and of the Kubernetes API.
+    /// Any error of the allocator or of the Kubernetes API.
     pub(crate) fn assign(&self, at: &StoreAccess, add: &mut Add) -> Result<Vec<AssignedAddress>> {
         let begun = Instant::now();
         if let Some(assigned) = self.allocator.add(at, add)? {
@@ -44,14 +43,14 @@ impl Assigner<'_> {
     }
 }
 
-/// The longest wait for an answer, and the wait if the configuration names none, in milliseconds.
+/// Maximum and default wait for an answer, in milliseconds.
 const MAX_PROBE_MILLIS: u64 = 200;
-/// So many addresses are tried for one ADD.
+/// Maximum number of addresses tried for one ADD.
 const MAX_TRIES: usize = 3;
-/// The bridge of the bridge plugin if the configuration names none.
+/// Default bridge of the bridge plugin.
 const DEFAULT_BRIDGE: &str = "cni0";
 
-/// The probe that a configuration wants.
+/// The configured probe: its interface and how long it waits for an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Probe {
     pub(crate) interface: String,
@@ -59,10 +58,10 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// Reads `ipam.probe`; `None` if it is off.
+    /// Reads `ipam.probe`; `None` if probes are off.
     ///
     /// # Errors
-    /// Code 7 for what is no probe, or for a network that does not say on which interface.
+    /// Code 7 for an invalid setting, or if the interface is not known.
     pub(crate) fn from_conf(conf: &NetConf) -> Result<Option<Self>> {
         let mut timeout = MAX_PROBE_MILLIS;
         let mut interface = "";
@@ -87,7 +86,7 @@ impl Probe {
         let bridge = conf.bridge.as_ref().and_then(GoJson::as_str).filter(|name| !name.is_empty());
         let wire = match conf.plugin.as_str() {
             "bridge" => bridge.or(Some(DEFAULT_BRIDGE)),
-            // The wire of the containers is a VLAN of the master's, which the machine itself has no interface in.
+            // The containers' wire is a VLAN of the master, on which the machine has no interface.
             "vlan" => None,
             _ => conf.master.as_ref().and_then(GoJson::as_str),
         };
@@ -99,10 +98,10 @@ impl Probe {
         Ok(Some(Self { interface: interface.to_owned(), timeout: Duration::from_millis(timeout) }))
     }
 
-    /// ADD with a probe of the addresses that are new.
+    /// Carries out ADD with a probe of the new addresses.
     ///
     /// # Errors
-    /// Those of ADD; code 11 if devices have all addresses that were tried, or one that was requested.
+    /// Any error of ADD; code 11 if devices use all addresses that were tried, or a requested address.
     pub(crate) fn add(
         &self,
         at: &StoreAccess,
@@ -119,7 +118,7 @@ fn wrong(reason: &str) -> CniError {
     CniError::config(format!("ipam.probe: {reason}"))
 }
 
-/// An ADD with a probe.
+/// A running ADD with a probe.
 struct ProbeRun<'a> {
     interface: &'a str,
     ask: &'a dyn Fn(&[IpAddr]) -> Vec<ProbeResult>,
@@ -135,7 +134,7 @@ impl ProbeRun<'_> {
         let Some(before) = self.held() else { return self.assign() };
         let assigned = self.assign()?;
         let settled = self.settle(before.clone(), assigned);
-        // A container that had addresses before keeps them until its DEL.
+        // If the container had addresses before, it keeps them until its DEL.
         if settled.is_err() && before.is_empty() {
             let (attachment, old_handle) = (self.attachment(), self.old_handle.to_owned());
             let (addresses, namespace) = (Vec::new(), self.add.request.attributes.get(NAMESPACE).cloned());
@@ -159,8 +158,8 @@ impl ProbeRun<'_> {
         self.at.with_time_left(self.begun)
     }
 
-    /// The addresses that the attachment has before the ADD: the container itself may answer for these. `None` if that
-    /// cannot be known.
+    /// Returns the addresses that the attachment has before the ADD, for which the container itself may answer. `None`
+    /// if they are unknown.
     fn held(&self) -> Option<Vec<IpAddr>> {
         if self.at.location.path().is_some_and(|path| !path.exists()) {
             return Some(Vec::new());
@@ -171,15 +170,15 @@ impl ProbeRun<'_> {
             Ok(CheckAnswer::Unknown(why)) => why,
             Err(error) => error.to_string(),
         };
-        tracing::warn!(why, "the address is not probed: what the container has is not known");
+        tracing::warn!(why, "the address is not probed: the container's addresses are unknown");
         None
     }
 
-    /// Probes what is new, and replaces what a device has.
+    /// Probes new addresses, and replaces those that a device uses.
     fn settle(&mut self, mut known: Vec<IpAddr>, mut assigned: Vec<AssignedAddress>) -> Result<Vec<AssignedAddress>> {
         let mut devices = Vec::new();
         for attempt in 1..=MAX_TRIES {
-            // A prefix is routed to its container: there is no wire on which another device could have it.
+            // Do not probe a prefix: it is routed to its container, so no other device can use it on a wire.
             let addresses = assigned.iter().filter(|assigned| assigned.prefix_length.is_none());
             let mut new: Vec<IpAddr> = addresses.map(AssignedAddress::interface_ip).collect();
             new.retain(|address| !known.contains(address));
@@ -205,7 +204,8 @@ impl ProbeRun<'_> {
             .with_details("the addresses are in quarantine: margay ipam quarantine list; the next ADD tries others"))
     }
 
-    /// The addresses that devices have, each with the reason for its quarantine. A probe that cannot be made holds up no ADD.
+    /// Returns the addresses that devices use, each with the reason for its quarantine. A probe that fails does not
+    /// delay or fail the ADD.
     fn foreign(&self, addresses: &[IpAddr]) -> Vec<(IpAddr, String)> {
         let mut found = Vec::new();
         for (address, probed) in addresses.iter().zip((self.ask)(addresses)) {
@@ -278,7 +278,7 @@ mod tests {
         assert!(probe(cases[0].0).unwrap_err().details().contains("ipam.probe.interface"));
     }
 
-    /// Gives out 10.0.0.1, 10.0.0.2 and so on, and the requested addresses; remembers who has what.
+    /// An allocator that assigns 10.0.0.1, 10.0.0.2 and so on, or the requested addresses.
     #[derive(Default)]
     struct Books {
         last: RefCell<u8>,
@@ -349,7 +349,7 @@ mod tests {
         request.into()
     }
 
-    /// ADD on a wire with devices that have these addresses. Returns also which addresses were probed.
+    /// Runs ADD on a wire where devices use these addresses. Also returns the probed addresses.
     fn add(books: &Books, add: &Add, devices: &[u8]) -> (Result<Vec<IpAddr>>, Vec<IpAddr>) {
         let probed = RefCell::new(Vec::new());
         let devices = ips(devices);
@@ -377,7 +377,7 @@ mod tests {
         assert_eq!((done.unwrap(), probed), (ips(&[3]), ips(&[1, 2, 3])));
         let reason = "a device answered on eth1".to_owned();
         assert_eq!(*books.quarantined.borrow(), [(ips(&[1])[0], reason.clone()), (ips(&[2])[0], reason)]);
-        // The container answers for its address by now.
+        // The container itself may answer for its address now.
         let (done, probed) = add(&books, &request(&[], 1), &[3]);
         assert_eq!((done.unwrap(), probed), (ips(&[3]), Vec::new()));
     }
@@ -409,7 +409,7 @@ mod tests {
         assert!(error.message().contains("address 10.0.0.9 was requested"), "{error}");
         assert!(books.held.borrow().is_empty() && books.quarantined.borrow().is_empty());
         assert_eq!(add(&books, &request(&[9], 0), &[]).0.unwrap(), ips(&[9]), "once the device is gone");
-        // The addresses that the container had before stay its own.
+        // The container keeps the addresses that it had before.
         add(&books, &request(&[8, 9], 0), &[8]).0.unwrap_err();
         assert_eq!(*books.held.borrow(), ips(&[8, 9]).into_iter().collect());
     }

@@ -1,4 +1,4 @@
-//! The process of a call: its arguments, its streams, its exit status, and its texts about itself for a person who calls it by hand.
+//! The process of a call: its arguments, streams and exit status, and the texts for people who run the program by hand.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
@@ -11,7 +11,8 @@ use crate::invocation::{self, Invocation, ProcessOutcome, ProgramKind, install_h
 use crate::run::run;
 use crate::{main_plugin, versions};
 
-/// The whole program, made with these stores: both plugins. The name by which it is called decides.
+/// Runs the whole program, both plugins, with these stores. The program's own name (`argv[0]`) decides which plugin
+/// runs.
 pub fn main(drivers: Drivers) -> ExitCode {
     install_hook();
     let mut arguments = std::env::args_os();
@@ -27,7 +28,8 @@ pub fn main(drivers: Drivers) -> ExitCode {
     };
     match print(&outcome) {
         Ok(()) => ExitCode::from(outcome.exit),
-        // Only the exit status can report this. The addresses that ADD assigned stay assigned until the runtime's DEL.
+        // Standard output is broken, so only the exit status can report this. The addresses that ADD assigned stay
+        // assigned until the runtime's DEL.
         Err(_) => ExitCode::FAILURE,
     }
 }
@@ -56,14 +58,14 @@ Options, with which nothing is read or changed:
 Pools and addresses are managed with the command margay: margay --help
 ";
 
-/// The answer to an option on the command line; `None` without an option that the plugin knows. Runtimes pass no
+/// Answers an option on the command line; `None` for anything that is not an option of the plugin. Runtimes pass no
 /// arguments at all.
 pub fn answer_option(option: Option<&OsStr>) -> Option<ProcessOutcome> {
     let stdout = match option?.to_str()? {
-        // `-v` is the option of Calico's plugins.
+        // Calico's plugins have `-v`.
         "-V" | "-v" | "--version" => {
             let (version, cni) = (env!("CARGO_PKG_VERSION"), versions::SUPPORTED_VERSIONS.join(", "));
-            // `margay store upgrade` reads the last line.
+            // `margay store upgrade` parses the last line.
             format!("margay-ipam {version}\nCNI versions: {cni}\nFormats of stores: 1, 2\n")
         }
         "-h" | "--help" => HELP.to_owned(),

@@ -1,8 +1,8 @@
-//! The ranges of addresses that a configuration names, in the words of host-local and of whereabouts: `range`, `range_start`, `range_end`,
-//! `exclude`, `ipRanges` and `network_name`.
+//! The address ranges of a configuration, with the keys of host-local and of whereabouts: `range`, `range_start`,
+//! `range_end`, `exclude`, `ipRanges` and `network_name`.
 //!
-//! For whereabouts, the rules are those of its own reader: a range may have host bits, or be `FIRST-LAST/LENGTH`; the first and the last
-//! address of its network are never assigned. One address of each range is assigned.
+//! whereabouts' ranges follow whereabouts' own rules: a range may have host bits, or be `FIRST-LAST/LENGTH`, and the
+//! first and the last address of its network are never assigned. One address of each range is assigned.
 
 use std::net::IpAddr;
 
@@ -14,25 +14,25 @@ use crate::env::{AddressForm, parse_address};
 use crate::gojson::{GoJson, quoted};
 use crate::netconf::WhereaboutsConf;
 
-/// Advice about an IPv4 gateway that lies in no subnet of the network.
+/// Advice for an IPv4 gateway outside of every subnet of the network.
 pub(crate) const GATEWAY_OUTSIDE: &str = "name one inside, or leave it out and name it as gw in ipam.routes";
 
-/// True for a value that is not the empty text.
+/// True for a value other than the empty text.
 pub(crate) fn is_given(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| value.as_str() != Some(""))
 }
 
-/// The address that a value is. `setting` and `or` are of the error: what must be an address, and what else it may be.
+/// Parses an address. In the error, `setting` names the value and `or` the alternatives to an address.
 ///
 /// # Errors
-/// Code 7.
+/// Code 7 if the value is not an address.
 pub(crate) fn address_at(value: &GoJson, setting: &str, or: &str) -> Result<IpAddr> {
     let wrong = |found: &str| CniError::config(format!("{setting} must be an address{or}, not {found}"));
     let text = value.as_str().ok_or_else(|| wrong(&format!("a JSON {}", value.kind())))?;
     parse_address(text, AddressForm::Bare).map_err(|_| wrong(&quoted(text)))
 }
 
-/// A range of a configuration.
+/// A range of assignable addresses, and the subnet that the range is part of.
 #[derive(Debug)]
 pub(crate) struct AddressRange {
     pub(crate) subnet: IpNet,
@@ -41,10 +41,10 @@ pub(crate) struct AddressRange {
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// Adds the sets of ranges of a setting in the words of host-local: a list of lists of objects.
+/// Parses a setting of host-local, a list of lists of objects, and appends its sets of ranges to `sets`.
 ///
 /// # Errors
-/// Code 7 for a setting that is none.
+/// Code 7 for a malformed setting.
 pub(crate) fn read_sets(value: Option<&GoJson>, setting: &str, sets: &mut Vec<Vec<AddressRange>>) -> Result<()> {
     let wrong = || CniError::config(format!("{setting} must be a list of lists of objects with a subnet"));
     let Some(value) = value else { return Ok(()) };
@@ -63,10 +63,10 @@ pub(crate) fn read_sets(value: Option<&GoJson>, setting: &str, sets: &mut Vec<Ve
     Ok(())
 }
 
-/// A range of a subnet; all usable addresses of it where its ends are not named.
+/// Parses a range of a subnet. The default ends are the first and the last usable address.
 ///
 /// # Errors
-/// Code 7 for a range that is none.
+/// Code 7 for a malformed range.
 pub(crate) fn read_range(
     subnet: &GoJson,
     first: Option<&GoJson>,
@@ -111,7 +111,7 @@ pub(crate) fn read_range(
         Some(gateway) if gateway.is_ipv4() != first.is_ipv4() => {
             return Err(of_another_family(gateway, subnet));
         }
-        // An IPv6 router is often known by its link-local address.
+        // An IPv6 gateway outside of the subnet is allowed: many routers are configured by their link-local address.
         Some(gateway) if gateway.is_ipv4() && !subnet.contains(&gateway) => {
             return Err(CniError::config(format!("gateway {gateway} is outside of subnet {subnet}"))
                 .with_details(GATEWAY_OUTSIDE));
@@ -121,13 +121,12 @@ pub(crate) fn read_range(
     Ok(AddressRange { subnet, first, last, gateway })
 }
 
-/// The error for a gateway that no subnet of the network can have.
+/// Returns the error for a gateway of another family than its subnet.
 pub(crate) fn of_another_family(gateway: IpAddr, subnet: IpNet) -> CniError {
     CniError::config(format!("gateway {gateway} is of another family than subnet {subnet}"))
 }
 
-/// The range from which host-local assigns in a subnet without further keys: all addresses but the first and, for IPv4,
-/// the last.
+/// Returns the default range of host-local in a subnet: all addresses but the first and, for IPv4, the last.
 fn usable(subnet: IpNet) -> (IpAddr, IpAddr) {
     match subnet {
         IpNet::V4(net) => {
@@ -141,12 +140,13 @@ fn usable(subnet: IpNet) -> (IpAddr, IpAddr) {
     }
 }
 
-/// True if a configuration defines its addresses in these words.
+/// True if a configuration defines its addresses with whereabouts' keys.
 pub(crate) fn is_whereabouts(conf: &WhereaboutsConf) -> bool {
     has_elements(conf.ip_ranges.as_ref()) || is_given(conf.range.as_ref())
 }
 
-/// A key of a configuration that does not define its addresses in these words, and that only means something where it does.
+/// Returns a key of whereabouts in a configuration whose addresses are not defined by whereabouts' keys, where the key
+/// means nothing.
 pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> {
     let keys = [
         ("range", conf.range.is_some()),
@@ -158,15 +158,15 @@ pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> 
     keys.into_iter().find(|(_, is_there)| *is_there).map(|(key, _)| key)
 }
 
-/// True for a value that is not the empty list.
+/// True for a value other than the empty list.
 fn has_elements(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| *value != GoJson::Array(Vec::new()))
 }
 
-/// `network_name`; the empty text counts as absent.
+/// Returns `network_name`; the empty text counts as absent.
 ///
 /// # Errors
-/// Code 7 if it is no text, or has no letter or digit.
+/// Code 7 if the value is not a text, or has no letter or digit.
 pub(crate) fn network_name(conf: &WhereaboutsConf) -> Result<Option<String>> {
     match &conf.network_name {
         None => Ok(None),
@@ -176,10 +176,11 @@ pub(crate) fn network_name(conf: &WhereaboutsConf) -> Result<Option<String>> {
     }
 }
 
-/// The sets of ranges, one for `range` and one for each of `ipRanges`: what is excluded lies between the ranges of a set.
+/// Parses the sets of ranges: one set for `range` and one for each element of `ipRanges`. A set has several ranges if
+/// `exclude` splits it.
 ///
 /// # Errors
-/// Code 7 for a range that is none, or from which nothing can be assigned.
+/// Code 7 for a malformed range, or a range without an assignable address.
 pub(crate) fn read_whereabouts(conf: &WhereaboutsConf) -> Result<Vec<Vec<AddressRange>>> {
     let mut sets = Vec::new();
     if conf.range.as_ref().is_some_and(|range| range.as_str().is_none()) {
@@ -208,7 +209,6 @@ pub(crate) fn read_whereabouts(conf: &WhereaboutsConf) -> Result<Vec<Vec<Address
     Ok(sets)
 }
 
-/// A text that is not empty.
 fn text_of(value: Option<&GoJson>) -> Option<&str> {
     value.and_then(GoJson::as_str).filter(|text| !text.is_empty())
 }
@@ -255,7 +255,7 @@ fn read_whereabouts_range(
     Ok(spans.into_iter().filter_map(range).collect())
 }
 
-/// The networks of `exclude`. A network may have host bits, and an address stands for itself.
+/// Parses the networks of `exclude`. A network may have host bits. A single address is a network of its own.
 fn excluded(value: Option<&GoJson>) -> Result<Vec<IpNet>> {
     let wrong = |found: &str| CniError::config(format!("ipam.exclude: {found} is neither a network nor an address"));
     let elements = match value {
@@ -271,7 +271,7 @@ fn excluded(value: Option<&GoJson>) -> Result<Vec<IpNet>> {
     elements.iter().map(read).collect()
 }
 
-/// The parts of a span of addresses that lie in none of these networks, ascending. Addresses are numbers.
+/// Returns the parts of a span of addresses outside of all these networks, in ascending order. Addresses are numbers.
 fn without(first: u128, last: u128, excluded: impl Iterator<Item = IpNet>) -> Vec<(u128, u128)> {
     let mut excluded: Vec<(u128, u128)> = excluded.map(bounds).collect();
     excluded.sort_unstable();

@@ -1,5 +1,5 @@
-//! The result of an ADD, in each version of CNI: ours, the one that another IPAM plugin printed, and the one of an earlier ADD, as CHECK and
-//! DEL get it.
+//! Results of ADD in each version of CNI: the plugin's own, those that another IPAM plugin printed, and the earlier
+//! ones that CHECK and DEL get as `prevResult`.
 
 use std::net::IpAddr;
 
@@ -14,23 +14,23 @@ use crate::env::{AddressForm, parse_address};
 use crate::gojson::{self, GoJson};
 use crate::versions;
 
-/// The member of a result that names the assigned prefixes. CNI has none for them, and passes over members that it does not
-/// know.
+/// The member of a result that lists the assigned prefixes. CNI has no member for prefixes, and its readers ignore
+/// unknown members.
 const PREFIXES_MEMBER: &str = "margay.io/prefixes";
 
-/// A result of ADD. The addresses of ours are in order, IPv4 first.
+/// A result of ADD. The plugin's own results list IPv4 addresses before IPv6 addresses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct AddResult {
     pub(crate) interfaces: Vec<ResultPart<ResultInterface>>,
     pub(crate) ips: Vec<ResultIp>,
     pub(crate) routes: Vec<ResultPart<ResultRoute>>,
-    /// The prefixes that were assigned: each has an address in `ips`, and the rest of it is the container's, too.
+    /// The assigned prefixes. `ips` has one address of each, and the container owns the whole prefix.
     pub(crate) prefixes: Vec<IpNet>,
-    /// The object `dns`, unless it is empty.
+    /// The object `dns`; `None` if it is empty.
     pub(crate) dns: Option<Value>,
 }
 
-/// A part of a result: made here, or passed on as another plugin printed it.
+/// A part of a result, either made here or passed on as another plugin printed it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum ResultPart<T> {
@@ -55,16 +55,16 @@ pub(crate) struct ResultInterface {
 pub(crate) struct ResultIp {
     pub(crate) address: IpNet,
     pub(crate) gateway: Option<IpAddr>,
-    /// The place of its interface in the list.
+    /// The index of the address's interface in `interfaces`.
     pub(crate) interface: Option<usize>,
 }
 
 impl AddResult {
-    /// Calico's result: the mask of the block, that of a host for a wanted address, and a route to each address as it is
-    /// printed, host bits included. A prefix has its own mask.
+    /// Builds Calico's result. An address has the prefix length of its block, a wanted address that of a host, and a
+    /// prefix its own. Each printed address, host bits included, has a route.
     ///
     /// # Errors
-    /// A prefix length that the allocator cannot mean.
+    /// An invalid prefix length, which the allocator never returns.
     pub(crate) fn calico(assigned: &[AssignedAddress], wanted: &[IpAddr]) -> Result<Self> {
         let prefix =
             |a: &AssignedAddress| if wanted.contains(&a.ip) { host_prefix(a.ip) } else { a.block.prefix_len() };
@@ -74,40 +74,39 @@ impl AddResult {
         Ok(Self { ips, routes, prefixes: prefixes(assigned), ..Self::default() })
     }
 
-    /// The same without routes: Calico's answer to the target of a migration, whose traffic must still go to the
-    /// source.
+    /// Removes the routes, as Calico does for the target of a migration, whose traffic must still go to the source.
     pub(crate) fn without_routes(mut self) -> Self {
         self.routes.clear();
         self
     }
 
-    /// The result as host-local would have it: the mask of the pool unless the block's is configured, the gateway, the
-    /// configured routes.
+    /// Builds the result as host-local would: the mask of the pool (or of the block, if configured), the gateway, and
+    /// the configured routes.
     ///
     /// # Errors
-    /// A prefix length that the allocator cannot mean.
+    /// An invalid prefix length, which the allocator never returns.
     pub(crate) fn bridged(assigned: &[AssignedAddress], settings: &BridgedSettings) -> Result<Self> {
         let prefix = |a: &AssignedAddress| match settings.mask {
             PrefixMask::Pool => a.pool.prefix_len(),
             PrefixMask::Block => a.block.prefix_len(),
         };
         let mut ips = in_order(assigned, prefix)?;
-        // host-local's results have the order of the sets of ranges.
+        // host-local lists addresses in the order of the sets of ranges.
         ips.sort_by_key(|ip| settings.network.set_of(ip.address.addr()));
         let routes = settings.routes.iter().cloned().map(ResultPart::Ours).collect();
         Ok(Self { ips, routes, prefixes: prefixes(assigned), ..Self::default() })
     }
 
-    /// The result for addresses that no IPAM plugin assigned.
+    /// Builds the result for addresses that no IPAM plugin assigned.
     pub(crate) fn of_addresses(addresses: &[IpAddr]) -> Self {
         let ip = |ip: &IpAddr| ResultIp { address: IpNet::from(*ip), gateway: None, interface: None };
         Self { ips: addresses.iter().map(ip).collect(), ..Self::default() }
     }
 
-    /// Reads what an IPAM plugin printed, in any version of CNI.
+    /// Parses the output of an IPAM plugin, in any version of CNI.
     ///
     /// # Errors
-    /// No JSON, or no result.
+    /// The text is not JSON, or not a result.
     pub(crate) fn parse(text: &[u8]) -> Result<Self> {
         let wrong = |reason: String| CniError::internal(format!("failed to unmarshal raw result: {reason}"));
         let result: Value = serde_json::from_slice(text).map_err(|error| wrong(error.to_string()))?;
@@ -135,13 +134,14 @@ impl AddResult {
         Ok(parsed)
     }
 
-    /// The addresses alone.
+    /// Returns the addresses without prefix lengths.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         self.ips.iter().map(|ip| ip.address.addr()).collect()
     }
 
-    /// The answer of a main plugin, as Calico's has it: its interfaces come after those of the IPAM plugin, and each address is in
-    /// the last one, without a gateway, as a single address or with the length of its prefix.
+    /// Converts an IPAM plugin's result to a main plugin's, as Calico does. The main plugin's interfaces follow those
+    /// of the IPAM plugin. Each address belongs to the last interface, has no gateway, and is printed as a single
+    /// address or with the length of its prefix.
     pub(crate) fn on(mut self, interfaces: [ResultInterface; 2]) -> Self {
         self.interfaces.extend(interfaces.map(ResultPart::Ours));
         let last = self.interfaces.len() - 1;
@@ -154,10 +154,10 @@ impl AddResult {
         self
     }
 
-    /// The JSON in a version that the plugin speaks: indented by four, without a newline at the end.
+    /// Renders the result in a supported CNI version: indented by four, without a newline at the end.
     ///
     /// # Errors
-    /// Before 0.3.0 there must be an address.
+    /// A result without an address, in a version before 0.3.0.
     pub(crate) fn to_json(&self, version: &str) -> Result<String> {
         if versions::is_before(version, "0.3.0") {
             self.before_030(version)
@@ -221,7 +221,8 @@ impl AddResult {
         Ok(gojson::indented(&PrintedOldResult { version, ip4, ip6, prefixes: &self.prefixes, dns }))
     }
 
-    /// A result of CNI 0.3.0 and later; those before 1.0.0 say of which family an address is, have `dns`, and no MTU.
+    /// Renders a result for CNI 0.3.0 and later. Before 1.0.0 each address has its IP version, `dns` is always there,
+    /// and there is no MTU.
     fn since_030(&self, version: &str, form: ResultForm) -> String {
         #[derive(Serialize)]
         struct PrintedIp {
@@ -269,7 +270,7 @@ impl AddResult {
 }
 
 impl ResultPart<ResultRoute> {
-    /// True for a route of IPv4; `None` for another plugin's without a destination.
+    /// True for an IPv4 route; `None` for another plugin's route without a destination.
     fn is_v4(&self) -> Option<bool> {
         match self {
             Self::Ours(route) => Some(route.dst.addr().is_ipv4()),
@@ -281,18 +282,16 @@ impl ResultPart<ResultRoute> {
 /// The form of a result of CNI 0.3.0 and later.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ResultForm {
-    /// Before 1.0.0.
     Before100,
-    /// 1.0.0 and later.
     Since100,
 }
 
-/// The object `dns` of a result that names no server.
+/// An empty `dns` object.
 fn no_dns() -> Value {
     Value::Object(Map::new())
 }
 
-/// The error of results before 0.3.0 that have no address.
+/// Returns the error for a result before 0.3.0 without an address.
 pub(crate) fn no_addresses() -> CniError {
     CniError::internal("cannot convert: no valid IP addresses")
 }
@@ -318,7 +317,7 @@ fn in_order(assigned: &[AssignedAddress], prefix: impl Fn(&AssignedAddress) -> u
     sorted.map(ip).collect()
 }
 
-/// The object `dns` of another plugin's result, unless nothing is in it.
+/// Returns the object `dns` of another plugin's result; `None` if all its members are empty.
 fn dns(value: Option<&Value>) -> Option<Value> {
     let members = value?.as_object()?;
     let is_empty = |value: &Value| match value {
@@ -334,7 +333,7 @@ fn ip(value: &Value, name: &str) -> Result<ResultIp, String> {
     let text = |name: &str| value.get(name).and_then(Value::as_str);
     let address = text(name).ok_or_else(|| format!("an address lacks the text {name}"))?;
     let parsed = address.parse().map_err(|_| format!("invalid CIDR address: {address}"))?;
-    // Go reads what is no address as none.
+    // Go reads an invalid address as no address.
     Ok(ResultIp { address: parsed, gateway: text("gateway").and_then(|gateway| gateway.parse().ok()), interface: None })
 }
 
@@ -346,10 +345,10 @@ fn list(value: Option<&Value>) -> Result<Vec<Value>, String> {
     }
 }
 
-/// The addresses in a result of CNI 0.3.0 or later; none if there is no result or it has none.
+/// Returns the addresses in a result of CNI 0.3.0 or later; empty without a result.
 ///
 /// # Errors
-/// Code 6 for what is no result.
+/// Code 6 if the value is not a result.
 pub(crate) fn previous_addresses(result: Option<&GoJson>) -> Result<Vec<IpAddr>> {
     let Some(result) = result else { return Ok(Vec::new()) };
     let decode = |reason: &str| CniError::new(Code::Decode, format!("could not parse prevResult: {reason}"));
@@ -370,8 +369,8 @@ pub(crate) fn previous_addresses(result: Option<&GoJson>) -> Result<Vec<IpAddr>>
     }
 }
 
-/// The prefixes in a result of the main plugin, which shows single addresses as /32 and /128. Runtimes pass on the members that
-/// CNI knows, and no others.
+/// Returns the prefixes in a result of the main plugin, which prints single addresses as /32 and /128. Runtimes drop
+/// members that CNI does not define, such as `margay.io/prefixes`.
 pub(crate) fn previous_prefixes(result: Option<&GoJson>) -> Vec<IpNet> {
     let Some(GoJson::Array(ips)) = result.and_then(|result| result.member("ips")) else { return Vec::new() };
     let networks = ips.iter().filter_map(|ip| ip.member("address")?.as_str()?.parse::<IpNet>().ok());
@@ -409,7 +408,7 @@ mod tests {
         AddResult::bridged(assigned, &BridgedSettings::from_conf(&conf).unwrap()).unwrap()
     }
 
-    /// The text without the indentation, to be read more easily.
+    /// The text without indentation, for readable expectations.
     fn compact(result: &AddResult, version: &str) -> String {
         let json = result.to_json(version).unwrap();
         json.lines().map(str::trim_start).collect::<String>().replace("\": ", "\":")
@@ -487,7 +486,7 @@ mod tests {
         assert!(AddResult::bridged(&[wrong], &BridgedSettings::from_conf(&conf).unwrap()).is_err());
     }
 
-    /// The answer of a main plugin to a result of an IPAM plugin.
+    /// The main plugin's result for the text that an IPAM plugin printed.
     fn answered(version: &str, assigned: &[u8], mtu: Option<u32>) -> Value {
         let inside =
             ResultInterface { name: "eth0".to_owned(), mac: Some("m".to_owned()), mtu, sandbox: Some("/n".to_owned()) };

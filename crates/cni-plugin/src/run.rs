@@ -1,4 +1,4 @@
-//! The whole program but for process input and output.
+//! The IPAM plugin without process input and output.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -26,13 +26,13 @@ use crate::sticky::sticky;
 use crate::verbs::{self, unavailable};
 use crate::{logging, ranges, versions};
 
-/// The most that is read from standard input, in bytes. Real configurations have a few thousand.
+/// Maximum number of bytes read from standard input. Real configurations have a few thousand.
 const MAX_STDIN_BYTES: u64 = 4 << 20;
 
-/// The lock file of Calico's plugins.
+/// The lock file that Calico's plugins use.
 const DEFAULT_HOST_LOCK_FILE: &str = "/var/run/calico/ipam.lock";
 
-/// Carries out the verb that the environment names. Every error, a panic included, becomes CNI's error JSON.
+/// Carries out the verb in the environment. Every error becomes CNI's error JSON, and so does a panic.
 pub fn run(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allocator) -> ProcessOutcome {
     if invocation.environment.get("CNI_COMMAND").is_none() {
         return ProcessOutcome { exit: 0, stdout: String::new(), stderr: about() };
@@ -73,7 +73,7 @@ fn configured(
     allocator: &dyn Allocator,
 ) -> Result<Option<AddResult>> {
     if call.verb == CniVerb::Gc {
-        // Without a list nothing else counts.
+        // GC without a valid list fails before anything else in the configuration is checked.
         verbs::valid_attachments(json)?;
     }
     let conf = NetConf::decode(json)?;
@@ -96,22 +96,21 @@ pub(crate) fn read(stdin: &mut dyn Read) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// A verb's configuration, decoded.
+/// A call of the IPAM plugin with its decoded configuration.
 pub(crate) struct CniContext<'a> {
     pub(crate) host: &'a Host,
     pub(crate) call: CniCall,
     pub(crate) conf: NetConf,
     pub(crate) rules: NetworkRules,
     pub(crate) store: StoreAccess,
-    /// Where the Kubernetes API is.
     pub(crate) kubernetes: Kubernetes,
 }
 
 impl<'a> CniContext<'a> {
-    /// The context of a call under this name. The variables stand before those of the environment.
+    /// Decodes a call of the plugin under this name. `variables` override the environment.
     ///
     /// # Errors
-    /// Those of the configuration.
+    /// Any error of the configuration.
     pub(crate) fn new(
         invocation: &'a Invocation,
         name: PluginName,
@@ -138,10 +137,10 @@ impl<'a> CniContext<'a> {
         Ok(Self { host: &invocation.host, call, conf, rules, store, kubernetes })
     }
 
-    /// Carries out the verb of the call in a version that allows it. ADD has a result.
+    /// Carries out the verb of the call, if `version` allows it. Only ADD has a result.
     ///
     /// # Errors
-    /// Those of the verb.
+    /// Any error of the verb.
     pub(crate) fn carry_out(
         mut self,
         json: &GoJson,
@@ -159,7 +158,7 @@ impl<'a> CniContext<'a> {
         Ok(None)
     }
 
-    /// ADD. The namespace is checked before anything is assigned.
+    /// Carries out ADD. The network namespace is checked before anything is assigned.
     fn add(&mut self, version: &str, allocator: &dyn Allocator) -> Result<AddResult> {
         if self.is_own_netns() {
             return Err(env::own_netns_error());
@@ -179,7 +178,7 @@ impl<'a> CniContext<'a> {
         request.sticky = sticky;
         check_counts(version, &request.wanted)?;
         let these = request.wanted.these.clone();
-        // An ADD without addresses needs no store, as for Calico; a virtual machine may have some.
+        // As for Calico, an ADD that asks for no address needs no store. A virtual machine may have addresses anyway.
         let asks_for_nothing = request.wanted == RequestedAddresses::default() && vm.is_none();
         let add = Add { request, vm };
         let assigner = Assigner { allocator, kubernetes: &self.kubernetes, namespace: &namespace };
@@ -197,10 +196,10 @@ impl<'a> CniContext<'a> {
         }
     }
 
-    /// The workload that keeps the addresses of an ADD.
+    /// Returns the workload that keeps the addresses of an ADD.
     ///
     /// # Errors
-    /// Those of [`sticky`].
+    /// Any error of [`sticky`].
     fn sticky(&mut self, args: &CniArgs, identity: &ContainerIdentity) -> Result<Option<Sticky>> {
         let begun = Instant::now();
         let sticky = sticky(&self.conf, args, identity.pod.as_ref(), &self.kubernetes, self.store.patience)?;
@@ -208,7 +207,7 @@ impl<'a> CniContext<'a> {
         Ok(sticky)
     }
 
-    /// The assignment of an ADD.
+    /// Builds the request for the addresses of an ADD.
     pub(crate) fn assignment(
         &self,
         identity: ContainerIdentity,
@@ -244,10 +243,10 @@ impl<'a> CniContext<'a> {
         assign
     }
 
-    /// DEL. The container's addresses are released also if its namespace is said to be our own, and the error comes
-    /// after: a process id in such a path may belong to a process of the host by now, and without the release the
-    /// address would never come back, however often the runtime calls. The container's own addresses are also released
-    /// if it cannot be known whether the address is a virtual machine's.
+    /// Carries out DEL. The container's addresses are released even if its network namespace looks like the plugin's
+    /// own, and the error is returned afterwards: the process id in such a path may belong to a process of the host by
+    /// now. Without the release, the addresses would stay assigned however often the runtime calls. The container's own
+    /// addresses are also released if the Kubernetes API cannot say whether the pod runs a virtual machine.
     fn del(&mut self, allocator: &dyn Allocator) -> Result<()> {
         let own_netns = self.is_own_netns();
         let (_, identity) = self.identify()?;
@@ -256,7 +255,7 @@ impl<'a> CniContext<'a> {
             Err(error) => (None, Some(error)),
         };
         let old_handle = identity.old_handle();
-        // DEL has to do its work whatever the runtime has kept.
+        // DEL must succeed even if the runtime passes an unreadable result.
         let addresses = result::previous_addresses(self.conf.prev_result.as_ref()).unwrap_or_default();
         let attachment = identity.attachment;
         let namespace = identity.pod.map(|(namespace, _)| namespace);
@@ -289,7 +288,7 @@ impl<'a> CniContext<'a> {
         Ok((args, identity))
     }
 
-    /// The settings of a secondary network; `None` on one of Calico's.
+    /// Returns the settings of a secondary network; `None` for a Calico network.
     pub(crate) fn bridged_settings(&self) -> Result<Option<BridgedSettings>> {
         if self.rules == NetworkRules::Calico {
             if is_routed(&self.conf) {
@@ -298,7 +297,7 @@ impl<'a> CniContext<'a> {
             return Ok(None);
         }
         let settings = BridgedSettings::from_conf(&self.conf)?;
-        // Host-local's ranges are those of one node; whereabouts' are the whole cluster's.
+        // host-local's ranges belong to one node; whereabouts' ranges belong to the whole cluster.
         let is_of_node = settings.network.own_pools.iter().any(|pool| !pool.is_auto)
             && !ranges::is_whereabouts(&self.conf.ipam.whereabouts);
         if is_of_node && self.store.location.is_shared() {
@@ -310,8 +309,9 @@ impl<'a> CniContext<'a> {
         Ok(Some(settings))
     }
 
-    /// How many addresses of each family to choose. Where the configuration defines pools, their families are meant. On
-    /// a secondary network a wanted address takes the place of a chosen one; on Calico's they take the place of all.
+    /// Returns how many IPv4 and IPv6 addresses to choose. If the configuration defines pools, their families count. On
+    /// a secondary network a wanted address replaces a chosen one; on a Calico network any wanted address replaces all
+    /// chosen ones.
     pub(crate) fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (usize, usize) {
         let ipam = &self.conf.ipam;
         let own_pools = match network {
@@ -321,7 +321,7 @@ impl<'a> CniContext<'a> {
         };
         let of = |v4: bool| own_pools.iter().filter(move |pool| pool.is_v4() == v4);
         let is_wanted = |v4: bool| wanted.iter().any(|address| address.is_ipv4() == v4);
-        // Of several sets of a family, each has a chosen address unless a wanted one is of its ranges.
+        // If a family has several sets of ranges, each set gets a chosen address unless a wanted address is in it.
         let count = |v4: bool| {
             let sets: BTreeSet<usize> = of(v4).map(|pool| pool.set).collect();
             let has_wanted =
@@ -342,21 +342,21 @@ impl<'a> CniContext<'a> {
     }
 }
 
-/// True if the network's main plugin is Calico's or ours, which does the same.
+/// True if the network's main plugin is `calico`, or `margay-cni`, which does the same.
 fn is_routed(conf: &NetConf) -> bool {
     matches!(conf.plugin.as_str(), "calico" | "margay-cni")
 }
 
-/// The store of a configuration, with its lock file and its time.
+/// Returns the location, the lock file and the timeout of a configuration's store.
 ///
 /// # Errors
-/// Code 7 for a deadline that is none.
+/// Code 7 for an invalid timeout.
 pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAccess> {
     let lock_file = if conf.lock_file.is_empty() { DEFAULT_HOST_LOCK_FILE } else { &conf.lock_file };
     Ok(StoreAccess { location, lock_file: lock_file.into(), patience: conf.patience()?, spent: Duration::ZERO })
 }
 
-/// Refuses addresses that a result before 0.3.0 cannot express, before anything is assigned.
+/// Refuses a request whose addresses a result before CNI 0.3.0 cannot express, before anything is assigned.
 fn check_counts(version: &str, wanted: &RequestedAddresses) -> Result<()> {
     if !versions::is_before(version, "0.3.0") {
         return Ok(());
@@ -375,7 +375,8 @@ fn check_counts(version: &str, wanted: &RequestedAddresses) -> Result<()> {
     Ok(())
 }
 
-/// On Calico's networks errors that Calico has as well are Calico's to the letter.
+/// Converts an error about the choice of the store. On a Calico network, errors that Calico has as well are Calico's to
+/// the letter.
 fn store_error(error: &ConfigError, rules: NetworkRules, drivers: &Drivers) -> CniError {
     match rules {
         NetworkRules::Calico if *error == ConfigError::Kubernetes => {
@@ -386,12 +387,12 @@ fn store_error(error: &ConfigError, rules: NetworkRules, drivers: &Drivers) -> C
     }
 }
 
-/// The wanted addresses of all three sources together, each once: `IP` in `CNI_ARGS`, then `args.cni.ips`, then
-/// `runtimeConfig.ips`. Nothing says that one source overrules another, so all of them are wanted; an address that is
-/// named twice is wanted once.
+/// Returns the wanted addresses of all three sources: `IP` in `CNI_ARGS`, `args.cni.ips` and `runtimeConfig.ips`, in
+/// this order. The specification gives no source precedence over another, so all addresses are wanted. Duplicates are
+/// dropped.
 ///
 /// # Errors
-/// Code 7 for what is no address.
+/// Code 7 for a text that is not an address.
 pub(crate) fn wanted_addresses(conf: &NetConf, args: &CniArgs) -> Result<Vec<IpAddr>> {
     let mut wanted: Vec<IpAddr> = args.ip.into_iter().collect();
     for (setting, value) in [("args.cni.ips", &conf.args_ips), ("runtimeConfig.ips", &conf.runtime_ips)] {

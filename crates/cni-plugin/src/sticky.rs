@@ -1,4 +1,4 @@
-//! The name under which a workload keeps its addresses: `ipam.sticky`, `args.cni.labels`, `MARGAY_STICKY` in `CNI_ARGS`.
+//! The sticky name of a workload: `ipam.sticky`, `args.cni.labels`, `MARGAY_STICKY` in `CNI_ARGS`.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::gojson::{GoJson, quoted};
 use crate::kubernetes::Kubernetes;
 use crate::netconf::NetConf;
 
-/// How long a released address waits if the configuration does not say.
+/// Default wait of a released sticky address.
 const DEFAULT_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The source of a workload's name.
+/// The source of a sticky name.
 #[derive(Debug, PartialEq, Eq)]
 enum StickySource<'a> {
-    /// The pod, with its namespace.
+    /// The pod's namespace and name.
     Pod,
     /// `K8S_POD_NAME` alone, which is the container's name under podman.
     Container,
@@ -28,17 +28,17 @@ enum StickySource<'a> {
 /// Checks the setting `ipam.sticky`.
 ///
 /// # Errors
-/// Code 7 for a setting that cannot be carried out.
+/// Code 7 for an invalid setting.
 pub(crate) fn check(conf: &NetConf) -> Result<()> {
     conf.ipam.sticky.as_ref().map_or(Ok(()), |value| read(value).map(drop))
 }
 
-/// The workload that keeps the addresses of this ADD; `None` if none does: nothing is configured, or what is to name it is
-/// not there. A label or an annotation that the configuration does not have is read from the Kubernetes API, if one is
-/// configured, within `patience`.
+/// Returns the sticky name of this container; `None` when sticky addresses are off or the container has no such label,
+/// annotation or pod. If the configuration has no such label or annotation, the pod is read from the Kubernetes API, if
+/// one is configured, within `patience`.
 ///
 /// # Errors
-/// Code 7 for a setting that cannot be carried out; those of the API.
+/// Code 7 for an invalid setting; any error of the Kubernetes API.
 pub(crate) fn sticky(
     conf: &NetConf,
     args: &CniArgs,
@@ -69,14 +69,14 @@ pub(crate) fn sticky(
         },
     };
     let Some(name) = name else {
-        tracing::debug!("nothing names the workload: its address is not kept");
+        tracing::debug!("the workload has no sticky name; its address is not kept");
         return Ok(None);
     };
     Sticky::check_name(&name).map_err(|reason| CniError::config(reason).with_details(quoted(&name)))?;
     Ok(Some(Sticky { name, wait }))
 }
 
-/// `"pod"`, or an object with `by` and `for`.
+/// Parses `"pod"`, or an object with `by` and `for`.
 fn read(value: &GoJson) -> Result<(StickySource<'_>, Option<Duration>)> {
     let by = match value {
         GoJson::Object(_) => value.member("by"),
@@ -103,7 +103,7 @@ fn wrong_by() -> CniError {
     CniError::config("ipam.sticky.by must be \"pod\", \"container\", \"label:NAME\" or \"annotation:NAME\"")
 }
 
-/// A whole number with `s`, `m`, `h` or `d`, or `forever`.
+/// Parses a whole number with `s`, `m`, `h` or `d`, or `forever`, which is `None`.
 fn wait(text: &str) -> Result<Option<Duration>> {
     let wrong =
         || CniError::config("ipam.sticky.for must be a time such as \"90s\", \"15m\", \"2h\", \"3d\" or \"forever\"");
@@ -114,14 +114,15 @@ fn wait(text: &str) -> Result<Option<Duration>> {
     wait.map(Some).ok_or_else(wrong)
 }
 
-/// A label in `args.cni.labels`, a list of objects with `key` and `value`.
+/// Finds a label in `args.cni.labels`, a list of objects with `key` and `value`.
 fn label(conf: &NetConf, key: &str) -> Option<String> {
     let labels = conf.args_labels.as_ref().map(GoJson::one_or_many).unwrap_or_default();
     let of = |label: &&GoJson| label.member("key").and_then(GoJson::as_str) == Some(key);
     non_empty_text(labels.iter().find(of)?.member("value"))
 }
 
-/// An annotation in `runtimeConfig`, where containerd and CRI-O put those of the pod for plugins that ask for them.
+/// Finds an annotation in `runtimeConfig`, where containerd and CRI-O pass the pod's annotations to plugins that
+/// request them.
 fn annotation(conf: &NetConf, key: &str) -> Option<String> {
     non_empty_text(conf.runtime_annotations.as_ref()?.member(key))
 }
@@ -130,7 +131,7 @@ fn non_empty_text(value: Option<&GoJson>) -> Option<String> {
     value.and_then(GoJson::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
-/// The label or annotation of the pod in the Kubernetes API, if one is configured.
+/// Reads the label or annotation of the pod from the Kubernetes API, if one is configured.
 fn read_from_pod(
     conf: &NetConf,
     pod: Option<&(String, String)>,

@@ -1,14 +1,15 @@
 //! CHECK, STATUS and GC of the IPAM plugin.
 //!
-//! CHECK fails if the store has an address of the container as free or as another's, or has none of it. A runtime
-//! ends a container whose CHECK fails, so a state that cannot be known is success and a line in the log.
+//! CHECK fails if the store has an address of the container as free or as another container's, or has no address of the
+//! container. A runtime ends a container whose CHECK fails, so an unknown state is a success and a line in the log.
 //!
-//! STATUS says whether this configuration and its store can serve an ADD now. A runtime takes a whole node out of service
-//! when STATUS fails, and the node's pods are evicted. So a pool without a free address is no failure.
+//! STATUS reports whether this configuration and its store can serve an ADD now. When STATUS fails, a runtime takes the
+//! whole node out of service, and the node's pods are evicted. So a pool without a free address is not a failure.
 //!
-//! GC releases all attachments but those that the runtime reports. The specification makes the runtime's list the authority: an
-//! attachment that is not in it is gone. So an address is released here even if an interface somewhere still has it, such as that of a
-//! container that could not be taken apart. The operator's `margay gc` goes by the evidence of the machine instead.
+//! GC releases all attachments that the runtime does not list. The specification makes the runtime's list the
+//! authority: an attachment that is not in the list is gone. So GC releases an address even if an interface still has
+//! it, for example in a container that the runtime failed to remove. The operator's `margay gc` relies on the evidence
+//! of the machine instead.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -28,7 +29,7 @@ use crate::{result, sticky};
 impl CniContext<'_> {
     pub(crate) fn check(&self, allocator: &dyn Allocator) -> Result<()> {
         let (_, identity) = self.identify()?;
-        // A virtual machine holds its address itself; which machine it is, only the Kubernetes API could say.
+        // A virtual machine's address is held under its own handle, which only the Kubernetes API could identify.
         let is_vms = self.may_be_vms(&identity);
         let check = Check {
             old_handle: identity.old_handle(),
@@ -59,7 +60,7 @@ impl CniContext<'_> {
             match standing {
                 Standing::Own => {}
                 Standing::Unmarked => tracing::info!(%ip, "the address is recorded without its interface"),
-                Standing::Unknown => tracing::info!(%ip, "the address is in no pool, so nothing is recorded of it"),
+                Standing::Unknown => tracing::info!(%ip, "the address is in no pool; the store has no record of it"),
                 Standing::Free => {
                     wrong.push(*ip);
                     why.push(format!("{ip} is free"));
@@ -70,7 +71,7 @@ impl CniContext<'_> {
                 }
             }
         }
-        // Without an earlier result, CHECK can find only that no address is held.
+        // Without a `prevResult`, CHECK can only find that the container holds no address at all.
         let nothing = found.standings.is_empty() && found.held.is_empty() && !self.asks_for_nothing();
         let what = match wrong.as_slice() {
             [] if nothing => "no address is recorded".to_owned(),
@@ -92,10 +93,10 @@ impl CniContext<'_> {
     }
 }
 
-/// No container has this id, since ids begin with a letter or a digit.
+/// The container id in the request of STATUS. No container has it, since ids begin with a letter or a digit.
 const STATUS_CONTAINER: &str = "-status";
 
-/// Sets the one code that STATUS has for every error.
+/// Sets code 50, which STATUS has for every error.
 pub(crate) fn unavailable(error: CniError) -> CniError {
     error.with_code(Code::Unavailable)
 }
@@ -115,7 +116,7 @@ impl CniContext<'_> {
         identity.check_node()?;
         sticky::check(&self.conf)?;
         let assign = self.assignment(identity, network, Vec::new());
-        // Such a network needs no store.
+        // A network without addresses needs no store.
         if assign.wanted != RequestedAddresses::default() {
             allocator.status(&self.store, assign.into())?;
         }
@@ -123,13 +124,14 @@ impl CniContext<'_> {
     }
 }
 
-/// The configuration's member with the list, and the name that CNI's specification once had for it: libcni writes both.
+/// The member of the configuration that lists the attachments, and its former name in CNI's specification: libcni
+/// writes both.
 const ATTACHMENT_MEMBERS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
-/// The container ids and interfaces that are in use, by the runtime's account.
+/// Returns the container ids and interfaces that are in use, as the runtime lists them.
 ///
 /// # Errors
-/// Code 7 if there is no list, or an element is no attachment: then nothing may be released.
+/// Code 7 if there is no list, or an element is not an attachment. Nothing may be released then.
 pub(crate) fn valid_attachments(json: &GoJson) -> Result<BTreeSet<(String, String)>> {
     let member =
         ATTACHMENT_MEMBERS.into_iter().find(|name| json.member(name).is_some()).unwrap_or(ATTACHMENT_MEMBERS[0]);
@@ -149,7 +151,7 @@ pub(crate) fn valid_attachments(json: &GoJson) -> Result<BTreeSet<(String, Strin
 }
 
 impl CniContext<'_> {
-    /// Releases the addresses of attachments that the runtime does not know any more.
+    /// Releases the addresses of all attachments that the runtime does not list.
     pub(crate) fn gc(&self, valid: BTreeSet<(String, String)>, allocator: &dyn Allocator) -> Result<()> {
         let node = self.host.node(&self.conf);
         if node.is_empty() {
@@ -162,10 +164,17 @@ impl CniContext<'_> {
     }
 }
 
-/// Logs what was released and what was not.
+/// Logs how many addresses were released or left, and why.
 fn log_collected(collected: &GcSummary, network: &str) {
     let GcSummary { released, changed, young, undated, unmarked } = collected;
-    tracing::info!(network, ?released, changed, young, unmarked, "nothing is held any more by what is gone");
+    tracing::info!(
+        network,
+        ?released,
+        changed,
+        young,
+        unmarked,
+        "released the addresses of attachments that the runtime does not list"
+    );
     if *undated > 0 {
         tracing::warn!(
             network,

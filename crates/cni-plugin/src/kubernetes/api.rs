@@ -1,4 +1,4 @@
-//! Requests to the Kubernetes API with their login, on one connection as long as it lasts.
+//! Authenticated requests to the Kubernetes API, on one connection for as long as it stays open.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,43 +16,43 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::dial::{self, ApiFailure, ApiProblem, ApiRoute};
 
-/// More than a namespace, a pod or a virtual machine has, in bytes.
+/// Maximum size of a response, in bytes. Namespaces, pods and virtual machines are smaller.
 const MAX_RESPONSE_BYTES: usize = 4 << 20;
-/// The most characters of the API's that an error repeats.
+/// Maximum number of characters of the API's message in an error.
 const MAX_MESSAGE_CHARS: usize = 1000;
-/// How often a request is sent again that the API could not take.
+/// Maximum number of retries of a request that the API could not serve (`Retry-After`).
 const MAX_RETRIES: usize = 10;
-/// The longest that a request is waited for.
+/// Maximum time limit of a request.
 const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-/// The shortest pause before a request is sent again.
+/// Minimum pause before a retry.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) const CHECK_ADDRESS: &str = "check that the Kubernetes API runs, and that this host can reach it";
 
-/// The way to the API, and the login for it.
+/// A connection to the API with its credentials.
 pub(super) struct Api {
     pub(super) way: ApiRoute,
-    /// The text before the path of a request.
+    /// The prefix of every request's path, from the API's URL.
     pub(super) prefix: String,
     pub(super) login: Login,
-    /// The name that requests are sent under.
+    /// The User-Agent header.
     pub(super) agent: &'static str,
-    /// The connection of the request before.
+    /// The connection of the previous request, for reuse.
     pub(super) kept: Option<SendRequest<Empty<Bytes>>>,
-    /// The secret that must not be in any text.
+    /// The secret of the login, which error texts must not contain.
     pub(super) secret: String,
 }
 
-/// An answer of the API.
+/// A response of the API.
 #[derive(Debug)]
 pub(super) struct ApiResponse {
     pub(super) status: StatusCode,
     pub(super) body: Bytes,
-    /// The pause before the next try, if the API could not take the request.
+    /// The pause before a retry, if the API could not serve the request.
     pause: Option<Duration>,
 }
 
-/// The answer of the API if it refuses.
+/// The body of an error response.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ApiStatus {
@@ -61,12 +61,12 @@ pub(super) struct ApiStatus {
 }
 
 impl Api {
-    /// Its address, for messages.
+    /// Returns the API's URL, for messages.
     pub(super) fn url(&self) -> String {
         format!("{}{}", self.way.address.url(), self.prefix)
     }
 
-    /// The answer to a request for a path; the time is that of all tries together.
+    /// Sends a GET request for a path. `left` limits all tries together.
     pub(super) async fn get(&mut self, path: &str, left: Duration) -> Result<ApiResponse, ApiFailure> {
         let deadline = deadline(left);
         match timeout_at(deadline, self.get_with_retries(path, deadline)).await {
@@ -75,7 +75,7 @@ impl Api {
         }
     }
 
-    /// Repeats a request as often as the API wants it repeated, as Kubernetes's own client does.
+    /// Retries a request while the API asks for it, as Kubernetes's own client does.
     async fn get_with_retries(&mut self, path: &str, deadline: Instant) -> Result<ApiResponse, ApiFailure> {
         for _ in 0..MAX_RETRIES {
             let answer = self.get_once(path).await?;
@@ -89,7 +89,7 @@ impl Api {
 
     async fn get_once(&mut self, path: &str) -> Result<ApiResponse, ApiFailure> {
         if let Some(kept) = self.kept.take().filter(|kept| !kept.is_closed()) {
-            // The other side may close an idle connection at any time; a request may be sent twice.
+            // The server may close an idle connection at any time, so a request on a kept connection may be sent twice.
             if let Ok(answer) = self.exchange(kept, path).await {
                 return Ok(answer);
             }
@@ -138,7 +138,7 @@ impl Api {
         ApiProblem::transient(format!("the connection to {} broke: {error}", self.url()), CHECK_ADDRESS)
     }
 
-    /// The refusal in an answer; its text has no secret of ours in it, and is not long.
+    /// Parses an error response. Its message is shortened, and the login's secret is masked in it.
     pub(super) fn status(&self, answer: &ApiResponse) -> ApiStatus {
         let mut status: ApiStatus = serde_json::from_slice(&answer.body).unwrap_or_default();
         if !self.secret.is_empty() {
@@ -150,7 +150,7 @@ impl Api {
         status
     }
 
-    /// The text of Kubernetes's own client for a refusal.
+    /// Returns the text of Kubernetes's own client for an error response.
     pub(super) fn complaint(&self, answer: &ApiResponse, kind: &str, name: &str) -> String {
         let message = self.status(answer).message;
         match answer.status {
@@ -161,14 +161,14 @@ impl Api {
         }
     }
 
-    /// Go's text for a path that cannot be requested because there is no connection.
+    /// Returns Go's text for a request without a connection.
     pub(super) fn no_connection(&self, path: &str, error: &std::io::Error) -> String {
-        // As Go says it: without the number.
+        // Go's text has no error number.
         let reason = error.to_string().to_lowercase();
         let reason = reason.split(" (os error").next().unwrap_or_default();
         let first = self.way.first();
         let by = if self.way.proxy.is_some() { "proxyconnect tcp: " } else { "" };
-        // An error without a number comes from the lookup of the name.
+        // An error without a number comes from the name lookup.
         let what = match error.raw_os_error() {
             Some(_) => format!("dial tcp {}: connect: {reason}", first.with_port()),
             None => format!("dial tcp: lookup {}: {reason}", first.host),
@@ -177,7 +177,7 @@ impl Api {
     }
 }
 
-/// The moment when the time that is left is over.
+/// Returns the deadline for the time that is left, at most [`MAX_REQUEST_TIMEOUT`] from now.
 pub(super) fn deadline(left: Duration) -> Instant {
     Instant::now() + left.min(MAX_REQUEST_TIMEOUT)
 }
@@ -187,26 +187,25 @@ fn pause(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds).max(MIN_RETRY_INTERVAL))
 }
 
-/// The login that a kubeconfig gives its user beside certificates.
+/// The login of a user in a kubeconfig, other than a client certificate.
 pub(super) enum Login {
-    /// Nothing.
+    /// No credentials.
     Unnamed,
-    /// A token.
     Token(String),
-    /// A file with a token, which may be replaced at any time.
+    /// The path of a file with a token. The file may be replaced at any time.
     TokenFile(PathBuf),
-    /// A user and a password.
+    /// The user and the password.
     Password(String, String),
 }
 
-/// The value of a header, and the secret in it.
+/// The value of an Authorization header, and the secret in it.
 pub(super) struct Credential {
     pub(super) header: HeaderValue,
     pub(super) secret: String,
 }
 
 impl Login {
-    /// The credential to send with the next request.
+    /// Returns the credential for the next request, and reads the token's file again.
     pub(super) fn credential(&self) -> Result<Option<Credential>, ApiProblem> {
         let (scheme, secret) = match self {
             Self::Unnamed => return Ok(None),

@@ -1,5 +1,5 @@
-//! Connections to a server of HTTP: through a proxy or not, with TLS or without; the authorities to trust, the files with credentials, and
-//! the reasons why a request has no usable answer.
+//! Connections to an HTTP server, directly or through a proxy, with or without TLS. Also the trusted authorities, the
+//! files with credentials, and the reasons why a request failed.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -29,22 +29,22 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-/// A connection of whatever kind.
+/// A connection, with or without TLS.
 pub(crate) trait ApiStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ApiStream for T {}
 
-/// The address of a server: what of a URL is about connections.
+/// The parts of a server's URL that a connection needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ApiAddress {
     is_https: bool,
     pub(super) host: String,
     pub(super) port: u16,
-    /// Host and port as they are written.
+    /// The host and port as in the URL.
     pub(super) authority: String,
 }
 
 impl ApiAddress {
-    /// `None` if it is no URL of HTTP.
+    /// Parses the address; `None` unless the URL is an HTTP or HTTPS URL.
     pub(super) fn of(uri: &Uri) -> Option<Self> {
         let is_https = match uri.scheme_str()? {
             "https" => true,
@@ -58,20 +58,20 @@ impl ApiAddress {
         Some(Self { is_https, host, port, authority })
     }
 
-    /// Host and port.
+    /// Returns `host:port`, with brackets around an IPv6 address.
     pub(super) fn with_port(&self) -> String {
         let (host, port) = (&self.host, self.port);
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     }
 
-    /// The beginning of a URL.
+    /// Returns the URL without its path.
     pub(super) fn url(&self) -> String {
         let scheme = if self.is_https { "https" } else { "http" };
         format!("{scheme}://{}", self.authority)
     }
 }
 
-/// The header for the user and the password in a URL.
+/// Returns the Basic authorization header for the user and the password in a URL.
 pub(super) fn password(uri: &Uri) -> Option<HeaderValue> {
     let (user, _) = uri.authority()?.as_str().rsplit_once('@')?;
     let user: Vec<u8> = percent_decode_str(user).collect();
@@ -80,15 +80,17 @@ pub(super) fn password(uri: &Uri) -> Option<HeaderValue> {
     Some(header)
 }
 
-/// A proxy of HTTP that is spoken to without TLS.
+/// An HTTP proxy that is connected to without TLS.
 pub(super) struct Proxy {
     address: ApiAddress,
     pub(super) authorization: Option<HeaderValue>,
 }
 
 impl Proxy {
+    /// Parses the URL of a proxy.
+    ///
     /// # Errors
-    /// The URL is that of another kind of proxy. It is not repeated: a password may be in it.
+    /// Another kind of proxy. The error does not repeat the URL, which may have a password.
     pub(super) fn new(url: &str) -> Result<Self, ApiProblem> {
         let unsupported = || {
             ApiProblem::new(
@@ -102,7 +104,7 @@ impl Proxy {
     }
 }
 
-/// How to get a connection to a server.
+/// The route to a server: its address, and the proxy and TLS settings for it.
 pub(super) struct ApiRoute {
     pub(super) address: ApiAddress,
     pub(super) proxy: Option<Proxy>,
@@ -110,8 +112,8 @@ pub(super) struct ApiRoute {
 }
 
 impl ApiRoute {
-    /// `tls` is called for an address of https alone. `server_name` is the name in the server's certificate, if not its
-    /// host's. `None` if that is no name.
+    /// Builds a route; `None` if the server's name is invalid. `tls` is called for HTTPS only. `server_name` replaces
+    /// the host as the name in the server's certificate.
     pub(super) fn new(
         address: ApiAddress,
         proxy: Option<Proxy>,
@@ -127,21 +129,21 @@ impl ApiRoute {
         Ok(Some(way))
     }
 
-    /// True if requests name the server, because a proxy reads them.
+    /// True if a proxy forwards plain HTTP requests, which must then have the server's full URL.
     pub(super) fn is_read_by_proxy(&self) -> bool {
         self.proxy.is_some() && !self.address.is_https
     }
 
-    /// The address of the first peer: the proxy or the server itself.
+    /// Returns the address of the first peer: the proxy or the server itself.
     pub(super) fn first(&self) -> &ApiAddress {
         self.proxy.as_ref().map_or(&self.address, |proxy| &proxy.address)
     }
 
-    /// A connection.
+    /// Opens a connection to the server.
     pub(super) async fn open(&self) -> Result<Box<dyn ApiStream>, ApiFailure> {
         let ApiAddress { host, port, .. } = self.first();
         let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(ApiFailure::Unreachable)?;
-        // A request is one packet, and its answer is waited for.
+        // Do not delay packets: a request is one packet, and the client waits for its answer.
         let _ = stream.set_nodelay(true);
         let stream: Box<dyn ApiStream> = match &self.proxy {
             Some(proxy) if self.address.is_https => self.connect_through(proxy, stream).await?,
@@ -157,7 +159,7 @@ impl ApiRoute {
         Ok(Box::new(connector.connect(name.clone(), stream).await.map_err(refused)?))
     }
 
-    /// A connection that a proxy makes to the server.
+    /// Opens a tunnel through a proxy (CONNECT).
     async fn connect_through(&self, proxy: &Proxy, stream: TcpStream) -> Result<Box<dyn ApiStream>, ApiProblem> {
         let shown = proxy.address.url();
         let advice = "check proxy-url in the kubeconfig, and what the proxy allows";
@@ -189,17 +191,17 @@ impl ApiRoute {
     }
 }
 
-/// Which servers are the right ones.
+/// The rule by which a server's certificate is trusted.
 pub(super) enum TlsTrust {
-    /// Those whom the authorities of this system vouch for.
+    /// Trusts the authorities of this system.
     System,
-    /// Those whom these authorities vouch for, in PEM form.
+    /// Trusts only these authorities, in PEM form.
     Authority(Vec<u8>),
-    /// Every one (`insecure-skip-tls-verify`).
+    /// Trusts every certificate (`insecure-skip-tls-verify`).
     Everyone,
 }
 
-/// A certificate of ours and its key, in PEM form.
+/// The plugin's client certificate and key, in PEM form.
 pub(super) struct ClientIdentity {
     pub(super) certificate: Vec<u8>,
     pub(super) key: Vec<u8>,
@@ -214,7 +216,9 @@ pub(super) fn tls_config(trust: &TlsTrust, identity: Option<&ClientIdentity>) ->
         .map_err(|_| unusable("TLS"))?;
     let builder = match trust {
         TlsTrust::Everyone => {
-            tracing::warn!("the Kubernetes API may be anybody's: the kubeconfig has insecure-skip-tls-verify");
+            tracing::warn!(
+                "the certificate of the Kubernetes API is not checked: the kubeconfig has insecure-skip-tls-verify"
+            );
             builder.dangerous().with_custom_certificate_verifier(Arc::new(UncheckedVerifier(provider)))
         }
         TlsTrust::System => {
@@ -233,7 +237,7 @@ pub(super) fn tls_config(trust: &TlsTrust, identity: Option<&ClientIdentity>) ->
     builder.with_client_auth_cert(certificates, key).map_err(|_| unusable("the client certificate"))
 }
 
-/// `None` if there is none, or one that is none.
+/// Parses certificates of authorities; `None` if there are none or one is invalid.
 fn authorities(pem: &[u8]) -> Option<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
@@ -242,7 +246,7 @@ fn authorities(pem: &[u8]) -> Option<RootCertStore> {
     (!roots.is_empty()).then_some(roots)
 }
 
-/// Takes every certificate, but only from a server that has its key.
+/// Accepts every certificate, but only from a server that has its key.
 #[derive(Debug)]
 struct UncheckedVerifier(Arc<CryptoProvider>);
 
@@ -281,16 +285,16 @@ impl ServerCertVerifier for UncheckedVerifier {
     }
 }
 
-/// Far more than any of these files has, in bytes.
+/// Maximum size of a file with credentials, in bytes. Real files are far smaller.
 const MAX_CREDENTIAL_BYTES: u64 = 1 << 20;
 const WHY_KUBERNETES: &str =
-    "with this file the plugin logs in to the Kubernetes API, or knows that API: only its owner may write to it";
-const WHY_ETCD: &str = "with this file the plugin logs in to etcd, or knows that etcd: only its owner may write to it";
-/// The bits of a mode with which others than the owner may write.
+    "the plugin logs in to the Kubernetes API or verifies that API with this file: only its owner may write to it";
+const WHY_ETCD: &str = "the plugin logs in to etcd or verifies etcd with this file: only its owner may write to it";
+/// The permission bits that let users other than the owner write.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// The content of such a file. A file that others may write to is refused: they could have the plugin run as somebody else, or
-/// have it trust their server.
+/// Reads a file with credentials. A file that other users than the owner may write to is refused: those users could
+/// change the plugin's login, or make the plugin trust another server.
 pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
     let shown = path.display();
     let unreadable = |error: io::Error| {
@@ -299,7 +303,7 @@ pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
             "check kubernetes.kubeconfig, and that the file is there",
         )
     };
-    // A pipe would be waited for.
+    // Without O_NONBLOCK, opening a pipe would block.
     let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).map_err(unreadable)?;
     check_file(path, &file, WHY_KUBERNETES).map_err(unreadable)??;
     let mut bytes = Vec::new();
@@ -313,7 +317,8 @@ pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
     Ok(bytes)
 }
 
-/// The same check of a file with etcd's key or certificates, which others read. A file that cannot be opened is theirs to report.
+/// Checks the owner and mode of a file with etcd's key or certificates, like [`read_credentials`]. A file that cannot
+/// be opened passes, since etcd's client reports it.
 pub(crate) fn check_owner(path: &Path) -> agent::Result<()> {
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path);
     match opened.and_then(|file| check_file(path, &file, WHY_ETCD)) {
@@ -338,7 +343,7 @@ fn check_file(path: &Path, file: &File, why: &str) -> io::Result<Result<(), ApiP
     })
 }
 
-/// A problem, and the advice about it. No secret is kept in it.
+/// A problem with the API or its configuration, and advice about it. The texts have no secrets.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ApiProblem {
     pub(super) code: Code,
@@ -347,25 +352,25 @@ pub(super) struct ApiProblem {
 }
 
 impl ApiProblem {
-    /// A problem that somebody must mend.
+    /// Returns a problem that does not go away without a change.
     pub(super) fn new(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::Internal, what: what.into(), advice: advice.into() }
     }
 
-    /// A problem that may be gone a little later.
+    /// Returns a problem that may be gone a little later.
     pub(super) fn transient(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::TryAgain, ..Self::new(what, advice) }
     }
 }
 
-/// The reason why a request has no answer. The plugins report the first two in different words.
+/// The reason why a request failed. The two plugins report the first two in different words.
 #[derive(Debug)]
 pub(super) enum ApiFailure {
-    /// There is no connection.
+    /// The connection could not be opened.
     Unreachable(io::Error),
-    /// There was no answer in that time.
+    /// There was no answer within this time.
     Late(Duration),
-    /// Everything else.
+    /// Any other failure.
     Reported(ApiProblem),
 }
 

@@ -1,4 +1,4 @@
-//! Gates: servers that must answer before an ADD goes on (`readiness_gates`).
+//! Readiness gates: servers that must answer before ADD continues (`readiness_gates`).
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::api::deadline;
 use super::dial::{self, ApiAddress, ApiRoute, TlsTrust, password};
 use crate::gojson::quoted;
 
-/// How often a gate is queried, and for how long, as in Calico's plugin. That one begins with a pause.
+/// How often and how long a gate is queried, as in Calico's plugin, which pauses before the first query.
 const GATE_PACE: GatePace = GatePace { interval: Duration::from_secs(5), longest: Duration::from_secs(30) };
 
 #[derive(Clone, Copy)]
@@ -23,11 +23,12 @@ struct GatePace {
     longest: Duration,
 }
 
-/// Waits until all gates answer, one after another: with a status from 200 to 399, whatever else is in the answer. Each has 30
-/// seconds, and all together the time that is left.
+/// Waits for all gates, one after another. A gate is open once it answers with a status from 200 to 399; the rest of
+/// the answer is ignored. Each gate has 30 seconds, and `left` limits all gates together.
 ///
 /// # Errors
-/// Calico's, code 999: a gate is no URL, or did not answer so. Code 11 if the time that is left passed first.
+/// Calico's texts, code 999, for a gate that is not a URL or did not open in its own time. Code 11 if `left` was over
+/// first.
 pub(crate) async fn wait(urls: &[String], left: Duration) -> Result<()> {
     wait_at(urls, left, GATE_PACE).await
 }
@@ -55,7 +56,7 @@ struct ReadinessGate {
 
 impl ReadinessGate {
     fn new(url: &str) -> Result<Self> {
-        // A password never leaves this function.
+        // Errors show only this text, since the URL may have a password.
         let shown = without_user(url);
         let invalid =
             |reason: String| CniError::internal(format!("invalid URL set for ReadinessGates:{shown} Error:{reason}"));
@@ -72,10 +73,10 @@ impl ReadinessGate {
         Ok(Self { way: way.ok_or_else(no_uri)?, uri })
     }
 
-    /// Queries the gate until it is open; `last` is the reason why it was not.
+    /// Queries the gate until it is open. `last` gets the reason why it was closed at the last query.
     async fn wait_until_open(&self, pause: Duration, last: &mut String) {
         let mut tries = interval(pause);
-        // A try that took longer is not made up for.
+        // After a slow query, do not catch up with missed ones.
         tries.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tries.tick().await;
@@ -87,7 +88,7 @@ impl ReadinessGate {
         }
     }
 
-    /// The status of one answer.
+    /// Queries the gate once and returns the HTTP status.
     async fn ask(&self) -> Result<u16, String> {
         let stream = self.way.open().await.map_err(|failure| failure.to_string())?;
         let broken = |error: hyper::Error| format!("the connection broke: {error}");
@@ -106,7 +107,7 @@ impl ReadinessGate {
     }
 }
 
-/// A URL without the user and the password before its host.
+/// Removes the user and the password from a URL.
 fn without_user(url: &str) -> String {
     let (scheme, rest) = url.split_once("://").map_or(("", url), |(scheme, rest)| (&url[..scheme.len() + 3], rest));
     let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
@@ -156,7 +157,7 @@ mod tests {
         assert!(!head.contains("authorization"), "{head}");
         let head = second.only_head();
         assert!(head.starts_with("GET / HTTP/1.1\r\n"), "{head}");
-        // me:x y
+        // The Base64 form of `me:x y`.
         assert!(head.contains("\r\nauthorization: Basic bWU6eCB5\r\n"), "{head}");
         wait(&[], Duration::ZERO).await.unwrap();
     }
@@ -179,9 +180,9 @@ mod tests {
             std::thread::sleep(Duration::from_millis(300));
             let (mut stream, _) = std::net::TcpListener::bind(address).unwrap().accept().unwrap();
             assert!(stream.read(&mut [0; 1000]).unwrap() > 0);
-            // More is not waited for: the body has no end.
+            // The client does not wait for the end of the body, which never comes.
             stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
-            // Until the client hangs up.
+            // Keep the connection open until the client closes it.
             let _ = std::io::copy(&mut stream, &mut std::io::sink());
         });
         wait_at(&[format!("http://{address}/")], LONG, GatePace { longest: LONG, ..FAST }).await.unwrap();
@@ -204,7 +205,7 @@ mod tests {
             assert!(details.starts_with(&format!("the readiness gate {url} is not open: ")), "{details}");
             assert!(details.contains(&last.to_lowercase()), "{details}");
             assert!(begun.elapsed() >= FAST.longest && begun.elapsed() < FAST.longest * 6, "{:?}", begun.elapsed());
-            // The call's own time may be shorter.
+            // The time that the call has left may be shorter than the gate's.
             let error = wait_at(&[url], Duration::from_millis(200), FAST).await.unwrap_err();
             assert_eq!((error.code().number(), error.message()), (11, "context deadline exceeded"));
         }

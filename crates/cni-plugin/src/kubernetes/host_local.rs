@@ -1,4 +1,5 @@
-//! The configuration of the IPAM plugin host-local, in which a subnet may stand for the ranges of this node's pods.
+//! The configuration of the IPAM plugin host-local, in which a placeholder may stand for a range of this node's pods
+//! (`spec.podCIDRs`).
 
 use agent::{CniError, Result};
 use ipnet::IpNet;
@@ -6,46 +7,47 @@ use serde_json::{Map, Value};
 
 use crate::gojson::{self, GoJson};
 
-/// The text of a subnet, in any case, for the node's range of a family; and the network that stands for it on DEL.
+/// For each family, the placeholder (in upper or lower case) of the node's range, and the network that replaces it on
+/// DEL.
 const PLACEHOLDERS: [(&str, &str); 2] = [("usePodCidr", "0.0.0.0/0"), ("usePodCidrIPv6", "::/0")];
 const V4: usize = 0;
 const V6: usize = 1;
 
-/// The fate of the default routes if the configuration has routes.
+/// Whether the container gets default routes if the configuration has routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DefaultRoutes {
-    /// The container has only the configured routes.
+    /// The container gets only the configured routes.
     Replaced,
-    /// The container has both (`include_default_routes`).
+    /// The container gets both (`include_default_routes`).
     Kept,
 }
 
-/// A network's configuration whose IPAM plugin is host-local.
+/// The configuration of a network whose IPAM plugin is host-local.
 #[derive(Clone, Debug)]
 pub(crate) struct HostLocal {
     conf: Value,
 }
 
 impl HostLocal {
-    /// Takes a configuration whose `ipam.type` is `host-local`. Names of members count as they are written, as for Calico.
+    /// Checks a configuration whose `ipam.type` is `host-local`. Names of members are case-sensitive, as in Calico.
     ///
     /// # Errors
-    /// Calico's, code 999: `ipam`, `ipam.ranges` or a part of that has the wrong shape.
+    /// Calico's text, code 999, if `ipam`, `ipam.ranges` or an element of it is malformed.
     pub(crate) fn new(conf: &GoJson) -> Result<Self> {
         let conf = gojson::untyped(conf);
         check_shape(&conf["ipam"]).map_err(CniError::internal)?;
         Ok(Self { conf })
     }
 
-    /// True if a subnet stands for a range of the node: ADD for a pod needs those ranges.
+    /// True if the configuration has a placeholder, so that ADD of a pod needs the node's ranges.
     pub(crate) fn wants_pod_cidrs(&self) -> bool {
         subnets(&self.conf["ipam"]).any(|subnet| placeholder(subnet).is_some())
     }
 
-    /// Puts in the node's ranges, its `spec.podCIDRs`.
+    /// Replaces placeholders with the node's ranges, its `spec.podCIDRs`.
     ///
     /// # Errors
-    /// Calico's, code 999: the node lacks a range that is wanted, or has two of a family.
+    /// Calico's text, code 999, if the node lacks a wanted range, or has two of one family.
     pub(crate) fn with_pod_cidrs(mut self, node: &str, cidrs: &[String]) -> Result<Self> {
         let mut found = [None, None];
         for cidr in cidrs {
@@ -69,9 +71,10 @@ impl HostLocal {
         Ok(self)
     }
 
-    /// For DEL, which host-local does by the container's id alone: a network that holds every address stands for the
-    /// node's range, without a request to the API. It is left out beside another range of its family, because newer
-    /// versions of host-local refuse ranges that overlap, and so would never release an address.
+    /// Returns the configuration for DEL, which host-local carries out by the container's id alone. A network of all
+    /// addresses replaces each placeholder, so DEL needs no request to the API. A placeholder beside another range of
+    /// its family is removed, because newer versions of host-local refuse overlapping ranges, and so would never
+    /// release an address.
     pub(crate) fn for_del(mut self) -> Self {
         let mut taken = [false, false];
         for subnet in subnets(&self.conf["ipam"]).chain(ranges_of_runtime(&self.conf)) {
@@ -79,7 +82,7 @@ impl HostLocal {
                 taken[family(&net)] = true;
             }
         }
-        // True if the range of that subnet stays.
+        // Returns whether the range with this subnet stays.
         let mut settle = |subnet: &mut Value| match placeholder(subnet) {
             Some(family) if taken[family] => false,
             Some(family) => {
@@ -104,11 +107,11 @@ impl HostLocal {
         self
     }
 
-    /// The routes of a pod's container: the destinations in `ipam.routes`, in order, or the default routes. Gateways
-    /// are ignored: everything goes through the host.
+    /// Returns the routes of a pod's container: the destinations in `ipam.routes`, in order, or the default routes.
+    /// Gateways are ignored, since all packets go through the host.
     ///
     /// # Errors
-    /// Calico's, code 999, for what is no list of destinations. Calico panics for an element that is no object.
+    /// Calico's text, code 999, for a malformed list of routes. Calico panics for an element that is not an object.
     pub(crate) fn routes(&self, default: DefaultRoutes) -> Result<Vec<IpNet>> {
         let ipam = &self.conf["ipam"];
         let listed = match &ipam["routes"] {
@@ -135,13 +138,14 @@ impl HostLocal {
         })
     }
 
-    /// The configuration for host-local.
+    /// Returns the configuration for host-local.
     pub(crate) fn conf(&self) -> &Value {
         &self.conf
     }
 }
 
-/// The default routes of both families. A container has the one of each family in which it has an address.
+/// Returns the default routes of both families. A container uses a route only if it has an address of the route's
+/// family.
 pub(crate) fn default_routes() -> Vec<IpNet> {
     PLACEHOLDERS.iter().filter_map(|(_, net)| net.parse().ok()).collect()
 }
@@ -159,7 +163,7 @@ fn check_shape(ipam: &Value) -> Result<(), String> {
         }
     };
     for set in sets {
-        // Calico prints the list that it did not get.
+        // Calico's text prints an empty list instead of the value.
         let ranges =
             set.as_array().ok_or("failed to parse host-local IPAM range set; was expecting a list, not: []")?;
         ranges.iter().try_for_each(|range| dict(range).map(drop))?;
@@ -173,13 +177,13 @@ fn dict(value: &Value) -> Result<&Map<String, Value>, String> {
     value.as_object().ok_or_else(wrong)
 }
 
-/// The destination of a route, if it has one.
+/// Returns the destination of a route, if it has one.
 fn destination(route: &Value) -> Result<Option<IpNet>, String> {
     let Value::Object(route) = route else {
         return Err(format!("invalid IPAM routes section; expecting a dict, not: {}", gojson::printed(route)));
     };
     match route.get("dst") {
-        // The text is Calico's for a route without a destination.
+        // Calico's text for a route without a destination.
         None => Err("invalid CIDR address: <nil>".to_owned()),
         Some(Value::String(text)) => gojson::parse_cidr(text).map(Some),
         Some(other) => {
@@ -188,7 +192,7 @@ fn destination(route: &Value) -> Result<Option<IpNet>, String> {
     }
 }
 
-/// The family of the node's range for which a subnet stands.
+/// Returns the family of the range that a placeholder stands for; `None` for any other subnet.
 fn placeholder(subnet: &Value) -> Option<usize> {
     let text = subnet.as_str()?;
     PLACEHOLDERS.iter().position(|(name, _)| text.eq_ignore_ascii_case(name))
@@ -198,13 +202,13 @@ fn family(net: &IpNet) -> usize {
     if matches!(net, IpNet::V4(_)) { V4 } else { V6 }
 }
 
-/// The subnet of an `ipam`, and the subnets of its ranges.
+/// Returns the subnet of an `ipam` object, and the subnets of its ranges.
 fn subnets(ipam: &Value) -> impl Iterator<Item = &Value> {
     let ranges = ipam["ranges"].as_array().into_iter().flatten().filter_map(Value::as_array).flatten();
     [ipam].into_iter().chain(ranges).filter_map(|range| range.get("subnet"))
 }
 
-/// The same, to be changed.
+/// [`subnets`], but mutable.
 fn subnets_mut(ipam: &mut Value) -> Vec<&mut Value> {
     let mut found = Vec::new();
     for (name, value) in ipam.as_object_mut().into_iter().flatten() {
@@ -220,7 +224,7 @@ fn subnets_mut(ipam: &mut Value) -> Vec<&mut Value> {
     found
 }
 
-/// The subnets of the ranges that a runtime adds, which host-local takes beside its own.
+/// Returns the subnets of the runtime's ranges, which host-local uses in addition to the configured ranges.
 fn ranges_of_runtime(conf: &Value) -> impl Iterator<Item = &Value> {
     let sets = conf["runtimeConfig"]["ipRanges"].as_array().into_iter().flatten();
     sets.filter_map(Value::as_array).flatten().filter_map(|range| range.get("subnet"))
@@ -234,7 +238,7 @@ mod tests {
         HostLocal::new(&GoJson::parse(format!(r#"{{"name":"k8s-net","ipam":{ipam}}}"#).as_bytes()).unwrap())
     }
 
-    /// The configuration that host-local gets on ADD, and on DEL.
+    /// Returns the configurations that host-local gets on ADD and on DEL.
     fn given(ipam: &str, cidrs: &[&str]) -> (Result<String>, String) {
         let conf = host_local(ipam).unwrap();
         assert!(conf.wants_pod_cidrs(), "{ipam}");
@@ -322,10 +326,10 @@ mod tests {
             let refused = host_local(ipam).unwrap_err();
             assert_eq!((refused.code().number(), refused.message()), (999, error));
         }
-        // The last of several members counts, and their names are written as they are.
+        // The last of several members counts, and names are case-sensitive.
         assert!(host_local(r#"{"ranges":"x","ranges":[]}"#).is_ok());
         assert!(HostLocal::new(&GoJson::parse(br#"{"IPAM":{}}"#).unwrap()).is_err());
-        // A subnet that is no text is host-local's affair.
+        // host-local itself reports a subnet that is not a text.
         assert!(!host_local(r#"{"subnet":5}"#).unwrap().wants_pod_cidrs());
     }
 

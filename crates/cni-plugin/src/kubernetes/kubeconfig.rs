@@ -1,4 +1,4 @@
-//! The ways into the Kubernetes API: by a kubeconfig, by the configuration itself, or from within the cluster.
+//! Access to the Kubernetes API: by a kubeconfig, by the network configuration itself, or from within the cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use super::Kubernetes;
 use super::api::{Api, Login};
 use super::dial::{self, ApiAddress, ApiProblem, ApiRoute, ClientIdentity, Proxy, TlsTrust};
 
-/// The folder with the credentials of a process in the cluster.
+/// The folder with the service account's credentials in a pod.
 const IN_CLUSTER_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 #[derive(Default, Deserialize)]
@@ -79,10 +79,10 @@ struct KubeconfigUser {
 }
 
 impl Kubernetes {
-    /// The way to the API, with all its files read. Requests are sent under the name `agent`.
+    /// Prepares access to the API, with the content of all files. `agent` is the User-Agent of requests.
     ///
-    /// The configuration beats the kubeconfig in all that it sets, as for Kubernetes's own client: another server has
-    /// its own name in its certificate, and with another authority the check of the certificate cannot be skipped.
+    /// The network configuration overrides the kubeconfig, as for Kubernetes's own client. If it sets another server,
+    /// the kubeconfig's server name does not apply. If it sets an authority, `insecure-skip-tls-verify` does not apply.
     pub(super) fn access(&self, agent: &'static str) -> Result<Api, ApiProblem> {
         let (mut cluster, mut user) = match (self.kubeconfig.as_os_str().is_empty(), self.api_root.is_empty()) {
             (false, _) => read_kubeconfig(&self.kubeconfig)?,
@@ -123,7 +123,7 @@ impl Kubernetes {
     }
 }
 
-/// The cluster and the user of the current context, with paths that are complete.
+/// Reads the cluster and the user of the current context, with relative paths resolved.
 fn read_kubeconfig(path: &Path) -> Result<(KubeconfigCluster, KubeconfigUser), ApiProblem> {
     parse_kubeconfig(&dial::read_credentials(path)?, path)
 }
@@ -132,7 +132,7 @@ fn parse_kubeconfig(text: &[u8], path: &Path) -> Result<(KubeconfigCluster, Kube
     let shown = path.display();
     let wrong = |what: String| ApiProblem::new(what, "compare it with: kubectl config view");
     let config: Kubeconfig = serde_saphyr::from_slice(text).map_err(|error| {
-        // The text of the parser repeats a part of the file.
+        // The parser's text quotes a part of the file, which may have secrets.
         let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
         wrong(format!("the kubeconfig {shown} cannot be read: something is wrong{line}"))
     })?;
@@ -176,7 +176,7 @@ fn connect(cluster: KubeconfigCluster, user: KubeconfigUser, agent: &'static str
         }
     };
     let login = login(user)?;
-    // A credential that cannot be read is reported before any request.
+    // Report an unreadable credential before any request.
     login.credential()?;
     let server_name = cluster.tls_server_name.filter(|name| !name.is_empty());
     let way = ApiRoute::new(address, proxy, server_name, || dial::tls_config(&trust, identity.as_ref()))?;
@@ -190,7 +190,7 @@ fn connect(cluster: KubeconfigCluster, user: KubeconfigUser, agent: &'static str
     })
 }
 
-/// A file with a token beats a token, as for Kubernetes's own client.
+/// Chooses the login. A token file takes precedence over a token, as in Kubernetes's own client.
 fn login(user: KubeconfigUser) -> Result<Login, ApiProblem> {
     let refused = [
         (user.exec, "a login by a program (exec)"),
@@ -214,12 +214,12 @@ fn login(user: KubeconfigUser) -> Result<Login, ApiProblem> {
     })
 }
 
-/// Parses a kubeconfig for the fuzzers; the problem's text is the error.
+/// Parses a kubeconfig, for the fuzzers. The error is the problem's text.
 pub(crate) fn check_kubeconfig(text: &[u8]) -> Result<(), String> {
     parse_kubeconfig(text, Path::new("/etc/kubeconfig")).map(drop).map_err(|problem| format!("{problem:?}"))
 }
 
-/// The content in the setting itself, or else in a file.
+/// Returns the content of a `-data` setting, or else of a file.
 fn content(data: Option<&str>, file: Option<&Path>) -> Result<Option<Vec<u8>>, ApiProblem> {
     if let Some(data) = data.filter(|data| !data.is_empty()) {
         let decoded = STANDARD.decode(data.trim());

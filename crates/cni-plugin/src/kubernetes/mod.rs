@@ -1,7 +1,7 @@
-//! Requests to the Kubernetes API: the labels of a container's namespace, by which pools may be chosen, the virtual
-//! machine that a pod runs, and the parts of a pod's endpoint.
+//! Requests to the Kubernetes API, for the labels of a container's namespace, by which pools may be chosen, for the
+//! virtual machine that a pod runs, and for the facts of a pod's endpoint.
 //!
-//! The errors about virtual machines are Calico's, to the letter where Calico has them.
+//! Errors about virtual machines have Calico's exact texts where Calico has such an error.
 
 mod api;
 mod dial;
@@ -33,21 +33,20 @@ pub(crate) use host_local::{DefaultRoutes, HostLocal, default_routes};
 pub(crate) use kubeconfig::check_kubeconfig;
 pub(crate) use pod::{AllowedAnnotations, HardwareAddress, KubePod, KubePort, PodFacts};
 
-/// The beginning of the names of pods that may run a virtual machine of KubeVirt's.
+/// The prefix of the names of pods that may run a virtual machine of KubeVirt.
 pub(crate) const LAUNCHER_PREFIX: &str = "virt-launcher-";
-/// The longest that the API is waited for.
+/// Maximum time for all requests of one lookup.
 const API_TIMEOUT: Duration = Duration::from_secs(5);
-/// The name that requests are sent under.
+/// The User-Agent of the IPAM plugin's requests.
 const IPAM_USER_AGENT: &str = concat!("margay-ipam/", env!("CARGO_PKG_VERSION"));
 /// The text of Kubernetes's own client.
 const NO_CONFIGURATION: &str =
     "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable";
 
-/// The way to the Kubernetes API, and the login for it, as far as the configuration has them. The content of files
-/// comes later.
+/// The configured address of the Kubernetes API and the login for it. Files are not read yet.
 ///
-/// A value that is set here beats the kubeconfig's, as in Calico's plugin. Without a kubeconfig and an API root the API
-/// is that of the cluster in which this process runs. `Debug` shows no secret.
+/// A value that is set here overrides the kubeconfig's, as in Calico's plugin. Without a kubeconfig and an API root,
+/// the API is that of the cluster in which this process runs. `Debug` shows no secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Kubernetes {
     /// `kubernetes.kubeconfig`.
@@ -67,7 +66,7 @@ pub struct Kubernetes {
 }
 
 impl fmt::Debug for Kubernetes {
-    /// The way to the API, without the login.
+    /// Shows the address of the API, but not the login.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Kubernetes")
             .field("kubeconfig", &self.kubeconfig)
@@ -77,17 +76,17 @@ impl fmt::Debug for Kubernetes {
 }
 
 impl Kubernetes {
-    /// True if namespaces are looked up. As for Calico's plugin, that needs a kubeconfig or Kubernetes's policy;
-    /// otherwise no namespace has labels.
+    /// True if the labels of namespaces are read. As in Calico's plugin, that requires a kubeconfig or Kubernetes's
+    /// policy; otherwise namespaces have no labels.
     pub(crate) fn are_looked_up(conf: &NetConf) -> bool {
         !conf.store.kubeconfig.is_empty() || conf.policy.kind == "k8s"
     }
 
-    /// The way to the API, as far as the configuration and the environment have it.
+    /// Reads the settings of the API from the configuration and the environment.
     pub(crate) fn from_conf(conf: &NetConf, environment: &Environment) -> Self {
         let policy = &conf.policy;
         let api_root = match conf.store.k8s_api_root.as_str() {
-            // Where policies are read; the path of an old version of the API may follow.
+            // The root for reading policies. It may end with the path of an old version of the API, which is cut off.
             "" => policy.api_root.split("/api/").next().unwrap_or_default(),
             root => root,
         };
@@ -103,26 +102,26 @@ impl Kubernetes {
         }
     }
 
-    /// True if nothing says where the API is.
+    /// True if neither the configuration nor the environment names the API.
     fn is_unconfigured(&self) -> bool {
         self.kubeconfig.as_os_str().is_empty() && self.api_root.is_empty() && self.service.is_none()
     }
 
-    /// The virtual machine that a pod runs, by up to three requests that together take no longer than `patience`, or
-    /// five seconds.
+    /// Reads the virtual machine that a pod runs, by up to three requests. Together they take at most `patience` and at
+    /// most five seconds.
     ///
     /// # Errors
-    /// Code 999, with Calico's text; `details` says what to do.
+    /// Code 999 with Calico's text; `details` has advice.
     pub(crate) fn launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher> {
         self.find_launcher(namespace, pod, patience.min(API_TIMEOUT)).map_err(|problem| {
             CniError::internal(format!("failed to get VMI info: {}", problem.what)).with_details(problem.advice)
         })
     }
 
-    /// The labels of a namespace, by one request that takes no longer than `patience`, or five seconds.
+    /// Reads the labels of a namespace, by one request that takes at most `patience` and at most five seconds.
     ///
     /// # Errors
-    /// Calico's text and the reason; `details` says what to do.
+    /// Calico's text and the reason; `details` has advice.
     pub(crate) fn labels(&self, namespace: &str, patience: Duration) -> Result<Labels> {
         self.read_labels(namespace, patience.min(API_TIMEOUT)).map_err(|problem| {
             let message = format!("failed to get namespace {namespace}: {}", problem.what);
@@ -130,10 +129,10 @@ impl Kubernetes {
         })
     }
 
-    /// A pod, by one request that takes no longer than `patience`, or five seconds.
+    /// Reads a pod, by one request that takes at most `patience` and at most five seconds.
     ///
     /// # Errors
-    /// Those of [`KubeClient::pod`].
+    /// As [`KubeClient::pod`].
     pub(crate) fn pod(&self, namespace: &str, pod: &str, patience: Duration) -> Result<KubePod> {
         let mut client = self.client()?;
         block_on(client.pod(namespace, pod, patience.min(API_TIMEOUT))).map_err(to_cni_error)?
@@ -168,12 +167,12 @@ impl Kubernetes {
     }
 }
 
-/// Waits for a future on this thread.
+/// Runs a future on this thread.
 fn block_on<F: Future>(future: F) -> Result<F::Output, ApiProblem> {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| ApiProblem::transient(format!("cannot start: {error}"), ""))?;
     let output = runtime.block_on(future);
-    // A name server that does not answer holds up nobody.
+    // Do not wait for a name lookup that is still running.
     runtime.shutdown_background();
     Ok(output)
 }
@@ -183,7 +182,7 @@ fn timeout_problem(api: &Api, patience: Duration) -> ApiProblem {
     ApiProblem::transient(what, CHECK_ADDRESS)
 }
 
-/// The reason why there are no labels.
+/// Converts an error response to a request for labels.
 fn refusal_problem(api: &Api, status: StatusCode) -> ApiProblem {
     let url = api.url();
     match status {
@@ -205,7 +204,7 @@ fn refusal_problem(api: &Api, status: StatusCode) -> ApiProblem {
     }
 }
 
-/// True for a text that can be the name of an object, and so a part of a path.
+/// True for a text that can be the name of an object, and so a segment of a path.
 fn is_dns_name(name: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     name.chars().all(is_letter) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -213,17 +212,17 @@ fn is_dns_name(name: &str) -> bool {
 
 const MAIN_USER_AGENT: &str = concat!("margay/", env!("CARGO_PKG_VERSION"));
 
-/// A conversation with the Kubernetes API. It needs a runtime of tokio's with time and input and output; a runtime that was
-/// waiting for a name server is shut down in the background.
+/// A client of the Kubernetes API for several requests. Needs a tokio runtime with time and I/O; shut that runtime down
+/// in the background, since a name lookup may still be running.
 pub(crate) struct KubeClient {
     api: Api,
 }
 
 impl Kubernetes {
-    /// A client for the API, for any number of requests. Files are read, and nothing is sent yet.
+    /// Returns a client for any number of requests. Reads files, and sends nothing yet.
     ///
     /// # Errors
-    /// Code 999. Calico's texts where the configuration says nothing, or names a kubeconfig that is not there.
+    /// Code 999; Calico's texts where the API is not configured, or the kubeconfig is missing.
     pub(crate) fn client(&self) -> Result<KubeClient> {
         if self.is_unconfigured() {
             return Err(CniError::internal(NO_CONFIGURATION).with_details("set kubernetes.kubeconfig"));
@@ -239,17 +238,17 @@ impl Kubernetes {
 }
 
 impl KubeClient {
-    /// A namespace.
+    /// Reads a namespace.
     ///
     /// # Errors
-    /// Those of Kubernetes's own client, code 999; code 11 if there is no answer in the time that is left, no way to the API,
-    /// or if the API cannot answer now.
+    /// The texts of Kubernetes's own client, code 999; code 11 if the API does not answer in time, cannot be reached,
+    /// or is unable to answer now.
     pub(crate) async fn namespace(&mut self, name: &str, left: Duration) -> Result<KubeNamespace> {
         let path = format!("/api/v1/namespaces/{name}");
         self.object("namespaces", &[name], &path, left, |body| KubeNamespace::from_json(name, body)).await
     }
 
-    /// A pod.
+    /// Reads a pod.
     ///
     /// # Errors
     /// As [`namespace`](Self::namespace).
@@ -258,7 +257,7 @@ impl KubeClient {
         self.object("pods", &[name, namespace], &path, left, KubePod::from_json).await
     }
 
-    /// The ranges of a node's pods: `spec.podCIDRs`.
+    /// Reads the ranges of a node's pods, `spec.podCIDRs`.
     ///
     /// # Errors
     /// As [`namespace`](Self::namespace).
@@ -266,7 +265,7 @@ impl KubeClient {
         self.object("nodes", &[name], &format!("/api/v1/nodes/{name}"), left, pod_cidrs).await
     }
 
-    /// Requests the version, to see if the API answers. The request limits the API to two seconds.
+    /// Checks that the API answers, by a request for its version. The request limits the API to two seconds.
     ///
     /// # Errors
     /// As [`namespace`](Self::namespace).
@@ -275,7 +274,7 @@ impl KubeClient {
         self.object("version", &[], "/version?timeout=2s", left, is_object).await
     }
 
-    /// The object at a path. The names in the path come from a runtime, or from a file.
+    /// Reads the object at a path. The names in the path are not trusted: they come from a runtime or a file.
     async fn object<T>(
         &mut self,
         kind: &str,
@@ -337,54 +336,54 @@ fn to_cni_error(problem: ApiProblem) -> CniError {
     CniError::new(problem.code, problem.what).with_details(problem.advice)
 }
 
-/// The version of KubeVirt's objects that counts.
+/// The only version of KubeVirt's objects that the plugin uses.
 const KUBEVIRT_VERSION: &str = "kubevirt.io/v1";
-/// The label of a pod that a virtual machine migrates to.
+/// The label of a pod that is the target of a virtual machine's migration.
 const MIGRATION_LABEL: &str = "kubevirt.io/migrationJobUID";
 const LAUNCHER_ADVICE: &str = "the plugin reads the pod, its virtualmachineinstance and its virtualmachine with what kubernetes.kubeconfig \
                       names; check that file, the rights of its user (get on all three), and that this host reaches the API";
 
-/// A virtual machine's instance, and the pod that runs it.
+/// A running instance of a virtual machine, as seen from one of its pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct VmInstance {
-    /// Its name, which is the machine's, too.
+    /// The name of both the instance and the virtual machine.
     pub(crate) name: String,
     pub(crate) uid: String,
-    /// The uid of the machine, if it has one.
+    /// The uid of the virtual machine, if the instance belongs to one.
     pub(crate) machine: Option<String>,
-    /// The migration that the pod is the target of.
+    /// The uid of the migration whose target is the pod.
     pub(crate) migration: Option<String>,
-    /// True if the machine, or an instance without one, is being deleted or gone.
+    /// True if the virtual machine (or an instance without one) is deleted or being deleted.
     pub(crate) ends: bool,
 }
 
-/// The kinds of pods.
+/// How a pod relates to a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Launcher {
-    /// A pod like any other.
+    /// The pod runs no virtual machine.
     Ordinary,
-    /// It runs an instance.
+    /// The pod runs this instance.
     Of(VmInstance),
-    /// It is gone. By its name it was of this machine, if the API says what became of that.
+    /// The pod is gone. By its name it ran this machine, if the API reports the machine's state.
     Gone(Option<VmInstance>),
 }
 
-/// The text of a member of an object; empty if there is none.
+/// Returns a member of an object that is a text; empty without one.
 fn text_of<'v>(object: &'v Value, name: &str) -> &'v str {
     object[name].as_str().unwrap_or_default()
 }
 
-/// The first owner of that kind that counts.
+/// Returns the first owner of this kind for which `counts` is true.
 fn owner_of<'v>(metadata: &'v Value, kind: &str, counts: impl Fn(&Value) -> bool) -> Option<&'v Value> {
     let is_it = |one: &&Value| one["apiVersion"] == KUBEVIRT_VERSION && one["kind"] == kind && counts(one);
     metadata["ownerReferences"].as_array()?.iter().find(is_it)
 }
 
 impl Kubernetes {
-    /// The virtual machine that a pod runs, by up to three requests that together take no longer than `patience`.
+    /// Reads the virtual machine that a pod runs, by up to three requests that together take at most `patience`.
     ///
     /// # Errors
-    /// The API did not answer, or not as KubeVirt's objects demand. A pod that is gone is no error.
+    /// The API did not answer, or KubeVirt's objects are inconsistent. A pod that is gone is not an error.
     fn find_launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher, ApiProblem> {
         if !is_dns_name(namespace) || !is_dns_name(pod) {
             return Err(ApiProblem::new("this is no name of a pod", "K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS"));
@@ -403,7 +402,7 @@ impl Kubernetes {
     }
 }
 
-/// An API that is asked about one namespace.
+/// A sequence of requests about one namespace.
 struct LauncherQuery<'a> {
     api: Api,
     namespace: &'a str,
@@ -446,7 +445,7 @@ impl LauncherQuery<'_> {
         }))
     }
 
-    /// The metadata of an object that must be there for an instance.
+    /// Reads the metadata of an object that an instance requires.
     async fn get_required(&mut self, kind: &str, name: &str, instance: &str) -> Result<Value, ApiProblem> {
         let found = self.get(kind, name).await.and_then(|found| found.map_err(launcher_problem));
         found.map_err(|problem| {
@@ -455,8 +454,8 @@ impl LauncherQuery<'_> {
         })
     }
 
-    /// The machine that a pod was of which is gone, by its name: KubeVirt adds five characters to the machine's. `None` if the
-    /// API does not say what became of the machine.
+    /// Finds the machine of a deleted pod by the pod's name, to which KubeVirt adds five characters. `None` if the API
+    /// does not report the machine's state.
     async fn vm_of_deleted_pod(&mut self, pod: &str) -> Option<VmInstance> {
         let name = pod.strip_prefix(LAUNCHER_PREFIX)?.rsplit_once('-')?.0;
         let mut ends = true;
@@ -469,7 +468,7 @@ impl LauncherQuery<'_> {
         Some(VmInstance { name: name.to_owned(), ends, ..VmInstance::default() })
     }
 
-    /// The metadata of an object, or the API's text if there is no object of that name.
+    /// Reads the metadata of an object. The inner error is the API's text for a missing object.
     async fn get(&mut self, kind: &str, name: &str) -> Result<Result<Value, String>, ApiProblem> {
         let Self { api, namespace, patience } = self;
         if !is_dns_name(name) {

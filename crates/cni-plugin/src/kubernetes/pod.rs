@@ -1,5 +1,5 @@
-//! Objects of the Kubernetes API, as far as the plugin reads them, and the parts of a pod's endpoint, from the pod, its namespace and the
-//! features that the configuration allows.
+//! The objects of the Kubernetes API that the plugin reads, and the facts of a pod's endpoint, which follow from the
+//! pod, its namespace and the allowed annotations.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,12 +20,12 @@ const POOLS_V4: &str = "cni.projectcalico.org/ipv4pools";
 const POOLS_V6: &str = "cni.projectcalico.org/ipv6pools";
 const SOURCE_PREFIXES: &str = "cni.projectcalico.org/allowedSourcePrefixes";
 
-/// The names of IPAM plugins that know pools: Calico's, and ours.
+/// The IPAM plugins that have pools: Calico's and Margay's.
 const PLUGINS_WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
-/// The names of accounts that are shorter than this become a label, in bytes.
+/// Maximum length of a label's value, in bytes. The names of longer service accounts do not become a label.
 const MAX_LABEL_BYTES: usize = 63;
 
-/// The settings of the configuration about annotations.
+/// The configuration's settings about annotations.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AllowedAnnotations<'a> {
     /// `ipam.type`.
@@ -42,52 +42,50 @@ impl AllowedAnnotations<'_> {
     }
 }
 
-/// The parts of a pod's endpoint.
+/// The facts about a pod that its endpoint and its wiring need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodFacts {
-    /// The pod's labels, and those that Calico adds: `projectcalico.org/namespace`, `projectcalico.org/orchestrator` and, if
-    /// its name is short enough, `projectcalico.org/serviceaccount`.
+    /// The pod's labels, and the labels that Calico adds: `projectcalico.org/namespace`,
+    /// `projectcalico.org/orchestrator` and, if the name is short enough, `projectcalico.org/serviceaccount`.
     pub(crate) labels: BTreeMap<String, String>,
-    /// The pod's annotations as they stand, for other data planes.
+    /// The pod's annotations unchanged, for external data planes.
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) generate_name: String,
     pub(crate) service_account: String,
     /// `kns.<namespace>`, and `ksa.<namespace>.<account>` for a pod with an account.
     pub(crate) profiles: Vec<String>,
-    /// In the order of the endpoint.
+    /// The ports in the order in which the endpoint lists them.
     pub(crate) ports: Vec<KubePort>,
-    /// Names or CIDRs of pools, not checked; an empty list is no choice.
+    /// Names or CIDRs of pools, not checked. An empty list counts as no choice.
     pools_v4: Option<Vec<String>>,
     pools_v6: Option<Vec<String>>,
-    /// Whether the pod gets an IPv4 address, and an IPv6 address.
+    /// Whether the pod gets an IPv4 address, and whether it gets an IPv6 address.
     pub(crate) families: Option<(bool, bool)>,
-    /// Addresses to be had from the IPAM plugin, one of a family.
+    /// Addresses to request from the IPAM plugin, at most one of a family.
     pub(crate) ip_addrs: Option<Vec<IpAddr>>,
-    /// Addresses to be had without the IPAM plugin, one of a family.
+    /// Addresses to use without the IPAM plugin, at most one of a family.
     pub(crate) ip_addrs_no_ipam: Option<Vec<IpAddr>>,
-    /// The hardware address of the pod's interface.
     pub(crate) mac: Option<HardwareAddress>,
-    /// Networks, without bits of hosts, in the order of the annotation.
+    /// Networks without host bits, in the order of the annotation.
     pub(crate) allowed_source_prefixes: Vec<String>,
-    /// Floating addresses as they are written; each one is an address.
+    /// Valid floating addresses, in the annotation's notation.
     floating_ips: Vec<String>,
 }
 
-/// A hardware address that an annotation asks for.
+/// A hardware address, from an annotation or an external data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HardwareAddress {
-    /// Six, eight or twenty. An interface has the first six.
+    /// 6, 8 or 20 bytes. An interface gets the first six.
     pub(crate) bytes: Vec<u8>,
-    /// All of them, in lower case between colons.
+    /// All bytes in lower-case hexadecimal, separated by colons.
     pub(crate) text: String,
 }
 
 impl PodFacts {
-    /// Everything that the annotations say is read here, before anything is made: Calico finds a part of the errors only
-    /// after the networking.
+    /// Evaluates all annotations before anything is made. Calico finds some of the errors only after the networking.
     ///
     /// # Errors
-    /// Calico's, code 999. A floating address that is none is an error of our own: Calico panics.
+    /// Calico's texts, code 999. A malformed floating address has an error of Margay's own, since Calico panics.
     pub(crate) fn new(namespace: &KubeNamespace, pod: KubePod, allowed: &AllowedAnnotations<'_>) -> Result<Self> {
         if pod.node.is_empty() {
             return Err(CniError::internal("error with field node (field should be assigned)")
@@ -120,15 +118,16 @@ impl PodFacts {
         Ok(facts)
     }
 
-    /// The facts of a pod that is not read: its profile is the network's.
+    /// Returns the facts of a pod that is not read. Its only profile is the network's.
     pub(crate) fn of_network(network: &str) -> Self {
         Self { profiles: vec![network.to_owned()], ..Self::default() }
     }
 
-    /// The configuration for the IPAM plugin, with the pools and families of the annotations; `None` if they say nothing.
+    /// Returns the configuration for the IPAM plugin, with the pools and families of the annotations; `None` without
+    /// such annotations.
     ///
     /// # Errors
-    /// Calico's, code 999: `ipam` is no object.
+    /// Calico's text, code 999, if `ipam` is not an object.
     pub(crate) fn ipam_conf(&self, conf: &GoJson) -> Result<Option<Value>> {
         if self.pools_v4.is_none() && self.pools_v6.is_none() && self.families.is_none() {
             return Ok(None);
@@ -156,11 +155,11 @@ impl PodFacts {
         }
     }
 
-    /// Pairs of an address of the pod and of a floating address that leads to it, as it is written. Of several addresses of
-    /// a family the last one counts, as for Calico.
+    /// Returns pairs of a pod's address and the floating address that leads to it, in the annotation's notation. The
+    /// last of several addresses of a family counts, as in Calico.
     ///
     /// # Errors
-    /// Code 999: the pod has no address of the family of a floating one. Calico panics.
+    /// Code 999 if the pod has no address of a floating address's family. Calico panics.
     pub(crate) fn nats(&self, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, String)>> {
         let pair = |floating: &String| {
             let (is_v6, family) = if floating.contains(':') { (true, "IPv6") } else { (false, "IPv4") };
@@ -174,7 +173,7 @@ impl PodFacts {
         self.floating_ips.iter().map(pair).collect()
     }
 
-    /// The pod's own annotation or, if it is absent or empty, the namespace's; each by itself.
+    /// Evaluates each annotation on its own: the pod's or, if that is absent or empty, the namespace's.
     fn choose_pools(&mut self, namespace: &KubeNamespace, pod: &KubePod) -> Result<(), String> {
         let said = |name| annotation(&pod.annotations, name).or_else(|| annotation(&namespace.annotations, name));
         self.pools_v4 = said(POOLS_V4).map(gojson::strings).transpose()?;
@@ -214,14 +213,16 @@ impl PodFacts {
 }
 
 impl HardwareAddress {
+    /// Parses a hardware address.
+    ///
     /// # Errors
-    /// Go's text.
+    /// Go's text for a malformed address.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
         let bytes = gojson::parse_mac(text)?;
         let mut text = String::new();
         for (at, byte) in bytes.iter().enumerate() {
             let separator = if at == 0 { "" } else { ":" };
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = write!(text, "{separator}{byte:02x}");
         }
         Ok(Self { bytes, text })
@@ -234,7 +235,7 @@ fn hardware_address(text: &str) -> Result<HardwareAddress> {
     })
 }
 
-/// An annotation that is not empty.
+/// Returns an annotation unless it is empty.
 fn annotation<'a>(annotations: &'a BTreeMap<String, String>, name: &str) -> Option<&'a str> {
     annotations.get(name).map(String::as_str).filter(|text| !text.is_empty())
 }
@@ -253,7 +254,7 @@ fn source_prefixes(annotations: &BTreeMap<String, String>) -> Result<Vec<String>
     prefixes.iter().map(masked).collect()
 }
 
-/// The addresses of an annotation that names at least one, and no more than one of a family.
+/// Parses an annotation's addresses: at least one, and at most one of a family.
 fn one_of_a_family(text: &str, name: &str) -> Result<Vec<IpAddr>, String> {
     let texts =
         list(text).map_err(|reason| format!("failed to parse IPs {text} for annotation \"{name}\": {reason}"))?;
@@ -286,7 +287,7 @@ fn floating_ips(annotations: &BTreeMap<String, String>, allowed: &AllowedAnnotat
     }
 }
 
-/// A namespace.
+/// A namespace of Kubernetes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KubeNamespace {
     pub(crate) name: String,
@@ -294,33 +295,33 @@ pub(crate) struct KubeNamespace {
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
-/// A pod.
+/// A pod of Kubernetes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KubePod {
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) generate_name: String,
     pub(crate) service_account: String,
-    /// The node that the pod is scheduled to; empty if there is none yet.
+    /// The node that the pod is scheduled to; empty before that.
     pub(crate) node: String,
-    /// The ports that an endpoint has, those of the containers first and of the init containers last.
+    /// The ports that an endpoint can have; init containers' ports come last.
     pub(crate) ports: Vec<KubePort>,
 }
 
-/// A port of a container that has a name or a port on the host.
+/// A port of a container that has a name or a host port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KubePort {
     pub(crate) name: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub(crate) protocol: &'static str,
     pub(crate) port: u16,
-    /// The port on the host; 0 for none.
+    /// 0 for no host port.
     pub(crate) host_port: u16,
     pub(crate) host_ip: String,
 }
 
 impl KubeNamespace {
-    /// The namespace of that name; `None` if the text is no object of the API.
+    /// Parses a namespace; `None` if the text is not an object of the API.
     pub(super) fn from_json(name: &str, text: &[u8]) -> Option<Self> {
         let KubeMetadata { labels, annotations, .. } = KubeObject::read(text)?.metadata;
         Some(Self { name: name.to_owned(), labels, annotations })
@@ -328,7 +329,7 @@ impl KubeNamespace {
 }
 
 impl KubePod {
-    /// `None` if the text is no object of the API.
+    /// Parses a pod; `None` if the text is not an object of the API.
     pub(super) fn from_json(text: &[u8]) -> Option<Self> {
         let KubeObject { metadata, spec } = KubeObject::read(text)?;
         let PodSpec { node_name, service_account_name, containers, init_containers, .. } = spec;
@@ -344,7 +345,7 @@ impl KubePod {
     }
 }
 
-/// The ranges of a node's pods; `None` if the text is no object of the API.
+/// Parses the ranges of a node's pods; `None` if the text is not an object of the API.
 pub(super) fn pod_cidrs(text: &[u8]) -> Option<Vec<String>> {
     Some(KubeObject::read(text)?.spec.pod_cidrs)
 }
@@ -358,7 +359,7 @@ struct KubeObject {
 }
 
 impl KubeObject {
-    /// The reader's error is left aside: it repeats a part of the text, and a pod has secrets in it.
+    /// Drops the parser's error: it quotes a part of the text, and a pod has secrets.
     fn read(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
     }
@@ -412,7 +413,7 @@ struct ContainerPort {
 }
 
 impl ContainerPort {
-    /// `None` if an endpoint has no such port: policies and port maps need a name or a port on the host.
+    /// Converts a port; `None` if an endpoint cannot have it: policies and port maps need a name or a host port.
     fn into_port(self) -> Option<KubePort> {
         let protocol = match self.protocol.as_str() {
             "" | "TCP" => "TCP",
@@ -431,7 +432,7 @@ impl ContainerPort {
     }
 }
 
-/// Null is as good as absent.
+/// Treats null as absent.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }

@@ -1,9 +1,9 @@
-//! ADD: the store that it has open, the steps that it can take and undo, and the ADD of a plain container, for which no orchestrator names
-//! a pod.
+//! ADD of the main plugin: its open store, its steps and how to undo them, and the ADD of a plain container, which
+//! belongs to no pod.
 //!
-//! The kernel makes the interfaces of a container, or another program does. On a store of one machine the plugin enables forwarding on the
-//! host, and masquerades the pools with `natOutgoing`. On etcd, and on a machine where calico-node runs, Felix does both, and the plugin
-//! does nothing.
+//! The kernel or an external data plane makes the interfaces of a container. On a store of one machine the plugin
+//! enables forwarding on the host, and masquerades the pools with `natOutgoing`. On etcd, and on a machine where
+//! calico-node runs, Felix does both, and the plugin does neither.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,12 +27,12 @@ use crate::invocation;
 use crate::kubernetes::gates;
 use crate::result::{AddResult, ResultInterface};
 
-/// ADD.
+/// Carries out ADD.
 ///
 /// # Errors
-/// Calico's texts. Nothing that this call made is left then.
+/// Calico's texts. The call has then undone its work.
 pub(super) fn add(setup: &MainContext<'_>) -> Result<String> {
-    // Calico finds that out when everything is done, and leaves it.
+    // Calico detects this only after all the work, and does not undo the work.
     if setup.is_own_netns() {
         return Err(env::own_netns_error());
     }
@@ -47,7 +47,8 @@ pub(super) fn add(setup: &MainContext<'_>) -> Result<String> {
     answer
 }
 
-/// Waits for the gates that the configuration names, once the store is ready. The call's time begins afterwards.
+/// Waits for the readiness gates of the configuration, once the store is ready. The time limit of the call starts
+/// afterwards.
 fn pass_gates(setup: &MainContext<'_>) -> Result<()> {
     let gates = &setup.conf.readiness_gates;
     if gates.is_empty() {
@@ -61,22 +62,21 @@ fn pass_gates(setup: &MainContext<'_>) -> Result<()> {
     passed
 }
 
-/// An ADD that has read the store.
+/// A running ADD, with the state that it has read from the store.
 pub(super) struct AddOperation<'s, 'a> {
     pub(super) setup: &'s MainContext<'a>,
     session: Arc<Session>,
     pending: PendingEndpoint,
-    /// The endpoint that the workload has already.
+    /// The workload's stored endpoint.
     pub(super) found: Option<(WorkloadEndpoint, Revision)>,
-    /// The way of its packets out of this machine.
     outgoing: OutgoingRules,
 }
 
 impl<'s, 'a> AddOperation<'s, 'a> {
-    /// Reads the endpoints of the workload.
+    /// Reads the endpoints of the workload and, for masquerading, the pools.
     ///
     /// # Errors
-    /// Those of the store; a name that cannot be an endpoint's.
+    /// Any store error; a workload whose name an endpoint cannot have.
     pub(super) fn begin(setup: &'s MainContext<'a>, session: Arc<Session>) -> Result<Self> {
         let workload = &setup.workload;
         let prefix = workload.prefix();
@@ -89,7 +89,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         let (pending, before) = setup.begin(&session, query)?;
         prefix?;
         let EndpointContext { endpoints, pools, .. } = before;
-        // calico-node leaves this file on its nodes: a network of Margay's own may run beside it.
+        // calico-node writes this file. One of Margay's own networks may run beside calico-node.
         let has_felix = !setup.is_alone() || setup.invocation.host.nodename_file.exists();
         let outgoing =
             if has_felix { OutgoingRules::by_calico() } else { OutgoingRules::by_us(&setup.store.location, &pools) };
@@ -97,17 +97,17 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         Ok(Self { setup, session, pending, found, outgoing })
     }
 
-    /// The name of the interface on the host.
+    /// Returns the name of the interface on the host.
     pub(super) fn host_interface(&self) -> String {
         let felix = self.setup.invocation.environment.text("FELIX_INTERFACEPREFIX");
         self.setup.workload.host_interface(&felix)
     }
 
-    /// Wires the container. The plan gets another name for the host's interface if another container has the planned one: two
-    /// ids may begin the same.
+    /// Wires the container. If another container has the planned name of the host interface, the plan gets another
+    /// name: the ids of two containers may start with the same characters.
     ///
     /// # Errors
-    /// The texts of [`wiring::Error`]. The container has no interface then.
+    /// The text of [`wiring::Error`]. The container has no interface then.
     pub(super) fn connect(&self, plan: &mut Plan) -> Result<ConnectResult> {
         let (netns, deadline) = (self.setup.netns(), Instant::now() + WIRING_TIMEOUT);
         let wired = match wiring::connect(&netns, plan, deadline) {
@@ -118,7 +118,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
             done => done,
         };
         let wired = wired.map_err(wiring_error)?;
-        // The host's settings come last: a container that cannot be wired changes none.
+        // Change the host's settings last: a container that cannot be wired must not change them.
         self.outgoing.ensure(&plan.addresses).inspect_err(|_| self.disconnect())?;
         Ok(wired)
     }
@@ -126,13 +126,13 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     /// True if the container has this interface.
     ///
     /// # Errors
-    /// The texts of [`wiring::Error`].
+    /// The text of [`wiring::Error`].
     fn has_interface(&self, name: &str) -> Result<bool> {
         wiring::has_interface(&self.setup.netns(), name, Instant::now() + WIRING_TIMEOUT).map_err(wiring_error)
     }
 
-    /// Removes the container's interface after a failure. A newer ADD of the same pod may have replaced the host's end, so the
-    /// container's end counts. The runtime calls DEL, too, so an error here is only logged.
+    /// Removes the container's interface after a failure. It removes the pair by the container's end, since a newer ADD
+    /// of the same pod may have replaced the host's end. An error is only logged, since the runtime calls DEL, too.
     pub(super) fn disconnect(&self) {
         let (netns, interface) = (self.setup.netns(), &self.setup.call.interface);
         if let Err(error) =
@@ -142,35 +142,35 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         }
     }
 
-    /// The allocator for an IPAM plugin that is this program.
+    /// Returns the allocator for an IPAM plugin that is this program.
     pub(super) fn allocator(&self) -> Box<dyn Allocator> {
         MainContext::allocator(&self.session)
     }
 
-    /// Lets an IPAM plugin that is another program have the store, which it may need.
+    /// Releases the store if the IPAM plugin is another program, which may need it.
     pub(super) fn release_store(&self, plugin: &IpamPlugin) {
         if plugin.is_other() {
             self.pause();
         }
     }
 
-    /// Lets other programs have a store that they must wait for otherwise, until this call needs it again.
+    /// Lets other processes open the store until this call needs it again.
     pub(super) fn pause(&self) {
         self.session.pause();
     }
 
-    /// Runs a future to its end, with the time that the call has left.
+    /// Runs a future to its end, with the deadline of the call.
     ///
     /// # Errors
-    /// The future's.
+    /// Any error of the future.
     pub(super) fn run<T>(&self, future: impl AsyncFnOnce(Deadline) -> Result<T>) -> Result<T> {
         self.session.run(future(self.session.deadline()))
     }
 
-    /// Stores the endpoint: a new one, or the one that was found with these facts.
+    /// Stores the endpoint: a new one, or the stored one with these facts.
     ///
     /// # Errors
-    /// Another call stored the endpoint meanwhile; those of the store.
+    /// Another call has stored the endpoint meanwhile; any other store error.
     pub(super) fn store(&mut self, name: &str, facts: &EndpointFacts) -> Result<()> {
         let (endpoint, replaced) = match &self.found {
             Some((found, revision)) => {
@@ -183,18 +183,18 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.store_document(&endpoint, replaced)
     }
 
-    /// Stores a document as it is.
+    /// Stores a document unchanged.
     ///
     /// # Errors
-    /// Those of [`store`](Self::store).
+    /// As [`store`](Self::store).
     fn store_document(&mut self, endpoint: &WorkloadEndpoint, replaced: Option<Revision>) -> Result<()> {
         let orchestrator = self.setup.workload.orchestrator;
         let stored = self.session.run(self.pending.store(endpoint, replaced, orchestrator));
         stored.map_err(|error| explain(error, NetworkRules::Calico).into())
     }
 
-    /// Releases the addresses of a call that fails, unless the container had one of them before: a release is about all of
-    /// them. The runtime calls DEL, too, so an error here is only logged.
+    /// Releases the addresses of a failed call, unless the container had one of them before: a release always includes
+    /// all addresses of the container. An error is only logged, since the runtime calls DEL, too.
     pub(super) fn release(&mut self, plugin: &IpamPlugin, assigned: &AddResult) {
         let had = self.found.as_ref().filter(|(found, _)| found.container() == self.setup.call.container);
         let had = had.map(|(found, _)| found.addresses()).unwrap_or_default();
@@ -204,7 +204,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.release_all(plugin);
     }
 
-    /// Releases all addresses that the container has from IPAM. An error is only logged.
+    /// Releases all addresses of the container through the IPAM plugin. An error is only logged.
     fn release_all(&mut self, plugin: &IpamPlugin) {
         self.release_store(plugin);
         if let Err(error) = self.setup.call_later(plugin, CniVerb::Del, &*self.allocator()) {
@@ -212,10 +212,10 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         }
     }
 
-    /// Releases an address, unless it is another one's by now.
+    /// Releases an address, unless it belongs to another container by now.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub(super) fn release_address(&mut self, request: &ReleaseRequest) -> Result<()> {
         let session = &self.session;
         match session.run(session.ipam().release_ips(std::slice::from_ref(request), session.deadline())) {
@@ -224,10 +224,10 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         }
     }
 
-    /// The text that ADD prints.
+    /// Returns the text that ADD prints.
     ///
     /// # Errors
-    /// A result before 0.3.0 without an address.
+    /// A result without an address, in a version before 0.3.0.
     pub(super) fn answer(&self, assigned: AddResult, host_interface: &str, mac: &str) -> Result<String> {
         let setup = self.setup;
         let outside = ResultInterface { name: host_interface.to_owned(), ..ResultInterface::default() };
@@ -237,12 +237,11 @@ impl<'s, 'a> AddOperation<'s, 'a> {
             mtu: Some(setup.mtu).filter(|mtu| *mtu > 0),
             sandbox: Some(setup.netns().to_string_lossy().into_owned()),
         };
-        // A configuration without a version gets a result of 0.2.0, as from Calico.
+        // As in Calico, a configuration without a version gets a result of version 0.2.0.
         let version = setup.json.text_member("cniVersion").unwrap_or("");
         assigned.on([outside, inside]).to_json(if version.is_empty() { "0.2.0" } else { version })
     }
 
-    /// Closes the store.
     pub(super) fn close(self) {
         let Self { session, pending, .. } = self;
         drop(pending);
@@ -252,10 +251,11 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     }
 }
 
-/// Makes the interfaces, and records in the facts the name on the host and the MAC address in the container.
+/// Makes the interfaces, and records the host interface's name and the container's MAC address in `facts`.
 ///
 /// # Errors
-/// The texts of [`wiring::Error`]; those of the other program, which gets no prefix. The container has no interface then.
+/// The text of [`wiring::Error`], or of the external data plane, which gets no prefix. The container has no interface
+/// then.
 pub(super) fn make_interfaces(
     add: &AddOperation<'_, '_>,
     mut plan: Plan,
@@ -273,7 +273,7 @@ pub(super) fn make_interfaces(
             routes_addresses(&plan)?;
             let request = dataplane_request(add, &plan, assigned, annotations, name, facts);
             let made = add.run(async |deadline| program.add(request, deadline.remaining()).await);
-            // The other program may have made the interfaces all the same.
+            // The external data plane may have made the interfaces despite the error.
             let made = made.inspect_err(|_| remove_interfaces(add))?;
             facts.interface = made.host_interface;
             facts.mac = made.mac.text;
@@ -282,15 +282,15 @@ pub(super) fn make_interfaces(
     Ok(())
 }
 
-/// The other program's protocol has no member for prefixes: it would send the first address of each to the container, and
-/// nothing else.
+/// Refuses prefixes for an external data plane. Its protocol has no member for prefixes: it would route the first
+/// address of a prefix to the container, and no others.
 fn routes_addresses(plan: &Plan) -> Result<()> {
     let Some(prefix) = plan.prefixes.first() else { return Ok(()) };
     let error = format!("the program of dataplane_options routes single addresses, and {prefix} is a prefix");
     Err(CniError::internal(error).with_details("name pools of addresses in ipam, or leave dataplane_options out"))
 }
 
-/// Removes the interfaces of a call that fails. The runtime calls DEL, too, so an error here is only logged.
+/// Removes the interfaces of a failed call. An error is only logged, since the runtime calls DEL, too.
 pub(super) fn remove_interfaces(add: &AddOperation<'_, '_>) {
     match add.setup.dataplane() {
         Ok(Dataplane::Grpc(program)) => {
@@ -348,38 +348,38 @@ fn dataplane_request(
     }
 }
 
-/// The rules for packets that leave the machine; `None` where Felix makes them.
+/// The rules for packets that leave the machine; `None` where Felix sets them.
 struct OutgoingRules(Option<MasqueradedPools>);
 
-/// The pools of a store.
+/// The pools of a store whose addresses are masqueraded, and all its pools.
 struct MasqueradedPools {
-    /// The store, as its daemon is named.
+    /// The instance name of the store's daemon.
     store: String,
     masqueraded: Vec<IpNet>,
-    /// Disabled ones as well: containers that run on keep their addresses.
+    /// Includes disabled pools, whose running containers keep their addresses.
     all: Vec<IpNet>,
 }
 
 impl OutgoingRules {
-    /// The plugin makes the rules, for these pools: all of the store at this location.
+    /// Returns rules that the plugin sets, for all pools of the store at this location.
     fn by_us(location: &Location, pools: &[Pool]) -> Self {
         let store = served::instance(location).unwrap_or_default();
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
         Self(Some(MasqueradedPools { store, masqueraded, all: pools.iter().map(Pool::cidr).collect() }))
     }
 
-    /// Felix makes the rules.
+    /// Returns no rules, since Felix sets them.
     fn by_calico() -> Self {
         Self(None)
     }
 
-    /// Opens the way for a container with these addresses.
+    /// Enables forwarding and masquerading for a container with these addresses.
     ///
-    /// The rules are those of all pools as they are now, so that rules of a pool that has been changed or deleted go with the
-    /// next container of whatever pool. That something fails counts only for a container that needs it.
+    /// The rules are rebuilt for all current pools. So the rules of a changed or deleted pool disappear with the next
+    /// container of any pool. A failure is an error only if this container needs the rules.
     ///
     /// # Errors
-    /// The text of [`wiring::Error`], with what needs it in front.
+    /// The text of [`wiring::Error`], after the address that needs masquerading.
     fn ensure(&self, addresses: &[IpAddr]) -> Result<()> {
         let Some(MasqueradedPools { store, masqueraded, all }) = &self.0 else { return Ok(()) };
         let is_masqueraded = |address: &IpAddr| masqueraded.iter().any(|network| network.contains(address));
@@ -393,17 +393,17 @@ impl OutgoingRules {
             }
             (Err(error), None) => tracing::warn!(%error, "the rules for pools with natOutgoing stay as they are"),
         }
-        // Among themselves, containers need it for IPv6 alone.
+        // Packets between containers of this machine need forwarding for IPv6 only.
         let forwarded: Vec<IpAddr> =
             addresses.iter().filter(|address| address.is_ipv6() || is_masqueraded(address)).copied().collect();
         ensure_forwarding(&forwarded).map_err(wiring_error)
     }
 }
 
-/// ADD of a plain container.
+/// Carries out ADD of a plain container.
 ///
 /// # Errors
-/// Calico's texts. Nothing that this call made is left then.
+/// Calico's texts. The call has then undone its work.
 fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if add.setup.conf.feature_ip_addrs_no_ipam {
         let text = "requested feature is not supported for this runtime: ip_addrs_no_ipam";
@@ -417,14 +417,14 @@ fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if has_lost_it { wire_container(add, found.profiles()) } else { join_network(add, &found, revision) }
 }
 
-/// The container has an endpoint and its interface: this stores the endpoint with another network's profile, and nothing else.
+/// Adds another network's profile to the endpoint of a container that has its interface already. Nothing else changes.
 fn join_network(add: &mut AddOperation<'_, '_>, endpoint: &WorkloadEndpoint, revision: Revision) -> Result<String> {
     let assigned = AddResult::of_addresses(&endpoint.addresses());
     add.store_document(endpoint, Some(revision))?;
     add.answer(assigned, endpoint.interface(), endpoint.mac())
 }
 
-/// The facts of a container's endpoint before it has addresses.
+/// Returns the facts of a container's endpoint before it has addresses.
 fn container_facts(add: &AddOperation<'_, '_>, interface: String, profiles: Vec<String>) -> EndpointFacts {
     let setup = add.setup;
     EndpointFacts {
@@ -446,18 +446,19 @@ fn container_facts(add: &AddOperation<'_, '_>, interface: String, profiles: Vec<
     }
 }
 
-/// Wires the container, whose endpoint gets these profiles. If it has an endpoint, it lost its interface together with
-/// its network namespace. IPAM then decides anew which addresses it has, since somebody may have released the old ones.
+/// Wires the container and stores its endpoint with these profiles. If the container has an endpoint already, it has
+/// lost its interface together with its network namespace. IPAM then chooses addresses again, since the old ones may
+/// have been released.
 fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Result<String> {
     let setup = add.setup;
     let name = setup.workload.endpoint(&setup.call.interface)?;
     let mut facts = container_facts(add, add.host_interface(), profiles);
-    // Calico checks the names after all the work.
+    // Check the names first; Calico checks them after all the work.
     check_endpoint(&name, &facts).map_err(CniError::internal)?;
     let plugin = setup.ipam_plugin()?;
     add.release_store(&plugin);
     if add.found.is_some() && plugin.is_other() {
-        // Not every IPAM plugin takes a second ADD of the same attachment.
+        // Not every IPAM plugin accepts a second ADD of one attachment.
         add.release_all(&plugin);
     }
     let mut assigned = plugin.call(&setup.ipam_call(CniVerb::Add), &*add.allocator())?;
@@ -472,14 +473,14 @@ fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Resu
     let stored = made.and_then(|()| add.store(&name, &facts).inspect_err(|_| remove_interfaces(add)));
     stored.inspect_err(|_| add.release(&plugin, &assigned))?;
     if add.found.is_some() {
-        // A repeated ADD answers with the addresses alone, as Calico's.
+        // As in Calico, the result of a repeated ADD has only the addresses.
         let prefixes = assigned.prefixes;
         assigned = AddResult { prefixes, ..AddResult::of_addresses(&facts.addresses) };
     }
     add.answer(assigned, &facts.interface, &facts.mac)
 }
 
-/// The labels of an endpoint without the one that names its namespace, which Calico sets by itself.
+/// Removes the label of an endpoint's namespace, which Calico sets on its own.
 fn endpoint_labels(mut labels: Labels) -> Labels {
     labels.remove("projectcalico.org.namespace");
     labels

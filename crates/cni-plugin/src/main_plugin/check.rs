@@ -1,7 +1,8 @@
-//! CHECK, STATUS, and the option `-t`.
+//! CHECK and STATUS of the main plugin, and its option `-t`.
 //!
-//! CHECK compares interface, addresses, routes, sysctls, endpoint and allocation of a container with the work of its ADD. STATUS says
-//! whether an ADD can be served now. The option `-t` tells whether the datastore of a configuration answers.
+//! CHECK compares the interface, addresses, routes, sysctls, endpoint and allocation of a container with the work of
+//! its ADD. STATUS reports whether an ADD can be served now. The option `-t` reports whether the datastore of a
+//! configuration answers.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -24,10 +25,10 @@ use crate::kubernetes::HardwareAddress;
 use crate::result;
 use crate::run::read;
 
-/// CHECK. Calico's plugin prints `OK` at once; ours prints it after a comparison.
+/// Carries out CHECK. Calico's plugin prints `OK` without a check; this plugin prints it after a comparison.
 ///
 /// # Errors
-/// Each difference, in the details; those of the store and of the IPAM plugin.
+/// Each difference, in the details; any error of the store or of the IPAM plugin.
 pub(super) fn check(setup: &MainContext<'_>) -> Result<String> {
     let addresses = result::previous_addresses(setup.conf.net.prev_result.as_ref())?;
     let mut wrong = Vec::new();
@@ -37,11 +38,11 @@ pub(super) fn check(setup: &MainContext<'_>) -> Result<String> {
         Some(endpoint) => compare(setup, endpoint, &addresses, &mut wrong),
     }
     if let Err(error) = allocation {
-        // A store that does not answer says nothing of the container.
+        // If the store does not answer, nothing is known about the container.
         if error.code() == Code::TryAgain {
             return Err(error);
         }
-        // Of addresses that no IPAM plugin assigned to a pod, none knows anything.
+        // No IPAM plugin has a record of addresses that were assigned without one.
         if !(setup.conf.feature_ip_addrs_no_ipam && setup.workload.orchestrator == Orchestrator::K8s) {
             wrong.push(format!("IPAM: {}", error.message()));
         }
@@ -69,7 +70,7 @@ pub(super) fn check(setup: &MainContext<'_>) -> Result<String> {
     Err(CniError::internal(text).with_details(wrong.join("; ")))
 }
 
-/// The stored endpoint, and the IPAM plugin's answer about the allocation.
+/// Reads the stored endpoint, and calls the IPAM plugin's CHECK.
 fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, Result<()>)> {
     let session = Arc::new(Session::open(&setup.store, Purpose::Any)?);
     let query = EndpointQuery {
@@ -86,7 +87,7 @@ fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, R
         return Ok((endpoint, Ok(())));
     }
     let plugin = setup.ipam_plugin()?;
-    // Another program may need the store.
+    // Close the store for another IPAM plugin, which may need it.
     let session = match plugin {
         IpamPlugin::Own(_) => Some(session),
         IpamPlugin::Other(_) => {
@@ -103,7 +104,8 @@ fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, R
     Ok((endpoint, allocation))
 }
 
-/// True if the container joined this network after another one, whose addresses it has: IPAM assigned nothing here.
+/// True if the container joined this network after another network, whose addresses it keeps. IPAM assigned nothing in
+/// this network.
 fn has_joined(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint) -> bool {
     let (profiles, network) = (endpoint.profiles(), &setup.conf.net.name);
     setup.workload.orchestrator == Orchestrator::Cni
@@ -116,7 +118,7 @@ pub(super) fn close_session(session: Arc<Session>) {
     }
 }
 
-/// Compares the endpoint with the call and with the result that the runtime has.
+/// Compares the endpoint with the call and with the runtime's `prevResult`.
 fn compare(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint, addresses: &[IpAddr], wrong: &mut Vec<String>) {
     let name = endpoint.name();
     if endpoint.container() != setup.call.container {
@@ -136,15 +138,16 @@ fn compare(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint, addresses: &[Ip
     }
 }
 
-/// How long the datastore may take.
+/// Time limit of the datastore.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(900);
-/// The codes with which another plugin says that it does not know the verb, or not in this version.
+/// The error codes of another plugin that does not support the verb, or not in this version.
 pub(super) const UNKNOWN_VERB: [u32; 2] = [1, 4];
 
-/// STATUS. Only the IPAM plugin checks an embedded store; it does not fail if other processes have it open.
+/// Carries out STATUS. Only the IPAM plugin checks an embedded store. STATUS does not fail while other processes have
+/// that store open.
 ///
 /// # Errors
-/// The reason why no ADD can be served, with code 50.
+/// Code 50, with the reason why no ADD can be served.
 pub(super) fn status(setup: &MainContext<'_>) -> Result<String> {
     ready(setup).map_err(|error| error.with_code(Code::Unavailable))
 }
@@ -163,14 +166,14 @@ fn ready(setup: &MainContext<'_>) -> Result<String> {
     let plugin = setup.ipam_plugin()?;
     match plugin.call(&setup.ipam_call(CniVerb::Status), &DaemonAllocator::default()) {
         Err(error) if matches!(plugin, IpamPlugin::Other(_)) && UNKNOWN_VERB.contains(&error.code().number()) => {
-            tracing::debug!(%error, "the IPAM plugin knows no STATUS");
+            tracing::debug!(%error, "the IPAM plugin does not support STATUS");
             Ok(String::new())
         }
         done => done.map(|_| String::new()),
     }
 }
 
-/// Checks that the login may write the endpoint of a container.
+/// Checks that etcd's user may write the endpoint of a container.
 fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
     let results = format!("endpoints of {}", setup.conf.net.name);
     let Some(rights) = WriteRights::of(&setup.store.location, &results, &setup.workload.node) else { return Ok(()) };
@@ -178,10 +181,10 @@ fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
     Ok(session.run(rights.check(&*session.store(), vec![key]))?)
 }
 
-/// How long the datastore may take.
+/// Time limit of the datastore.
 const DATASTORE_TEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Reads a configuration and tests its datastore. Nothing is printed if it answers.
+/// Tests the datastore of a configuration. Nothing is printed if the datastore answers.
 ///
 /// # Errors
 /// Code 100, with the cause in the details.
@@ -218,7 +221,7 @@ fn check_datastore(invocation: &Invocation, text: &[u8]) -> Result<()> {
     read
 }
 
-/// Tests the Kubernetes API, if a kubeconfig is named.
+/// Tests the Kubernetes API, if the configuration names a kubeconfig.
 fn kubernetes_answers(setup: &MainContext<'_>, session: &Session) -> Result<()> {
     if setup.conf.net.store.kubeconfig.is_empty() {
         return Ok(());

@@ -10,13 +10,13 @@ use crate::gojson::{GoJson, quoted};
 use crate::kubernetes;
 use crate::netconf::{Decoder, NetConf};
 
-/// Where Calico's node agent writes the MTU of the network.
+/// The file to which Calico's node agent writes the network's MTU.
 const MTU_FILE: &str = "/var/lib/calico/mtu";
 
-/// A configuration, read as Go reads it into Calico's structure; see [`NetConf`]. An absent value is empty.
+/// A network configuration as the main plugin reads it, decoded like [`NetConf`]. An absent value is empty.
 #[derive(Debug, Default)]
 pub(crate) struct MainConf {
-    /// The part that both plugins read.
+    /// The members that both plugins read.
     pub(crate) net: NetConf,
     /// `ipam.type`.
     pub(crate) ipam_type: String,
@@ -36,14 +36,14 @@ pub(crate) struct MainConf {
     pub(crate) allow_ip_forwarding: bool,
     /// `kubernetes.node_name`.
     pub(crate) kubernetes_node: String,
-    /// `args.org.apache.mesos.network_info.labels.labels`: keys and values.
+    /// The keys and values of `args.org.apache.mesos.network_info.labels.labels`.
     pub(crate) mesos_labels: Vec<(String, String)>,
-    /// The datastore's settings as they are handed to the IPAM plugin: names of variables and values.
+    /// The datastore's settings as environment variables for the IPAM plugin: names and values.
     pub(crate) variables: Vec<(&'static str, String)>,
 }
 
 impl MainConf {
-    /// Reads the members that concern the main plugin.
+    /// Decodes the members that concern the main plugin.
     ///
     /// # Errors
     /// Code 999 with Go's text for the first value of a wrong type.
@@ -120,7 +120,7 @@ impl MainConf {
         });
     }
 
-    /// Keeps a setting that the IPAM plugin must have in its environment.
+    /// Records a setting that the IPAM plugin gets as an environment variable.
     fn variable(&mut self, name: &str, value: &GoJson) {
         let variable = match name {
             "datastore_type" => "DATASTORE_TYPE",
@@ -142,21 +142,21 @@ impl MainConf {
         }
     }
 
-    /// Refuses etcd's key and certificates if others than their owner may write to the files: they could have the plugin trust
-    /// their etcd. A file that is missing is the datastore's to report.
+    /// Refuses etcd's key and certificate files if other users than the owner may write to them: those users could make
+    /// the plugin trust another etcd. A missing file is reported when the store is opened.
     ///
     /// # Errors
-    /// The file, and the command that mends it.
+    /// A refused file, with the command that corrects its mode.
     pub(crate) fn check_credentials(&self) -> Result<()> {
         let is_file = |name: &str| ["ETCD_KEY_FILE", "ETCD_CERT_FILE", "ETCD_CA_CERT_FILE"].contains(&name);
         let mut files = self.variables.iter().filter(|(name, _)| is_file(name));
         files.try_for_each(|(_, path)| kubernetes::check_owner(Path::new(path)))
     }
 
-    /// The MTU: the configuration's, else the one in Calico's file; 0 for the kernel's own.
+    /// Returns the configuration's MTU, or else the MTU in Calico's file; 0 means the kernel's default.
     ///
     /// # Errors
-    /// The file is required and missing, or its text is no number.
+    /// The file is required and missing, or its text is not a number.
     pub(crate) fn mtu(&self) -> Result<u32> {
         let failed = |reason: String| CniError::internal(format!("failed to read MTU file: {reason}"));
         let from_file = match fs::read_to_string(MTU_FILE) {
@@ -175,15 +175,15 @@ impl MainConf {
         u32::try_from(mtu).map_err(|_| CniError::config(format!("mtu {mtu} is out of range")))
     }
 
-    /// How many queues both ends of the pair have.
+    /// Returns the number of queues of both ends of the pair.
     pub(crate) fn queues(&self) -> u32 {
         u32::try_from(self.num_queues).unwrap_or(1).max(1)
     }
 
-    /// The kind of the pair.
+    /// Returns the kind of the pair.
     ///
     /// # Errors
-    /// An unknown kind.
+    /// An unknown `device_type`.
     pub(crate) fn device(&self) -> Result<Device> {
         match self.device_type.as_str() {
             "" | "veth" => Ok(Device::Veth),
@@ -195,7 +195,7 @@ impl MainConf {
         }
     }
 
-    /// Refuses a configuration if the file with the node's name must exist and does not.
+    /// Refuses a configuration whose node name file must exist and does not.
     ///
     /// # Errors
     /// The file is missing.

@@ -1,8 +1,10 @@
-//! DEL takes a container's network down. GC removes endpoint, interface and address of every attachment that the runtime does not list.
+//! DEL and GC of the main plugin. DEL removes a container's interface, address and endpoint. GC removes them for every
+//! attachment that the runtime does not list.
 //!
-//! An endpoint does not name its network. It is a network's if the network's name is its first profile, or if its
-//! container holds one of its addresses in this network: the networks that a container joined later leave it alone. GC leaves an
-//! endpoint if it, or one of its addresses, is younger than a minute: the runtime's list may be older.
+//! An endpoint does not name its network. It belongs to a network if the network's name is its first profile, or if its
+//! container holds one of its addresses in this network. So GC of a network that a container joined later does not
+//! remove the endpoint. GC keeps an endpoint if it, or one of its addresses, is younger than a minute: the runtime's
+//! list may be older.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,7 +31,7 @@ use crate::env::{self, CniVerb};
 use crate::invocation;
 use crate::verbs::valid_attachments;
 
-/// An allocator whose DEL deletes the endpoint in the same commit.
+/// An allocator whose DEL also deletes the endpoint, in the same commit.
 struct EndpointAllocator<'e> {
     inner: Box<dyn Allocator>,
     endpoint: &'e EndpointToDelete,
@@ -42,20 +44,20 @@ impl Allocator for EndpointAllocator<'_> {
     }
 }
 
-/// DEL: the interface, the address and the endpoint. The plugin tries each of them, and the first error is the answer. A store
-/// that is not ready stops DEL at once, as in Calico's plugin.
+/// Carries out DEL: removes the interface, the address and the endpoint. A failed step does not stop the others, and
+/// the first error is returned. A store that is not ready stops DEL at once, as in Calico's plugin.
 ///
 /// # Errors
 /// Calico's texts.
 pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
     let session = match Session::open(&setup.store, Purpose::Release) {
         Ok(session) => Arc::new(session),
-        // Without a store there is no endpoint and no address.
+        // A store that does not exist has no endpoint and no address.
         Err(VerbFailure::Store(error)) if is_no_store(&error, &setup.store.location) => {
             tracing::warn!(%error, "there is no endpoint");
             let unwired = unwire(setup, None);
             let released = match setup.ipam_plugin() {
-                // The other program has books of its own.
+                // The other program keeps its own records.
                 Ok(plugin) if plugin.is_other() => setup.call_later(&plugin, CniVerb::Del, &DaemonAllocator::default()),
                 _ => Ok(()),
             };
@@ -75,14 +77,15 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
             Orchestrator::K8s => EndpointOwner::Container(setup.call.container.clone()),
         },
     };
-    // The interface goes first: no other container gets the address before. The kernel goes on cleaning up meanwhile.
+    // Remove the interface first, so that no other container gets the address before. The kernel continues its cleanup
+    // while the store is written.
     let unwired = unwire(setup, Some(&session));
     let released = release(setup, session, &endpoint);
     unwired.and(released)?;
     if setup.is_own_netns() { Err(env::own_netns_error()) } else { Ok(String::new()) }
 }
 
-/// Removes the interface although the store does not answer; the store's error is the answer.
+/// Removes the interface of a DEL whose store does not answer, and returns the store's error.
 fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     if let Err(error) = unwire(setup, None) {
         tracing::warn!(%error, "the interface stays, too");
@@ -90,7 +93,7 @@ fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     error
 }
 
-/// Releases the address and deletes the endpoint: in one commit if the IPAM plugin is this program.
+/// Releases the address and deletes the endpoint, in one commit if the IPAM plugin is this program.
 fn release(setup: &MainContext<'_>, session: Arc<Session>, endpoint: &EndpointToDelete) -> Result<()> {
     let plugin = setup.ipam_plugin();
     let released = match &plugin {
@@ -109,7 +112,7 @@ fn release(setup: &MainContext<'_>, session: Arc<Session>, endpoint: &EndpointTo
         }
         Err(error) => Err(error.clone()),
     };
-    // The endpoint goes although the address could not be released.
+    // Delete the endpoint even if the address could not be released.
     released.and(delete(session, endpoint))
 }
 
@@ -126,7 +129,7 @@ fn delete(session: Arc<Session>, endpoint: &EndpointToDelete) -> Result<()> {
     }
 }
 
-/// Takes the interface down. A namespace that is the plugin's own keeps its interfaces.
+/// Removes the interface, unless it is in the plugin's own network namespace.
 fn unwire(setup: &MainContext<'_>, session: Option<&Arc<Session>>) -> Result<()> {
     if setup.is_own_netns() {
         return Ok(());
@@ -153,13 +156,13 @@ fn unwire(setup: &MainContext<'_>, session: Option<&Arc<Session>>) -> Result<()>
     }
 }
 
-/// A younger endpoint stays.
+/// GC keeps younger endpoints.
 const MIN_ENDPOINT_AGE: Duration = Duration::MINUTE;
 
-/// GC. Each part is tried whatever becomes of the others, and the first error is the answer.
+/// Carries out GC. A failed part does not stop the others, and the first error is returned.
 ///
 /// # Errors
-/// No list of attachments; those of the store and of the IPAM plugin.
+/// A missing list of attachments; any error of the store or of the IPAM plugin.
 pub(super) fn gc(setup: &MainContext<'_>) -> Result<String> {
     let valid = valid_attachments(&setup.json)?;
     let endpoints = match Session::open(&setup.store, Purpose::Release) {
@@ -193,7 +196,7 @@ fn collect_addresses(setup: &MainContext<'_>) -> Result<()> {
 fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet<(String, String)>) -> Result<()> {
     let failed = |error| explain(error, NetworkRules::Calico).into();
     let (ipam, deadline, node) = (session.ipam(), session.deadline(), setup.workload.node.as_str());
-    // These numbers come before the endpoints: an interface of a later ADD has another one, and stays.
+    // Read the interfaces' indexes before the endpoints: the interface of a later ADD has another index, and stays.
     let interfaces = wiring::host_interfaces().map_err(wiring_error)?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
     let holdings = session.run(ipam.holdings_within(node, &ipam.read_scope_of(node), deadline)).map_err(failed)?.0;
@@ -225,7 +228,7 @@ fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet
 }
 
 fn is_valid(endpoint: &WorkloadEndpoint, valid: &BTreeSet<(String, String)>) -> bool {
-    // A second interface of a container has no endpoint of its own.
+    // Compare only the container: a container's second interface has no endpoint of its own.
     valid.iter().any(|(container, _)| container == endpoint.container())
 }
 
@@ -237,14 +240,14 @@ fn is_stale(
 ) -> bool {
     let (network, container) = (&setup.conf.net.name, endpoint.container());
     let addresses = endpoint.addresses();
-    // The endpoint of a prefix has an address inside of it.
+    // The endpoint of a prefix has an address inside the prefix.
     let is_its = |one: &&Allocation| {
         one.network == *network && one.container == container && addresses.iter().any(|ip| one.unit.contains(ip))
     };
     let allocations: Vec<&Allocation> = held.iter().filter(is_its).collect();
     let is_ours = endpoint.profiles().first() == Some(network) || !allocations.is_empty();
     let is_old = |since| age(setup.invocation.host.now, since) >= MIN_ENDPOINT_AGE;
-    // A pod that is started again keeps its endpoint with the old time.
+    // A restarted pod keeps its endpoint with the old time, so the allocations count, too.
     let are_old = allocations.iter().all(|one| one.assigned_at().is_none_or(is_old))
         && parse_rfc3339(endpoint.created()).is_some_and(is_old);
     is_ours && are_old && !container.is_empty() && !is_valid(endpoint, valid)

@@ -1,4 +1,4 @@
-//! The IPAM plugin of a network: another process, or this very program, whose allocator then runs in this process.
+//! Calls of the IPAM plugin of a network: another program, or this program, whose allocator then runs in this process.
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
@@ -22,49 +22,50 @@ use crate::result::AddResult;
 use crate::run::CniContext;
 use crate::versions;
 
-/// How long another program may take. A DHCP server may need a minute.
+/// Time limit of another program. A DHCP server may need a minute.
 const CHILD_TIMEOUT: Duration = Duration::from_secs(90);
-/// The end of a program follows the end of its output within less than this, usually.
+/// Pause between two checks whether a program has exited. A program usually exits sooner than this after closing its
+/// output.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// An IPAM plugin that was found.
+/// An IPAM plugin of a certain type that was found.
 #[derive(Debug)]
 pub(super) enum IpamPlugin {
-    /// This program, under this name.
+    /// This program under a certain name.
     Own(PluginName),
-    /// Another program.
+    /// Another program at this path.
     Other(PathBuf),
 }
 
-/// A call of an IPAM plugin, for a call of the main plugin.
+/// A call of the IPAM plugin as part of a call of the main plugin.
 pub(super) struct IpamCall<'a> {
     pub(super) setup: &'a MainContext<'a>,
     pub(super) verb: CniVerb,
     /// `CNI_ARGS`.
     pub(super) args: &'a str,
-    /// The network's configuration, if it is another than the main plugin's.
+    /// The IPAM plugin's configuration, if it differs from the main plugin's.
     pub(super) changed: Option<&'a [u8]>,
 }
 
 impl MainContext<'_> {
-    /// The IPAM plugin of the network.
+    /// Finds the IPAM plugin of the network.
     ///
     /// # Errors
-    /// Calico's texts for a plugin that cannot be found.
+    /// Calico's texts for a plugin that is not found.
     pub(super) fn ipam_plugin(&self) -> Result<IpamPlugin> {
         IpamPlugin::find(&self.conf.ipam_type, &self.invocation.environment.text("CNI_PATH"))
     }
 
-    /// A call of the IPAM plugin with the configuration as it is.
+    /// Returns a call of the IPAM plugin with the main plugin's configuration.
     pub(super) fn ipam_call(&self, verb: CniVerb) -> IpamCall<'_> {
         IpamCall { setup: self, verb, args: &self.args, changed: None }
     }
 
-    /// Has the IPAM plugin carry out a verb for addresses that it has assigned. host-local gets no ranges that only Kubernetes
-    /// knows.
+    /// Calls the IPAM plugin about addresses that it assigned earlier. In host-local's configuration, networks of all
+    /// addresses replace the ranges that only the Kubernetes API has (see [`HostLocal::for_del`]).
     ///
     /// # Errors
-    /// Calico's texts for a configuration of host-local that has the wrong shape; those of the plugin.
+    /// Calico's texts for a malformed configuration of host-local; any error of the plugin.
     pub(super) fn call_later(&self, plugin: &IpamPlugin, verb: CniVerb, allocator: &dyn Allocator) -> Result<()> {
         let mut changed = None;
         if self.conf.ipam_type == "host-local" {
@@ -82,7 +83,7 @@ impl IpamPlugin {
     /// Finds the plugin of a type in the folders of `CNI_PATH`.
     ///
     /// # Errors
-    /// Calico's texts for no name, a name that is a path, and a plugin that is in no folder.
+    /// Calico's texts for an empty name, a name that is a path, and a plugin that is in none of the folders.
     pub(super) fn find(kind: &str, cni_path: &str) -> Result<Self> {
         if kind.is_empty() {
             return Err(CniError::internal("no plugin name provided"));
@@ -102,18 +103,17 @@ impl IpamPlugin {
         Ok(if is_own { Self::Own(PluginName::from_argument(Some(OsStr::new(kind)))) } else { Self::Other(path) })
     }
 
-    /// True if the plugin is another program.
     pub(super) fn is_other(&self) -> bool {
         matches!(self, Self::Other(_))
     }
 
-    /// Carries out a verb. The result of an ADD; an empty one for any other verb.
+    /// Carries out a verb. Returns the result of ADD, and an empty result for other verbs.
     ///
     /// # Errors
-    /// The plugin's own error, and an answer that cannot be read.
+    /// The plugin's own error, or an output that cannot be parsed.
     pub(super) fn call(&self, call: &IpamCall<'_>, allocator: &dyn Allocator) -> Result<AddResult> {
         match self {
-            // The main plugin has to undo its work also after a panic.
+            // Catch panics, so that the main plugin can undo its work.
             Self::Own(name) => catch_panic(|| call.carry_out(*name, allocator)),
             Self::Other(path) => {
                 let printed = run_child(path, call)?.into_result()?;
@@ -123,7 +123,7 @@ impl IpamPlugin {
     }
 }
 
-/// The outcome of another program.
+/// The exit status and the output of another program.
 struct ChildOutput {
     status: ExitStatus,
     stdout: Vec<u8>,
@@ -140,13 +140,13 @@ fn run_child(path: &Path, call: &IpamCall<'_>) -> Result<ChildOutput> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let text = call.changed.unwrap_or(&call.setup.stdin).to_vec();
-    // A plugin that does not read its configuration holds up nobody.
+    // Write in a separate thread: a plugin that does not read its configuration must not block the call.
     thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(&text)));
     let (stdout, stderr) = (read_to_end_in_thread(stdout), read_to_end_in_thread(stderr));
     let deadline = Instant::now() + CHILD_TIMEOUT;
     let left = || deadline.saturating_duration_since(Instant::now());
     let printed = (stdout.recv_timeout(left()), stderr.recv_timeout(left()));
-    // A program may close both pipes and live on.
+    // A program may close both pipes and keep running.
     let status = loop {
         let ended = child.try_wait().map_err(failed)?;
         if ended.is_some() || left().is_zero() {
@@ -167,13 +167,13 @@ fn run_child(path: &Path, call: &IpamCall<'_>) -> Result<ChildOutput> {
     Ok(ChildOutput { status, stdout, stderr })
 }
 
-/// Everything that comes out of a pipe, on a thread of its own.
+/// Reads a pipe to its end in a separate thread.
 fn read_to_end_in_thread(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     let (sender, receiver) = channel();
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // The bytes that were read before an error are all that there is.
+            // After an error, use the bytes that were read before it.
             let _ = pipe.read_to_end(&mut bytes);
         }
         let _ = sender.send(bytes);
@@ -181,7 +181,7 @@ fn read_to_end_in_thread(pipe: Option<impl Read + Send + 'static>) -> Receiver<V
     receiver
 }
 
-/// The end of a process as Go describes it.
+/// Describes an exit status like Go.
 fn describe_exit(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
@@ -192,7 +192,7 @@ fn describe_exit(status: ExitStatus) -> String {
 }
 
 impl IpamCall<'_> {
-    /// The call of the IPAM plugin that this program is, under a name.
+    /// Carries out the call as the IPAM plugin that this program is under a certain name.
     fn carry_out(&self, name: PluginName, allocator: &dyn Allocator) -> Result<AddResult> {
         let MainContext { invocation, json, conf, call, .. } = self.setup;
         let call = CniCall {
@@ -214,7 +214,7 @@ impl IpamCall<'_> {
 }
 
 impl ChildOutput {
-    /// The text that the plugin printed, or its error as the main plugin passes it on.
+    /// Returns the plugin's output, or its error as the main plugin passes it on.
     fn into_result(self) -> Result<Vec<u8>> {
         #[derive(Deserialize)]
         #[serde(rename = "Error")]

@@ -1,8 +1,8 @@
-//! The main plugin `margay-cni`, which also runs under the name `calico`: it wires a container into a routed network, as Calico's
+//! The main plugin `margay-cni`, which also runs as `calico`: it connects a container to a routed network, as Calico's
 //! main plugin does.
 //!
-//! The plugin makes a pair of interfaces, calls the IPAM plugin, and stores a WorkloadEndpoint. Where the IPAM plugin is this
-//! very program, it runs in this process on the same store.
+//! The plugin makes a pair of interfaces, calls the IPAM plugin, and stores a WorkloadEndpoint. If the IPAM plugin is
+//! this program, it runs in this process on the same open store.
 
 mod add;
 mod check;
@@ -28,19 +28,19 @@ use crate::run::read;
 use crate::versions;
 use setup::MainContext;
 
-/// Reads a configuration as ADD does, for the fuzzers.
+/// Decodes a configuration as ADD does, for the fuzzers.
 pub(crate) fn check_conf(text: &[u8]) -> Result<()> {
     let conf = conf::MainConf::decode(&check_name(text)?)?;
     conf.device()?;
     conf.mtu().map(drop)
 }
 
-/// The addresses of an IPAM plugin's result, for the fuzzers.
+/// Parses an IPAM plugin's result and returns its addresses, for the fuzzers.
 pub(crate) fn addresses_of_result(text: &[u8]) -> Result<Vec<IpAddr>> {
     AddResult::parse(text).map(|result| result.addresses())
 }
 
-/// How long the wiring of a container may take.
+/// Time limit of the wiring of a container.
 const WIRING_TIMEOUT: Duration = Duration::from_secs(20);
 
 const USAGE: &str = "\
@@ -53,8 +53,8 @@ input, and what to do in the environment (CNI_COMMAND, CNI_CONTAINERID, ...).
   -h, --help     print this
 ";
 
-/// The whole main plugin but for process input and output. `arguments` are those after the program's name: as in Calico's
-/// program options come first, and whatever follows the first one that is none is ignored.
+/// Runs the main plugin, except for process input and output. `arguments` are those after the program's name. As in
+/// Calico's program, options come first, and everything after the first argument that is not an option is ignored.
 pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read) -> ProcessOutcome {
     let is_called = invocation.environment.get("CNI_COMMAND").is_some();
     let first = arguments.first().map(|argument| argument.to_string_lossy()).unwrap_or_default();
@@ -67,7 +67,7 @@ pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read
         "-h" | "--help" => return ProcessOutcome::success(USAGE.to_owned()),
         "-t" => return ProcessOutcome::of(|| check::test_datastore(invocation, stdin)),
         option if option.starts_with('-') && !matches!(option, "-" | "--") => {
-            // Calico's program prints its usage and exits with 2, which its callers may know.
+            // As Calico's program does, print the usage and exit with 2. Callers may rely on this status.
             if is_called && invocation.name == PluginName::Margay {
                 let message = format!("the plugin has no option {}", quoted(option));
                 return ProcessOutcome::of(|| Err(CniError::new(Code::InvalidEnvironment, message)));
@@ -85,7 +85,7 @@ pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read
     ProcessOutcome::of(|| carry_out(invocation, stdin))
 }
 
-/// An error of the wiring as the runtime gets it.
+/// Converts an error of the wiring for the runtime.
 fn wiring_error(error: wiring::Error) -> CniError {
     CniError::internal(error.to_string())
 }

@@ -17,19 +17,18 @@ use crate::kubernetes::{AllowedAnnotations, HostLocal, KubePort, PodFacts};
 use crate::policy_wait::PolicyWait;
 use crate::result::AddResult;
 
-/// The facts of a pod, read before anything is made.
+/// The facts about a pod that ADD reads before it makes anything.
 struct PodRequest {
     facts: PodFacts,
-    /// The routes in the container.
     routes: Vec<IpNet>,
-    /// The configuration for the IPAM plugin, if it is another than the main plugin's.
+    /// The IPAM plugin's configuration, if it differs from the main plugin's.
     changed: Option<Vec<u8>>,
 }
 
-/// ADD of a pod: always with new addresses and a new pair, also if an endpoint is stored.
+/// Carries out ADD of a pod, always with new addresses and a new pair, even if the pod has a stored endpoint.
 ///
 /// # Errors
-/// Calico's texts. Nothing that this call made is left then.
+/// Calico's texts. The call has then undone its work.
 pub(super) fn add(add: &mut AddOperation<'_, '_>) -> Result<String> {
     let setup = add.setup;
     setup.dataplane()?;
@@ -71,21 +70,22 @@ fn wire(
     plan.mac = wanted.facts.mac.as_ref().map(|mac| mac.bytes.clone());
     add::make_interfaces(add, plan, assigned, &wanted.facts.annotations, name, facts)?;
     if let (Some(mac), Ok(Dataplane::Linux)) = (&wanted.facts.mac, add.setup.dataplane()) {
-        // Of an address that is longer than the kernel's the endpoint has all, as Calico's.
+        // As in Calico, the endpoint records a MAC address in full, even if it is longer than the kernel's.
         facts.mac.clone_from(&mac.text);
     }
     add.store(name, facts).inspect_err(|_| add::remove_interfaces(add))
 }
 
-/// Reads the pod, its namespace and its node, as far as the configuration asks for them.
+/// Reads the pod, its namespace and its node, if the configuration needs them.
 fn read(add: &mut AddOperation<'_, '_>) -> Result<PodRequest> {
     let (setup, conf) = (add.setup, &add.setup.conf);
     let mut client = setup.kubernetes.client();
-    // Calico's plugin wants an API for each pod. A machine by itself may have none, and the network may need nothing of it.
+    // Calico's plugin requires an API for each pod. With a store of one machine there may be none, and the network may
+    // not need one.
     if !setup.is_alone() {
         client = Ok(client?);
     }
-    // Nobody waits for the store during the requests.
+    // Let other processes open the store during the requests.
     add.pause();
     let until = Instant::now() + setup.store.patience;
     let left = |deadline: Deadline| deadline.remaining().min(until.saturating_duration_since(Instant::now()));
@@ -159,7 +159,8 @@ fn nats(pod: &PodFacts, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, IpAddr)>> {
     pod.nats(addresses)?.into_iter().map(parse).collect()
 }
 
-/// The pod's addresses: those that IPAM chooses, those that an annotation names, or those that no IPAM knows.
+/// Returns the pod's addresses: chosen by IPAM, named by an annotation, or named by an annotation and assigned without
+/// IPAM.
 fn assign(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, wanted: &PodRequest) -> Result<AddResult> {
     if let Some(addresses) = &wanted.facts.ip_addrs_no_ipam {
         return Ok(AddResult::of_addresses(addresses));
@@ -179,8 +180,8 @@ fn assign(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, wanted: &PodReque
     Ok(assigned)
 }
 
-/// Releases the addresses of the endpoint that is stored for the pod, as far as its sandbox still holds them: an earlier sandbox
-/// may have the wanted ones.
+/// Releases the addresses of the pod's stored endpoint that its sandbox still holds. The wanted addresses may be among
+/// them, held by an earlier sandbox.
 fn release_found(add: &mut AddOperation<'_, '_>) -> Result<()> {
     let Some((found, _)) = add.found.clone() else { return Ok(()) };
     let handle = handle_id(&add.setup.conf.net.name, found.container());
@@ -190,7 +191,7 @@ fn release_found(add: &mut AddOperation<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// Assigns addresses one after another. If one cannot be had, those before it are released.
+/// Assigns addresses one after another. If one cannot be assigned, those before it are released.
 fn assign_these(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, addresses: &[IpAddr]) -> Result<AddResult> {
     let mut all = AddResult::default();
     for address in addresses {

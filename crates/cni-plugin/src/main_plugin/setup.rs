@@ -1,5 +1,5 @@
-//! A call of the main plugin, checked in Calico's order before a verb opens the store; the names of its endpoint and of its interface on the
-//! host; and the labels that Mesos hands to a container, made fit for a label.
+//! A call of the main plugin, checked in Calico's order before a verb opens the store. Also the names of its endpoint
+//! and of its host interface, and the conversion of Mesos labels to valid labels.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -25,31 +25,30 @@ use crate::kubernetes::{DefaultRoutes, HostLocal, Kubernetes, default_routes};
 use crate::logging;
 use crate::run::store_at;
 
-/// A decoded call.
+/// A call of the main plugin with its decoded configuration.
 pub(super) struct MainContext<'a> {
     pub(super) invocation: &'a Invocation,
     pub(super) call: CniCall,
-    /// The configuration as text.
+    /// The configuration as the runtime passed it.
     pub(super) stdin: Vec<u8>,
     pub(super) json: GoJson,
     pub(super) conf: MainConf,
     pub(super) workload: Workload,
-    /// The labels that the configuration itself gives a plain container.
+    /// The labels from the configuration, for a plain container.
     pub(super) labels: Labels,
-    /// `CNI_ARGS` as the IPAM plugin gets them.
+    /// `CNI_ARGS` for the IPAM plugin, which starts with `IgnoreUnknown=1`.
     pub(super) args: String,
     pub(super) store: StoreAccess,
-    /// Where the Kubernetes API is.
     pub(super) kubernetes: Kubernetes,
-    /// 0 for the kernel's own.
+    /// 0 means the kernel's default.
     pub(super) mtu: u32,
     pub(super) device: Device,
-    /// The maker of interfaces. An error of the configuration is kept, since DEL does its other work first.
+    /// The data plane. An invalid setting is kept as an error, since DEL does its other work first.
     dataplane: Result<Dataplane>,
 }
 
 impl<'a> MainContext<'a> {
-    /// Reads and checks a call.
+    /// Decodes and checks a call.
     ///
     /// # Errors
     /// Calico's texts, with code 999.
@@ -61,7 +60,7 @@ impl<'a> MainContext<'a> {
         }
         let lookup = |name: &str| invocation.environment.lookup(name);
         let location = datastore::for_netconf(&invocation.drivers, &conf.net.store, &lookup);
-        // On a store of one machine no agent of Calico's runs, so nothing writes that file.
+        // Without Calico's agents, as on a store of one machine, the file is never written.
         if location.as_ref().is_ok_and(Location::is_shared) || location.is_err() {
             conf.check_nodename_file(&invocation.host.nodename_file)?;
         }
@@ -116,18 +115,18 @@ impl<'a> MainContext<'a> {
         })
     }
 
-    /// The path of the container's network namespace; empty if there is none.
+    /// Returns the path of the container's network namespace; empty without one.
     pub(super) fn netns(&self) -> PathBuf {
         self.call.netns.clone().unwrap_or_default()
     }
 
-    /// True if the container's network namespace is the plugin's own, and that is not wanted.
+    /// True if the container's network namespace is the plugin's own, and `CNI_NETNS_OVERRIDE` does not allow that.
     pub(super) fn is_own_netns(&self) -> bool {
         let netns = self.call.netns.as_deref().filter(|_| self.call.own_netns == OwnNetns::Refused);
         netns.is_some_and(|netns| env::is_own_netns(netns, &self.invocation.host.own_netns))
     }
 
-    /// The maker of interfaces.
+    /// Returns the data plane.
     ///
     /// # Errors
     /// Calico's texts for an unknown data plane.
@@ -135,10 +134,10 @@ impl<'a> MainContext<'a> {
         self.dataplane.as_ref().map_err(Clone::clone)
     }
 
-    /// The routes in the container: the default ones, or for a pod those of host-local's configuration.
+    /// Returns the routes in the container: the default routes, or for a pod the routes of host-local's configuration.
     ///
     /// # Errors
-    /// Calico's texts for routes of the wrong shape.
+    /// Calico's texts for malformed routes.
     pub(super) fn routes(&self) -> Result<Vec<IpNet>> {
         if self.workload.orchestrator == Orchestrator::Cni || self.conf.ipam_type != "host-local" {
             return Ok(default_routes());
@@ -147,7 +146,7 @@ impl<'a> MainContext<'a> {
         HostLocal::new(&self.json)?.routes(default)
     }
 
-    /// The wiring of the container, with the default routes.
+    /// Returns the plan for the container's interface, with the default routes.
     pub(super) fn plan(&self, host_interface: String, addresses: &[IpAddr]) -> Plan {
         let old_interface = match self.workload.orchestrator {
             Orchestrator::Cni => OldInterface::KeptIfInUse,
@@ -169,7 +168,8 @@ impl<'a> MainContext<'a> {
         }
     }
 
-    /// The allocator for an IPAM plugin that is this program. A store that other programs must wait for has no daemon.
+    /// Returns the allocator for an IPAM plugin that is this program. A store that is open exclusively has no daemon,
+    /// so the allocator works on the store directly.
     pub(super) fn allocator(session: &Arc<Session>) -> Box<dyn Allocator> {
         match session.is_exclusive() {
             true => Box::new(DirectAllocator::within(Arc::clone(session))),
@@ -177,22 +177,22 @@ impl<'a> MainContext<'a> {
         }
     }
 
-    /// True if the store is one machine's: no agent of Calico's runs beside.
+    /// True if the store belongs to one machine, so that none of Calico's agents run.
     pub(super) fn is_alone(&self) -> bool {
         !self.store.location.is_shared()
     }
 
-    /// Checks that plugins may work, without a read of any endpoint.
+    /// Checks that the datastore is ready for plugins. Reads no endpoints.
     ///
     /// # Errors
-    /// Those of [`begin`](Self::begin).
+    /// As [`begin`](Self::begin).
     pub(super) fn check_ready(&self, session: &Session) -> Result<()> {
         let nothing =
             EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: PoolsToRead::Skipped };
         self.begin(session, nothing).map(drop)
     }
 
-    /// Reads from the store, and checks that plugins may work.
+    /// Reads endpoints and pools from the store, and checks that the datastore is ready for plugins.
     ///
     /// # Errors
     /// Calico's texts for a store that does not answer or is not ready.
@@ -215,16 +215,16 @@ impl<'a> MainContext<'a> {
     }
 }
 
-/// The error for a cluster's store that Calico has not been installed on.
+/// Returns the error for a cluster's store on which Calico has not been installed.
 fn no_cluster_information() -> CniError {
     let text =
         "error getting ClusterInformation: resource does not exist: ClusterInformation(default) with error: <nil>";
     CniError::new(Code::Internal, text)
 }
 
-/// So many characters follow the prefix in the name of a host's interface, which has 15 at most.
+/// Number of characters after the prefix in a host interface's name, whose maximum length is 15.
 const INTERFACE_ID_CHARS: usize = 11;
-/// The prefix of the interfaces' names if Felix has no other.
+/// The prefix of a host interface's name, unless Felix has another prefix.
 const INTERFACE_PREFIX: &str = "cali";
 
 /// The owner of an endpoint: a container or a pod.
@@ -232,26 +232,25 @@ const INTERFACE_PREFIX: &str = "cali";
 pub(super) struct Workload {
     pub(super) node: String,
     pub(super) orchestrator: Orchestrator,
-    /// The endpoint's namespace.
     pub(super) namespace: String,
-    /// The container's id, or the pod's name.
+    /// The id of the container, or the name of the pod.
     pub(super) id: String,
 }
 
 impl Workload {
-    /// The name of the endpoint of an interface.
+    /// Returns the name of the endpoint of an interface.
     ///
     /// # Errors
-    /// Calico's text for a part that no name can have.
+    /// Calico's text for a part that a name cannot have.
     pub(super) fn endpoint(&self, interface: &str) -> Result<String> {
         let parts = [&self.parts()[..], &[("endpoint", interface)]].concat();
         workload_endpoint_name(&parts).map_err(|error| CniError::internal(error.to_string()))
     }
 
-    /// How the names of its endpoints begin.
+    /// Returns the prefix of the names of the workload's endpoints.
     ///
     /// # Errors
-    /// Calico's text for a part that no name can have.
+    /// Calico's text for a part that a name cannot have.
     pub(super) fn prefix(&self) -> Result<String> {
         let name = workload_endpoint_name(&self.parts()).map_err(|error| {
             let text = error.to_string().replacen("WorkloadEndpoint name", "WorkloadEndpoint prefix", 1);
@@ -260,15 +259,16 @@ impl Workload {
         Ok(name + "-")
     }
 
-    /// True if an endpoint of this name is one of this workload's.
+    /// True if the endpoint belongs to this workload.
     pub(super) fn has(&self, endpoint: &WorkloadEndpoint) -> bool {
         split_endpoint_name(endpoint.name()).is_some_and(|[node, orchestrator, id, _]| {
             node == self.node && orchestrator == self.orchestrator.as_str() && id == self.id
         })
     }
 
-    /// The name of the interface on the host. `felix` is the text of FELIX_INTERFACEPREFIX. The name of a pod's interface is the
-    /// pod's alone; the name of a container's has the first characters of its id.
+    /// Returns the name of the host interface. `felix` is the text of FELIX_INTERFACEPREFIX. A pod's interface has a
+    /// name of its own, derived from a digest. A container's interface is named by the first characters of the
+    /// container's id.
     pub(super) fn host_interface(&self, felix: &str) -> String {
         match self.orchestrator {
             Orchestrator::Cni => {
@@ -281,7 +281,7 @@ impl Workload {
         }
     }
 
-    /// The name of a container's interface on the host where another container has the usual one.
+    /// Returns an alternative name of a container's host interface, for when another container has the usual name.
     pub(super) fn other_host_interface(&self) -> String {
         INTERFACE_PREFIX.to_owned() + &self.digest()
     }
@@ -299,7 +299,7 @@ impl Workload {
     }
 }
 
-/// The first 11 hexadecimal digits of the SHA-1 digest of a text: how Calico names a pod's interface.
+/// Returns the first 11 hexadecimal digits of a text's SHA-1 digest, as Calico names pods' interfaces.
 fn hex_digest(text: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
     let mut hex = String::new();
@@ -311,10 +311,10 @@ fn hex_digest(text: &str) -> String {
     hex
 }
 
-/// The label that names the endpoint's namespace, before it is cleaned.
+/// The label with the endpoint's namespace, as Mesos spells it.
 const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
 
-/// The cleaned labels, and the namespace that one of them names.
+/// Cleans labels, and returns the namespace that one of them names.
 fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
     let mut namespace = None;
     let mut labels = Labels::new();
@@ -328,8 +328,8 @@ fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
     (labels, namespace)
 }
 
-/// Calico's rule: a slash is a dot; other characters that no label has become one dash; dots and dashes in a row that have a
-/// dot among them become one dot; those at both ends go.
+/// Cleans a label by Calico's rules. A slash becomes a dot. A run of other invalid characters becomes one dash. A run
+/// of dots and dashes with at least one dot becomes one dot. Dots and dashes at both ends are removed.
 fn clean_label(text: &str) -> String {
     let mut dashed = String::new();
     for c in text.chars() {

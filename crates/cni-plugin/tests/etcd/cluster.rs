@@ -1,4 +1,4 @@
-//! A whole cluster of Calico's, loaded into etcd.
+//! Tests on a whole Calico cluster that is loaded into etcd.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ fn fixture<T: serde::de::DeserializeOwned>(name: &str) -> T {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Numbers as texts, the way in which ours are written.
+/// Converts numbers to texts, as Margay's utilization has them.
 fn with_texts(value: &Value) -> Value {
     match value {
         Value::Number(number) => Value::String(number.to_string()),

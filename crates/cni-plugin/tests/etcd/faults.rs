@@ -1,5 +1,5 @@
-//! An etcd that is dead, frozen, full or without a leader: each call answers in time with what is known, and no address
-//! leaks.
+//! Tests with an etcd that is dead, frozen, full or without a leader: each call answers in time with what is certain,
+//! and no address leaks.
 
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,11 @@ use crate::process::{Call, Outcome};
 use crate::room::make_room;
 use crate::server::Etcd;
 
-/// The time for a call unless the configuration says otherwise, and a second for a machine that has other things to do.
+/// Default time limit of a call, plus a second for a busy machine.
 const IN_TIME: Duration = Duration::from_secs(11);
 pub(crate) const MAY_HAVE_HAPPENED: &str = "(it may have been carried out all the same)";
 
-/// The code and the text of a refused call. Checks that the text names each endpoint.
+/// Returns the code and the text of a refused call. Checks that the text names each endpoint.
 #[track_caller]
 fn refused(outcome: &Outcome, lab: &Lab) -> (u64, String) {
     let refusal = outcome.refusal();
@@ -26,7 +26,7 @@ fn refused(outcome: &Outcome, lab: &Lab) -> (u64, String) {
     (refusal.code, refusal.text)
 }
 
-/// Runs a call, which must be over in time.
+/// Runs a call that must end in time.
 #[track_caller]
 fn in_time(call: &Call) -> Outcome {
     let begun = Instant::now();
@@ -112,13 +112,13 @@ fn etcd_fault_of_one_member_is_survived() {
     }
 }
 
-/// An etcd whose quota was used up by somebody else.
+/// Starts an etcd whose space quota is used up by other keys.
 pub(crate) fn full() -> Lab {
     let lab = Lab::on(vec![Etcd::start_with("http", &["--quota-backend-bytes=4194304".to_owned()]).unwrap()]);
     lab.add("c0").ok();
     runtime().block_on(async {
         let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();
-        // Where a large value has no room, an ADD may still have some: less than an ADD writes is refused at the end.
+        // When a large value no longer fits, an ADD may still fit. So small values fill the rest.
         for (bytes, most) in [(200_000, 100), (500, 10_000)] {
             disarm(&mut client).await;
             for number in 0.. {
@@ -133,7 +133,7 @@ pub(crate) fn full() -> Lab {
     lab
 }
 
-/// Takes back all alarms about the quota.
+/// Clears all alarms about the quota.
 pub(crate) async fn disarm(client: &mut Client) {
     for alarm in client.alarm(AlarmAction::Get, AlarmType::None, None).await.unwrap().alarms() {
         let mut options = AlarmOptions::new();
@@ -142,7 +142,7 @@ pub(crate) async fn disarm(client: &mut Client) {
     }
 }
 
-/// Makes room again in an etcd that is [`full`], and takes the alarm back.
+/// Makes room in an etcd that is [`full`], and clears the alarm.
 pub(crate) fn free(lab: &Lab) {
     runtime().block_on(async {
         let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();

@@ -1,4 +1,4 @@
-//! A cluster that is being filled from another store.
+//! Tests on a cluster that is being filled by an import.
 
 use crate::lab::Lab;
 

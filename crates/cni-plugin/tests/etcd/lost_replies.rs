@@ -1,4 +1,4 @@
-//! Replies that are lost on their way.
+//! Tests with etcd's replies lost on their way.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use crate::lab::{Lab, runtime};
 use crate::process::Call;
 use crate::proxy::{LinkCondition, Proxy};
 
-/// The text in the log when a commit was not answered.
+/// The log line after a commit without an answer.
 const SETTLING: &str = "settling a write of unknown outcome";
 
-/// A runtime for the proxy, which runs beside the calls.
+/// Returns a runtime for the proxy, which runs beside the calls.
 pub(crate) fn beside() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
@@ -31,7 +31,7 @@ fn lost_reply_costs_nothing_when_connection_breaks_anywhere() {
             proxy.cut_after(bytes);
             let outcome = Call::new(verb, &container, &conf).run();
             settled += usize::from(outcome.stderr.contains(SETTLING));
-            // A call that gives up on a read says so, and nothing has happened.
+            // A call that fails on a read reports that, and has changed nothing.
             if outcome.exit != 0 {
                 assert!(outcome.refusal().text.contains("the connection broke"), "{bytes}: {outcome:?}");
             }
@@ -53,10 +53,10 @@ fn lost_reply_is_told_and_found_again() {
     let _in = runtime.enter();
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let conf = lab.conf_at(&[format!("http://{}", proxy.address())]);
-    // The node gets its block here: the next new revision is that of an address.
+    // This ADD claims the node's block, so the next new revision assigns an address.
     Call::new("ADD", "c0", &conf).ok();
     let before = revision(&lab);
-    // Long enough for a read between the commit and its answer.
+    // Long enough to read the store between the commit and its answer.
     proxy.set(LinkCondition::Slow(Duration::from_millis(400)));
     let add = Call::new("ADD", "c1", &conf);
     let child = add.start(add.command());
@@ -77,7 +77,7 @@ fn lost_reply_is_told_and_found_again() {
         lab.del(container).ok();
     }
     lab.nothing_is_left();
-    // The pending commit was on the store behind the proxy.
+    // The recorded pending commit names the proxy as its store.
     Call::new("DEL", "c1", &conf).ok();
 }
 

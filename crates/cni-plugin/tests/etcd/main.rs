@@ -1,6 +1,6 @@
-//! The plugin on a real etcd: the real program, and all that can go wrong between the two.
+//! Tests of the real program on a real etcd, including the failures between the two.
 //!
-//! Needs `etcd` and root (for `/run/margay` and a mount); without them the tests fail and say so.
+//! Needs `etcd` and root (for `/run/margay` and a mount). Without them the tests fail and name the missing part.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
 

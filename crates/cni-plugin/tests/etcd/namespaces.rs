@@ -1,4 +1,5 @@
-//! Pools that are chosen by the labels of a namespace: one request to the Kubernetes API, and only where it matters.
+//! Tests of pools that are chosen by the labels of a namespace. They cost one request to the Kubernetes API, and only
+//! where a selector exists.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -24,17 +25,17 @@ use crate::process::{Call, Outcome};
 const TOKEN: &str = "hidden-token";
 const TEAM: &str = r#"{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"blue","labels":{"team":"x"}}}"#;
 
-/// An HTTPS server that is no more of a Kubernetes API than is needed.
+/// An HTTPS server with the small part of the Kubernetes API that the tests need.
 struct Api {
     address: String,
-    /// The heads of the requests so far.
+    /// The heads of all requests so far.
     asked: Arc<Mutex<Vec<String>>>,
     authority: String,
     _runtime: tokio::runtime::Runtime,
 }
 
 impl Api {
-    /// Answers everything with this; with nothing, it never answers.
+    /// Starts a server with this reply to every request; with an empty status it never replies.
     fn answering(status: &'static str, body: &'static str) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -61,7 +62,7 @@ impl Api {
             while let Ok((socket, _)) = listener.accept().await {
                 let (acceptor, heads) = (acceptor.clone(), Arc::clone(&heads));
                 tokio::spawn(async move {
-                    // A client that does not trust this server hangs up.
+                    // A client that does not trust this server closes the connection.
                     let Ok(mut stream) = acceptor.accept(socket).await else { return };
                     let mut head = Vec::new();
                     while !head.ends_with(b"\r\n\r\n") {
@@ -85,7 +86,7 @@ impl Api {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// As Calico's installer writes it.
+    /// Writes a kubeconfig like Calico's installer.
     fn kubeconfig(&self, folder: &Path) -> PathBuf {
         write(&folder.join("ca.pem"), &self.authority);
         let text = format!(
@@ -100,7 +101,7 @@ impl Api {
     }
 }
 
-/// Writes a file that only its owner may write to, whatever this process's mask is.
+/// Writes a file that only its owner may write to, independent of the umask.
 fn write(path: &Path, text: &str) {
     std::fs::write(path, text).unwrap();
     set_mode(path, 0o644);
@@ -110,7 +111,7 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// A pool for namespaces of team x beside the usual one, which is for nobody here.
+/// Starts a lab with a pool for namespaces of team x. The usual pool is not selected by any network here.
 fn lab_with_teams() -> Lab {
     let lab = Lab::start();
     let pool = r#"{"kind":"IPPool","apiVersion":"projectcalico.org/v3","metadata":{"name":"team"},"spec":{"cidr":"10.78.0.0/24",
@@ -127,7 +128,7 @@ fn pod(verb: &str, conf: &Value) -> Call {
 fn conf(lab: &Lab, kubeconfig: &Path) -> Value {
     let mut conf = lab.conf();
     conf["kubernetes"] = json!({"kubeconfig": kubeconfig});
-    // The usual pool is not for this network.
+    // Excludes the lab's usual pool from this network.
     conf["ipam"]["ipv4_pools"] = json!([]);
     conf
 }
@@ -152,14 +153,14 @@ fn namespace_labels_choose_pool() {
     pod("DEL", &conf).ok();
     lab.nothing_is_left();
     assert_eq!(api.asked().len(), 1, "DEL needs no labels");
-    // STATUS cannot know for whom the next ADD is.
+    // STATUS has no namespace, so it reads no labels.
     let mut status = conf;
     status["cniVersion"] = "1.1.0".into();
     pod("STATUS", &status).ok();
     assert_eq!(api.asked().len(), 1);
 }
 
-/// The usual pool, switched off.
+/// Returns the usual pool's document, but disabled.
 fn disabled(lab: &Lab) -> String {
     use kv::StoreExt;
     lab.with_ipam(datastore::Create::Never, async |ipam, _| {
@@ -177,7 +178,7 @@ fn namespace_is_not_read_when_no_pool_needs_it() {
     let conf = conf(&lab, &api.kubeconfig(lab.root.path()));
     pod("ADD", &conf).ok();
     assert_eq!(api.asked().len(), 0);
-    // And without a kubeconfig a namespace has no labels, as for Calico.
+    // As in Calico, a namespace has no labels without a kubeconfig.
     let lab = lab_with_teams();
     let outcome = pod("ADD", &lab.conf()).ok();
     assert!(outcome.address().to_string().starts_with("10.77.0."), "{outcome:?}");
@@ -259,7 +260,7 @@ fn namespace_error_when_kubeconfig_is_bad_says_what_to_do() {
         set_mode(&file, 0o600);
     }
     assert_eq!(api.asked().len(), 0);
-    // Without anybody to vouch for it, the API may be anybody's, and that is a warning.
+    // Without a check of the API's certificate, the call warns.
     write(&path, &good.replace("certificate-authority: ca.pem", "insecure-skip-tls-verify: true"));
     let outcome = pod("ADD", &conf(&lab, &path)).ok();
     assert!(outcome.stderr.contains("insecure-skip-tls-verify"), "{outcome:?}");
@@ -278,7 +279,7 @@ fn namespace_is_read_by_service_account_within_cluster() {
     std::fs::create_dir(&account).unwrap();
     write(&account.join("token"), &format!("{TOKEN}\n"));
     write(&account.join("ca.crt"), &api.authority);
-    // A mount of its own for the files that a container gets. /run stays as it is for all other processes.
+    // Run in a mount namespace, so that /run stays unchanged for other processes.
     let script = format!(
         "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io && ln -s {} /run/secrets/kubernetes.io/serviceaccount \
          && exec \"$0\"",

@@ -1,4 +1,4 @@
-//! Pending commits of assignments that broke off, found by a DEL whose configuration names other endpoints than the
+//! Tests of pending commits of interrupted assignments, found by a DEL whose configuration has other endpoints than the
 //! ADD's.
 
 use std::path::Path;
@@ -11,12 +11,13 @@ use crate::proxy::{LinkCondition, Proxy};
 use crate::victim::Victim;
 use conformance::patient;
 
-// Other tests have the same network and node, and pending commits in the same folder.
+// Other tests use the same network and node, and the same folder of pending commits, but other containers.
 const BEFORE: &str = "notes-before";
 const AGAIN: &str = "an earlier assignment broke off; sending it again";
 const SOON: Duration = Duration::from_secs(20);
 
-/// An ADD that was killed while its commit was on its way to a cluster at an address that is no more.
+/// Kills an ADD while its commit is on the way to a cluster whose address is gone afterwards. Returns the store's
+/// address.
 fn broken_off(lab: &Lab, container: &str) -> String {
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let store = format!("etcd://{}", proxy.address());
@@ -44,10 +45,10 @@ fn notes_of_add_are_settled_by_del_with_other_endpoints() {
     let runtime = beside();
     let _in = runtime.enter();
     let lab = Lab::start();
-    // Nobody listens at the first address.
+    // No server listens at the first address.
     let endpoints = ["http://127.0.0.1:1".to_owned(), lab.etcds[0].url()];
     let store = broken_off(&lab, "notes-1");
-    // A pending commit is not sent to another cluster, also if that cluster is queried first.
+    // A pending commit is not sent to another cluster, even if that cluster is queried first.
     let other = Lab::start();
     let outcome = Call::new("DEL", "notes-1", &other.conf()).ok();
     assert!(passes_over(&outcome) && !outcome.stderr.contains(AGAIN), "{outcome:?}");

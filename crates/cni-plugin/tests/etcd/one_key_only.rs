@@ -1,4 +1,4 @@
-//! A server that takes transactions on one key only, in a few shapes, as kine does.
+//! Tests with a server that supports only transactions on one key, in a few shapes, as kine does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::lab::Lab;
 use crate::process::Call;
 
-/// How such a server refuses a transaction: code, and text as it stands in a header.
+/// The server's refusals of a transaction: gRPC code, and message as in the header.
 const REFUSALS: [(u32, &str); 2] = [
     (3, "etcdserver: unsupported operations in txn request"),
-    // Older ones repeat the whole request.
+    // Older versions repeat the whole request.
     (2, "unsupported transaction: success:<request_put:<value:\"hidden-document\" > >"),
 ];
 
-/// Takes every connection and refuses every transaction. How many it was sent is counted.
+/// Accepts every connection, and refuses and counts every transaction.
 async fn serve(listener: tokio::net::TcpListener, code: u32, text: &'static str, asked: Arc<AtomicUsize>) {
     while let Ok((socket, _)) = listener.accept().await {
         let asked = Arc::clone(&asked);

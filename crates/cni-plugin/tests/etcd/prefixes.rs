@@ -1,4 +1,4 @@
-//! Networks that assign prefixes, in a cluster.
+//! Tests of networks that assign prefixes, on etcd.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! The probe of a secondary network whose store is an etcd that Calico reads.
+//! Tests of the probe of a secondary network whose store is an etcd that Calico reads, too.
 
 use etcd_client::Client;
 use serde_json::{Value, json};
@@ -7,7 +7,7 @@ use crate::lab::{Lab, runtime};
 use crate::process::Call;
 use crate::wire::Wire;
 
-/// The reservation that Calico passes over the quarantined addresses by.
+/// Reads the reservation that keeps Calico from assigning quarantined addresses.
 fn reservation(lab: &Lab) -> Option<Value> {
     let key = "/calico/resources/v3/projectcalico.org/ipreservations/margay-quarantine";
     let url = lab.etcds[0].url();
@@ -16,7 +16,7 @@ fn reservation(lab: &Lab) -> Option<Value> {
     answer.kvs().first().map(|kv| serde_json::from_slice(kv.value()).unwrap())
 }
 
-/// A macvlan network.
+/// Returns the configuration of a macvlan network.
 fn macvlan(lab: &Lab) -> Value {
     let mut conf = lab.conf();
     conf["type"] = "macvlan".into();

@@ -1,4 +1,4 @@
-//! Quotas on a cluster: what they cost, and that nothing leads over them.
+//! Tests of quotas on etcd: their cost in requests, and that no sequence of calls exceeds them.
 
 use ipam_core::model::{QuotaKind, QuotaSubject};
 
@@ -19,7 +19,7 @@ fn quota_costs_no_request_in_steady_state() {
     of_shop("ADD", "c2", &conf).ok();
     of_shop("ADD", "c3", &conf).ok();
     assert!(is_refused(&of_shop("ADD", "c4", &conf).run()));
-    // At the limit: a DEL leaves a counter that is right, so that the next ADD need not count.
+    // A DEL at the limit leaves an exact counter, so that the next ADD need not count.
     assert_eq!(asks(&lab, &of_shop("DEL", "c3", &conf)), (2, 0), "DEL at the limit");
     assert_eq!(asks(&lab, &of_shop("ADD", "c4", &conf)), (2, 0), "ADD up to the limit");
     assert_eq!(asks(&lab, &Call::new("DEL", "c4", &conf)), (2, 1), "DEL that does not tell the namespace");

@@ -1,4 +1,4 @@
-//! How often the plugin queries etcd, as etcd itself has counted it; and the hints that save a query.
+//! Tests of the number of requests that a call sends to etcd, as counted by etcd, and of the hints that save requests.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::lab::{Lab, hints_about};
 use crate::process::Call;
 
-/// How many calls of each kind etcd has answered: transactions and ranges. The connections of the test itself make others.
+/// The number of transactions and ranges that etcd has answered. The test's own connections do not add any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     txns: u64,
@@ -31,7 +31,7 @@ fn asked(lab: &Lab) -> Asked {
     Asked { txns: count("Txn"), ranges: count("Range") }
 }
 
-/// Runs a call, which must succeed. Returns how many transactions and ranges it requested.
+/// Runs a call that must succeed. Returns how many transactions and ranges it requested.
 #[track_caller]
 pub(crate) fn asks(lab: &Lab, call: &Call) -> (u64, u64) {
     let before = asked(lab);
@@ -40,7 +40,7 @@ pub(crate) fn asks(lab: &Lab, call: &Call) -> (u64, u64) {
     (after.txns - before.txns, after.ranges - before.ranges)
 }
 
-/// A lab with both families, and its configuration.
+/// Returns a lab with pools of both families, and its configuration.
 fn lab() -> (Lab, Value) {
     let lab = Lab::start();
     lab.pool("six", "fd00:77::/112");
@@ -54,7 +54,7 @@ fn dual(conf: &Value) -> Value {
     conf
 }
 
-/// The hint that was written last about the lab's store.
+/// Returns the newest hint about the lab's store.
 fn hint_of(lab: &Lab) -> PathBuf {
     let written = |path: &PathBuf| fs::metadata(path).and_then(|metadata| metadata.modified()).ok();
     hints_about(&lab.location()).into_iter().max_by_key(written).expect("nothing was remembered")
@@ -105,7 +105,7 @@ fn stale_hint_costs_one_request() {
     {
         let container = format!("bad-{number}");
         fs::write(&hint, bad).unwrap();
-        // The block, its affinity and a range of keys of blocks around it, at once.
+        // The call reads the block, its affinity and a range of block keys around it at once.
         assert_eq!(asks(&lab, &Call::new("ADD", &container, &conf)), (2, 3), "{bad:.100}");
         assert!(fs::read_to_string(&hint).unwrap().contains(&block), "it was not mended: {bad:.100}");
         fs::write(&hint, bad).unwrap();
@@ -118,16 +118,17 @@ fn stale_hint_costs_one_request() {
     lab.nothing_is_left();
 }
 
-/// The hint is from before somebody put the cluster back to an older state.
+/// Tests a hint that is older than a restore of the cluster from a backup.
 #[test]
 fn stale_hint_from_before_restore_costs_two_requests() {
     let (lab, conf) = lab();
     Call::new("ADD", "c1", &conf).ok();
     let hint = hint_of(&lab);
     lab.erase("/calico/ipam/v2/");
-    // All is as before the first ADD; nothing that the hint names is there.
+    // The store is as before the first ADD, so no key that the hint names exists.
     assert_eq!(asks(&lab, &Call::new("DEL", "c1", &conf)), (1, 0));
-    // The second one: a new block must not lie among blocks of prefixes. Without a hint the first request asks for them.
+    // A new block must not overlap with blocks of prefixes. Without a hint, the first request would include these
+    // blocks.
     assert_eq!(asks(&lab, &Call::new("ADD", "c2", &conf)), (3, 1));
     assert!(hint.exists());
     Call::new("DEL", "c2", &conf).ok();

@@ -1,4 +1,4 @@
-//! The network of a cluster that users copy from `packaging/conflists`.
+//! Tests of the cluster network in `packaging/conflists`, which users copy.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -23,7 +23,7 @@ fn sample_network_serves_add_on_cluster() {
     let kubeconfig = members.remove("kubernetes").unwrap()["kubeconfig"].take();
     assert_eq!(kubeconfig, "/etc/cni/net.d/calico-kubeconfig");
 
-    // Where a cluster has certificates, an API and an agent that writes the node's name, this etcd has none of them.
+    // A real cluster has certificates, an API and an agent that writes the node's name; this etcd has none of them.
     let lab = Lab::start();
     lab.put(
         "/calico/resources/v3/projectcalico.org/clusterinformations/default",

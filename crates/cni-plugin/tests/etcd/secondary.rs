@@ -1,5 +1,5 @@
-//! A network that is not Calico's, in an etcd that Calico reads: the keys that etcd holds of it, and how often etcd is
-//! queried.
+//! Tests of a secondary network in an etcd that Calico reads: the keys that it adds to etcd, and its number of
+//! requests.
 
 use etcd_client::{Client, GetOptions};
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use crate::round_trips::asks;
 
 const CLUSTER: &str = "/calico/resources/v3/projectcalico.org/clusterinformations/default";
 
-/// The configuration of a macvlan network with a pool that Calico assigns nothing from.
+/// Returns the configuration of a macvlan network with a pool from which Calico assigns nothing.
 fn macvlan(lab: &Lab) -> Value {
     let pool = json!({
         "kind": "IPPool", "apiVersion": "projectcalico.org/v3", "metadata": {"name": "lan"},
@@ -24,7 +24,7 @@ fn macvlan(lab: &Lab) -> Value {
     conf
 }
 
-/// The keys of affinities to blocks of the pool that begin so.
+/// Lists the keys with this prefix that are affinities to blocks of the pool.
 fn keys_of(lab: &Lab, prefix: &str) -> Vec<String> {
     let url = lab.etcds[0].url();
     let keys = runtime().block_on(async {

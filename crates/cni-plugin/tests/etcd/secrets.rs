@@ -1,4 +1,5 @@
-//! Wrong credentials, certificates that have run out, secrets in the configuration: clear errors, and no secret anywhere.
+//! Tests of wrong credentials, expired certificates and secrets in the configuration: errors are clear, and no output
+//! has a secret.
 
 use serde_json::{Value, json};
 
@@ -9,7 +10,7 @@ use crate::ways_in::{InConf, PASSWORD, guard};
 
 const VERBS: [&str; 5] = ["ADD", "DEL", "CHECK", "GC", "STATUS"];
 
-/// The texts that must not be printed anywhere.
+/// Texts that no output may contain.
 const SECRETS: [&str; 3] = ["hidden", "PRIVATE KEY", "BEGIN CERTIFICATE"];
 
 #[track_caller]
@@ -23,7 +24,7 @@ fn says_no_secret(outcome: &Outcome, log: &std::path::Path) {
     }
 }
 
-/// A configuration full of secrets, for every verb.
+/// Adds secrets to a configuration for every verb.
 fn with_secrets(lab: &Lab, mut conf: Value) -> Value {
     conf["cniVersion"] = "1.1.0".into();
     conf["log_file_path"] = lab.root.path().join("log").display().to_string().into();
@@ -68,12 +69,12 @@ fn secrets_are_hidden_when_certificates_expired() {
         let lab = Lab::on_empty(vec![certificates.etcd_for_known().unwrap()]);
         let mut conf = with_secrets(&lab, lab.conf());
         certificates.add_to(&mut conf);
-        // The server may just be starting: a client that is not let in tries again until time is up.
+        // An unauthorized client retries until its time limit, since the server may still be starting.
         conf["datastore_timeout"] = 2.into();
         for verb in VERBS {
             let call = Call::new(verb, "c1", &conf);
             let mut outcome = call.run();
-            // STATUS has not even a second, in which a busy machine may not get as far as a certificate.
+            // STATUS has less than a second, which may not suffice for a TLS handshake on a busy machine.
             for _ in 0..20 {
                 if verb != "STATUS" || outcome.refusal().text.contains(text) {
                     break;
@@ -109,7 +110,7 @@ fn secrets_are_hidden_when_configuration_works() {
     for verb in ["ADD", "CHECK", "GC", "STATUS", "DEL"] {
         let call = Call::new(verb, "c1", &conf).with("ETCD_USERNAME", "root").with("ETCD_PASSWORD", PASSWORD);
         let outcome = call.run();
-        // CHECK expects an address that this container does not have.
+        // CHECK compares an address that this container does not have.
         assert_eq!(outcome.exit, i32::from(verb == "CHECK"), "{verb}: {outcome:?}");
         says_no_secret(&outcome, &lab.root.path().join("log"));
     }

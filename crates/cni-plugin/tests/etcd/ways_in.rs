@@ -1,4 +1,4 @@
-//! The settings that lead to the cluster and let a client in: NetConf, environment, TLS, discovery, a login.
+//! Tests of the settings for etcd's address and credentials: NetConf, environment, TLS, discovery, user and password.
 
 use etcd_client::Client;
 use serde_json::{Value, json};
@@ -9,10 +9,10 @@ use crate::lab::{Lab, runtime};
 use crate::process::Call;
 use crate::server::Etcd;
 
-/// The password of `root`, once [`guard`] was called.
+/// The password of `root` after [`guard`].
 pub(crate) const PASSWORD: &str = "hidden-password";
 
-/// Lets in only `root` from now on, and `guest`, who may do nothing.
+/// Turns authentication on, with the users `root` and `guest`, who has no rights.
 pub(crate) fn guard(lab: &Lab) {
     runtime().block_on(async {
         let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();
@@ -25,12 +25,11 @@ pub(crate) fn guard(lab: &Lab) {
     });
 }
 
-/// Certificates as a configuration has them.
+/// Certificates as files in a configuration.
 pub(crate) trait InConf {
-    /// A file's path.
+    /// Returns the path of a file.
     fn text(&self, name: &str) -> String;
 
-    /// Adds the files to a configuration.
     fn add_to(&self, conf: &mut Value);
 }
 
@@ -46,7 +45,7 @@ impl InConf for Certificates {
     }
 }
 
-/// Checks that a call is let in: it gets as far as to miss the node.
+/// Checks that etcd accepts a call: the call fails only at the missing Node.
 #[track_caller]
 pub(crate) fn is_let_in(call: &Call) {
     call.run().refusal().says(&["resource does not exist: Node(node-1)"]);
@@ -73,12 +72,12 @@ fn certificates_come_from_netconf_or_environment() {
             .fold(call, |call, (name, file)| call.with(&format!("{prefix}{name}"), &certificates.text(file)))
     };
     is_let_in(&with(lab.add("c1"), ""));
-    // NetConf beats a variable, and a variable with the prefix beats both.
+    // NetConf overrides a variable, and a variable with the prefix overrides both.
     conf["etcd_key_file"] = "/nowhere/key.pem".into();
     let refusal = with(Call::new("ADD", "c1", &conf), "").run().refusal();
     refusal.says(&["cannot read /nowhere/key.pem"]);
     is_let_in(&with(Call::new("ADD", "c1", &conf), "CALICO_"));
-    // A missing file does not mean a missing store: nothing was released, and DEL says so.
+    // A missing file must not count as a missing store: nothing was released, and DEL reports that.
     Call::new("DEL", "c1", &conf).run().refusal().says(&["cannot read /nowhere/key.pem"]);
 }
 
@@ -89,7 +88,7 @@ fn endpoints_come_from_netconf_or_environment() {
     let dead = format!("http://{}", crate::server::dead_address().unwrap());
     let url = lab.etcds[0].url();
     let call = |conf: &Value, container: &str| Call::new("ADD", container, conf);
-    // The type is clear from the endpoints.
+    // The endpoints imply the datastore's type.
     conf.as_object_mut().unwrap().remove("datastore_type");
     call(&conf, "c1").ok();
     call(&conf, "c2").with("ETCD_ENDPOINTS", &dead).ok();
@@ -104,7 +103,7 @@ fn endpoints_come_from_netconf_or_environment() {
     ] {
         call(&conf, "c6").with("ETCD_ENDPOINTS", &url).with(name, value).run().refusal().says(&[text]);
     }
-    // A bridged network is served from a cluster as well.
+    // A bridged network works on etcd as well.
     let mut bridged = lab.conf();
     bridged["type"] = "bridge".into();
     bridged["ipam"] = json!({"type": "margay-ipam"});
@@ -122,7 +121,7 @@ fn members_are_found_through_srv_records() {
     dns.set("_etcd-client._tcp.margay.example", &[(1, 1, lab.etcd().address().port())]);
     let resolver = lab.root.path().join("resolv.conf");
     std::fs::write(&resolver, "nameserver 127.0.0.77\n").unwrap();
-    // A mount of its own, so that no other process queries this server.
+    // Run in a mount namespace, so that no other process queries this name server.
     let script = format!("mount --bind {} /etc/resolv.conf && exec \"$0\"", resolver.display());
     let through = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", &script];
     let mut conf = lab.conf();
@@ -145,7 +144,7 @@ fn login_comes_from_environment() {
     guard(&lab);
     let login = |user: &str, password: &str| lab.add("c1").with("ETCD_USERNAME", user).with("ETCD_PASSWORD", password);
     is_let_in(&login("root", PASSWORD));
-    // Both or nobody, as with Calico.
+    // As in Calico, user and password are required together.
     login("root", "").run().refusal().says(&["it wants a user and a password"]);
     login("root", "hidden-other").run().refusal().says(&["check user and password"]);
     login("guest", PASSWORD).run().refusal().says(&["the roles of the user do not allow this"]);

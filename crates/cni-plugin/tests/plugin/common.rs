@@ -1,4 +1,4 @@
-//! The shared parts of the tests of the whole plugin: an allocator with prepared answers, and ways to call the plugin.
+//! Shared parts of the plugin's tests: an allocator with prepared answers, and functions that call the plugin.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 use testkit::process::start;
 
-/// An allocator with prepared answers, which keeps the requests that it gets.
+/// An allocator with prepared answers, which records its requests.
 #[derive(Default)]
 pub(crate) struct Scripted {
     pub(crate) add: Option<Result<Vec<AssignedAddress>>>,
@@ -25,7 +25,7 @@ pub(crate) struct Scripted {
     pub(crate) gc: Option<Result<GcSummary>>,
     pub(crate) collected: RefCell<Vec<Gc>>,
     pub(crate) asked: RefCell<Vec<Add>>,
-    /// Where the stores of the calls are.
+    /// The store of each call.
     pub(crate) at: RefCell<Vec<StoreAccess>>,
 }
 
@@ -62,13 +62,13 @@ impl Allocator for Scripted {
     }
 }
 
-/// An address in a block and a pool of these prefix lengths.
+/// Returns an assigned address in a block and a pool of these prefix lengths.
 pub(crate) fn assigned(ip: IpAddr, block: u8, pool: u8, gateway: Option<IpAddr>) -> AssignedAddress {
     let network = |length| IpNet::new(ip, length).unwrap().trunc();
     AssignedAddress { ip, prefix_length: None, block: network(block), pool: network(pool), gateway }
 }
 
-/// The environment of a usual call of a verb.
+/// Returns the environment of an ordinary call of a verb.
 pub(crate) fn environment(verb: &str) -> BTreeMap<String, String> {
     let variables = [
         ("CNI_COMMAND", verb),
@@ -80,7 +80,7 @@ pub(crate) fn environment(verb: &str) -> BTreeMap<String, String> {
     variables.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// A machine that is the same on every machine.
+/// Returns a fixed machine, whatever machine runs the tests.
 pub(crate) fn host() -> Host {
     Host {
         hostname: "host-1".into(),
@@ -104,7 +104,7 @@ pub(crate) fn call(
     run(&invocation, &mut &*stdin, allocator)
 }
 
-/// Calls the real binary in that environment and no other.
+/// Calls the real binary with exactly this environment.
 pub(crate) fn call_binary(env: &BTreeMap<String, String>, stdin: &[u8]) -> ProcessOutcome {
     finish(Command::new(env!("CARGO_BIN_EXE_margay-ipam")).env_clear().envs(env), stdin)
 }
@@ -120,7 +120,7 @@ pub(crate) fn finish(command: &mut Command, stdin: &[u8]) -> ProcessOutcome {
     }
 }
 
-/// The error on standard output: code, message and details.
+/// Returns the error on standard output: code, message and details.
 pub(crate) fn error_of(outcome: &ProcessOutcome) -> (u64, String, String) {
     assert_eq!(outcome.exit, 1, "{outcome:?}");
     let json: Value = serde_json::from_str(&outcome.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! For any input, the output is a result or an error as CNI has them.
+//! Property tests: for any input, the output is a valid result or error of CNI.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,8 @@ fn allocator() -> Scripted {
     }
 }
 
-/// A success prints nothing or one JSON object; an error prints one with a code and a message, and exits 1.
+/// Checks the outcome of a call. Success prints nothing or one JSON object. An error prints one JSON object with a code
+/// and a message, and exits with 1.
 fn is_sane(outcome: &ProcessOutcome) {
     assert_eq!(outcome.stderr, "");
     if outcome.exit == 0 && outcome.stdout.is_empty() {
@@ -40,7 +41,7 @@ fn verb() -> impl Strategy<Value = &'static str> {
     prop::sample::select(vec!["ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION", "FOO"])
 }
 
-/// Values of every kind, and texts that mean something somewhere.
+/// Generates values of every kind, and texts that have a meaning somewhere.
 fn value() -> impl Strategy<Value = Value> {
     let texts = [
         "",

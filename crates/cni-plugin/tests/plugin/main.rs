@@ -1,4 +1,4 @@
-//! The whole plugin: as a function with an allocator that has prepared answers, and as a process.
+//! Tests of the whole plugin, as a function with an allocator of prepared answers, and as a process.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod common;

@@ -1,7 +1,6 @@
-//! Calico's own answers, call by call.
+//! Compares outcomes with recorded ones of Calico's plugin, byte by byte.
 //!
-//! [`replay`] runs the recorded calls on anything that runs the program; `WITHOUT_A_STORE` names those that need no
-//! allocator.
+//! [`replay`] runs recorded calls with any program. `WITHOUT_A_STORE` names the calls that need no allocator.
 
 use std::collections::BTreeMap;
 
@@ -12,16 +11,16 @@ use serde_json::Value;
 
 use crate::common::{Scripted, assigned, call, call_binary};
 
-/// Where we differ from the record on purpose, and why.
+/// Recorded calls for which Margay differs on purpose, with the reason.
 pub(crate) const DIFFERENT_ON_PURPOSE: [(&str, &str); 2] = [
     ("cniVersion 1.1.0 (newer than this plugin knows)", "this plugin knows CNI 1.1.0 and goes on"),
     ("VERSION", "the list of versions has 1.1.0 too"),
 ];
 
-/// Recorded calls whose error is the same but for the words of a JSON parser.
+/// Recorded calls whose error differs only in the JSON parser's text.
 pub(crate) const OTHER_WORDS: [&str; 1] = ["stdin is not JSON"];
 
-/// The record: what was stored at the start, and the calls.
+/// The record: the documents at the start, and the calls.
 #[derive(Deserialize)]
 pub(crate) struct Transcript {
     pub(crate) start: Vec<Stored>,
@@ -54,7 +53,7 @@ fn transcript() -> Vec<Case> {
     record().cases
 }
 
-/// Calls that fail or end before any store is read.
+/// Calls that fail or end before they read a store.
 const WITHOUT_A_STORE: [&str; 14] = [
     "ADD, both families off",
     "CNI_ARGS pair without =",
@@ -72,7 +71,7 @@ const WITHOUT_A_STORE: [&str; 14] = [
     "VERSION",
 ];
 
-/// Runs the calls of those names, in the order of the record, and compares what comes out.
+/// Runs the calls with these names, in the order of the record, and compares their outcomes.
 fn replay(names: &[&str], program: impl Fn(&Case) -> ProcessOutcome) {
     let cases = transcript();
     let chosen: Vec<_> = cases.iter().filter(|case| names.contains(&case.name.as_str())).collect();
@@ -100,8 +99,7 @@ fn transcript_matches_to_byte_without_store() {
     });
 }
 
-/// The results and errors of the record go through the protocol layer unchanged, if the allocator answers what Calico's
-/// did.
+/// Tests that the protocol layer prints the recorded results and errors if the allocator answers like Calico's.
 #[test]
 fn transcript_matches_calico_for_allocator_answers() {
     let others: Vec<_> = transcript().into_iter().map(|case| case.name).collect();
@@ -120,7 +118,7 @@ fn transcript_matches_calico_for_allocator_answers() {
     });
 }
 
-/// An allocator that answers what Calico's must have answered.
+/// Returns an allocator that answers as Calico's must have answered.
 fn answering(case: &Case) -> Scripted {
     let json: Value = serde_json::from_str(&case.stdout).unwrap_or(Value::Null);
     if case.exit != 0 {
@@ -136,7 +134,7 @@ fn answering(case: &Case) -> Scripted {
 
 fn of_record(address: &str) -> AssignedAddress {
     let net: ipnet::IpNet = address.parse().unwrap();
-    // A wanted address is printed as a host's; the prefix of its block does not show.
+    // A wanted address is printed with the prefix length of a host, so its block's is not known.
     let block = if net.prefix_len() == net.max_prefix_len() { 26 } else { net.prefix_len() };
     assigned(net.addr(), block, 24, Some(net.addr()))
 }

@@ -1,4 +1,4 @@
-//! The request of each verb to the allocator, and its use of the answer.
+//! Tests of each verb's request to the allocator, and of its use of the answer.
 
 use std::net::IpAddr;
 
@@ -30,7 +30,7 @@ fn add(conf: &str, args: &str) -> (cni_plugin::ProcessOutcome, Scripted) {
     (outcome, allocator)
 }
 
-/// Wanted addresses and the counts of the one request that an ADD led to.
+/// Returns the wanted addresses and the counts in the only request of an ADD.
 fn asked(conf: &str, args: &str) -> (Vec<String>, usize, usize) {
     let (outcome, allocator) = add(conf, args);
     assert_eq!(outcome.exit, 0, "{outcome:?}");
@@ -71,7 +71,7 @@ fn add_asks_for_wanted_addresses() {
     assert_eq!(asked(&bridge(r#","ipam":{"subnet":"fd00::/64"}"#), ""), (none.clone(), 0, 1));
     let dual = r#","ipam":{"ranges":[[{"subnet":"10.0.0.0/24"}],[{"subnet":"fd00::/64"}]]}"#;
     assert_eq!(asked(&bridge(dual), ""), (none, 1, 1));
-    // A wanted address takes the place of the chosen one of its family.
+    // A wanted address replaces the chosen address of its family.
     assert_eq!(asked(&bridge(dual), "IP=10.0.0.7/24"), (vec!["10.0.0.7".into()], 0, 1));
     assert_eq!(
         asked(&bridge(r#","args":{"cni":{"ips":["10.0.0.7"]}},"runtimeConfig":{"ips":["fd00::7/64"]}"#), "IP=10.0.0.7"),
@@ -126,7 +126,7 @@ fn name_calico_ipam_takes_no_bridged_settings() {
         let (outcome, allocator) = add(&conf, "");
         assert_eq!(error_of(&outcome).0, 7, "{ipam}");
         assert!(allocator.added.borrow().is_empty());
-        // An address that is held is released all the same.
+        // A held address is released anyway.
         assert_eq!(call(PluginName::Margay, &environment("DEL"), conf.as_bytes(), &allocator).exit, 0);
     }
 }
@@ -191,7 +191,7 @@ fn del_releases_attachment_without_settings() {
     assert_eq!((outcome.exit, outcome.stdout.as_str(), outcome.stderr.as_str()), (0, "", ""));
     let requests = allocator.deleted.borrow();
     assert_eq!((requests[0].attachment.handle().as_str(), requests[0].old_handle.as_str()), ("net1.c1", "b.a"));
-    // The settings of an ADD do not matter any more.
+    // DEL ignores the settings of ADD, even invalid ones.
     let allocator = one_address();
     let conf = bridge(r#","ipam":{"mask":5,"routes":5,"ranges":5,"gateway":5},"runtimeConfig":{"ips":5}"#);
     assert_eq!(call(PluginName::Margay, &env, conf.as_bytes(), &allocator).exit, 0);
@@ -200,7 +200,7 @@ fn del_releases_attachment_without_settings() {
     assert_eq!(error_of(&call(PluginName::Margay, &env, conf.as_bytes(), &failing)).0, 11);
 }
 
-/// The outcome of a CHECK if the store answers this.
+/// Returns the outcome of a CHECK for this answer of the store.
 fn check(more: &str, held: &[&str], standings: &[(&str, Standing)]) -> cni_plugin::ProcessOutcome {
     let held = held.iter().map(|address| ip(address)).collect();
     let standings = standings.iter().map(|(address, standing)| (ip(address), standing.clone())).collect();
@@ -308,7 +308,7 @@ fn status_asks_for_what_add_would() {
     assert_eq!((request.wanted.any_v4, request.wanted.any_v6, request.wanted.these.len()), (1, 1, 0));
     assert_eq!(request.v4_pools, ["lab"]);
     assert_eq!((request.attachment.network.as_str(), request.attachment.node.as_str()), ("net1", "host-1"));
-    // Every error has the one code.
+    // Every error has code 50.
     let refused = CniError::internal("no room").with_details("make some");
     assert_eq!(error_of(&with("", Err(refused)).0), (50, "no room".into(), "make some".into()));
     for wrong in [r#","ipam":{"mask":1}"#, r#","ipam":{"mask":"x"}"#, r#","datastore_type":"foo""#] {

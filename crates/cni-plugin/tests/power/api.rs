@@ -1,7 +1,8 @@
-//! Power cuts under clients of etcd's API: keys, transactions and leases.
+//! Power cuts during requests of etcd API clients: keys, transactions and leases.
 //!
-//! Each client has keys and leases of its own, and makes one request after the other, so that at most its last one has no answer
-//! at the cut. The copy must show the client's last acknowledged state, or the one after that request.
+//! Each client has its own keys and leases, and sends one request after another, so at most its last request is
+//! unanswered at the cut. The copy of the disk must have either the client's last acknowledged state, or the state
+//! after the unanswered request.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
@@ -25,26 +26,25 @@ use testkit::programs::command;
 
 const ROUNDS: u64 = 60;
 const CLIENTS: usize = 3;
-/// The most requests of a client in a round.
+/// Maximum number of requests of a client in a round.
 const REQUESTS: u64 = 12;
-/// Each client has so many keys.
+/// Number of keys of each client.
 const KEYS: u64 = 4;
-/// No lease ends by itself.
+/// Time to live of a lease in seconds. No lease expires during a test.
 const TTL: i64 = 3600;
-/// About how many operations of the disk it takes to open the store, and how many the requests of a round take.
+/// Approximate number of disk operations for opening the store, and for the requests of a round.
 const OPENING: u64 = 120;
 const WORKING: u64 = 80;
-/// How long a request may take while there is power.
+/// Time limit of a request before the cut.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The keys of a client, each with its value and its lease (0: none), and its leases.
+/// The state of a client: its keys with value and lease (0: none), and its leases.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct State {
     keys: BTreeMap<String, (String, i64)>,
     leases: BTreeSet<i64>,
 }
 
-/// A request.
 #[derive(Clone, Debug)]
 enum Request {
     Put {
@@ -52,7 +52,7 @@ enum Request {
         value: String,
         lease: i64,
     },
-    /// Both in one transaction.
+    /// Deletes one key and puts another in one transaction.
     Replace {
         old: String,
         new: String,
@@ -62,7 +62,7 @@ enum Request {
     Revoke(i64),
 }
 
-/// A client, and what it knows.
+/// A client, its last acknowledged state, and its unanswered request.
 #[derive(Clone, Debug)]
 struct Ledger {
     number: usize,
@@ -99,12 +99,12 @@ impl Ledger {
         format!("/client{}/", self.number)
     }
 
-    /// The numbers of its leases begin here.
+    /// Returns the start of the client's lease ids.
     fn first_lease(&self) -> i64 {
         1_000_000 * (i64::try_from(self.number).unwrap() + 1)
     }
 
-    /// Draws the next request.
+    /// Draws the next request, and records it as pending.
     fn begin(&mut self, random: &mut Random) -> Request {
         self.next += 1;
         let value = format!("{}-{}", self.next, "x".repeat(usize::try_from(random.below(2000)).unwrap()));
@@ -130,7 +130,8 @@ impl Ledger {
         }
     }
 
-    /// Compares with what is left, and goes on from there. True if a request without an answer was carried out.
+    /// Compares the client's state with the state on disk, and continues from the latter. True if an unanswered request
+    /// was carried out.
     fn settle(&mut self, left: State) -> Result<bool, String> {
         let after = self.pending.take().map(|request| self.acknowledged.after(&request));
         let happened = after.as_ref() == Some(&left);
@@ -160,11 +161,11 @@ async fn send(client: &mut Client, request: Request) -> Result<(), Error> {
     }
 }
 
-/// Makes requests until there were enough, or the power is cut.
+/// Sends requests until the client has sent enough, or the power is cut.
 async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Random, connected: impl Fn()) {
     let begun = Instant::now();
     let mut client = Client::connect([url], None).await.unwrap();
-    // The daemon has its private socket a little before it offers the API.
+    // The daemon's private socket is open a little before the API.
     loop {
         match client.status().await {
             Ok(_) => break,
@@ -188,7 +189,7 @@ async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Rando
         };
         match sent {
             Ok(Ok(())) => {}
-            // Only for lack of power may a request fail.
+            // A request may fail only after the power cut.
             failed => {
                 assert!(disk.is_cut(), "{failed:?}");
                 return;
@@ -200,7 +201,7 @@ async fn work(url: &str, disk: &Disk, ledger: &Mutex<Ledger>, random: &mut Rando
     }
 }
 
-/// Reads what is left of each client, in a copy.
+/// Reads each client's state from a copy of the disk.
 fn left(engine: Engine, image: &Image) -> Vec<State> {
     let lab = Lab::new(engine);
     let disk = lab.root.path().join("disk");
@@ -228,7 +229,7 @@ fn left(engine: Engine, image: &Image) -> Vec<State> {
     })
 }
 
-/// Power cuts under clients of the API lose no acknowledged request, and carry out none in part.
+/// Tests that power cuts lose no acknowledged request of API clients, and leave no request half done.
 pub(crate) fn rounds(engine: Engine) {
     let (seed, rounds) = (setting("MARGAY_POWER_SEED", SEED), setting("MARGAY_POWER_ROUNDS", ROUNDS));
     println!("{engine:?}: MARGAY_POWER_SEED={seed} MARGAY_POWER_ROUNDS={rounds}");
@@ -245,7 +246,7 @@ pub(crate) fn rounds(engine: Engine) {
         let disk = Disk::new(image, Syncs::Kept);
         let mounted = disk.mount(folder.path()).unwrap();
         let location = engine.at(&folder.path().join("store"));
-        // The cut comes while the store is opened, or while there are requests.
+        // Cut the power while the store is opened, or during requests.
         let later = match random.below(5) {
             0 => {
                 disk.cut_after(random.below(OPENING));

@@ -1,16 +1,15 @@
-//! Power cuts under the plugin: real processes on a disk that forgets what was not synced.
+//! Power cuts during calls of the plugin: real processes on a disk that loses everything not synced.
 //!
-//! A round mounts a disk ([`power::Disk`]), lets one to four callers run ADD and DEL there, and cuts the power: after
-//! some operation of the disk, or when a caller has its answer. In every other round the callers have a daemon,
-//! `margay serve`. Some calls are killed before that. The image is copied out: there the next ADD must work, `margay
-//! ipam check` must find nothing, every acknowledged ADD must be there and no acknowledged DEL may be back. The next
-//! round begins with what was left, so that cuts meet stores that recover from one.
+//! A round mounts a disk ([`power::Disk`]), lets one to four callers run ADD and DEL on it, and cuts the power, either
+//! after a certain disk operation or when a caller has its answer. In every second round the callers have a daemon,
+//! `margay serve`. Some calls are killed before the cut. The disk's image is copied: on the copy the next ADD must
+//! work, `margay ipam check` must find nothing, the address of every acknowledged ADD must be held, and no address of
+//! an acknowledged DEL may be. The next round starts with the copy, so cuts also hit stores that are recovering.
 //!
-//! An answer is acknowledged if the caller saw the end of the process before the cut. The lock of the disk orders the
-//! two.
+//! An answer is acknowledged if the caller saw the process end before the cut. The disk's lock orders the two.
 //!
-//! `MARGAY_POWER_SEED` and `MARGAY_POWER_ROUNDS` choose other cuts and more of them; `make torture MODE=power` sets
-//! them. The program is the one that cargo built for the tests; `MARGAY_RELEASE_PLUGIN` names another one.
+//! `MARGAY_POWER_SEED` and `MARGAY_POWER_ROUNDS` choose other cuts and their number; `make torture MODE=power` sets
+//! them. The tests run the program that cargo has built; `MARGAY_RELEASE_PLUGIN` names another program.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
 
@@ -27,9 +26,9 @@ use testkit::process;
 use testkit::random::{self, Random};
 
 const ROUNDS: u64 = 60;
-/// A disk that lies must be found out within so many cuts.
+/// Maximum number of cuts until a lying disk must be detected.
 const LIES: u64 = 10;
-/// A test: its name and what it does on a store of this engine.
+/// A test: its name, and its function for a store of an engine.
 type Test = (&'static str, fn(Engine));
 
 const TESTS: [Test; 6] = [
@@ -48,7 +47,7 @@ fn main() -> ExitCode {
     ::power::main(TESTS.into_iter().flat_map(|named| ENGINES.map(|engine| test(named, engine))).collect())
 }
 
-/// The cuts that it takes to find out that a disk lies. `None`: too many.
+/// Returns the number of cuts until a lying disk is detected; `None` if it is not.
 fn cuts_until_found(engine: Engine, syncs: Syncs, worlds: impl Fn() -> World, folders: Option<Folders>) -> Option<u64> {
     let (mut world, mut tally) = (worlds(), Tally::new());
     for round in 0..LIES {
@@ -66,7 +65,7 @@ fn cuts_until_found(engine: Engine, syncs: Syncs, worlds: impl Fn() -> World, fo
     None
 }
 
-/// The rounds can fail: syncs do nothing.
+/// Tests that the rounds detect a disk that ignores syncs.
 fn lies(engine: Engine) {
     let syncs = Syncs::Ignored;
     let old = World::with_full_log(engine, syncs);
@@ -74,7 +73,7 @@ fn lies(engine: Engine) {
     assert!(cuts_until_found(engine, syncs, || World::empty(engine, syncs), None).is_some(), "a young store");
 }
 
-/// The rounds can fail: files are synced, and the folders that name them are not.
+/// Tests that the rounds detect a disk that syncs files, but not the folders that name them.
 fn unsynced_folders(engine: Engine) {
     let syncs = Syncs::IgnoredForFolders;
     let found = cuts_until_found(engine, syncs, || World::empty(engine, syncs), Some(Folders::Strict));

@@ -1,7 +1,7 @@
-//! A call is killed at each operation of the disk by turns, the next one is acknowledged, and then the power is cut.
+//! Kills a call at each disk operation in turn, lets the next call succeed, and then cuts the power.
 //!
-//! The killed process has left changes that the next one sees and that are not durable. The next one must make them durable
-//! before it builds on them.
+//! The killed process leaves changes that the next process sees, but that are not durable. The next process must make
+//! them durable before it relies on them.
 
 use std::thread;
 use std::time::Duration;
@@ -14,30 +14,30 @@ use crate::lab::{Engine, embedded_conf};
 use crate::process::Call;
 use crate::world::{World, network};
 
-/// The pause between two checks whether a call has come to its operation.
+/// Pause between two checks whether the call has reached its operation.
 const PAUSE: Duration = Duration::from_micros(500);
-/// More operations than any call takes.
+/// Maximum number of disk operations of a call.
 const MOST: u64 = 2_000;
-/// So many ADDs on redb come to a commit that moves its journal to its file.
+/// Number of ADDs on redb after which a commit has moved the journal to redb's file.
 const COMMITS: u64 = 40;
 
-/// At how many of the operations of a commit it is killed; sled's longest have many.
+/// Number of operations of one commit at which the call is killed; sled's longest commits have many operations.
 const KILLS: u64 = 60;
 
-/// The image that is checked after this many operations: nearly nothing of what was not synced, or some of it.
+/// Returns how the image after this many operations is made: with almost none of the unsynced data, or with some of it.
 fn cut(operation: u64) -> Cut {
     let folders = if operation % 4 == 3 { Folders::Prefix } else { Folders::Strict };
     Cut { seed: operation, folders }
 }
 
-/// Kills the ADD that makes a store.
+/// Kills the ADD that creates a store.
 pub(crate) fn while_it_is_made(engine: Engine) {
     let world = World::empty(engine, Syncs::Kept);
     let operations = (0..MOST).find(|operation| !is_killed_at(&world, *operation)).unwrap();
     println!("{engine:?}: killed at {operations} operations, which make a store and commit");
 }
 
-/// Kills an ADD on a store that is there. On redb it is the longest one, in which the journal is full.
+/// Kills an ADD on an existing store. On redb this is the longest ADD, in which the journal is full.
 pub(crate) fn in_a_commit(engine: Engine) {
     let mut world = World::empty(engine, Syncs::Kept);
     let mut before = (0, world.clone());
@@ -56,7 +56,7 @@ pub(crate) fn in_a_commit(engine: Engine) {
     assert!(kills > 5, "it was over before it could be killed");
 }
 
-/// An ADD that nobody disturbs; returns how many operations of the disk it takes.
+/// Runs an ADD without a kill, and returns its number of disk operations.
 fn add(world: &mut World) -> u64 {
     let (disk, container) = (Disk::new(world.image.clone(), Syncs::Kept), world.ledger.begin_add());
     on(&disk, world.engine, |conf| {
@@ -68,8 +68,8 @@ fn add(world: &mut World) -> u64 {
     disk.operations()
 }
 
-/// Kills an ADD after so many operations, runs another one to its end, cuts the power and checks the store. False if
-/// the first one was over before.
+/// Kills an ADD after this many operations, runs another ADD to its end, cuts the power and checks the store. False if
+/// the first ADD ended before the kill.
 fn is_killed_at(world: &World, operation: u64) -> bool {
     let (mut world, disk) = (world.clone(), Disk::new(world.image.clone(), Syncs::Kept));
     let killed = on(&disk, world.engine, |conf| {
@@ -96,7 +96,7 @@ fn is_killed_at(world: &World, operation: u64) -> bool {
     killed
 }
 
-/// Mounts the disk for this work, which gets the configuration of a network there.
+/// Mounts the disk and runs `work` with the configuration of a network on it.
 fn on<T>(disk: &Disk, engine: Engine, work: impl FnOnce(&Value) -> T) -> T {
     let folder = tempfile::tempdir().unwrap();
     let _mounted = disk.mount(folder.path()).unwrap();

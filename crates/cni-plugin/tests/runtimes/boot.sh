@@ -1,11 +1,11 @@
 #!/bin/sh
-# The first process of a machine of the tests, in namespaces of its own for mounts, network and processes. What a
-# machine keeps on its disk is in the folder that is the first argument; the second is a file with the id of this boot.
-# The first line on standard output is this process's number on the host, once the machine is up.
+# The first process of a test machine, in its own namespaces for mounts, network and processes.
+# Arguments: the folder with the machine's disk, and a file with the id of this boot.
+# Prints this process's number on the host once the machine is up.
 set -eu
 disk=$1 boot_id=$2
 
-# As the host's /proc has it, which is the one that is still mounted here.
+# The host's /proc is still mounted here, so this is the number on the host.
 read -r number rest </proc/self/stat
 
 mount -t proc proc /proc
@@ -20,5 +20,5 @@ mkdir /run/lock
 ip link set lo up
 echo "$number"
 
-# Waiting, so that processes without a parent are not left as zombies, and runtimes see them end.
+# Keep waiting, so that orphaned processes are reaped and runtimes see them end.
 while sleep 1; do :; done

@@ -1,4 +1,4 @@
-//! containerd, with the networks that `ctr run --cni` makes.
+//! Tests with containerd, whose networks are set up by `ctr run --cni`.
 
 use std::io::Read;
 use std::process::{Child, Stdio};
@@ -12,15 +12,16 @@ version = 2
 disabled_plugins = ["io.containerd.grpc.v1.cri"]
 "#;
 
-/// ctr uses the first network that it finds, so that there is only one. It tells no plugin the namespace of a container
-/// that has ended, and without it the bridge plugin leaves the rules for masquerading behind.
+/// Returns a machine with only one network, since ctr uses the first network that it finds. Masquerading is off: ctr
+/// does not pass the namespace of an ended container, without which the bridge plugin leaves its masquerading rules
+/// behind.
 fn machine(engine: Engine, network: &str) -> Machine {
     let all = ["10-lab.conflist", "20-dual.conflist", "30-routed.conflist"];
     let machine = Machine::new(engine, Masquerade::No).with_etc("containerd/config.toml", CONFIG);
     all.into_iter().filter(|other| *other != network).fold(machine, Machine::without_network)
 }
 
-/// A container that runs as long as this is waited for: only a `ctr run` that stays removes the network at the end.
+/// A container and its `ctr run` process, which removes the network at the end and so must stay.
 #[derive(Debug)]
 struct Running {
     id: &'static str,
@@ -35,7 +36,6 @@ impl Boot<'_> {
         daemon
     }
 
-    /// Starts a container.
     fn ctr_run(&self, id: &'static str, words: &[&str]) -> Running {
         let group = format!("/{}/{id}", self.machine.tag);
         let start = ["ctr", "run", "--rm", "--cni", "--cgroup", &group, "--rootfs", "/opt/rootfs", id];
@@ -52,22 +52,22 @@ impl Boot<'_> {
         Running { id, run }
     }
 
-    /// The tasks as lines with the container, its first process and how it is.
+    /// Lists the tasks: container, first process and status.
     fn ctr_tasks(&self) -> Vec<(String, String, String)> {
         let shown = self.run(&["ctr", "tasks", "ls"]);
         let words = shown.lines().map(|line| line.split_whitespace().map(str::to_owned));
         words.filter_map(|mut words| Some((words.next()?, words.next()?, words.next()?))).collect()
     }
 
-    /// The addresses of a container on its interface, as they are in its namespace, without those of the link.
+    /// Returns the global addresses of a container's interface, as seen in its namespace.
     fn ctr_addresses(&self, container: &Running) -> Vec<String> {
         let task = self.ctr_tasks().into_iter().find(|(id, ..)| id == container.id).unwrap();
-        // Not by `ctr tasks exec`: once in some hundred times it succeeds and what the command said is lost.
+        // Not with `ctr tasks exec`, which in about one of a hundred calls succeeds and loses the output.
         let enter = ["nsenter", "--target", &task.1, "--net", "ip", "-o", "addr", "show", "dev", "eth0"];
         addresses(&self.run(&[&enter[..], &["scope", "global"]].concat()))
     }
 
-    /// Pings from inside a container.
+    /// Pings an address from inside a container.
     fn ctr_pings(&self, container: &Running, address: &str) {
         let start = ["ctr", "tasks", "exec", "--exec-id", "ping", container.id];
         self.run(&[&start[..], &["/bin/ping", "-c", "1", "-w", "20", address]].concat());
@@ -95,7 +95,7 @@ pub(crate) fn containers_reach_each_other_and_leave_nothing(engine: Engine) {
         boot.ctr_pings(&idle, target);
     }
     boot.ctr_pings(&web, &of_idle[0]);
-    // ctr cannot publish a port: the address itself is what can be reached.
+    // ctr cannot publish a port, so fetch from the container's address.
     assert_eq!(boot.fetch(&format!("{}:80", of_web[0])), PAGE);
 
     boot.ctr_end(web);
@@ -106,7 +106,7 @@ pub(crate) fn containers_reach_each_other_and_leave_nothing(engine: Engine) {
     daemon.wait().unwrap();
 }
 
-/// The main plugin, called as `calico`, without a bridge and without an agent of Calico's.
+/// Tests the main plugin, called as `calico`, without a bridge and without Calico's agents.
 pub(crate) fn routed_containers_reach_each_other_and_leave_nothing(engine: Engine) {
     let machine = machine(engine, "30-routed.conflist");
     let boot = machine.boot();
@@ -144,9 +144,9 @@ pub(crate) fn gets_its_addresses_back_after_a_reboot(engine: Engine) {
     let after = machine.boot();
     let mut daemon = after.start_containerd();
     assert_eq!((after.in_use("dual-v4"), after.in_use("dual-v6")), (2, 2));
-    // containerd still knows the containers, but cannot run them again with a network: ctr makes one anew.
+    // containerd still has the containers, but cannot restart them with a network, so remove and run them again.
     after.run(&["ctr", "containers", "rm", web.id, idle.id]);
-    // In another order, so that the addresses would differ if they were not remembered.
+    // Start them in another order, so that the addresses would differ if they were not kept.
     let idle = after.ctr_run("idle", &IDLE);
     assert_eq!(after.ctr_addresses(&idle), of_idle);
     for address in &of_web {

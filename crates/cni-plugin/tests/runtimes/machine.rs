@@ -1,4 +1,4 @@
-//! A machine with a disk, which can be started, and stopped as by a power cut.
+//! A test machine with a disk, which can be booted, and stopped as by a power cut.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,32 +18,32 @@ use crate::copy::copy_program;
 use crate::lab::{Engine, Lab};
 use testkit::programs::{command, plugin};
 
-/// The number of tries for something that takes a moment, with [`PAUSE`] in between.
+/// Maximum number of checks of a condition, with [`PAUSE`] in between.
 const TRIES: u32 = 600;
 const PAUSE: Duration = Duration::from_millis(50);
-/// After how many seconds a command on the machine is killed. None needs more than a small part of it.
+/// Time limit of a command on the machine, in seconds. No command needs more than a small part of it.
 const PATIENCE: &str = "60";
-/// The text of a page on the web server of a container.
+/// The page on the web server of a container.
 pub(crate) const PAGE: &str = "a page of the container\n";
 
-/// The words for a container that serves [`PAGE`] on port 80.
+/// The command of a container that serves [`PAGE`] on port 80.
 pub(crate) const SERVER: [&str; 6] = ["/bin/httpd", "-f", "-p", "80", "-h", "/www"];
-/// The words for a container that does nothing.
+/// The command of a container that does nothing.
 pub(crate) const IDLE: [&str; 2] = ["/bin/sleep", "3600"];
 
-/// A machine that is switched off. Its disk is gone when this is.
+/// A machine that is switched off. Its disk is deleted when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) lab: Lab,
-    /// A word that no other machine has. The control groups of its containers are below one of this name.
+    /// A unique name. The control groups of the machine's containers are below a group with this name.
     pub(crate) tag: String,
 }
 
 impl Machine {
-    /// With Margay and the standard plugins installed, a store of this engine, and three networks: `lab` is IPv4 from
-    /// the pool `lab` (10.88.0.0/24), `dual` is IPv4 and IPv6 from the pools `dual-v4` (10.89.0.0/24) and `dual-v6`
-    /// (fd00:89::/64). Packets that leave their bridges are masqueraded, or not. `routed` has no bridge: the main
-    /// plugin `calico` assigns its containers addresses of the pool `routed` (10.90.0.0/24).
+    /// Creates a machine with Margay and the standard plugins, a store of this engine, and three networks. `lab` has
+    /// IPv4 from the pool `lab` (10.88.0.0/24). `dual` has IPv4 and IPv6 from the pools `dual-v4` (10.89.0.0/24) and
+    /// `dual-v6` (fd00:89::/64). Packets that leave their bridges are masqueraded, or not. `routed` has no bridge: the
+    /// main plugin `calico` assigns its containers addresses of the pool `routed` (10.90.0.0/24).
     pub(crate) fn new(engine: Engine, masquerade: Masquerade) -> Self {
         let mut lab = Lab::new(engine);
         let disk = lab.root.path().to_owned();
@@ -73,26 +73,26 @@ impl Machine {
         machine
     }
 
-    /// Removes a network's configuration. ctr uses the first that it finds.
+    /// Removes a network's configuration file.
     pub(crate) fn without_network(self, file: &str) -> Self {
         fs::remove_file(self.lab.root.path().join("etc/cni/net.d").join(file)).unwrap();
         self
     }
 
-    /// A file in `/etc`.
+    /// Adds a file in `/etc`.
     pub(crate) fn with_etc(self, file: &str, text: &str) -> Self {
         fs::write(self.lab.root.path().join("etc").join(file), text).unwrap();
         self
     }
 
-    /// Switches it on: a boot with an id of its own.
+    /// Boots the machine, with a new boot id.
     pub(crate) fn boot(&self) -> Boot<'_> {
         let disk = self.lab.root.path();
         let (id, id_file) = (uuid::Uuid::new_v4().to_string(), disk.join("boot-id"));
         fs::write(&id_file, format!("{id}\n")).unwrap();
         let script = disk.join("boot.sh");
         fs::write(&script, include_str!("boot.sh")).unwrap();
-        // It ends with the process that started it, also when that process is killed.
+        // The first process ends with the process that started it, even if that one is killed.
         let mut first = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "sh"])
             .args([&script, disk, &id_file])
@@ -114,7 +114,7 @@ impl Machine {
 }
 
 impl Drop for Machine {
-    /// Removes the control groups that a runtime has made and, when its machine was stopped, has not removed.
+    /// Removes the control groups that a runtime has left because its machine was stopped.
     fn drop(&mut self) {
         let ours = |path: &&PathBuf| path.to_string_lossy().contains(&self.tag);
         for path in cgroups().iter().rev().filter(ours) {
@@ -167,7 +167,7 @@ fn routed(engine: Engine) -> Value {
     })
 }
 
-/// Copies the plugins and the command to the folder in which ctr searches for plugins.
+/// Copies the plugins and `margay` to the folder in which ctr searches for plugins.
 fn install(to: &Path) {
     let folders = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
     let standard = folders.iter().map(Path::new).find(|folder| folder.join("bridge").exists());
@@ -184,7 +184,7 @@ fn install(to: &Path) {
     copy_program(margay, &to.join("margay"));
 }
 
-/// The files of a container: busybox, and a page for its web server.
+/// Creates the files of a container: busybox, and a page for its web server.
 fn files_for_containers(root: &Path) {
     fs::create_dir_all(root.join("bin")).unwrap();
     fs::create_dir_all(root.join("www")).unwrap();
@@ -198,7 +198,7 @@ fn files_for_containers(root: &Path) {
     fs::set_permissions(root, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// All control groups, the outer ones first.
+/// Lists all control groups, outer ones first.
 fn cgroups() -> Vec<PathBuf> {
     let mut found = vec![PathBuf::from("/sys/fs/cgroup")];
     let mut next = 0;
@@ -212,18 +212,18 @@ fn cgroups() -> Vec<PathBuf> {
     found
 }
 
-/// A machine that is running. It stops as by a power cut when this is dropped.
+/// A running machine. It stops as by a power cut when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Boot<'a> {
     pub(crate) machine: &'a Machine,
-    /// The id of this boot as its kernel reports it.
+    /// The boot id that the machine's kernel reports.
     pub(crate) id: String,
     first: Child,
     number: Pid,
 }
 
 impl Boot<'_> {
-    /// A command on the machine, with an environment that has no more than it needs.
+    /// Returns a command on the machine, with a minimal environment.
     pub(crate) fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--target", &self.number.to_string(), "--mount", "--net", "--pid", "--"]);
@@ -232,7 +232,7 @@ impl Boot<'_> {
         command
     }
 
-    /// Runs a command to its end. Returns its standard output, or its standard error if it did not succeed.
+    /// Runs a command to its end. Returns its standard output, or its standard error if it failed.
     pub(crate) fn attempt(&self, words: &[&str]) -> Result<String, String> {
         let output = self.command(&[&["timeout", "-s", "KILL", PATIENCE], words].concat()).output().unwrap();
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
@@ -248,13 +248,13 @@ impl Boot<'_> {
         self.attempt(words).unwrap_or_else(|failure| panic!("{failure}"))
     }
 
-    /// Runs `margay` and reads its JSON.
+    /// Runs `margay` and parses its JSON.
     #[track_caller]
     pub(crate) fn margay_json(&self, words: &[&str]) -> Value {
         serde_json::from_str(&self.run(&[&["margay"], words, &["-o", "json"]].concat())).unwrap()
     }
 
-    /// The page of a web server, fetched from the machine itself.
+    /// Fetches the page of a web server from the machine itself.
     #[track_caller]
     pub(crate) fn fetch(&self, from: &str) -> String {
         let address: SocketAddr = from.parse().unwrap();
@@ -262,7 +262,7 @@ impl Boot<'_> {
         let asking = thread::spawn(move || {
             setns(space, CloneFlags::CLONE_NEWNET).unwrap();
             let mut asked = None;
-            // The server may not have begun to listen yet.
+            // The server may not listen yet.
             for _ in 0..TRIES {
                 asked = Some(ask(address));
                 if asked.as_ref().is_some_and(Result::is_ok) {
@@ -275,7 +275,7 @@ impl Boot<'_> {
         asking.join().unwrap().unwrap_or_else(|error| panic!("{from} is not reached: {error}"))
     }
 
-    /// Waits until something is so.
+    /// Waits until a condition holds.
     #[track_caller]
     pub(crate) fn wait_until(&self, what: &str, mut is: impl FnMut() -> bool) {
         let mut tries = 0..TRIES;
@@ -288,14 +288,14 @@ impl Boot<'_> {
 
 impl Drop for Boot<'_> {
     fn drop(&mut self) {
-        // The process that started it waits for it, so the number is still its own, and all other processes end with
-        // it.
+        // The parent has not waited for the process yet, so its number is not reused. All other processes of the
+        // machine end with it.
         let _ = kill(self.number, Signal::SIGKILL);
         let _ = self.first.wait();
     }
 }
 
-/// The addresses in the output of `ip -o addr show`, without their prefix lengths.
+/// Parses the addresses in the output of `ip -o addr show`, without prefix lengths.
 pub(crate) fn addresses(shown: &str) -> Vec<String> {
     let words: Vec<&str> = shown.split_whitespace().collect();
     let after_inet = words.windows(2).filter(|pair| ["inet", "inet6"].contains(&pair[0])).map(|pair| pair[1]);

@@ -1,8 +1,8 @@
-//! Real container runtimes on machines of their own: containers get their addresses from Margay, keep them over a
+//! Tests with real container runtimes on test machines: containers get their addresses from Margay, keep them over a
 //! reboot, and leave nothing behind.
 //!
-//! A machine is a set of namespaces with its own folders, so that nothing of the host is touched, and a reboot is what
-//! it is on a host: every process is gone, the network and everything in memory with it, and the disk stays.
+//! A machine is a set of namespaces with its own folders, so the host stays unchanged. A reboot does what it does on a
+//! host: all processes, the network and everything in memory are gone, and the disk stays.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod containerd;
@@ -17,7 +17,7 @@ use libtest_mimic::{Arguments, Trial};
 use testkit::copy;
 use testkit::lab::{self, ENGINES, Engine};
 
-/// A test: its name and what it does on a store of this engine.
+/// A test: its name, and its function for a store of an engine.
 type Test = (&'static str, fn(Engine));
 
 const PODMAN: [Test; 4] = [
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
 }
 
-/// The tests on each engine. Where they cannot run, they are shown as ignored, with the reason.
+/// Returns the tests on each engine. Where they cannot run, they are shown as ignored, with the reason.
 fn trials<'a>(tests: &'a [Test], ignored: Option<&'a str>) -> impl Iterator<Item = Trial> + 'a {
     tests.iter().flat_map(|&(name, test)| ENGINES.map(|engine| (name, test, engine))).map(
         move |(name, test, engine)| {
@@ -57,7 +57,8 @@ fn trials<'a>(tests: &'a [Test], ignored: Option<&'a str>) -> impl Iterator<Item
     )
 }
 
-/// Why this host cannot run containers at all. A missing package is no reason: without it, the tests fail.
+/// Returns why this host cannot run containers at all. A missing package is not such a reason: without it, the tests
+/// fail.
 fn cannot_here() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("containers with networks need root".to_owned());

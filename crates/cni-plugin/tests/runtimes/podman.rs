@@ -1,4 +1,4 @@
-//! podman, with the networks of CNI.
+//! Tests with podman and CNI networks.
 
 use std::process::Command;
 
@@ -27,7 +27,7 @@ runroot = "/run/containers/storage"
 graphroot = "/var/lib/containers/storage"
 "#;
 
-/// Why the podman of this host cannot be tested: from version 5 on it is built without CNI.
+/// Returns why this host's podman cannot be tested: since version 5 podman is built without CNI.
 pub(crate) fn has_no_cni() -> Option<String> {
     // Without podman the tests run, and fail.
     let version = Command::new("podman").arg("--version").output().ok()?;
@@ -43,7 +43,7 @@ fn machine(engine: Engine) -> Machine {
 }
 
 impl Boot<'_> {
-    /// Starts a container of this name on a network.
+    /// Starts a container with this name on a network.
     fn podman_run(&self, name: &str, network: &str, options: &[&str], words: &[&str]) -> Result<String, String> {
         let group = format!("/{}", self.machine.tag);
         let start = ["podman", "run", "-d", "--cgroup-parent", &group, "--cap-add", "NET_RAW", "--name", name];
@@ -51,7 +51,7 @@ impl Boot<'_> {
         self.attempt(&[&start, options, &more, words].concat())
     }
 
-    /// The addresses of a container on its interface, as it sees them itself, without those of the link.
+    /// Returns the global addresses of a container's interface, as seen by the container.
     fn podman_addresses(&self, name: &str) -> Vec<String> {
         let shown = self.run(&["podman", "exec", name, "ip", "-o", "addr", "show", "dev", "eth0", "scope", "global"]);
         addresses(&shown)
@@ -85,11 +85,11 @@ pub(crate) fn containers_reach_each_other_and_leave_nothing(engine: Engine) {
     boot.nothing_is_left();
 }
 
-/// The main plugin, called as `calico`, without a bridge and without an agent of Calico's.
+/// Tests the main plugin, called as `calico`, without a bridge and without Calico's agents.
 pub(crate) fn routed_containers_reach_each_other_and_leave_nothing(engine: Engine) {
     let machine = machine(engine);
     let boot = machine.boot();
-    // The host needs an address to be reached, and to send requests from.
+    // The host needs an address to be reached at, and to send requests from.
     boot.run(&["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"]);
     boot.podman_run("web", "routed", &["-p", "8080:80"], &SERVER).unwrap();
     boot.podman_run("idle", "routed", &[], &IDLE).unwrap();
@@ -122,14 +122,14 @@ pub(crate) fn containers_keep_their_addresses_over_a_reboot(engine: Engine) {
     drop(before);
 
     let after = machine.boot();
-    // Nobody has informed Margay that the containers are gone.
+    // Margay has not been informed that the containers are gone.
     assert_eq!(after.in_use("lab"), 3);
     after.run(&["podman", "start", "fixed", "free"]);
     assert_eq!(after.podman_addresses("fixed"), ["10.88.0.77"]);
     assert_eq!(after.podman_addresses("free"), free);
     after.podman_pings("free", "10.88.0.77");
     assert_eq!(after.fetch("127.0.0.1:8080"), PAGE);
-    // The restarted containers belong to this boot, so that the leftovers of an earlier one are known from them.
+    // The restarted containers' addresses belong to this boot. Leftovers of an earlier boot differ in that.
     assert_eq!(after.boot_of("10.88.0.77"), after.recorded_id());
     assert_eq!(after.boot_of(&free[0]), after.recorded_id());
     what_an_earlier_boot_left(&after, &lost[0], &first);
@@ -138,8 +138,8 @@ pub(crate) fn containers_keep_their_addresses_over_a_reboot(engine: Engine) {
     after.nothing_is_left();
 }
 
-/// An address that was assigned in an earlier boot, to a container that is not started again: no runtime sends DEL for
-/// it.
+/// Checks and releases an address from an earlier boot whose container is not restarted, so that no runtime sends DEL
+/// for it.
 fn what_an_earlier_boot_left(boot: &Boot<'_>, address: &str, earlier: &str) {
     assert_eq!(boot.boot_of(address), earlier);
     boot.run(&["margay", "ipam", "release", "--ip", address]);
@@ -159,7 +159,8 @@ pub(crate) fn both_wanted_addresses_or_none(engine: Engine) {
     }
     assert_eq!(boot.fetch("[fd00:89::9]:80"), PAGE);
 
-    // One of the two is taken: the other is not assigned either, and the error says how to find the holder.
+    // If one of the two addresses is taken, the other is not assigned either, and the error says how to find the
+    // holder.
     let half = ["--ip", "10.89.0.10", "--ip6", "fd00:89::9"];
     let refused = boot.podman_run("late", "dual", &half, &IDLE).unwrap_err();
     assert!(refused.contains("margay ipam show --ip fd00:89::9"), "{refused}");

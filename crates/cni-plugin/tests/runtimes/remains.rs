@@ -1,11 +1,11 @@
-//! The remains on a machine when its containers are gone.
+//! Checks of what is left on a machine after its containers are gone.
 
 use serde_json::Value;
 
 use crate::machine::Boot;
 
 impl Boot<'_> {
-    /// How many addresses of a pool are in use, as `margay` reports it.
+    /// Returns how many addresses of a pool are in use, as `margay` reports.
     #[track_caller]
     pub(crate) fn in_use(&self, pool: &str) -> usize {
         let shown = self.margay_json(&["ipam", "show"]);
@@ -15,7 +15,7 @@ impl Boot<'_> {
         count.unwrap_or_else(|| panic!("no pool {pool} in {shown}")).unwrap()
     }
 
-    /// The boot in which an address was assigned, as recorded with it and shown by `margay`.
+    /// Returns the recorded boot of an address, as `margay` shows it.
     #[track_caller]
     pub(crate) fn boot_of(&self, address: &str) -> String {
         let shown = self.run(&["margay", "ipam", "show", "--ip", address]);
@@ -23,13 +23,13 @@ impl Boot<'_> {
         line.unwrap_or_else(|| panic!("{address} has no boot: {shown}")).to_owned()
     }
 
-    /// The id of this boot, as it is recorded.
+    /// Returns the id of this boot as the store records it.
     pub(crate) fn recorded_id(&self) -> &str {
         &self.id[..8]
     }
 
-    /// Checks that no container has left anything: no address, no handle, no affinity without a block, no interface,
-    /// no rule of a firewall, no namespace.
+    /// Checks that containers have left nothing: no address, handle, affinity without a block, interface, firewall rule
+    /// or namespace.
     #[track_caller]
     pub(crate) fn nothing_is_left(&self) {
         for pool in ["lab", "dual-v4", "dual-v6", "routed"] {
@@ -42,7 +42,7 @@ impl Boot<'_> {
         assert!(others.is_empty(), "interfaces: {others:?}");
         for save in ["iptables-save", "ip6tables-save"] {
             let rules = self.run(&[save]);
-            // The chains that portmap makes for all containers together stay.
+            // portmap's common chains for all containers stay.
             let of_containers = |line: &&str| line.contains("CNI-") && !line.contains("CNI-HOSTPORT-");
             let left: Vec<&str> = rules.lines().filter(of_containers).collect();
             assert!(left.is_empty(), "{save}: {left:?}");

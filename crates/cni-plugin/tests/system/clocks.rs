@@ -1,4 +1,4 @@
-//! The plugin by clocks that are ten years off, now in one direction, now in the other (libfaketime).
+//! Tests with clocks that are ten years off in changing directions (libfaketime).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,26 +17,26 @@ use crate::random::{Random, setting};
 
 const TEN_YEARS: i64 = 3652 * 24 * 3600;
 const COOLDOWN: u32 = 60;
-/// After two cooldowns no address rests any more, however wrong the clock was.
+/// Time in seconds after which every cooldown is over, however wrong the clock was.
 const PATIENCE: i64 = 2 * COOLDOWN as i64 + 1;
-/// A pool of sixteen addresses has three that no container gets: network, gateway and broadcast.
+/// In a pool of sixteen addresses three are never assigned: network, gateway and broadcast.
 const USABLE: usize = 13;
 const STEPS: u64 = 50;
 const SEED: u64 = 20_261_121;
 
-/// The library that shows a process another time.
+/// Finds the library that shows a process another time.
 fn library() -> PathBuf {
     let folders = fs::read_dir("/usr/lib").unwrap().map(|entry| entry.unwrap().path());
     let mut found = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1")).filter(|path| path.exists());
     found.next().expect("libfaketime is missing: scripts/setup test installs it (Debian's package faketime)")
 }
 
-/// A store whose callers all have the clock that is set here.
+/// A store whose callers all use one wrong clock.
 struct Clocked {
     lab: Lab,
     conf: Value,
     library: PathBuf,
-    /// How far their clock is off, in seconds.
+    /// The offset of the callers' clock, in seconds.
     off: i64,
     held: BTreeMap<String, IpAddr>,
     next: u64,
@@ -49,7 +49,7 @@ impl Clocked {
         Self { lab, conf, library: library(), off: 0, held: BTreeMap::new(), next: 0 }
     }
 
-    /// Runs a call by the clock that is set. Its waits go by the monotonic clock, which nobody can set.
+    /// Runs a call with the wrong clock. Waits use the monotonic clock, which stays right.
     fn run(&self, verb: &str, container: &str, conf: &Value) -> Outcome {
         Call::new(verb, container, conf)
             .with("LD_PRELOAD", self.library.to_str().unwrap())
@@ -59,7 +59,7 @@ impl Clocked {
             .run()
     }
 
-    /// True if there was an address left.
+    /// Runs ADD. False if no address was left.
     fn add(&mut self) -> bool {
         self.next += 1;
         let container = format!("c{}", self.next);
@@ -94,7 +94,7 @@ impl Clocked {
         assert_eq!(recorded, reported);
     }
 
-    /// True if the store has this year in it.
+    /// True if a stored document has a time in this year.
     fn knows_the_year(&self, year: i32) -> bool {
         self.lab.with_ipam(Create::Never, async |ipam, _| {
             let all = ipam.store().list(Range::All).await.unwrap();

@@ -1,4 +1,4 @@
-//! SIGKILL at random moments, on each engine, and proofs that what it may break is found out.
+//! Tests with SIGKILL at random moments on each engine, and tests that the rounds detect what kills could break.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,7 +22,8 @@ fn kills_leave_all_or_nothing_on_redb() {
     rounds(Engine::REDB, ROUNDS);
 }
 
-/// The rounds can fail: an address that was acknowledged goes behind the world's back, or by half.
+/// Tests that the rounds detect an acknowledged attachment whose addresses are lost, in full or in part, or held for
+/// another container.
 #[test]
 fn kills_check_notices_lost_address() {
     let mut world = World::new(Engine::REDB);
@@ -43,7 +44,7 @@ fn kills_check_notices_lost_address() {
     assert!(world.check_all().unwrap_err().contains("acknowledged is"), "told, and not recorded");
 }
 
-/// The rounds can fail: a call passes a lock holder that stands still, since the queue was taken away.
+/// Tests that the rounds detect a call that overtakes a stopped lock holder because the queue file was removed.
 #[test]
 fn kills_check_notices_caller_that_passes_holder() {
     let (mut world, life) = World::with_full_log(Engine::REDB);

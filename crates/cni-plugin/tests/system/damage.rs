@@ -1,10 +1,10 @@
-//! Damaged files, by the hundred.
+//! Tests with hundreds of damaged files.
 //!
-//! A store with containers in it is copied, one of its files is damaged, and the plugin is called. Each call may act as
-//! on a sound store, or fail and say so. It must not assign an address that is held, take the store for a new one, or
-//! show a panic.
+//! A store with containers is copied, one of its files is damaged, and the plugin is called. Each call may behave as on
+//! a sound store, or fail with an explanation. It must not assign a held address, mistake the store for a new one, or
+//! panic.
 //!
-//! `MARGAY_DAMAGE_SEED` and `MARGAY_DAMAGE_ROUNDS` choose other damage and more of it.
+//! `MARGAY_DAMAGE_SEED` and `MARGAY_DAMAGE_ROUNDS` choose other damage and the number of rounds.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -23,15 +23,15 @@ const CONTAINERS: usize = 40;
 const ROUNDS: u64 = 200;
 const SEED: u64 = 20_261_121;
 const PAGE: u64 = 4096;
-/// How many damaged copies on which a round failed are kept.
+/// Maximum number of damaged copies that are kept after failed rounds.
 const MOST_KEPT: usize = 5;
 const SUBNET: &str = "10.88.0.0/24";
 
-/// The texts of an error on a damaged store. They name the remedy or, where the damage made another sensible store of
-/// it, what that one needs.
+/// Texts of errors on a damaged store. They name the remedy or, if the damage produced another valid store, what that
+/// store needs.
 const TELLING: [&str; 3] = ["restore", "a newer margay made it", "set datastore_type to"];
 
-/// The sound store, and the address that each container has in it.
+/// A sound store, and the address of each of its containers.
 struct Base {
     lab: Lab,
     held: BTreeMap<String, IpAddr>,
@@ -50,7 +50,7 @@ impl Base {
         Self { lab, held }
     }
 
-    /// The files, relative to the store.
+    /// Lists the store's files, relative to its folder.
     fn files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         walk(&self.lab.store, &mut files);
@@ -60,7 +60,7 @@ impl Base {
         files
     }
 
-    /// A damaged copy, and what was done to it.
+    /// Makes a damaged copy, and describes the damage.
     fn damaged_copy(&self, to: &Path, random: &mut Random) -> String {
         let files = self.files();
         for file in &files {
@@ -68,7 +68,7 @@ impl Base {
             fs::copy(self.lab.store.join(file), to.join(file)).unwrap();
         }
         let size = |file: &PathBuf| fs::metadata(to.join(file)).unwrap().len();
-        // Half of the damage is to the largest file, where the addresses are.
+        // Half of the damage hits the largest file, which has the addresses.
         let largest = files.iter().max_by_key(|file| size(file)).unwrap();
         let file = if random.once_in(2) { largest } else { random.pick(&files) };
         format!("{} {}", file.display(), damage(&to.join(file), random))
@@ -82,7 +82,7 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Damages a file, and says how.
+/// Damages a file, and describes how.
 fn damage(path: &Path, random: &mut Random) -> String {
     let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
     let size = file.metadata().unwrap().len();
@@ -121,16 +121,16 @@ fn damage(path: &Path, random: &mut Random) -> String {
     }
 }
 
-/// Whether each of the files is there and not empty.
+/// Returns for each file whether it exists and is not empty.
 fn presence(store: &Path) -> BTreeMap<&'static str, bool> {
     let names = ["store.id", "db.redb", "sled/db", "sled/conf"];
     names.map(|name| (name, fs::metadata(store.join(name)).is_ok_and(|file| file.len() > 0))).into()
 }
 
-/// One round: the four calls, and what must be true of them.
+/// Runs the calls of one round, and checks their outcomes.
 fn round(base: &Base, copy: &Path, random: &mut Random) {
-    // Where the configuration defines the pool, the plugin may make a store if there is none: all the more it must see
-    // that there was one.
+    // If the configuration defines the pool, the plugin may create a missing store. Then it is even more important that
+    // it detects that there was a store.
     let ipam = if random.once_in(2) { json!({ "subnet": SUBNET }) } else { json!({ "ipv4_pools": [SUBNET] }) };
     let conf = embedded_conf(base.lab.engine, copy, "bridge", ipam);
     let containers: Vec<_> = base.held.keys().collect();
@@ -154,7 +154,7 @@ fn round(base: &Base, copy: &Path, random: &mut Random) {
     assert_eq!(lost, None, "a file is gone");
 }
 
-/// A call that must succeed, or fail with one of the texts in `TELLING`.
+/// Runs a call that must succeed, or fail with one of the texts in `TELLING`.
 fn run(verb: &str, container: &str, conf: &Value) -> Outcome {
     let outcome = Call::new(verb, container, conf).run();
     if outcome.exit == 1 {
@@ -173,7 +173,7 @@ fn is_free_or_fails(base: &Base, add: &Outcome, freed: Option<IpAddr>) {
     }
 }
 
-/// Damages a copy in the same way again, and keeps it for a search for the cause.
+/// Repeats the damage on a copy, and keeps the copy to find the cause.
 fn keep(base: &Base, seed: u64, number: u64, failures: usize) -> String {
     if failures >= MOST_KEPT {
         return "not kept".into();
@@ -210,8 +210,8 @@ fn damage_by_hundreds_on_redb() {
     by_the_hundred(Engine::REDB);
 }
 
-/// sled writes a snapshot beside the old one each time it opens. A process that is killed then, or finds the disk full,
-/// leaves part of it behind, which is no damage.
+/// Tests unfinished sled snapshots, which are not damage. sled writes a new snapshot beside the old one each time it
+/// opens. A process that is killed then, or finds the disk full, leaves a part of it.
 #[test]
 fn damage_is_not_seen_in_unfinished_sled_snapshot() {
     let base = Base::new(Engine::SLED);

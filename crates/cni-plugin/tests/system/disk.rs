@@ -1,4 +1,4 @@
-//! A full disk.
+//! Tests with a full disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -12,10 +12,10 @@ use crate::mounts::Mount;
 use crate::process::{Call, Outcome};
 
 const SIZE: &str = "8m";
-/// How many bytes stay free: none, less than a commit needs, and enough for some commits.
+/// Numbers of free bytes: none, less than a commit needs, and enough for some commits.
 const SPARE: [u64; 3] = [0, 16 << 10, 400 << 10];
 
-/// Fills a disk until nothing more goes in, and then frees so many bytes.
+/// Fills a disk completely, and then frees this many bytes.
 fn fill(path: &Path, spare: u64) {
     let mut file = File::create(path).unwrap();
     for length in [1 << 16, 1 << 12, 1] {
@@ -32,15 +32,15 @@ fn fill(path: &Path, spare: u64) {
     file.set_len(length - spare).unwrap();
 }
 
-/// How much a store keeps on its disk for releases.
+/// Size of the reserved space for releases, in bytes.
 const BALLAST: u64 = 1 << 20;
 
-/// How much of that is there, in blocks of the disk.
+/// Returns the bytes that the reserved space occupies on the disk.
 fn ballast(lab: &Lab) -> u64 {
     fs::metadata(lab.store.join("ballast")).unwrap().blocks() * 512
 }
 
-/// A failure must say that there is no room, and what to do.
+/// True if a call succeeded. A failure must say that there is no room, and what to do.
 fn is_done(outcome: &Outcome) -> bool {
     if outcome.exit == 1 {
         outcome.refusal().says(&["space"]);
@@ -85,7 +85,7 @@ fn full(engine: Engine, spare: u64) {
     }
     if spare == 0 {
         let kept = ballast(&lab);
-        // It may fit into what the engine's files have free.
+        // The ADD may fit into free space in the engine's files.
         let outcome = lab.add("greedy").run();
         if is_done(&outcome) {
             held.insert("greedy".into(), outcome.address());
@@ -101,7 +101,7 @@ fn full(engine: Engine, spare: u64) {
 
     fs::remove_file(disk.join("filler")).unwrap();
     for container in &refused {
-        // A runtime sends DEL after a call that failed, which may have been carried out or not.
+        // A runtime sends DEL after a failed call, which may have been carried out or not.
         lab.del(container).ok();
     }
     for (container, ip) in &held {
@@ -129,7 +129,7 @@ fn full_disk_loses_nothing() {
     }
 }
 
-/// A pool that the configuration defines is made by the first ADD, which may find no room for a store at all.
+/// Tests the first ADD of a configuration that defines a pool, when the disk has no room for a store.
 #[test]
 fn full_disk_has_no_room_for_new_store() {
     for engine in ENGINES {
@@ -151,8 +151,8 @@ fn full_disk_has_no_room_for_new_store() {
     }
 }
 
-/// A disk on which nothing is free, and on which others take what becomes free at once. Of `resident` containers the first
-/// `sure` have to be able to go.
+/// Runs DELs on a full disk, where other files take any freed space at once. Of `resident` containers, at least the
+/// first `sure` must be released.
 fn crowd(engine: Engine, resident: usize, sure: usize) {
     let mut lab = Lab::new(engine);
     let disk = lab.root.path().join("disk");
@@ -170,7 +170,7 @@ fn crowd(engine: Engine, resident: usize, sure: usize) {
         gone += usize::from(is_done(&outcome));
         assert!(number >= sure || outcome.exit == 0, "{engine:?}, {number} before: {outcome:?}");
         if number % 50 == 7 {
-            // It may find room in the store's own file, from what has been released.
+            // The ADD may find room in the store's own file, in space that was released.
             let kept = ballast(&lab);
             lab.add("greedy").run();
             assert!(ballast(&lab) >= kept, "{engine:?}: an ADD took what is kept for releases");
@@ -189,19 +189,20 @@ fn crowd(engine: Engine, resident: usize, sure: usize) {
     assert_eq!(ballast(&lab), BALLAST);
 }
 
-/// Giving up history makes room within redb's file, so that the ballast lasts.
+/// redb drops history to make room within its file, so the reserved space lasts.
 #[test]
 fn full_disk_can_be_left_by_crowd_on_redb() {
     crowd(Engine::REDB, 200, 200);
 }
 
-/// sled writes whenever it is opened, and its log grows with each release; so the ballast lasts for some.
+/// sled writes whenever it is opened, and its log grows with each release, so the reserved space lasts only for some
+/// releases.
 #[test]
 fn full_disk_can_be_left_by_some_on_sled() {
     crowd(Engine::SLED, 60, 5);
 }
 
-/// A store that was made where there was no room for a ballast, or by an earlier version, works without it.
+/// Tests a store without reserved space, as made by an earlier version or on a full disk.
 #[test]
 fn full_disk_without_reserved_space() {
     for engine in ENGINES {

@@ -1,4 +1,5 @@
-//! A store that is being filled: every verb is refused and says how to go on, and nothing is changed.
+//! Tests of a store that is being filled by a migration: every verb is refused, says how to continue, and changes
+//! nothing.
 
 use std::fs;
 
@@ -9,7 +10,7 @@ use serde_json::json;
 use crate::lab::{ENGINES, Lab, after};
 use crate::process::Call;
 
-/// The mark of a migration that waits to be finished.
+/// The mark of a migration that is not finished yet.
 const MARK: (&str, &str) = (
     "/margay/v1/migration",
     r#"{"way":"migrate","from":"sled:///a","to":"redb:///b","source":"x","state":"copied","revision":7}"#,

@@ -1,4 +1,4 @@
-//! Addresses that come back: leftovers of an earlier boot when there is no room, and the verb GC.
+//! Tests of addresses that are released without DEL: leftovers of an earlier boot when a pool is full, and the verb GC.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,10 +18,10 @@ use crate::process::Call;
 const EARLIER: &str = "0badcafe";
 
 trait Collected {
-    /// With a pool that a bridge has used, so that its gateway is nobody's.
+    /// Returns a lab whose pool a bridge has used, so that the gateway is reserved.
     fn bridged(engine: Engine, cidr: &str) -> Self;
 
-    /// Assigns an address, so long ago, to a container of the network that the plugin's calls are for.
+    /// Assigns an address, at a time in the past, to a container of the network of the plugin's calls.
     fn plant(&self, container: &str, boot: &str, ago: Duration) -> IpAddr;
 
     fn gc(&self, valid: &Value) -> Call;
@@ -70,7 +70,7 @@ fn add_without_room_takes_leftovers_of_earlier_boot() {
         let old: Vec<IpAddr> =
             (0..4).map(|number| lab.plant(&format!("old{number}"), EARLIER, Duration::hours(1))).collect();
         let mut given = BTreeSet::new();
-        // Of eight addresses the bridge takes three, and one of the others is free.
+        // Of eight addresses the bridge reserves three, and one of the others is free.
         for number in 0..3 {
             let outcome = lab.add(&format!("new{number}")).ok();
             assert!(given.insert(outcome.address()));
@@ -78,7 +78,7 @@ fn add_without_room_takes_leftovers_of_earlier_boot() {
         let left: Vec<&IpAddr> = old.iter().filter(|address| lab.books().held.contains_key(address)).collect();
         assert!(left.len() < old.len(), "{engine:?}: {left:?}");
         assert!(given.is_subset(&lab.addresses()));
-        // When all are of this boot, there is no more to take.
+        // When all addresses are from this boot, none can be taken.
         let mut refused = None;
         for number in 3..8 {
             let outcome = lab.add(&format!("new{number}")).run();
@@ -111,7 +111,7 @@ fn adds_at_once_on_full_pool_get_one_address_each() {
     }
 }
 
-/// `podman start` after a reboot: the same container, the same fixed address, another namespace.
+/// Tests `podman start` after a reboot: the same container and fixed address, and another namespace.
 #[test]
 fn fixed_address_is_given_again_after_reboot() {
     for engine in ENGINES {
@@ -126,7 +126,7 @@ fn fixed_address_is_given_again_after_reboot() {
     }
 }
 
-/// A process in a network namespace of its own; both go with the test.
+/// A process in its own network namespace. Both end when this is dropped.
 struct Namespace(Child);
 
 impl Namespace {
@@ -185,7 +185,7 @@ fn gc_frees_what_list_lacks() {
         assert_eq!(lab.gc(&list).ok().stdout, "");
         assert_eq!(lab.addresses(), [kept, young, ahead, other].into(), "{gone}");
         lab.gc(&list).ok();
-        // No list frees nothing, an empty one means that there is nothing.
+        // A missing list frees nothing; an empty list frees everything.
         for wrong in [Value::Null, json!({}), json!([{"containerID": "kept"}])] {
             let refusal = lab.gc(&wrong).run().refusal();
             assert_eq!(refusal.code, 7);

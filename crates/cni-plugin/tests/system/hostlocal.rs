@@ -1,4 +1,4 @@
-//! Side by side with host-local: a working configuration in which nothing but the type changes has the same results.
+//! Compares with host-local: a working configuration gives the same results after only its type was changed.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::lab::{ENGINES, Lab};
 use crate::process::Call;
 
-/// The CNI versions that Debian's host-local speaks.
+/// The CNI versions that Debian's host-local supports.
 const VERSIONS: [&str; 4] = ["0.2.0", "0.3.1", "0.4.0", "1.0.0"];
 
 pub(crate) fn host_local() -> PathBuf {
@@ -18,9 +18,9 @@ pub(crate) fn host_local() -> PathBuf {
     found.unwrap_or_else(|| panic!("this test needs host-local (Debian: containernetworking-plugins) in {folders:?}"))
 }
 
-/// A result without what may differ: which addresses of the subnets were chosen.
+/// Removes from a result what may differ: the choice of addresses in the subnets.
 ///
-/// From CNI 1.0.0 on `dns` may be left out when there is nothing in it; host-local as Debian builds it prints it empty.
+/// Since CNI 1.0.0 an empty `dns` may be left out; Debian's host-local prints it.
 pub(crate) fn shape(mut result: Value) -> Value {
     let without_host = |cidr: &mut Value| {
         let net: IpNet = cidr.as_str().unwrap().parse().unwrap();
@@ -48,7 +48,7 @@ fn configurations() -> Vec<Value> {
         json!({"subnet": "fd05::/64", "routes": [{"dst": "::/0"}]}),
         json!({"ranges": [[{"subnet": "10.5.0.0/24"}], [{"subnet": "fd05::/64", "gateway": "fd05::fe"}]],
                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}),
-        // A small part of a large network.
+        // A small range of a large network.
         json!({"ranges": [
             [{"subnet": "10.0.0.0/8", "rangeStart": "10.200.3.7", "rangeEnd": "10.200.3.9"}],
             [{"subnet": "fd05::/48", "rangeStart": "fd05::7:3", "rangeEnd": "fd05::7:9"}],
@@ -57,7 +57,7 @@ fn configurations() -> Vec<Value> {
             {"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.20", "rangeEnd": "10.5.0.29"},
             {"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.40", "rangeEnd": "10.5.0.49"},
         ]]}),
-        // The routers of IPv6 networks, by their link-local addresses and others.
+        // Gateways of IPv6 networks, by link-local and other addresses.
         json!({"subnet": "fd05::/64", "gateway": "fe80::1", "routes": [{"dst": "::/0"}]}),
         json!({"ranges": [[{"subnet": "10.5.0.0/24"}], [{"subnet": "fd05::/64", "gateway": "2001:db8::1"}]]}),
         json!({"ranges": [[{"subnet": "fd05::/64", "gateway": "fe80::1"}, {"subnet": "fd06::/64", "gateway": "fe80::2"}]]}),
@@ -90,7 +90,8 @@ fn host_local_results_match() {
     }
 }
 
-/// Two networks of one name, each with its subnet, and a subnet that changes while containers run and after they are gone.
+/// Tests two networks of one name with different subnets, and a subnet that changes while containers run and
+/// afterwards.
 #[test]
 fn host_local_subnets_of_one_name_match() {
     let host_local = host_local();
@@ -132,7 +133,7 @@ fn host_local_subnets_of_one_name_match() {
     }
 }
 
-/// Both refuse a configuration that defines no address, whatever pools the store has.
+/// Tests that both refuse a configuration that defines no address, whatever pools the store has.
 #[test]
 fn host_local_refusals_match() {
     let host_local = host_local();
@@ -165,7 +166,7 @@ fn host_local_refusals_match() {
     lab.nothing_is_left();
 }
 
-/// Neither assigns the subnet's own address, the broadcast address or the gateway, and both stay in the range.
+/// Tests that neither assigns the network, broadcast or gateway address, and that both stay in the range.
 #[test]
 fn host_local_addresses_match() {
     let host_local = host_local();

@@ -1,8 +1,8 @@
-//! The plugin as a runtime meets it: the real program on stores on disk, many processes at once, damage, full disks,
-//! and everything that it has to refuse.
+//! Tests of the plugin as a runtime calls it: the real program on stores on disk, with many concurrent processes,
+//! damage, full disks, and everything that it must refuse.
 //!
-//! The program is the one that cargo built for the tests; `MARGAY_RELEASE_PLUGIN` names another one, such as the one
-//! that is installed. A test that lacks something that it needs (root, a mount, host-local) fails and says so.
+//! The tests run the program that cargo has built; `MARGAY_RELEASE_PLUGIN` names another program, for example the
+//! installed one. A test that lacks a requirement (root, a mount, host-local) fails and names it.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
 

@@ -1,5 +1,5 @@
-//! The probe of a secondary network, on a real wire: an address that a device has is quarantined, and the container gets
-//! another one.
+//! Tests of the probe of a secondary network on a real wire: an address that a device uses is quarantined, and the
+//! container gets another address.
 
 use std::fs;
 use std::net::IpAddr;
@@ -16,10 +16,10 @@ use crate::process::Call;
 use crate::victim::head;
 use crate::wire::Wire;
 
-/// More than any of these calls takes.
+/// Maximum duration of any of these calls.
 const LONG: Duration = Duration::from_secs(2);
 
-/// A macvlan network on the wire, with a probe and more in its `ipam`.
+/// Returns the configuration of a macvlan network on the wire, with a probe and additional members of `ipam`.
 fn conf(lab: &Lab, wire: &Wire, more: &Value) -> Value {
     let mut conf = lab.conf_with("macvlan", json!({"probe": true}));
     conf["master"] = wire.interface.as_str().into();
@@ -27,7 +27,7 @@ fn conf(lab: &Lab, wire: &Wire, more: &Value) -> Value {
     conf
 }
 
-/// The address that the first container gets in a new store with this pool.
+/// Returns the address that the first container gets in a new store with this pool.
 fn first_of(engine: Engine, pool: &str) -> IpAddr {
     let lab = Lab::with_pool(engine, pool);
     Call::new("ADD", "c1", &lab.conf_of("macvlan")).ok().address()
@@ -58,12 +58,12 @@ fn probe_quarantines_device_address_and_assigns_another() {
         let since = ipam_core::timestamps::parse_rfc3339(&found[&first].since).unwrap();
         assert!((time::OffsetDateTime::now_utc() - since).whole_minutes() < 2);
 
-        // By now the container answers for its address: the same call again must not quarantine it.
+        // Now the container itself answers for its address: a repeated ADD must not quarantine it.
         wire.device("add", &format!("{}/24", answer.address()));
         assert_eq!(Call::new("ADD", "c1", &conf).ok().stdout, answer.stdout);
         assert_eq!(quarantine(&lab), found);
         assert_eq!(lab.books().held.len(), 1);
-        // Others pass over it, also without a probe, and also by name.
+        // Other ADDs do not get the quarantined address, not even without a probe or by name.
         let plain = lab.conf_of("macvlan");
         let taken = Call::new("ADD", "c2", &plain).with("CNI_ARGS", &format!("IP={first}")).run();
         taken.refusal().says(&[&first.to_string(), "reserved", "margay ipam show --ip"]);
@@ -120,7 +120,7 @@ fn probe_fails_when_devices_have_all_tried_addresses() {
         let wire = Wire::new(&["10.251.4.2/24", "10.251.4.3/24", "10.251.4.4/24"]);
         let range = json!({"subnet": "10.251.4.0/24", "rangeStart": "10.251.4.2", "rangeEnd": "10.251.4.5"});
         let conf = conf(&lab, &wire, &range);
-        // The first call makes the store.
+        // The first call creates the store.
         let refusal = Call::new("ADD", "c1", &conf).run().refusal();
         assert_eq!(refusal.code, 11);
         refusal.says(&["10.251.4.2", "10.251.4.3", "10.251.4.4", &wire.mac(), "margay ipam quarantine list"]);
@@ -163,8 +163,8 @@ fn probe_leaks_nothing_when_plugin_is_killed() {
     }
 }
 
-/// Runs a call, and kills it while it waits for an answer from the wire: it has committed, and has a socket open. False if the
-/// call was killed earlier, since opening a store changes its file `head` too, or was not killed at all.
+/// Runs a call, and kills it while it waits for an answer from the wire: it has committed, and has a socket open. False
+/// if the call was killed earlier, since opening a store changes its file `head` too, or was not killed at all.
 fn killed_in_probe(lab: &Lab, call: &Call) -> bool {
     let held = lab.books().held.len();
     let before = head(&lab.store);

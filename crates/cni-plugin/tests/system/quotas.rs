@@ -1,4 +1,4 @@
-//! Quotas, as a runtime meets them on an embedded store.
+//! Tests of quotas on an embedded store.
 
 use ipam_core::model::{QuotaKind, QuotaSubject};
 

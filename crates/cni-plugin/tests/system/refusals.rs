@@ -1,4 +1,4 @@
-//! The calls that the plugin refuses, and the files that it does not touch when it does.
+//! Tests of calls that the plugin refuses, and of the files that a refused call must not change.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -21,7 +21,7 @@ fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// Everything in and below a folder, with what the files have in them.
+/// Lists everything below a folder, with the files' content.
 fn content(path: &Path) -> Vec<(String, Vec<u8>)> {
     let mut all = Vec::new();
     for entry in fs::read_dir(path).unwrap() {
@@ -62,7 +62,7 @@ fn store_has_no_pool() {
         let lab = Lab::new(engine);
         let own = Call::new("ADD", "c1", &lab.conf_with("bridge", json!({ "subnet": SUBNET })));
         own.ok();
-        // A family that has no pool.
+        // The wanted family has no pool.
         let conf = lab.conf_with("bridge", json!({"assign_ipv4": "false", "assign_ipv6": "true"}));
         Call::new("ADD", "c2", &conf).run().refusal().says(&["pool"]);
         assert_eq!(lab.books().held.len(), 1);
@@ -74,14 +74,14 @@ fn store_belongs_to_another_user() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, SUBNET);
         let held = lab.add("c1").ok().address();
-        // Another user has to get at the program and at the folder, but not at the store.
+        // The other user needs access to the program and the folder, but not to the store.
         let program_copy = lab.root.path().join("plugin");
         copy_program(plugin(), &program_copy);
         fs::set_permissions(&program_copy, Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(lab.root.path(), Permissions::from_mode(0o755)).unwrap();
         let is_root = nix::unistd::geteuid().is_root();
         if !is_root {
-            // The owner can take his own permission away, and has none then.
+            // An owner can remove their own permissions, too.
             fs::set_permissions(&lab.store, Permissions::from_mode(0o000)).unwrap();
         }
         let own = embedded_conf(engine, &lab.store, "bridge", json!({ "subnet": SUBNET }));
@@ -160,7 +160,7 @@ fn store_file_system_is_read_only() {
         for verb in ["ADD", "CHECK", "DEL"] {
             Call::new(verb, "c1", &lab.conf_of("bridge")).run().refusal().says(&["read-only file system", "write"]);
         }
-        // A store that would have to be made.
+        // The store does not exist yet.
         let conf = embedded_conf(engine, &disk.join("new"), "bridge", json!({ "subnet": SUBNET }));
         Call::new("ADD", "c1", &conf).run().refusal().says(&["read-only file system"]);
         mount.remount("rw");
@@ -206,7 +206,7 @@ fn store_path_is_relative() {
     }
 }
 
-/// Makes a store by the first ADD of a configuration that defines its pool.
+/// Creates a store by the first ADD of a configuration that defines its pool.
 fn make_store(lab: &Lab, umask: &str) -> Outcome {
     let call = Call::new("ADD", "c1", &lab.conf_with("bridge", json!({ "subnet": SUBNET })));
     call.run_as(call.command_through(&["/bin/sh", "-c", &format!("umask {umask}; exec \"$0\"")]))
@@ -219,7 +219,7 @@ fn store_is_private_with_any_umask() {
             let lab = Lab::new(engine);
             let outcome = make_store(&lab, umask);
             assert_eq!(outcome.exit, 0, "{outcome:?}");
-            // Once more, since an engine makes some of its files later.
+            // Call again, since an engine creates some of its files later.
             lab.del("c1").ok();
             let mut folders = vec![lab.store.clone()];
             while let Some(folder) = folders.pop() {
@@ -237,7 +237,7 @@ fn store_is_private_with_any_umask() {
     }
 }
 
-/// A lost lock file: nothing of the store is gone, so no call may report that there is none.
+/// Tests a lost queue file. The store's data is complete, so no call may report a missing store.
 #[test]
 fn store_has_lost_its_queue() {
     for engine in ENGINES {
@@ -249,7 +249,7 @@ fn store_has_lost_its_queue() {
             del.refusal().says(&["queue"]);
             continue;
         }
-        // A writer may put the file back; then everything is as it was.
+        // A writer may recreate the file; then everything is as before.
         let conf = lab.conf_with("bridge", json!({ "subnet": SUBNET }));
         Call::new("ADD", "c2", &conf).ok();
         assert!(!lab.books().held.contains_key(&held), "{engine:?}: DEL said success and freed nothing");

@@ -1,5 +1,5 @@
-//! The networks of `packaging/conflists`, which users copy: each must work as it is. For a cluster's network
-//! `tests/etcd/samples.rs` checks that.
+//! Tests of the networks in `packaging/conflists`, which users copy: each must work unchanged. `tests/etcd/samples.rs`
+//! tests a cluster's network.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,8 +11,7 @@ use crate::lab::{Engine, Lab};
 use crate::process::Call;
 use testkit::programs::plugin;
 
-/// Runs the words that follow on a machine of its own with the network namespace of a container, `c1`; both are gone
-/// with it.
+/// Runs a command on a machine of its own with the network namespace `c1` of a container. Both are gone afterwards.
 const ELSEWHERE: [&str; 6] = [
     "/usr/bin/unshare",
     "--net",
@@ -22,8 +21,8 @@ const ELSEWHERE: [&str; 6] = [
     "mount -t tmpfs none /run && ip netns add c1 && exec \"$0\"",
 ];
 
-/// Each list, with the type of its plugin that has addresses, the networks of a container's addresses, and an address
-/// that a container may want.
+/// For each list: the type of its plugin with addresses, the networks of a container's addresses, and an address that a
+/// container may request.
 const SAMPLES: [(&str, &str, &[&str], &str); 5] = [
     ("bridge", "bridge", &["10.41.0.0/24"], "10.41.0.77"),
     ("dual-stack", "bridge", &["10.42.0.0/24", "fd00:42::/64"], "fd00:42::77"),
@@ -32,8 +31,8 @@ const SAMPLES: [(&str, &str, &[&str], &str); 5] = [
     ("ptp", "ptp", &["10.43.0.0/24"], "10.43.0.77"),
 ];
 
-/// The configuration that a runtime passes to the main plugin of a list: its object, with the name and the version of
-/// the list.
+/// Returns the configuration that a runtime passes to the main plugin of a list: the plugin's object, with the list's
+/// name and version.
 fn main_plugin(name: &str) -> Value {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/conflists");
     let list = fs::read_to_string(folder.join(format!("{name}.conflist"))).unwrap();
@@ -73,7 +72,7 @@ fn sample_networks_give_addresses_without_existing_store() {
         for container in ["c1", "c2"] {
             Call::new("DEL", container, &conf).ok();
         }
-        // It was released, so it can be assigned again.
+        // The wanted address was released, so it can be assigned again.
         Call::new("ADD", "c3", &conf).with("CNI_ARGS", &format!("IgnoreUnknown=1;IP={wanted}")).ok();
     }
 }
@@ -103,7 +102,7 @@ fn sample_routed_network_wires_container_with_its_pools() {
         outcome
     };
     call("ADD").refusal().says(&["there is no store here", "pool create"]);
-    // The rest is as on a machine whose operator did what docs/routed-network.md says.
+    // Continue as on a machine whose operator has followed docs/routed-network.md.
     lab.pool("routed", "10.45.0.0/24");
     lab.pool("routed6", "fd00:45::/64");
     let added = done("ADD");

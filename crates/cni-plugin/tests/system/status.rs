@@ -1,4 +1,4 @@
-//! STATUS on a real store: it says what an ADD would meet, and changes nothing.
+//! Tests of STATUS on a real store: it predicts an ADD, and changes nothing.
 
 use std::fs;
 use std::io::Write as _;
@@ -15,7 +15,7 @@ use crate::lab::{ENGINES, Engine, Lab};
 use crate::mounts::Mount;
 use crate::process::{Call, Outcome};
 
-/// The code of every STATUS that fails.
+/// The code of every failed STATUS.
 const UNAVAILABLE: u64 = 50;
 
 fn status(conf: &Value) -> Outcome {
@@ -38,7 +38,7 @@ fn unavailable(conf: &Value, texts: &[&str]) {
     assert_eq!(refusal.says(texts).code, UNAVAILABLE, "{refusal:?}");
 }
 
-/// The node stays in service, and the log says that an ADD would get no address now, and why.
+/// Checks that STATUS succeeds, and that the log says that an ADD would get no address now, and why.
 #[track_caller]
 fn exhausted(conf: &Value, texts: &[&str]) {
     let outcome = ready(conf);
@@ -51,10 +51,10 @@ fn exhausted(conf: &Value, texts: &[&str]) {
 #[test]
 fn status_says_whether_address_is_free() {
     for engine in ENGINES {
-        // Network, broadcast and gateway are nobody's.
+        // Network, broadcast and gateway address are reserved, so five addresses remain.
         let lab = Lab::with_pool(engine, "10.5.0.0/29");
         let conf = lab.conf_of("bridge");
-        // The first number is the newest revision; the second one shows how the files were left.
+        // The file starts with the newest revision. The rest, how the files were left, may change.
         let newest = || fs::read(lab.store.join("head")).unwrap()[..8].to_vec();
         for number in 0..5 {
             let before = newest();
@@ -66,7 +66,7 @@ fn status_says_whether_address_is_free() {
         lab.del("c3").ok();
         ready(&conf);
         assert_eq!(lab.books().held.len(), 4);
-        // As ADD, STATUS without a family has nothing to check.
+        // Like ADD, STATUS without a family has nothing to check.
         ready(&lab.conf_with("bridge", json!({"assign_ipv4": "false"})));
         unavailable(&lab.conf_with("bridge", json!({"ipv4_pools": ["none"]})), &["none"]);
         unavailable(&lab.conf_with("bridge", json!({"sticky": {"for": "1w"}})), &["ipam.sticky"]);
@@ -82,7 +82,7 @@ fn status_stays_ready_when_node_has_given_all() {
     };
     let add = |conf: &Value, container: &str| Call::new("ADD", container, conf).ok();
     for engine in ENGINES {
-        // Every address rests after its release.
+        // Every released address is in cooldown.
         let lab = Lab::with_pool(engine, "10.5.0.0/30");
         let conf = lab.conf_of("calico");
         settings(&lab, IpamConfig::default().with_cooldown_seconds(3600));
@@ -91,7 +91,7 @@ fn status_stays_ready_when_node_has_given_all() {
         containers.iter().for_each(|container| drop(Call::new("DEL", container, &conf).ok()));
         assert!(lab.books().held.is_empty());
         exhausted(&conf, &["No IPs available in pools: [10.5.0.0/30]"]);
-        // The node has as many blocks as it may have, or may claim none.
+        // The node has its maximum number of blocks, or may claim none.
         let limits = [
             (IpamConfig::default().with_strict_affinity(true).with_max_blocks_per_host(1), "per host block limit"),
             (
@@ -106,7 +106,7 @@ fn status_stays_ready_when_node_has_given_all() {
                 ipam.create_pool(&pool, None, deadline).await.unwrap();
             });
             let conf = lab.conf_of("calico");
-            // The limit of blocks holds for registered nodes.
+            // The limit of blocks applies to registered nodes.
             lab.with_ipam(Create::Never, async |ipam, _| {
                 let node = Node::new("node-1", Default::default(), "uid", OffsetDateTime::now_utc());
                 let key = keys::resource(ResourceKind::Node, "node-1");
@@ -194,7 +194,7 @@ fn status_when_disk_became_read_only() {
         lab.add("c1").run().refusal().says(&["read-only file system"]);
         mount.remount("rw");
         ready(&conf);
-        // A store that is open already, as in a daemon, is checked as well.
+        // A store that is already open, as in a daemon, is checked as well.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let open =

@@ -1,11 +1,12 @@
-//! Results that reach nobody.
+//! Tests of results that cannot be written.
 
 use std::fs::OpenOptions;
 use std::process::Stdio;
 
 use crate::lab::{ENGINES, Lab};
 
-/// Nobody reads the result: the call fails, but what it has committed stays, since the runtime's DEL is what frees it.
+/// Tests that the call fails if its result cannot be written, but its commit stays, since the runtime's DEL releases
+/// it.
 #[test]
 fn unread_result_stays_committed_until_del() {
     for engine in ENGINES {
@@ -22,7 +23,7 @@ fn unread_result_stays_committed_until_del() {
             let handle = format!("net1.{container}");
             let books = lab.books();
             assert_eq!(books.count_of(&handle), 1, "{engine:?} {container}");
-            // A runtime that tries again gets the same address.
+            // A runtime that retries gets the same address.
             assert_eq!(books.held[&add.ok().address()], handle);
             lab.del(container).ok();
             lab.nothing_is_left();

@@ -1,4 +1,4 @@
-//! Many processes at once on one store.
+//! Tests with many concurrent processes on one store.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -15,30 +15,30 @@ use crate::process::{Call, Outcome};
 use crate::random::Random;
 
 const CALLERS: u64 = 32;
-/// How many attachments each of them adds. `make torture` goes on for longer.
+/// Number of attachments that each caller adds. `make torture` runs for longer.
 const ADDS: u64 = 15;
-/// How many attachments a caller has at a time.
+/// Maximum number of attachments that a caller has at a time.
 const MOST_HELD: usize = 3;
 
 const KILLED_CALLERS: u64 = 8;
-/// How many of their calls are killed.
+/// Number of calls of these callers that are killed.
 const KILLS: u64 = 160;
-/// A caller adds at most so many attachments until then. One call in four is killed in time, also on a quick machine.
+/// Maximum number of attachments that a caller adds until then. Even on a fast machine, a kill hits one of four calls.
 const MAX_ADDS: u64 = 8 * KILLS / KILLED_CALLERS;
-/// A call takes a few milliseconds alone and tens of them in this crowd; kills are spread over that.
+/// Kills are spread over this time. A call takes a few milliseconds alone, and tens of milliseconds in this crowd.
 const KILL_WITHIN: Duration = Duration::from_millis(40);
 
-/// The address of an attachment that has none yet.
+/// The address of an attachment without an address.
 const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// These tests are each as much as a machine can bear.
+/// Lets only one of these tests run at a time, since each uses the whole machine.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    // A test that failed leaves nothing behind.
+    // A failed test does not affect the next one.
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The holder of each address, by the plugin's answers.
+/// The holder of each address by the plugin's answers, and counts.
 #[derive(Debug, Default)]
 struct Shared {
     held: Mutex<BTreeMap<IpAddr, String>>,
@@ -53,7 +53,7 @@ impl Shared {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a new address, which nobody may have.
+    /// Records a new address, which must have no holder.
     fn take(&self, ip: IpAddr, who: &str) {
         let before = self.held().insert(ip, who.to_owned());
         assert_eq!(before, None, "{ip} was given to {who} too");
@@ -64,7 +64,7 @@ impl Shared {
     }
 }
 
-/// Informs the others when a caller fails, so that nobody goes on.
+/// Stops the other callers when a caller fails.
 struct Alarm<'a>(&'a Shared);
 
 impl Drop for Alarm<'_> {
@@ -75,7 +75,7 @@ impl Drop for Alarm<'_> {
     }
 }
 
-/// An attachment that has an address.
+/// An attachment with an address.
 #[derive(Clone, Debug)]
 struct Held {
     container: String,
@@ -83,7 +83,7 @@ struct Held {
     ip: IpAddr,
 }
 
-/// One caller: a thread that runs one process at a time.
+/// A caller: a thread that runs one process at a time.
 struct Caller<'a> {
     number: u64,
     conf: Value,
@@ -94,7 +94,7 @@ struct Caller<'a> {
 }
 
 impl<'a> Caller<'a> {
-    /// Every second caller is on a bridge, the others on a network of Calico's; all take from one pool.
+    /// Every second caller uses a bridge network, the others a Calico network; all share one pool.
     fn new(number: u64, lab: &Lab, shared: &'a Shared) -> Self {
         let mut conf = lab.conf_of(if number.is_multiple_of(2) { "bridge" } else { "calico" });
         conf["name"] = format!("net-{}", number % 2).into();
@@ -105,7 +105,7 @@ impl<'a> Caller<'a> {
         Call::new(verb, &held.container, &self.conf).on(&held.interface)
     }
 
-    /// A new attachment. Sometimes its container is one that a neighbour uses too, with another interface.
+    /// Returns a new attachment. Sometimes its container is also used by a neighbour, with another interface.
     fn next(&mut self) -> Held {
         self.rounds += 1;
         let container = if self.random.once_in(4) {
@@ -150,7 +150,7 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Whether it has not added so many attachments yet, and no other caller has failed.
+    /// True if the caller has added fewer attachments than `adds`, and no other caller has failed.
     fn goes_on(&self, adds: u64) -> bool {
         self.rounds < adds && !self.shared.failed.load(Ordering::Relaxed)
     }
@@ -169,8 +169,8 @@ impl<'a> Caller<'a> {
         self.held
     }
 
-    /// As [`run`](Self::run), but the calls may be killed. Nobody knows the effect of a killed ADD or DEL, so a DEL
-    /// follows that is not killed, as from a runtime.
+    /// As [`run`](Self::run), but calls may be killed. The effect of a killed ADD or DEL is unknown, so a DEL that is
+    /// not killed follows, as from a runtime.
     fn run_with_kills(mut self) -> Vec<Held> {
         let _alarm = Alarm(self.shared);
         while self.shared.killed.load(Ordering::Relaxed) < KILLS && self.goes_on(MAX_ADDS) {
@@ -198,7 +198,8 @@ impl<'a> Caller<'a> {
         self.held
     }
 
-    /// Runs a call; every second one is killed some time after its start. `None` if that met it alive.
+    /// Runs a call; half of the calls are killed some time after their start. `None` if the call was killed before its
+    /// end.
     fn run_or_kill(&mut self, call: &Call) -> Option<Outcome> {
         if self.random.once_in(2) {
             return Some(Self::ok(call));
@@ -218,7 +219,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Lets callers loose on a store, and then has everything deleted.
+/// Runs callers on a store, and then deletes everything.
 fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Shared {
     let _alone = alone();
     let lab = Lab::with_pool(engine, "10.77.0.0/24");
@@ -230,7 +231,7 @@ fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Sh
         };
         let threads: Vec<_> = (0..callers).map(start).collect();
         let joined = threads.into_iter().map(|(number, thread)| (number, thread.join()));
-        // All of them have ended before the first failure is passed on.
+        // Wait for all threads before the first failure is reported.
         let joined: Vec<_> = joined.collect();
         joined
             .into_iter()
@@ -251,7 +252,8 @@ fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Sh
     shared
 }
 
-/// Sixteen first ADDs at once on a store that is not there; every second one is killed some time after its start.
+/// Runs sixteen concurrent first ADDs on a store that does not exist yet. Half of them are killed some time after their
+/// start and repeated.
 fn first_adds(engine: Engine, round: u64) {
     let lab = Lab::new(engine);
     let shared = Shared::default();
@@ -276,7 +278,7 @@ fn first_adds(engine: Engine, round: u64) {
     assert_eq!(books.held.len(), 16);
 }
 
-/// A runtime that loses patience calls again while the first call is still on its way.
+/// Tests a runtime that times out and calls again while the first call is still running.
 #[test]
 fn same_attachment_many_times_at_once() {
     for engine in ENGINES {

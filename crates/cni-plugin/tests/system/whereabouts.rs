@@ -1,4 +1,4 @@
-//! Networks in whereabouts' words on embedded stores.
+//! Tests of networks with whereabouts' keys on embedded stores.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! The store that the calls of a case work on.
+//! The store of a case.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,21 +17,21 @@ use crate::place::ETCD;
 use crate::record::Documents;
 use testkit::server::Etcd;
 
-/// The time that a call waits for a store, and the store's owner for a call.
+/// How long a call waits for the store, and the store's owner for a call.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The etcds that no case uses at the moment. Each runs until [`stop_all`].
 static IDLE: Mutex<Vec<Etcd>> = Mutex::new(Vec::new());
 
-/// An etcd that is one case's own for as long as it runs.
+/// An etcd for the exclusive use of one case.
 #[derive(Debug)]
 pub(crate) struct Lent(Option<Etcd>);
 
 impl Lent {
-    /// An etcd with nothing in it. The calling thread must be in the machine's own network.
+    /// Returns an empty etcd. The calling thread must be in the machine's own network.
     pub(crate) fn take() -> Self {
         let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        // Its data is worth nothing, so it need not be durable.
+        // The data need not survive a crash.
         let new = || Etcd::start_with("http", &["--unsafe-no-fsync".to_owned()]);
         let etcd = idle.unwrap_or_else(|| new().expect("etcd does not start: scripts/setup test installs it"));
         let lent = Self(Some(etcd));
@@ -42,7 +42,7 @@ impl Lent {
         lent
     }
 
-    /// Makes it reachable in the calling thread's network.
+    /// Makes the etcd reachable in the calling thread's network.
     pub(crate) fn reach(&self) -> Served {
         forward(ETCD.parse().unwrap(), self.0.as_ref().unwrap().address())
     }
@@ -54,17 +54,17 @@ impl Drop for Lent {
     }
 }
 
-/// Ends all etcds.
+/// Stops all etcds.
 pub(crate) fn stop_all() {
     IDLE.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
-/// A store's documents, read and changed by the project's own way to it.
+/// A store's documents, accessed through Margay's own crates.
 #[derive(Debug)]
 pub(crate) struct Books {
     location: Location,
     runtime: Runtime,
-    /// A cluster's store, which many may have open at a time.
+    /// The open store of a cluster, which several processes may have open.
     open: Option<OpenStore>,
 }
 
@@ -74,7 +74,7 @@ impl Books {
         Self { location, runtime, open: None }
     }
 
-    /// The documents of a case: in the etcd that its network leads to, or in a new store in its folder.
+    /// Opens the documents of a case: in the etcd that its network leads to, or in a new store in its folder.
     pub(crate) fn new(kind: Kind, folder: &Path) -> Self {
         let location = match kind {
             Kind::Etcd => format!("etcd://{ETCD}"),
@@ -115,7 +115,7 @@ impl Books {
         });
     }
 
-    /// Releases an address, whatever handle holds it.
+    /// Releases an address of any handle.
     pub(crate) fn release(&self, address: std::net::IpAddr) {
         let requests = [ReleaseRequest::new(address)];
         self.change(async |store| {
@@ -125,7 +125,7 @@ impl Books {
         });
     }
 
-    /// All that is stored.
+    /// Reads all documents.
     pub(crate) fn all(&self) -> Documents {
         let kvs = self.change(async |store| store.list(Range::All).await.unwrap().kvs);
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
@@ -134,11 +134,12 @@ impl Books {
     }
 }
 
-/// The store's part of a state: the differences from the start of the case, and the allocator's state in brief.
+/// Returns the store's part of a state: the differences from the start of the case, and a summary of the allocator's
+/// documents.
 pub(crate) fn scan(kind: Kind, start: &Documents, now: &Documents) -> Value {
     let outside = |key: &str| match kind {
         Kind::Etcd => !key.starts_with("/calico/ipam/"),
-        // Where Margay alone is at home it has keys of its own.
+        // On an embedded store Margay has keys of its own.
         Kind::Sled | Kind::Redb => key.starts_with("/calico/") && !key.starts_with("/calico/ipam/"),
     };
     let documents: Documents = now
@@ -154,7 +155,7 @@ pub(crate) fn scan(kind: Kind, start: &Documents, now: &Documents) -> Value {
     scan
 }
 
-/// Addresses in use with their handles and attributes, without times and what is Margay's own, and the handles.
+/// Returns the handles, and the addresses in use with handle and attributes, without times and Margay's own attributes.
 fn brief(documents: &Documents) -> Value {
     let (mut addresses, mut handles) = (Map::new(), Map::new());
     for (key, document) in documents {
@@ -171,7 +172,7 @@ fn brief(documents: &Documents) -> Value {
     json!({"addresses": addresses, "handles": handles})
 }
 
-/// The entry of an address as it is stored.
+/// Returns the stored entry of an address.
 fn holder(document: &Value, block: &Block, address: std::net::IpAddr) -> Value {
     let ordinal = block.addresses().position(|one| one == address).unwrap();
     let entry = document["allocations"][ordinal].as_u64().and_then(|index| usize::try_from(index).ok()).unwrap();

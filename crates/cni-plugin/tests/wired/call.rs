@@ -1,4 +1,4 @@
-//! A call of the plugin.
+//! Calls of the plugin.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-/// How many calls there were: each has files of its own.
+/// The number of calls so far, for the names of each call's files.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Debug)]
@@ -27,14 +27,14 @@ pub(crate) struct Call {
 /// The outcome of a call.
 #[derive(Debug)]
 pub(crate) struct Came {
-    /// `exit`, and `stdout` or `stdout_text`, as the recording has them.
+    /// `exit`, and `stdout` or `stdout_text`, as in the recording.
     pub(crate) outcome: Value,
     pub(crate) stdin: String,
     pub(crate) stderr: String,
 }
 
 impl Call {
-    /// The call of a step without placeholders.
+    /// Returns the call of a step whose placeholders are replaced.
     pub(crate) fn of(step: &Value, root: &Path) -> Self {
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         let env = step["env"].as_object().unwrap();
@@ -47,7 +47,8 @@ impl Call {
         }
     }
 
-    /// Calls the plugin in that environment and no other, and kills it with all that it has started if it takes too long.
+    /// Calls the plugin with exactly this environment. A call that takes too long is killed with all processes that it
+    /// has started.
     pub(crate) fn run(&self, patience: Duration) -> Came {
         let number = CALLS.fetch_add(1, Ordering::Relaxed);
         let [stdout, stderr] = ["stdout", "stderr"].map(|name| self.root.join(format!("{name}{number}")));
@@ -61,7 +62,7 @@ impl Call {
             .stderr(File::create(&stderr).unwrap())
             .spawn()
             .unwrap();
-        // It may end without reading all of it.
+        // The plugin may end without reading all of it.
         let _ = plugin.stdin.take().unwrap().write_all(self.stdin.as_bytes());
         let begun = Instant::now();
         let exit = loop {
@@ -81,7 +82,7 @@ impl Call {
     }
 }
 
-/// Exit status and output in the form of the recording.
+/// Returns exit status and output in the form of the recording.
 pub(crate) fn outcome(exit: Value, stdout: &str) -> Value {
     match serde_json::from_str::<Value>(stdout) {
         Ok(document) => json!({"exit": exit, "stdout": document}),

@@ -1,8 +1,8 @@
-//! A thread of this program for all that goes on beside the cases: what connects a case's network to the etcd outside of it,
-//! and the Kubernetes API.
+//! A thread for the services beside the cases: the forwarding from a case's network to an etcd outside of it, and the
+//! Kubernetes API.
 //!
-//! A socket stays in the network namespace in which it was made. So a case makes a listening socket in its own network, and
-//! this thread, which is in the machine's network, serves it.
+//! A socket stays in the network namespace in which it was created. So a case creates a listening socket in its own
+//! network, and this thread, which is in the machine's network, serves the socket.
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Starts the thread. The first call has to come from a thread that is in the machine's own namespaces.
+/// Starts the thread. The first call must come from a thread in the machine's own namespaces.
 pub(crate) fn carrier() -> &'static Handle {
     static CARRIER: OnceLock<Handle> = OnceLock::new();
     CARRIER.get_or_init(|| {
@@ -23,7 +23,7 @@ pub(crate) fn carrier() -> &'static Handle {
     })
 }
 
-/// A socket that is served until this is dropped.
+/// A listening socket that is served until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Served(AbortHandle);
 
@@ -33,7 +33,7 @@ impl Drop for Served {
     }
 }
 
-/// Serves each connection to an address of the network that this thread is in.
+/// Serves all connections to an address in this thread's network.
 pub(crate) fn serve<F>(address: SocketAddr, connection: impl Fn(TcpStream) -> F + Send + 'static) -> Served
 where
     F: Future<Output = ()> + Send + 'static,
@@ -42,7 +42,7 @@ where
     listener.set_nonblocking(true).unwrap();
     let task = carrier().spawn(async move {
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-        // Its connections end with this task.
+        // The connections end together with this task.
         let mut connections = JoinSet::new();
         loop {
             if let Ok((stream, _)) = listener.accept().await {
@@ -54,13 +54,13 @@ where
     Served(task.abort_handle())
 }
 
-/// Makes an address of this thread's network lead to one of the machine's network.
+/// Forwards an address in this thread's network to an address in the machine's network.
 pub(crate) fn forward(address: SocketAddr, to: SocketAddr) -> Served {
     serve(address, move |mut stream| async move {
         if let Ok(mut beyond) = TcpStream::connect(to).await {
             let _ = beyond.set_nodelay(true);
             let _ = stream.set_nodelay(true);
-            // Either end may hang up.
+            // Either end may close the connection.
             let _ = tokio::io::copy_bidirectional(&mut stream, &mut beyond).await;
         }
     })

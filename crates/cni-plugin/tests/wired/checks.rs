@@ -1,4 +1,4 @@
-//! The tests of the tests: they must accept the recorded outcome, and report any other.
+//! Tests of the tests: they must accept the recorded outcome, and report any other outcome.
 
 use std::fs;
 use std::panic::AssertUnwindSafe;
@@ -17,7 +17,7 @@ use crate::replay::{Stage, play};
 use crate::stand_in::as_recorded;
 use crate::{Kind, Mode, SLOW, Test, said};
 
-/// Cases whose calls the stand-in can do.
+/// Cases whose calls the stand-in can carry out.
 const STOOD_IN_FOR: [&str; 19] = [
     "cni-version-0.1.0",
     "cni-version-0.3.1",
@@ -40,7 +40,7 @@ const STOOD_IN_FOR: [&str; 19] = [
     "queues",
 ];
 
-/// All of them.
+/// Returns all tests of this module.
 pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     let stood_in_for = STOOD_IN_FOR.iter().map(|name| {
         let test: Test = Box::new(|| play(case(name).unwrap(), Kind::Etcd, Mode::Child, &as_recorded));
@@ -72,7 +72,8 @@ fn each_store_is_read() {
     }
 }
 
-/// Nothing is called: each case has its documents, files, objects and network namespaces, and is otherwise empty.
+/// Tests the setup of each case without a call: it has its documents, files, objects and network namespaces, and
+/// nothing else.
 fn each_case_begins_as_recorded() {
     let etcd = crate::books::Lent::take();
     for one in &record().cases {
@@ -92,7 +93,7 @@ fn each_case_begins_as_recorded() {
     }
 }
 
-/// Each exception is for steps that there are, and changes what was recorded there.
+/// Tests that each exception names existing steps, and changes what was recorded there.
 fn exceptions_are_of_the_recording() {
     for name in ON_ETCD_ONLY.iter().map(|(name, _)| name).chain(&SLOW) {
         assert!(case(name).is_some(), "there is no case {name}");
@@ -113,7 +114,7 @@ fn exceptions_are_of_the_recording() {
             let expect = |exceptions: &[&Exception]| {
                 expected(step, exception.case, before.unwrap_or(&state), exceptions, Mode::Child, (Kind::Etcd, ""))
             };
-            // Those that stand above it in the table may be what it changes.
+            // An exception may change the result of exceptions above it.
             let above: Vec<&Exception> = EXCEPTIONS
                 .iter()
                 .take_while(|other| !std::ptr::eq(*other, exception))
@@ -126,7 +127,7 @@ fn exceptions_are_of_the_recording() {
     }
 }
 
-/// The report of a lie in one place of the stand-in's work.
+/// Returns the report after the stand-in's work was falsified in one place.
 fn reported(lie: impl Fn(&mut Stage, &mut Came, &Value) + Sync + 'static) -> String {
     let plugin = move |stage: &mut Stage, call: &Call, step: &Value| {
         let mut came = as_recorded(stage, call, step);
@@ -182,7 +183,7 @@ fn each_difference_is_told() {
     }
 }
 
-/// A plugin that does what was recorded although something else is expected of it.
+/// Tests that an exception is reported if the plugin does what was recorded.
 fn a_needless_exception_is_told() {
     for name in ["ipam-fails", "cluster-information-without-flag"] {
         let report = play(case(name).unwrap(), Kind::Etcd, Mode::Child, &as_recorded).unwrap_err();
@@ -208,7 +209,7 @@ fn placeholders_stand_for_what_they_say() {
         assert!(is(pattern, text), "{pattern} {text}");
         assert!(!is(pattern, other), "{pattern} {other}");
     }
-    // The same one stands for the same, and another one for another.
+    // One placeholder stands for one text, and different placeholders for different texts.
     let (one, two) = ("02:00:00:00:00:01", "02:00:00:00:00:02");
     let pair = |first: &str, second: &str| json!([first, second]);
     let differ = |pattern: Value, came: Value| differences(&pattern, &came, &mut Bindings::default()).len();
@@ -233,7 +234,7 @@ fn a_call_that_takes_too_long_is_killed_with_all_it_started() {
     assert!(!still.exists(), "what the call had started went on");
 }
 
-/// Mounts and the host's name are what they were, and the folder is gone.
+/// Tests that a case leaves mounts and the host's name unchanged, and no folder.
 fn a_case_leaves_nothing() {
     let root = tempfile::tempdir().unwrap();
     let path = root.path().to_owned();

@@ -1,4 +1,4 @@
-//! How what is expected of a call comes from what was recorded of it.
+//! Derives the expected outcome of a call from the recorded one.
 
 use serde_json::{Value, json};
 
@@ -6,37 +6,38 @@ use crate::exceptions::Exception;
 use crate::record::{self, STATE, replaced};
 use crate::{Kind, Mode};
 
-/// A change to what was recorded. A path leads through names of objects and places in arrays.
+/// A change of a recorded outcome. A path consists of names in objects and indexes in arrays.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Edit {
-    /// This JSON stands there. [`ANY`](crate::matching::ANY) is any value, or the rest of a text.
+    /// Sets the value at a path to this JSON. [`ANY`](crate::matching::ANY) matches any value, or the rest of a text.
     Is(&'static [&'static str], &'static str),
-    /// Nothing stands there.
+    /// Removes the value at a path.
     Gone(&'static [&'static str]),
-    /// A text is another one, wherever it stands.
+    /// Replaces a text everywhere.
     Text(&'static str, &'static str),
-    /// The call changes nothing of the state.
+    /// Expects the call to leave the state unchanged.
     AsBefore,
-    /// The call changes nothing of the state but settings that the container had before it.
+    /// Expects the call to leave the state unchanged, except for the containers' sysctls, which become the recorded
+    /// ones.
     AsBeforeButSettings,
-    /// The value there is that of another step of the case.
+    /// Copies the value at a path from another step of the case.
     Copy(&'static [&'static str], usize),
-    /// Exit status, output, calls of IPAM and state are those of another recorded step, with other texts.
+    /// Copies exit status, output, calls of IPAM and state from another recorded step, with texts replaced.
     Like(&'static str, usize, &'static [(&'static str, &'static str)]),
-    /// The state is that after another recorded step, with other texts.
+    /// Copies the state after another recorded step, with texts replaced.
     StateLike(&'static str, usize, &'static [(&'static str, &'static str)]),
-    /// After all its calls IPAM was called once more, to release the addresses that it assigned.
+    /// Expects one more call of IPAM at the end, which releases the assigned addresses.
     TakenBack,
-    /// A program sends another name to the Kubernetes API.
+    /// Expects a program's requests to the Kubernetes API to have another name.
     CallsItself(&'static str, &'static str),
-    /// The programs' requests to the API have another header `Accept`.
+    /// Expects the programs' requests to the API to have another `Accept` header.
     Accepts(&'static str, &'static str),
-    /// A program sends no request to the API.
+    /// Expects a program to send no request to the API.
     AsksNothing(&'static str),
 }
 
 impl Edit {
-    /// Changes an outcome; says what is wrong if there is nothing to change.
+    /// Changes an outcome; fails if there is nothing to change.
     pub(crate) fn apply(self, outcome: &mut Value, case: &str, before: &Value) -> Result<(), String> {
         let missing = |path: &[&str]| format!("nothing was recorded at {path:?}");
         let other = |case: &str, step| record::step(case, step).ok_or_else(|| format!("there is no {case} {step}"));
@@ -125,7 +126,7 @@ fn child_mut<'a>(value: &'a mut Value, name: &str) -> Option<&'a mut Value> {
     }
 }
 
-/// Puts a value into an object that is there.
+/// Sets a value in an existing object or array.
 fn put(value: &mut Value, path: &[&str], new: Value) -> Option<()> {
     let (name, parents) = path.split_last()?;
     let parent = parents.iter().try_fold(value, |value, name| child_mut(value, name))?;
@@ -150,7 +151,8 @@ fn remove(value: &mut Value, path: &[&str]) -> Option<()> {
     }
 }
 
-/// The expected outcome of a call: the recorded one, with the exceptions in their order, as far as the mode shows it.
+/// Returns the expected outcome of a call: the recorded outcome with the exceptions applied in order, reduced to what
+/// the mode shows.
 pub(crate) fn expected(
     step: &Value,
     case: &str,
@@ -167,7 +169,7 @@ pub(crate) fn expected(
     }
     let mut outcome = on_store(&outcome, kind, store);
     for call in outcome["ipam_calls"].as_array_mut().into_iter().flatten() {
-        // As Go writes JSON: compact, and with sorted names.
+        // Like Go's JSON, this is compact and has sorted names.
         if call["stdin"].is_object() {
             call["stdin"] = call["stdin"].to_string().into();
         }
@@ -180,7 +182,7 @@ pub(crate) fn expected(
     Ok(outcome)
 }
 
-/// A configuration of the recording, or a value with configurations in it, on another store.
+/// Moves all configurations in a recorded value to another store.
 pub(crate) fn on_store(value: &Value, kind: Kind, path: &str) -> Value {
     match value {
         Value::Object(fields) => {

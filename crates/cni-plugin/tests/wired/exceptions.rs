@@ -1,6 +1,6 @@
-//! Where something else is expected than what Calico's plugin did, what exactly, and why.
+//! The outcomes that are expected to differ from Calico's plugin, with the reasons.
 //!
-//! An exception that is not needed, since the plugin does what was recorded, fails the test of its case.
+//! An exception fails the test of its case if the plugin does what was recorded.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use crate::edits::Edit::{
     Text,
 };
 
-/// A place in the recording that differs from the expected outcome.
+/// Steps of a case whose expected outcome differs from the recorded one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exception {
     /// The name of a case, or [`EACH`].
@@ -18,11 +18,11 @@ pub(crate) struct Exception {
     pub(crate) steps: Steps,
     pub(crate) stores: Stores,
     pub(crate) edits: &'static [Edit],
-    /// Why that is expected, in a sentence.
+    /// The reason, in a sentence.
     pub(crate) reason: &'static str,
 }
 
-/// All cases.
+/// The name that stands for all cases.
 pub(crate) const EACH: &str = "*";
 
 /// Steps of a case, counted from 1.
@@ -63,7 +63,7 @@ impl fmt::Display for Exception {
     }
 }
 
-/// Cases that only a cluster's store has a meaning for, and why.
+/// Cases that apply only to a cluster's store, and why.
 pub(crate) const ON_ETCD_ONLY: &[(&str, &str)] = &[
     ("cluster-information-missing", "an embedded store has no ClusterInformation"),
     ("cluster-information-without-flag", "an embedded store has no ClusterInformation"),

@@ -1,4 +1,4 @@
-//! As much of a Kubernetes API as the recording needs, over plain HTTP. It records its requests.
+//! The small part of the Kubernetes API that the recording needs, over plain HTTP. It records its requests.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,20 +9,20 @@ use tokio::net::TcpStream;
 
 use crate::carrier::{Served, serve};
 
-/// Where it listens, in each case's own network.
+/// The API's address in each case's own network.
 pub(crate) const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8001);
 
 #[derive(Debug, Default)]
 struct Content {
-    /// URL path: object.
+    /// Objects by URL path.
     objects: Map<String, Value>,
-    /// `forbidden`, `unauthorized`, or empty if it answers.
+    /// `forbidden`, `unauthorized`, or empty for normal answers.
     mode: String,
-    /// The requests since they were last read, as the recording has them.
+    /// The requests since the last [`Api::requests`], in the form of the recording.
     requests: Vec<Value>,
 }
 
-/// It answers until this is dropped.
+/// A running API server. It stops when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Api {
     content: Arc<Mutex<Content>>,
@@ -34,26 +34,26 @@ fn locked(content: &Mutex<Content>) -> MutexGuard<'_, Content> {
 }
 
 impl Api {
-    /// Starts it in the network of this thread.
+    /// Starts the server in this thread's network.
     pub(crate) fn start() -> Self {
         let content = Arc::<Mutex<Content>>::default();
         let shared = Arc::clone(&content);
         let served = serve(ADDRESS, move |stream| {
             let content = Arc::clone(&shared);
-            // A caller that has hung up needs no answer.
+            // A failed write means that the client has disconnected, which is fine.
             async move { drop(answer(stream, &content).await) }
         });
         Self { content, _served: served }
     }
 
-    /// Replaces all objects, and the way it answers, by those of a case's setup or of a step.
+    /// Replaces the objects and the mode as a case's setup or a step says.
     pub(crate) fn set(&self, kubernetes: &Value) {
         let mut content = locked(&self.content);
         content.objects = kubernetes["objects"].as_object().cloned().unwrap_or_default();
         content.mode = kubernetes["mode"].as_str().unwrap_or_default().to_owned();
     }
 
-    /// The requests since the last time; one that is repeated in a row stands there once.
+    /// Returns the requests since the last call, with consecutive duplicates removed.
     pub(crate) fn requests(&self) -> Value {
         let mut requests = std::mem::take(&mut locked(&self.content).requests);
         requests.dedup();
@@ -64,7 +64,7 @@ impl Api {
 async fn answer(stream: TcpStream, content: &Mutex<Content>) -> std::io::Result<()> {
     let mut stream = BufReader::new(stream);
     let mut request = String::new();
-    // A client whose time is over may go without a request.
+    // A client that has timed out may disconnect without a request.
     if stream.read_line(&mut request).await? == 0 {
         return Ok(());
     }

@@ -1,9 +1,9 @@
-//! Calico's main plugin, recorded, and ours: each case of the recording is played again on a machine of its own, and
-//! every call must come to what was recorded: exit status, output, the requests to IPAM and the Kubernetes API, and the
-//! state of store, host and container afterwards.
+//! Replays recorded calls of Calico's main plugin with Margay's: each case runs on a machine of its own, and every call
+//! must have the recorded outcome: exit status, output, the requests to IPAM and the Kubernetes API, and the state of
+//! store, host and container afterwards.
 //!
-//! A test is named `store/mode/case`, e.g. `etcd/child/plain`:
-//! `cargo test --profile ci -p margay-cni-plugin --test wired -- etcd/child/plain`. `harness/` has the tests of the tests.
+//! A test is named `store/mode/case`, e.g. `etcd/child/plain`: `cargo test --profile ci -p margay-cni-plugin --test
+//! wired -- etcd/child/plain`. `harness/` has the tests of the tests.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod books;
@@ -34,7 +34,6 @@ use nix::unistd::geteuid;
 use exceptions::ON_ETCD_ONLY;
 use record::{Case, record};
 
-/// A kind of store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Etcd,
@@ -55,13 +54,13 @@ impl Kind {
 /// The program that the main plugin finds as `calico-ipam`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Itself, so that it does IPAM's work in its own process.
+    /// The main plugin's own program, so that IPAM runs in its process.
     InProcess,
-    /// Another program, which it runs.
+    /// Another program, which the main plugin runs.
     Child,
 }
 
-/// The stages that the cases are played on.
+/// The combinations of store and mode in which cases are replayed.
 const STAGES: [(&str, Kind, Mode); 4] = [
     ("etcd/in_process", Kind::Etcd, Mode::InProcess),
     ("etcd/child", Kind::Etcd, Mode::Child),
@@ -69,9 +68,9 @@ const STAGES: [(&str, Kind, Mode); 4] = [
     ("redb/in_process", Kind::Redb, Mode::InProcess),
 ];
 
-/// Cases that wait most of their time. They begin first, so that the others run meanwhile.
+/// Cases that wait most of their time. They start first, so that the others run meanwhile.
 const SLOW: [&str; 3] = ["readiness-gates", "datastore", "pod-policy-wait"];
-/// More than there are processors, since some cases wait for a long time.
+/// More than the usual number of processors, since some cases wait for a long time.
 const THREADS: usize = 8;
 
 fn main() -> ExitCode {
@@ -81,7 +80,7 @@ fn main() -> ExitCode {
     {
         return spy::run(name);
     }
-    // From here, where all is the machine's.
+    // Start this thread here, in the machine's own namespaces.
     carrier::carrier();
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(THREADS);
@@ -101,10 +100,10 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// A test: it says what is wrong.
+/// A test, whose error says what is wrong.
 pub(crate) type Test = Box<dyn FnOnce() -> Result<(), String> + Send>;
 
-/// All cases on all stages, those that wait most first.
+/// Returns all cases on all stages, slow cases first.
 fn replays() -> impl Iterator<Item = (String, Test)> {
     let is_slow = |case: &&Case| SLOW.contains(&case.name.as_str());
     let (slow, others): (Vec<&Case>, Vec<&Case>) = record().cases.iter().partition(is_slow);
@@ -120,13 +119,13 @@ fn replays() -> impl Iterator<Item = (String, Test)> {
     })
 }
 
-/// The message of a panic.
+/// Returns the message of a panic.
 pub(crate) fn said(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().cloned();
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// Why this host cannot run the tests at all. A missing package is no reason: without it, they fail.
+/// Returns why this host cannot run the tests at all. A missing package is not such a reason: without it, they fail.
 fn cannot_here() -> Option<String> {
     if !geteuid().is_root() {
         return Some("networks of their own need root".to_owned());

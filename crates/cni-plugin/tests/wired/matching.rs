@@ -1,17 +1,17 @@
-//! Comparison of what was recorded, which has placeholders, with what came.
+//! Compares recorded values, which have placeholders, with actual ones.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::Value;
 
-/// Stands for any value, or for the rest of a text, in what an exception expects.
+/// A placeholder for any value, or for the rest of a text, in exceptions.
 pub(crate) const ANY: &str = "<any>";
 
-/// How Go's parser of JSON begins to complain. Only what stands before it is compared.
+/// The beginnings of errors of Go's JSON parser. Only the text before them is compared.
 const OF_GOS_PARSER: [&str; 3] = ["invalid character '", "unexpected end of JSON input", "json: cannot unmarshal "];
 
-/// The texts of the numbered placeholders. Each has one text within a case, and no two have the same.
+/// The texts of numbered placeholders. Within a case each placeholder has one text, and no two have the same text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bindings(BTreeMap<String, String>);
 
@@ -27,18 +27,18 @@ impl Bindings {
         }
     }
 
-    /// The text of a placeholder, if it is known yet.
+    /// Returns the text of a placeholder, if it is bound.
     pub(crate) fn get(&self, placeholder: &str) -> Option<&str> {
         self.0.get(placeholder).map(String::as_str)
     }
 
-    /// A text of ours with placeholders where they are known, so that a difference is small.
+    /// Replaces bound texts by their placeholders, so that a reported difference is small.
     fn reported(&self, text: &str) -> String {
         self.0.iter().fold(text.to_owned(), |reported, (placeholder, bound)| reported.replace(bound, placeholder))
     }
 }
 
-/// One place where two values differ.
+/// A place in which two values differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
     path: String,
@@ -52,7 +52,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// All places where `came` is not what is expected.
+/// Returns all places in which `came` is not as expected.
 pub(crate) fn differences(expected: &Value, came: &Value, bindings: &mut Bindings) -> Vec<Difference> {
     let mut found = Vec::new();
     compare("", Some(expected), Some(came), bindings, &mut found);
@@ -92,7 +92,7 @@ fn compare(
     }
 }
 
-/// Whether a text is what a pattern says.
+/// True if a text matches a pattern.
 fn matches(pattern: &str, text: &str, bindings: &mut Bindings) -> bool {
     let complaint = OF_GOS_PARSER.iter().filter_map(|begin| pattern.find(begin)).min();
     let until = complaint.unwrap_or(pattern.len());
@@ -117,17 +117,17 @@ fn matches(pattern: &str, text: &str, bindings: &mut Bindings) -> bool {
 }
 
 enum Length {
-    /// It is no placeholder.
+    /// Not a placeholder.
     Literal,
-    /// Anything may follow.
+    /// Matches the rest of the text.
     Rest,
-    /// So many bytes are what it stands for.
+    /// Matches this many bytes.
     Is(usize),
-    /// The text is not what it stands for.
+    /// Does not match.
     No,
 }
 
-/// How much of a text a placeholder stands for.
+/// Returns how much of a text a placeholder matches.
 fn length_of(placeholder: &str, text: &str) -> Length {
     let kind = placeholder.trim_matches(['<', '>']).split(':').next().unwrap_or_default();
     let run = |is: fn(char) -> bool| text.find(|letter| !is(letter)).unwrap_or(text.len());
@@ -148,7 +148,7 @@ fn length_of(placeholder: &str, text: &str) -> Length {
             0 => Length::No,
             length => Length::Is(length),
         },
-        // The kernel makes it of a hardware address, with these two bytes in the middle.
+        // The kernel derives the address from a hardware address, with these two bytes in the middle.
         "link-local" => match run(|letter| letter.is_ascii_hexdigit() || letter == ':') {
             length if text.starts_with("fe80::") && text[..length].contains("ff:fe") => Length::Is(length),
             _ => Length::No,

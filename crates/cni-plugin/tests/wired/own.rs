@@ -1,4 +1,4 @@
-//! Cases without a recording: killed calls, many calls at once, CHECK, GC and STATUS, and a store that does not answer.
+//! Tests without a recording: killed calls, concurrent calls, CHECK, GC and STATUS, and a store that does not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
@@ -14,16 +14,16 @@ use crate::record::case;
 use crate::replay::Stage;
 use crate::{Kind, Mode, Test};
 
-/// How often ADD is killed on each store; `MARGAY_CRASH_ROUNDS` names another number.
+/// Number of rounds with killed calls on each store; `MARGAY_CRASH_ROUNDS` overrides it.
 const KILLS: u64 = 100;
-/// How many ADDs there are at once.
+/// Number of concurrent ADDs.
 const CALLERS: usize = 16;
-/// The most that a call may take.
+/// Time limit of a call.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The endpoint of the container `c1`.
+/// The key of the endpoint of container `c1`.
 const ENDPOINT: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints/default/node1-cni-c1-eth0";
 
-/// All tests, by name.
+/// Returns all tests of this module by name.
 pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     let on = |kind: Kind, mode: Mode, name: &str, test: fn(&mut Stage)| -> (String, Test) {
         let name = format!("own/{}/{name}", kind.name());
@@ -68,7 +68,7 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     .into_iter()
 }
 
-/// Runs a test where a case of the recording begins.
+/// Runs a test with the setup of a recorded case.
 pub(crate) fn set_and_run(name: &str, kind: Kind, mode: Mode, test: fn(&mut Stage)) -> Result<(), String> {
     let root = tempfile::tempdir().unwrap();
     let etcd = (kind == Kind::Etcd).then(Lent::take);
@@ -76,12 +76,12 @@ pub(crate) fn set_and_run(name: &str, kind: Kind, mode: Mode, test: fn(&mut Stag
         let mut stage = Stage::set(case(name).unwrap(), kind, mode, root.path(), etcd.as_ref());
         test(&mut stage);
     };
-    // A thread of its own, since there is no way back from where it goes.
+    // Use a separate thread, since it cannot leave the case's namespaces again.
     let ran = thread::scope(|scope| scope.spawn(running).join());
     ran.map_err(|panic| crate::said(&*panic))
 }
 
-/// A call on the network `net1` of CNI 1.1.0, with more in its configuration.
+/// Returns a call on the network `net1` of CNI 1.1.0, with additional members in its configuration.
 fn call(stage: &Stage, verb: &str, container: &str, netns: &str, more: &Value) -> crate::call::Call {
     let mut stdin = json!({
         "cniVersion": "1.1.0", "name": "net1", "type": "calico", "datastore_type": "etcdv3",
@@ -107,7 +107,7 @@ pub(crate) fn succeed(came: &Came) -> &Value {
     &came.outcome["stdout"]
 }
 
-/// Nothing is left of any container but the profile of their network.
+/// Checks that nothing is left of any container except their network's profile.
 #[track_caller]
 pub(crate) fn nothing_left(stage: &Stage, what: &str) {
     let scan = stage.scan();
@@ -122,7 +122,7 @@ pub(crate) fn nothing_left(stage: &Stage, what: &str) {
     }
 }
 
-/// kill -9 at any moment of ADD, and in every other round of DEL, too: the next DEL leaves nothing.
+/// Kills ADD at random moments, and in every second round DEL, too. The next DEL must leave nothing.
 fn kills_leave_nothing_after_del(stage: &mut Stage) {
     let time = |verb: &str| {
         let begun = Instant::now();
@@ -134,7 +134,7 @@ fn kills_leave_nothing_after_del(stage: &mut Stage) {
     let mut cut_short = 0;
     for round in 0..rounds {
         let id = format!("k{round}");
-        // A machine is slower at one time than at another, so how long a call takes is found out all the time.
+        // The speed of a machine varies, so the duration of a call is estimated all the time.
         let kill = |verb: &str, whole: &mut Duration| {
             let came = call(stage, verb, &id, "a", &json!({})).run(whole.mul_f64(fastrand::f64()));
             let was_killed = came.outcome["exit"] != 0;
@@ -152,7 +152,7 @@ fn kills_leave_nothing_after_del(stage: &mut Stage) {
     assert!(cut_short * 4 > rounds, "of {rounds} ADDs only {cut_short} were cut short");
 }
 
-/// Sixteen containers at once get sixteen addresses, and are gone together, too.
+/// Tests that concurrent ADDs get different addresses, and that concurrent DELs release them.
 fn containers_at_once_get_one_address_each(stage: &mut Stage) {
     let names: Vec<String> = (0..CALLERS).map(|caller| format!("m{caller}")).collect();
     names.iter().for_each(|name| Place::add_netns(name));
@@ -174,7 +174,7 @@ fn containers_at_once_get_one_address_each(stage: &mut Stage) {
     nothing_left(stage, "after all DELs");
 }
 
-/// An IPAM plugin that is another program may need the very store that the main plugin works on.
+/// Tests that an IPAM plugin in another process gets the store that the main plugin works on.
 fn ipam_in_child_gets_store(stage: &mut Stage) {
     let begun = Instant::now();
     succeed(&run(stage, "ADD", "c1", "a"));
@@ -214,8 +214,8 @@ fn failed(came: &Came) -> String {
     came.outcome["stdout"]["details"].as_str().unwrap().to_owned()
 }
 
-/// GC removes endpoint, interface and address of attachments that the runtime does not know any more, and keeps young
-/// ones.
+/// Tests that GC removes endpoint, interface and address of attachments that the runtime does not list, and keeps young
+/// attachments.
 fn gc_removes_what_is_not_listed(stage: &mut Stage) {
     Place::add_netns("b");
     succeed(&run(stage, "ADD", "c1", "a"));
@@ -248,7 +248,7 @@ fn status(stage: &mut Stage) {
     assert_eq!(came.outcome["stdout"]["code"], 50, "{} {}", came.outcome, came.stderr);
 }
 
-/// Without an agent of Calico's and without a default route of the host, containers reach each other and the host.
+/// Tests that containers reach each other and the host without Calico's agents and without a default route on the host.
 fn containers_reach_each_other(stage: &mut Stage) {
     Place::add_netns("b");
     shell("ip addr add 192.0.2.1/32 dev lo");
@@ -260,7 +260,7 @@ fn containers_reach_each_other(stage: &mut Stage) {
     }
 }
 
-/// Makes a pool of prefixes. The result is `ipam` of a network that has it.
+/// Creates a pool of prefixes, and returns the `ipam` of a network that uses it.
 fn ipam_of_prefixes(stage: &Stage) -> Value {
     let pool = json!({
         "kind": "IPPool", "apiVersion": "projectcalico.org/v3",
@@ -272,8 +272,8 @@ fn ipam_of_prefixes(stage: &Stage) -> Value {
     json!({"type": "calico-ipam", "assign_ipv6": "true", "ipv6_pools": ["prefixes"]})
 }
 
-/// Another program that makes the interfaces would not route a prefix: ADD is refused before that program is called, and nothing
-/// stays assigned.
+/// Tests that ADD refuses prefixes for an external data plane, which would not route them, before it calls that
+/// program. Nothing may stay assigned.
 fn prefix_never_goes_to_another_program(stage: &mut Stage) {
     let ipam = ipam_of_prefixes(stage);
     let options = json!({"type": "grpc", "socket": "unix:///nowhere"});
@@ -284,7 +284,8 @@ fn prefix_never_goes_to_another_program(stage: &mut Stage) {
     assert_eq!(stage.scan()["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}));
 }
 
-/// The host sends what is for any address of a prefix to its container, which refuses what it does not use itself.
+/// Tests that the host routes a whole prefix to its container, which rejects packets for addresses that it does not
+/// use.
 fn prefix_is_routed_to_its_container(stage: &mut Stage) {
     let ipam = ipam_of_prefixes(stage);
     let added = call(stage, "ADD", "c1", "a", &json!({"ipam": ipam})).run(patient(PATIENCE));
@@ -298,7 +299,7 @@ fn prefix_is_routed_to_its_container(stage: &mut Stage) {
     shell(&ping(&format!("{prefix}:ab::5")));
     let refused = format!("{} | grep -q -i unreachable", ping(&format!("{prefix}:ab::6")));
     shell(&format!("! ping -6 -c 1 -W 1 -I 2001:db8:9::1 {prefix}:ab::6 >/dev/null; {refused}"));
-    // A runtime passes on what CNI knows.
+    // A runtime passes on only the members that CNI defines.
     let mut known = result.clone();
     known.as_object_mut().unwrap().remove("margay.io/prefixes").unwrap();
     let again = json!({"ipam": ipam, "prevResult": known});
@@ -314,7 +315,7 @@ fn prefix_is_routed_to_its_container(stage: &mut Stage) {
     assert_eq!(scan["host"]["links"], json!([]));
 }
 
-/// Containers reach a world that knows no way to them if their pool has `natOutgoing`, and each other as before.
+/// Tests `natOutgoing`: containers reach a network that has no route to them, and still reach each other.
 fn nat_outgoing(stage: &mut Stage) {
     make_world();
     shell("echo 0 >/proc/sys/net/ipv4/ip_forward");
@@ -341,7 +342,7 @@ fn nat_outgoing(stage: &mut Stage) {
     shell("! ip netns exec a ping -c 1 -W 1 192.0.2.2");
 }
 
-/// On etcd the plugin leaves all that alone.
+/// Tests that the plugin does not masquerade or enable forwarding on etcd.
 fn nat_outgoing_is_left_to_felix(stage: &mut Stage) {
     make_world();
     set_nat_outgoing(stage, true);
@@ -352,7 +353,7 @@ fn nat_outgoing_is_left_to_felix(stage: &mut Stage) {
     shell("! ip netns exec a ping -c 1 -W 1 192.0.2.2");
 }
 
-/// A network of Margay's own on a node of a cluster.
+/// Tests one of Margay's own networks on a cluster's node.
 fn nat_outgoing_is_left_to_felix_on_its_node(stage: &mut Stage) {
     std::fs::write("/var/lib/calico/nodename", "node1").unwrap();
     nat_outgoing_is_left_to_felix(stage);

@@ -1,4 +1,4 @@
-//! A machine of a case's own: network, mounts and host name are this thread's alone, and gone when the thread ends.
+//! The machine of a case: network, mounts and host name are private to a thread, and gone when the thread ends.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -14,15 +14,15 @@ use crate::record::{record, replaced};
 use crate::spy::PLUGINS;
 use crate::{Mode, kubernetes};
 
-/// Where every case reaches its etcd.
+/// The address of a case's etcd in its own network.
 pub(crate) const ETCD: &str = "127.0.0.1:2379";
-/// The host name of the recording.
+/// The host name in the recording.
 const HOST_NAME: &str = "Recorder.Example";
-/// Where network namespaces have their names.
+/// The folder of named network namespaces.
 pub(crate) const NETNS: &str = "/run/netns";
 
-/// Whether a host forwards IPv4. The recorder's did, and so did the network namespaces that it made, until a case switched it
-/// off for those after it.
+/// Whether a host forwards IPv4. The recorder's host did, and so did its new network namespaces, until one case turned
+/// forwarding off for the cases after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Forwarding {
     On,
@@ -30,23 +30,23 @@ pub(crate) enum Forwarding {
 }
 
 impl Forwarding {
-    /// The forwarding of the host in a case.
+    /// Returns the forwarding of the host in a case.
     pub(crate) fn of(case: &str) -> Self {
         let place = |name: &str| record().cases.iter().position(|case| case.name == name);
         if place(case) > place("netns-of-the-host") { Self::Off } else { Self::On }
     }
 }
 
-/// The files of a case.
+/// The files and paths of a case's machine.
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) root: PathBuf,
-    /// Each placeholder of a place, and the text for it.
+    /// Pairs of a placeholder and its text.
     texts: Vec<(String, String)>,
 }
 
 impl Place {
-    /// Takes the calling thread to a machine of its own. `root` is an empty folder for all that is on its disk.
+    /// Moves the calling thread to a machine of its own. `root` is an empty folder for the machine's disk.
     pub(crate) fn enter(root: &Path, mode: Mode, forwarding: Forwarding) -> Self {
         for folder in ["bin", "files", PLUGINS, "var-lib/calico", "var-lib/cni", "var-log"] {
             fs::create_dir_all(root.join(folder)).unwrap();
@@ -70,7 +70,7 @@ impl Place {
             ("<files>".to_owned(), text(root.join("files"))),
         ];
         texts.extend(["a", "b", "c"].map(|name| (format!("<netns:{name}>"), format!("{NETNS}/{name}"))));
-        // The recording was made on ext4, and an error tells the kind of the file system in hexadecimal.
+        // The recording was made on ext4, and one error has the file system's type in hexadecimal.
         let kind = statfs(root).unwrap().filesystem_type().0;
         texts.push(("/plain\": ef53".to_owned(), format!("/plain\": {kind:x}")));
         let place = Self { root: root.to_owned(), texts };
@@ -79,10 +79,10 @@ impl Place {
         place
     }
 
-    /// Puts the plugins where the calls search for them, each IPAM plugin behind a spy.
+    /// Installs the plugins where the calls search for them, each IPAM plugin behind a spy.
     fn install(&self, mode: Mode) {
         let (bin, plugins) = (self.root.join("bin"), self.root.join(PLUGINS));
-        // One program: its name decides which plugin it is.
+        // The name of the program decides which plugin it is.
         let main = env!("CARGO_BIN_EXE_margay-ipam");
         symlink(main, bin.join("calico")).unwrap();
         symlink(main, plugins.join("calico-ipam")).unwrap();
@@ -107,7 +107,7 @@ impl Place {
             "users": [{"name": "u", "user": {"token": "secret-token"}}]}))
     }
 
-    /// Replaces placeholders by the texts that they stand for.
+    /// Replaces placeholders by their texts.
     pub(crate) fn concrete(&self, value: &Value) -> Value {
         let texts: Vec<(&str, &str)> = self.texts.iter().map(|(from, to)| (from.as_str(), to.as_str())).collect();
         replaced(value, &texts)
@@ -117,7 +117,7 @@ impl Place {
         self.texts.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
     }
 
-    /// Makes a network namespace as a runtime does, in which only `lo` is, and is up.
+    /// Creates a network namespace as a runtime does, with only `lo`, which is up.
     pub(crate) fn add_netns(name: &str) {
         shell(&format!("ip netns add {name}"));
         within(name, || {
@@ -126,9 +126,9 @@ impl Place {
         });
     }
 
-    /// Runs a shell line of the recording on this machine.
+    /// Runs a recorded shell command on this machine.
     pub(crate) fn run(&self, line: &str) {
-        // The default number of a pair's queues depends on the machine's processors; the recorder had two.
+        // By default a pair has one queue per processor; the recorder had two processors.
         let two = "numtxqueues 2 numrxqueues 2";
         let pair = format!("{two} type veth peer {two} name ");
         shell(&self.text(line).replace("type veth peer name ", &pair));
@@ -145,7 +145,7 @@ impl Place {
     }
 }
 
-/// Runs something in one of the network namespaces that have a name.
+/// Runs a function in a named network namespace.
 pub(crate) fn within<T: Send>(name: &str, run: impl FnOnce() -> T + Send) -> T {
     let space = File::open(Path::new(NETNS).join(name)).unwrap();
     let inside = || {
@@ -155,19 +155,20 @@ pub(crate) fn within<T: Send>(name: &str, run: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(inside).join().unwrap())
 }
 
-/// Sets up a new network namespace as it was on the recorder's machine. It begins with the IPv4 settings of this one.
+/// Sets up a new network namespace as on the recorder's machine. A new namespace starts with the IPv4 settings of this
+/// machine.
 fn set_as_recorded(forwarding: Forwarding) {
     for name in ["proxy_arp", "route_localnet", "rp_filter"] {
         for interface in ["all", "default", "lo"] {
             fs::write(format!("/proc/sys/net/ipv4/conf/{interface}/{name}"), "0").unwrap();
         }
     }
-    // That is the default of new interfaces, too.
+    // This also sets the default of new interfaces.
     let value = if forwarding == Forwarding::On { "1" } else { "0" };
     fs::write("/proc/sys/net/ipv4/ip_forward", value).unwrap();
 }
 
-/// Runs a line in the namespaces of this thread.
+/// Runs a shell command in the namespaces of this thread.
 #[track_caller]
 pub(crate) fn shell(line: &str) {
     let output = Command::new("sh").args(["-c", line]).stdin(Stdio::null()).output().unwrap();

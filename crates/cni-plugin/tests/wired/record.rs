@@ -1,4 +1,4 @@
-//! The recording: what Calico's main plugin did, case by case.
+//! The recording of Calico's main plugin, case by case.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 /// Documents by key.
 pub(crate) type Documents = BTreeMap<String, Value>;
 
-/// `fixtures/calico-plugin/transcript.json`; its README says what the fields mean.
+/// The content of `fixtures/calico-plugin/transcript.json`; its README explains the fields.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Record {
-    /// The store when a case begins.
+    /// The store's documents at the start of a case.
     pub(crate) start: Documents,
     /// Further IPAM plugins in `CNI_PATH`: name and script.
     pub(crate) ipam_plugins: BTreeMap<String, String>,
@@ -23,22 +23,22 @@ pub(crate) struct Record {
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) setup: Setup,
-    /// Calls of the plugin and changes from outside, in their order.
+    /// Calls of the plugin and changes from outside, in order.
     pub(crate) steps: Vec<Value>,
 }
 
-/// The parts of a case besides `start`.
+/// The setup of a case in addition to `start`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Setup {
-    /// The text of `<files>/nodename`, if there is that file.
+    /// The content of `<files>/nodename`, if that file exists.
     pub(crate) nodename_file: Option<String>,
     #[serde(default)]
     pub(crate) store: Documents,
     /// Keys of `start` that are left out.
     #[serde(default)]
     pub(crate) without: Vec<String>,
-    /// Further files: path and text.
+    /// Further files: path and content.
     #[serde(default)]
     pub(crate) files: BTreeMap<String, String>,
     #[serde(default)]
@@ -52,7 +52,7 @@ fn one_namespace() -> Vec<String> {
 }
 
 impl Case {
-    /// The store's documents when this case begins.
+    /// Returns the store's documents at the start of this case.
     pub(crate) fn documents(&self) -> Documents {
         let mut documents = record().start.clone();
         documents.retain(|key, _| !self.setup.without.contains(key));
@@ -61,7 +61,7 @@ impl Case {
     }
 }
 
-/// The whole recording, read once.
+/// Returns the whole recording, which is read once.
 pub(crate) fn record() -> &'static Record {
     static RECORD: OnceLock<Record> = OnceLock::new();
     RECORD.get_or_init(|| {
@@ -73,26 +73,26 @@ pub(crate) fn record() -> &'static Record {
     })
 }
 
-/// A recorded case by its name.
+/// Finds a recorded case by its name.
 pub(crate) fn case(name: &str) -> Option<&'static Case> {
     record().cases.iter().find(|case| case.name == name)
 }
 
-/// A recorded step, counted from 1.
+/// Finds a recorded step, counted from 1.
 pub(crate) fn step(case_name: &str, number: usize) -> Option<&'static Value> {
     case(case_name)?.steps.get(number.checked_sub(1)?)
 }
 
-/// Whether a step is a call of the plugin.
+/// True if a step is a call of the plugin.
 pub(crate) fn is_call(step: &Value) -> bool {
     step.get("exit").is_some()
 }
 
-/// The parts of a step with the state that a call has left.
+/// The members of a step with the state after a call.
 pub(crate) const STATE: [&str; 4] = ["etcd", "host", "host_local_files", "netns"];
 
-/// The compared parts of a recorded call, with nothing left to be understood by its absence. `before` is the state
-/// before the call: it stands where the recording says that nothing changed.
+/// Returns the compared parts of a recorded call, with omitted parts filled in. `before` is the state before the call,
+/// for steps recorded without a change.
 pub(crate) fn outcome(step: &Value, before: &Value) -> Value {
     let mut outcome = Map::new();
     for part in ["exit", "stdout", "stdout_text", "ipam_calls"] {
@@ -105,7 +105,7 @@ pub(crate) fn outcome(step: &Value, before: &Value) -> Value {
     Value::Object(outcome)
 }
 
-/// The state after a recorded call.
+/// Returns the state after a recorded call.
 pub(crate) fn state(step: &Value, before: &Value) -> Map<String, Value> {
     let from = if step.get("state").is_some() { before } else { step };
     let mut state: Map<String, Value> =

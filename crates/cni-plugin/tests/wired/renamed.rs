@@ -1,21 +1,22 @@
-//! Blocks that our allocator chooses where Calico's chose others. Which block a node claims first is free; that the block is the
-//! same one from then on is not.
+//! Maps blocks and addresses that Margay's allocator chose to the recorded ones. A node may claim any block first, but
+//! must use the same block from then on.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde_json::Value;
 
-/// Our blocks and addresses, each with the recorded one that it stands for.
+/// Pairs of Margay's block or address and the recorded one that it stands for.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Renamed {
     blocks: Vec<(IpNet, IpNet)>,
-    /// Addresses whose place in the block is another one: an ADD that fails earlier than Calico's uses none up.
+    /// Addresses with another ordinal in the block than recorded: unlike Calico's, an ADD that fails early uses up no
+    /// address.
     addresses: Vec<(IpAddr, IpAddr)>,
 }
 
 impl Renamed {
-    /// Learns from handles that both hold addresses: the blocks of a handle stand for each other in their order, family by
+    /// Learns pairs from handles with addresses in both states. The blocks of a handle correspond in order, family by
     /// family.
     pub(crate) fn learn(&mut self, wanted: &Value, came: &Value) {
         for (handle, blocks) in wanted["etcd"]["ipam"]["handles"].as_object().into_iter().flatten() {
@@ -51,7 +52,7 @@ impl Renamed {
             .collect()
     }
 
-    /// The outcome, with the recorded addresses in the place of ours.
+    /// Replaces Margay's addresses by the recorded ones in an outcome.
     pub(crate) fn applied(&self, came: &Value) -> Value {
         match came {
             Value::String(text) => self.text(text).into(),
@@ -96,7 +97,7 @@ impl Renamed {
             found.map_or(address, |(_, recorded)| *recorded)
         };
         let renamed = address.map(|address| (address, of_address(of_block(address).unwrap_or(address))));
-        // A hardware address of eight bytes reads like an address.
+        // A hardware address of eight bytes parses as an IPv6 address, so only renamed addresses may change.
         renamed.filter(|(from, to)| from != to).map_or_else(|| token.to_owned(), |(_, to)| to.to_string())
     }
 }

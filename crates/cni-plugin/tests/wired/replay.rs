@@ -1,4 +1,4 @@
-//! One case of the recording, played again.
+//! Replays a case of the recording.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -22,17 +22,17 @@ use crate::renamed::Renamed;
 use crate::scan;
 use crate::{Kind, Mode, spy};
 
-/// How long the kernel may take until all effects of a call can be seen.
+/// How long the kernel may take until all effects of a call are visible.
 const SETTLES: Duration = Duration::from_millis(1500);
-/// The most that a call may take, unless it took longer in the recording.
+/// Time limit of a call, unless it took longer in the recording.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How many differences of a step are reported.
+/// Maximum number of reported differences of a step.
 const WAIT: usize = 15;
 
-/// Something that does the work of the plugin.
+/// A function that does the work of the plugin.
 pub(crate) type Plugin = dyn Fn(&mut Stage, &Call, &Value) -> Came + Sync;
 
-/// The stage that a case is played on.
+/// A machine with a store and an API on which a case is replayed.
 pub(crate) struct Stage {
     pub(crate) place: Place,
     pub(crate) books: Books,
@@ -41,23 +41,23 @@ pub(crate) struct Stage {
     pub(crate) mode: Mode,
     kind: Kind,
     api: Api,
-    /// The store's documents when the case begins.
+    /// The store's documents at the start of the case.
     start: Documents,
-    /// Leads to the etcd.
+    /// The forwarding to etcd.
     _way: Option<Served>,
 }
 
 impl Stage {
-    /// Takes the calling thread to where the case begins.
+    /// Moves the calling thread to a machine with the setup of a case.
     pub(crate) fn set(case: &Case, kind: Kind, mode: Mode, root: &Path, etcd: Option<&Lent>) -> Self {
         let place = Place::enter(root, mode, Forwarding::of(&case.name));
         let way = etcd.map(Lent::reach);
         let books = Books::new(kind, root);
         let mut start = case.documents();
         if kind != Kind::Etcd {
-            // Margay on its own needs neither.
+            // An embedded store needs neither ClusterInformation nor Nodes.
             start.retain(|key, _| !key.contains("/clusterinformations/") && !key.contains("/nodes/"));
-            // The recorded host had no Felix, so nobody masqueraded; here the plugin would.
+            // The recorded host had no Felix, so nothing was masqueraded; here the plugin would masquerade.
             let pools = start.iter_mut().filter(|(key, _)| key.contains("/ippools/"));
             pools.for_each(|(_, pool)| pool["spec"]["natOutgoing"] = json!(false));
         }
@@ -90,7 +90,7 @@ impl Stage {
         self.kind == Kind::Etcd
     }
 
-    /// Makes endpoints and allocations so much older.
+    /// Moves the times of endpoints and allocations into the past.
     pub(crate) fn age_all(&self, by: Duration) {
         let ages = |key: &str| key.contains("/workloadendpoints/") || key.contains("/assignment/");
         let of_age = self.books.all().into_iter().filter(|(key, _)| ages(key));
@@ -98,7 +98,7 @@ impl Stage {
         self.books.put_all(&aged.collect());
     }
 
-    /// The state of store, host and containers.
+    /// Reads the state of store, host and containers.
     pub(crate) fn scan(&self) -> Value {
         json!({
             "etcd": books::scan(self.kind, &self.start, &self.books.all()),
@@ -114,7 +114,7 @@ impl Stage {
         Call::of(&self.place.concrete(&call), &self.place.root)
     }
 
-    /// A change from outside. If it only reads a file, returns the differences from the recorded one.
+    /// Applies a change from outside. A step that only reads a file returns the differences from the recorded one.
     fn change(&self, case: &str, number: usize, step: &Value) -> Vec<Difference> {
         let text = |name: &str| step[name].as_str().unwrap();
         match text("do") {
@@ -165,20 +165,20 @@ fn applicable(case: &str, number: usize, kind: Kind) -> impl Iterator<Item = &'s
 fn host_local_files() -> Value {
     let read = |path: &Path| fs::read_dir(path).into_iter().flatten().map(|entry| entry.unwrap().path());
     let files = read(Path::new("/var/lib/cni/networks")).flat_map(|network| read(&network).collect::<Vec<_>>());
-    // The lock is no record of anything.
+    // The lock file has no content to compare.
     let files = files.filter(|path| path.file_name().is_some_and(|name| name != "lock"));
     let text = |path: &Path| fs::read_to_string(path).unwrap().trim_end().replace("\r\n", "\n");
     files.map(|path| (path.to_str().unwrap().to_owned(), Value::from(text(&path)))).collect()
 }
 
-/// Which exceptions of a case made a difference, and which of them had to be.
+/// The exceptions of a case that changed an expected outcome, and those without which the outcome did not match.
 #[derive(Debug, Default)]
 struct Needed {
     changing: Vec<&'static Exception>,
     needed: Vec<&'static Exception>,
 }
 
-/// Plays a case on a store; says where it came to something else.
+/// Replays a case on a store. The error lists the differences.
 pub(crate) fn play(case: &Case, kind: Kind, mode: Mode, plugin: &Plugin) -> Result<(), String> {
     let root = tempfile::tempdir().unwrap();
     let etcd = (kind == Kind::Etcd).then(Lent::take);
@@ -186,7 +186,7 @@ pub(crate) fn play(case: &Case, kind: Kind, mode: Mode, plugin: &Plugin) -> Resu
         let mut stage = Stage::set(case, kind, mode, root.path(), etcd.as_ref());
         play_on(&mut stage, case, plugin)
     };
-    // A thread of its own, since there is no way back from where it goes.
+    // Use a separate thread, since it cannot leave the case's namespaces again.
     let played = std::thread::scope(|scope| scope.spawn(playing).join());
     played.unwrap_or_else(|panic| Err(crate::said(&*panic)))
 }
@@ -228,7 +228,7 @@ fn play_on(stage: &mut Stage, case: &Case, plugin: &Plugin) -> Result<(), String
     if report.is_empty() { Ok(()) } else { Err(report) }
 }
 
-/// The state of a host and containers where nothing was done yet.
+/// Returns the state of a host and its containers before any change.
 fn fresh(netns: &[String]) -> Value {
     let settings = json!({
         "ipv4/ip_forward": "1",
@@ -248,7 +248,7 @@ fn fresh(netns: &[String]) -> Value {
     })
 }
 
-/// Reads the state until it is as expected, or until the kernel has done what follows from a change.
+/// Reads the state until it is as expected or has settled.
 fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     let until = Instant::now() + patient(SETTLES);
     let mut last = stage.scan();
@@ -263,8 +263,7 @@ fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     last
 }
 
-/// Compares what a call came to with what is expected of it. The state is read until it is as expected, or for as long
-/// as the kernel may take.
+/// Compares the outcome of a call with the expected one. Reads the state until it is as expected, or has settled.
 fn judge(
     stage: &mut Stage,
     case: &Case,
@@ -298,7 +297,7 @@ fn judge(
         if stage.kind != Kind::Etcd {
             without_known_next_hop(&mut outcome);
         }
-        // Advice beside the recorded text of an error is ours.
+        // The `details` beside a recorded error text are Margay's own.
         if wanted["stdout"]["msg"].is_string() && wanted["stdout"].get("details").is_none() {
             outcome["stdout"].as_object_mut().and_then(|error| error.remove("details"));
         }
@@ -327,7 +326,7 @@ fn judge(
     Ok((wrong, unneeded))
 }
 
-/// Leaves out the one neighbour that a container knows where no agent of Calico's runs: the next hop of its routes.
+/// Removes a neighbour that a container has only without Calico's agents: the next hop of its routes.
 fn without_known_next_hop(state: &mut Value) {
     let containers = state["netns"].as_object_mut().into_iter().flatten();
     for (_, interface) in containers.flat_map(|(_, it)| it["interfaces"].as_object_mut().into_iter().flatten()) {
@@ -338,7 +337,7 @@ fn without_known_next_hop(state: &mut Value) {
     }
 }
 
-/// A document whose times are so much earlier.
+/// Returns a document whose times are earlier by `by`.
 fn older(document: &Value, by: Duration) -> Value {
     let text = |text: &str| {
         let go = ipam_core::timestamps::parse_go_string(text).map(|time| ipam_core::timestamps::go_string(time - by));
@@ -353,7 +352,7 @@ fn older(document: &Value, by: Duration) -> Value {
     }
 }
 
-/// A report of what differs in a step.
+/// Reports the differences of a step.
 fn reported(what: &str, wrong: &[Difference], stderr: &str) -> String {
     let mut report = format!("{what} (- expected, + came):\n");
     for difference in wrong.iter().take(WAIT) {
@@ -369,14 +368,14 @@ fn reported(what: &str, wrong: &[Difference], stderr: &str) -> String {
     report
 }
 
-/// Calls the plugin itself.
+/// Calls the real plugin.
 pub(crate) fn real(stage: &mut Stage, call: &Call, step: &Value) -> Came {
     let recorded = step["took_seconds"].as_u64().map(|seconds| Duration::from_secs(seconds + 5));
-    // A call that was killed had no more than the others.
+    // A recorded call that was killed has no larger time limit.
     let patience = if step["exit"].is_number() { recorded.unwrap_or(PATIENCE).max(PATIENCE) } else { PATIENCE };
     let patience = patient(patience);
     let mut came = call.run(patience);
-    // STATUS gives a store less than a second, which may be too little on a busy machine. A runtime calls again, too.
+    // STATUS gives a store less than a second, which may be too short on a busy machine. A runtime would retry, too.
     for _ in 0..5 {
         if step["do"] != "STATUS" || came.outcome["stdout"]["code"] != 50 {
             break;

@@ -1,4 +1,4 @@
-//! The state of a machine: interfaces, addresses, routes and settings, in the form of the recording.
+//! Reads the state of a machine: interfaces, addresses, routes and settings, in the form of the recording.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::place::{NETNS, within};
 
-/// The settings of each interface of the host, below `/proc/sys/net`.
+/// The compared settings of each interface of the host, below `/proc/sys/net`.
 const OF_THE_HOST: [&str; 10] = [
     "ipv4/conf/<if>/route_localnet",
     "ipv4/conf/<if>/proxy_arp",
@@ -23,7 +23,7 @@ const OF_THE_HOST: [&str; 10] = [
     "ipv6/conf/<if>/forwarding",
     "ipv6/conf/<if>/accept_ra",
 ];
-/// Settings of a container as a whole, and those of each of its interfaces.
+/// The compared settings of a container, and of each of its interfaces.
 const OF_A_CONTAINER: [&str; 5] = [
     "ipv4/ip_forward",
     "ipv6/conf/all/forwarding",
@@ -33,10 +33,10 @@ const OF_A_CONTAINER: [&str; 5] = [
 ];
 const OF_ITS_INTERFACES: [&str; 2] = ["ipv6/conf/<if>/disable_ipv6", "ipv6/conf/<if>/accept_dad"];
 
-/// Flags that come and go by themselves after a change.
+/// Flags that change on their own some time after a change.
 const SETTLE_LATER: [&str; 3] = ["LOWER_UP", "NO-CARRIER", "M-DOWN"];
 
-/// The host's half: that of this thread's network.
+/// Returns the host's part of the state, read in this thread's network.
 pub(crate) fn host() -> Value {
     let shown = Shown::here();
     let mut interfaces = Map::new();
@@ -50,14 +50,14 @@ pub(crate) fn host() -> Value {
     json!({"links": interfaces.keys().collect::<Vec<_>>(), "interfaces": interfaces})
 }
 
-/// Those of the containers: all network namespaces that have a name.
+/// Returns the state of the containers, which are the named network namespaces.
 pub(crate) fn containers() -> Value {
     let names = fs::read_dir(NETNS).into_iter().flatten().map(|entry| entry.unwrap().file_name());
     names.map(|name| name.into_string().unwrap()).map(|name| (name.clone(), within(&name, container))).collect()
 }
 
-/// Whether each interface that is up has the address that the kernel gives it, unless IPv6 is off there. It gets it when both
-/// ends of a pair are up, within a second.
+/// True if each interface that is up has its link-local address, unless IPv6 is off there. The kernel assigns it within
+/// a second after both ends of a pair are up.
 pub(crate) fn is_settled(scan: &Value) -> bool {
     let of_a_container = |container: &Value| has_all(container, &container["sysctls"]);
     has_all(&scan["host"], &Value::Null) && scan["netns"].as_object().unwrap().values().all(of_a_container)
@@ -88,7 +88,7 @@ fn setting(path: &str) -> Value {
     }
 }
 
-/// The output of `ip` for this thread's network.
+/// The output of `ip` in this thread's network.
 #[derive(Debug)]
 struct Shown {
     links: Vec<Value>,
@@ -96,7 +96,7 @@ struct Shown {
     neighbours: Vec<Value>,
 }
 
-/// Runs commands of `ip`, and reads what each of them prints.
+/// Runs a batch of `ip` commands, and parses the output of each.
 fn ip(commands: &str) -> Vec<Vec<Value>> {
     let mut ip = Command::new("ip")
         .args(["-details", "-json", "-batch", "-"])
@@ -112,7 +112,7 @@ fn ip(commands: &str) -> Vec<Vec<Value>> {
 
 impl Shown {
     fn here() -> Self {
-        // Of one table alone it would show one family alone.
+        // For a single table, `ip` would show only one family.
         let batch = "addr show\nroute show table all\nneigh show nud permanent\nneigh show proxy\n";
         let [links, mut routes, mut neighbours, proxies] = ip(batch).try_into().unwrap();
         routes.retain(|route| route["table"] == "main");
@@ -120,7 +120,7 @@ impl Shown {
         Self { links, routes, neighbours }
     }
 
-    /// All interfaces save `lo`, with what is common to both halves.
+    /// Returns all interfaces except `lo`, with the members that host and containers have in common.
     fn interfaces(&self) -> impl Iterator<Item = (String, Map<String, Value>)> {
         let named = self.links.iter().map(|link| (link["ifname"].as_str().unwrap().to_owned(), link));
         named.filter(|(name, _)| name != "lo").map(|(name, shown)| {
@@ -133,11 +133,11 @@ impl Shown {
         })
     }
 
-    /// The routes of an interface, or of all with their names.
+    /// Returns the routes of an interface, or the routes of all interfaces with their names.
     fn routes(&self, of: Option<&str>) -> Value {
         let chosen = self.routes.iter().filter(|route| of.is_none_or(|name| route["dev"] == name));
         let mut routes: Vec<Value> = chosen.map(|shown| route(shown, of.is_none())).collect();
-        // Of the routes that the kernel makes for each interface, those of a younger interface may come first.
+        // The order of the kernel's own routes varies, so sort them by interface.
         let places: Vec<usize> = (0..routes.len()).filter(|at| routes[*at]["dst"] == "fe80::/64").collect();
         let mut kernels: Vec<Value> = places.iter().map(|at| routes[*at].clone()).collect();
         kernels.sort_by_key(|route| route["dev"].to_string());
@@ -162,7 +162,7 @@ fn link(shown: &Value) -> Value {
     })
 }
 
-/// An address, with what is seldom there only if it is.
+/// Returns an address; rare members appear only if they are set.
 fn address(shown: &Value) -> Value {
     let text = format!("{}/{}", shown["local"].as_str().unwrap(), shown["prefixlen"]);
     let mut address = json!({"address": text, "scope": shown["scope"]});

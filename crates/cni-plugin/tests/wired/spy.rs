@@ -1,7 +1,7 @@
 //! The spy in `CNI_PATH` under an IPAM plugin's name: it records its environment and standard input, and runs the
 //! plugin.
 //!
-//! It is this very program: the name by which it is called makes it a spy.
+//! The spy is the test program itself, called under that name.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -11,17 +11,17 @@ use std::process::{Command, ExitCode, Stdio};
 
 use serde_json::{Value, json};
 
-/// Beside the folder that is `CNI_PATH`: the plugins themselves.
+/// The folder of the plugins themselves, beside the folder in `CNI_PATH`.
 pub(crate) const PLUGINS: &str = "plugins";
-/// Beside the folder that is `CNI_PATH`: one JSON object a line for each call.
+/// The file of recorded calls, one JSON object per line, beside the folder in `CNI_PATH`.
 pub(crate) const CALLS: &str = "calls";
 
-/// Whether a program of this name is a spy.
+/// True if a program with this name is a spy.
 pub(crate) fn is_spy(name: &str) -> bool {
     name == "calico-ipam" || name == "host-local" || name.starts_with("ipam-")
 }
 
-/// Runs the plugin of this name. The output and the exit status are the plugin's.
+/// Runs the plugin with this name, and passes on its output and exit status.
 pub(crate) fn run(name: &str) -> ExitCode {
     let path = PathBuf::from(std::env::var_os("CNI_PATH").expect("CNI_PATH leads to what is noted"));
     let root = path.parent().unwrap();
@@ -32,7 +32,7 @@ pub(crate) fn run(name: &str) -> ExitCode {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap_or_else(|error| panic!("{name}: {error}"));
-    // It may end without reading all of it.
+    // The plugin may end without reading all of it.
     let _ = plugin.stdin.take().unwrap().write_all(stdin.as_bytes());
     let output = plugin.wait_with_output().unwrap();
     let stdout = String::from_utf8_lossy(&output.stdout);
@@ -47,7 +47,7 @@ pub(crate) fn run(name: &str) -> ExitCode {
     ExitCode::from(output.status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(u8::MAX))
 }
 
-/// The calls that were recorded since the last time. `given` is the plugin's standard input.
+/// Returns the calls recorded since the last time. `given` is the main plugin's standard input.
 pub(crate) fn calls(root: &Path, given: &str) -> Value {
     let path = root.join(CALLS);
     let noted = fs::read_to_string(&path).unwrap_or_default();

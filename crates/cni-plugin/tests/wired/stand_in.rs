@@ -1,5 +1,5 @@
-//! Something that does with the commands `ip` and `sysctl` what was recorded of a call. With it the tests are tried: what it does
-//! has to be found to be what was recorded.
+//! A stand-in for the plugin that does what was recorded, with the commands `ip` and `sysctl`. The tests are tested
+//! with it: they must accept its work.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,7 +16,7 @@ use crate::place::{shell, within};
 use crate::record::{Documents, is_call, replaced};
 use crate::replay::Stage;
 
-/// Does what was recorded of an ADD that succeeds or of a DEL.
+/// Does what was recorded of a successful ADD, or of a DEL.
 pub(crate) fn as_recorded(stage: &mut Stage, call: &Call, step: &Value) -> Came {
     assert!(is_call(step));
     ask_api(step);
@@ -26,7 +26,7 @@ pub(crate) fn as_recorded(stage: &mut Stage, call: &Call, step: &Value) -> Came 
     let interface = step["env"]["CNI_IFNAME"].as_str().unwrap();
     let host_interfaces = step["host"]["interfaces"].as_object();
     if step["do"] == "ADD" && step["exit"] == 0 {
-        // The one that no container had before.
+        // The interface that did not exist before.
         let made = host_interfaces
             .unwrap()
             .keys()
@@ -62,11 +62,11 @@ fn ask_api(step: &Value) {
     }
 }
 
-/// Calls the IPAM plugins as the main plugin was recorded to.
+/// Calls the IPAM plugins as recorded.
 fn run_ipam(stage: &Stage, call: &Call, step: &Value) {
     for ipam in step["ipam_calls"].as_array().unwrap() {
         let name = ipam["plugin"].as_str().unwrap();
-        // As a part of the main plugin it would be called in another way.
+        // In process, the main plugin does not call IPAM through the spy.
         let folder = if stage.mode == Mode::Child { "bin" } else { crate::spy::PLUGINS };
         let env = stage.place.concrete(&ipam["env"]);
         let env = env.as_object().unwrap().iter().map(|(name, value)| (name, value.as_str().unwrap()));
@@ -87,14 +87,14 @@ fn run_ipam(stage: &Stage, call: &Call, step: &Value) {
     }
 }
 
-/// The families of the addresses of a result.
+/// Returns the addresses of a result, in old and new versions of CNI.
 fn addresses(step: &Value) -> Vec<String> {
     let new = step["stdout"]["ips"].as_array().into_iter().flatten().map(|ip| &ip["address"]);
     let old = ["ip4", "ip6"].iter().map(|family| &step["stdout"][family]["ip"]);
     new.chain(old).filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// Makes a pair and its routes, in the order of the recorded plugin.
+/// Creates a pair and its routes, in the order of the recorded plugin.
 fn wire(step: &Value, netns: &str, interface: &str, host: &str) {
     let addresses = addresses(step);
     let (six, four): (Vec<&String>, Vec<&String>) = addresses.iter().partition(|address| address.contains(':'));
@@ -170,7 +170,7 @@ fn wire(step: &Value, netns: &str, interface: &str, host: &str) {
     }
 }
 
-/// The texts for the placeholders of a step.
+/// Returns the texts for the placeholders of a step.
 fn fillings(stage: &Stage, step: &Value, netns: &str, interface: &str) -> BTreeMap<String, String> {
     let text = step.to_string();
     let mut fillings = BTreeMap::from([("<time>".to_owned(), "2026-11-24T01:02:03Z".to_owned())]);
@@ -179,7 +179,7 @@ fn fillings(stage: &Stage, step: &Value, netns: &str, interface: &str) -> BTreeM
             let new = || match kind {
                 "<mac:" => {
                     let path = format!("/sys/class/net/{interface}/address");
-                    // `ip netns exec` brings the files of that namespace.
+                    // `ip netns exec` mounts that namespace's /sys.
                     let output = Command::new("ip").args(["netns", "exec", netns, "cat", &path]).output().unwrap();
                     String::from_utf8(output.stdout).unwrap().trim().to_owned()
                 }
@@ -192,7 +192,7 @@ fn fillings(stage: &Stage, step: &Value, netns: &str, interface: &str) -> BTreeM
     fillings
 }
 
-/// Brings the documents to what was recorded.
+/// Changes the documents to the recorded ones.
 fn write(stage: &Stage, step: &Value, texts: &[(&str, &str)]) {
     let Some(recorded) = step["etcd"]["documents"].as_object() else { return };
     let outside = |key: &str| key.contains("/profiles/") || key.contains("/workloadendpoints/");

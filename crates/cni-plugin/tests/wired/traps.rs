@@ -1,4 +1,4 @@
-//! The traps of Calico's plugin that no case of the recording shows: each call here must do better.
+//! Defects of Calico's plugin that no case of the recording shows: each call here must do better.
 
 use std::net::Ipv4Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,14 +18,14 @@ use crate::record::{Documents, case};
 use crate::replay::Stage;
 use crate::{Kind, Mode, Test};
 
-/// A server that accepts each connection and never answers.
+/// The address of a server that accepts connections and never answers.
 const SILENT: &str = "127.0.0.1:8002";
-/// The most that a call may take whose deadline is 10 s.
+/// Time limit of a call whose own deadline is 10 s.
 const DEADLINE: Duration = Duration::from_secs(14);
-/// How many ADDs a racing Felix has to win against one of them.
+/// Number of ADDs in which Felix must be faster than the plugin.
 const RACES: u32 = 40;
 
-/// All tests, by name.
+/// Returns all tests of this module by name.
 pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     let on = |kind: Kind, case: &'static str, name: &str, test: fn(&mut Stage)| -> (String, Test) {
         let name = format!("traps/{}/{name}", kind.name());
@@ -96,7 +96,7 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     .into_iter()
 }
 
-/// The first call of the stage's case, with some of it replaced.
+/// Returns the first call of a case, with some members replaced.
 fn first_call(case_name: &str, changes: &[(&str, &str, Value)]) -> Value {
     let mut step = case(case_name).unwrap().steps[0].clone();
     for (part, name, value) in changes {
@@ -120,7 +120,7 @@ fn fails_in_time(stage: &Stage, step: &Value) -> Came {
     came
 }
 
-/// ADD and DEL end at their deadline, with the code that has the runtime try again.
+/// Tests that ADD and DEL end at their deadline, with the code that makes the runtime retry.
 fn call_ends_in_time_when_etcd_is_silent(stage: &mut Stage) {
     let _server = silent();
     for verb in ["ADD", "DEL"] {
@@ -129,7 +129,7 @@ fn call_ends_in_time_when_etcd_is_silent(stage: &mut Stage) {
         assert_eq!(came.outcome["stdout"]["code"], 11, "{verb}: {}", came.outcome);
     }
     assert_eq!(stage.scan()["host"]["links"], json!([]));
-    // A dead store keeps no interface of a container.
+    // DEL removes the interface even if the store is dead.
     let add = first_call("plain", &[]);
     let del = first_call("plain", &[("env", "CNI_COMMAND", json!("DEL"))]);
     succeed(&stage.call(&add).run(patient(DEADLINE)));
@@ -141,7 +141,7 @@ fn call_ends_in_time_when_etcd_is_silent(stage: &mut Stage) {
     nothing_left(stage, "after the DEL that the runtime repeats");
 }
 
-/// A pod whose Kubernetes API does not answer gets nothing, and its DEL, which does not need the API, succeeds.
+/// Tests a Kubernetes API that does not answer: ADD leaves nothing, and DEL, which does not need the API, succeeds.
 fn call_ends_in_time_when_kubernetes_api_is_silent(stage: &mut Stage) {
     let _server = silent();
     let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -157,7 +157,7 @@ fn call_ends_in_time_when_kubernetes_api_is_silent(stage: &mut Stage) {
     assert_eq!(stage.call(&del).run(patient(DEADLINE)).outcome["exit"], 0);
 }
 
-/// The namespace cannot be entered, which DEL reports: endpoint and address are gone all the same.
+/// Tests a namespace that cannot be entered: DEL reports it, but still removes endpoint and address.
 fn del_of_pod_frees_all_when_namespace_is_unusable(stage: &mut Stage) {
     succeed(&stage.call(&first_call("pod", &[])).run(patient(DEADLINE)));
     let del = ("env", "CNI_COMMAND", json!("DEL"));
@@ -171,7 +171,8 @@ fn del_of_pod_frees_all_when_namespace_is_unusable(stage: &mut Stage) {
     nothing_left(stage, "after the second DEL");
 }
 
-/// Felix adds the host's route to the first address before the plugin does. The route to the second one is not forgotten.
+/// Tests a Felix that adds the host's route to the first address before the plugin does. The plugin must still add the
+/// route to the second address.
 fn add_succeeds_when_felix_is_faster(stage: &mut Stage) {
     let (add, del) = (first_call("dual-stack", &[]), first_call("dual-stack", &[("env", "CNI_COMMAND", json!("DEL"))]));
     let first = address(&stage.call(&add).run(patient(DEADLINE)));
@@ -210,14 +211,14 @@ fn add_succeeds_when_felix_is_faster(stage: &mut Stage) {
     assert!(faster > 0, "Felix was never faster: {RACES} ADDs have shown nothing");
 }
 
-/// The first IPv4 address of a result.
+/// Returns the first IPv4 address of a result.
 #[track_caller]
 fn address(came: &Came) -> Ipv4Addr {
     let address = succeed(came)["ips"][0]["address"].as_str().unwrap();
     address.split('/').next().unwrap().parse().unwrap()
 }
 
-/// A pod's endpoint that is no document holds up no DEL.
+/// Tests that a pod's damaged endpoint does not prevent DEL.
 fn damaged_endpoint_keeps_no_address(stage: &mut Stage) {
     succeed(&stage.call(&first_call("pod", &[])).run(patient(DEADLINE)));
     let key = "/calico/resources/v3/projectcalico.org/workloadendpoints/shop/node1-k8s-pod1-eth0";
@@ -229,8 +230,8 @@ fn damaged_endpoint_keeps_no_address(stage: &mut Stage) {
     assert_eq!(stage.scan()["host"]["links"], json!([]));
 }
 
-/// Of two containers the host's interfaces would have the same name: one id has just the characters of that name, the
-/// other one begins with them. A third one is in another namespace.
+/// Tests containers whose host interfaces would have one name: one id is exactly the id part of that name, and another
+/// id starts with it. A third container is in another namespace.
 fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     let containers =
         [("container-10", "a", "default"), ("container-1", "b", "default"), ("container-1x", "c", "other")];
@@ -254,7 +255,7 @@ fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     for netns in ["a", "b", "c"] {
         assert_eq!(scan["netns"][netns]["interfaces"].as_object().unwrap().len(), 1, "{netns}");
     }
-    // A repeated ADD of the one that has the name keeps it.
+    // A repeated ADD of the container that has the name keeps it.
     succeed(&call(stage, "ADD", containers[0]));
     assert_eq!(stage.scan()["host"]["links"].as_array().unwrap().len(), 3);
     for container in containers {
@@ -263,8 +264,8 @@ fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     nothing_left(stage, "after all DELs");
 }
 
-/// As many containers at once as a host may start, and none takes the interface of another one. An ADD that comes between two
-/// others may fail; then the container has nothing.
+/// Tests concurrent containers whose host interfaces would have one name: none takes another's interface. An ADD may
+/// fail when it races with two others; its container must then have nothing.
 fn ids_with_same_beginning_stay_apart_at_once(stage: &mut Stage) {
     let names: Vec<String> = (0..8).map(|number| format!("the-same-start-{number}")).collect();
     names.iter().for_each(|name| Place::add_netns(name));
@@ -297,7 +298,8 @@ fn ids_with_same_beginning_stay_apart_at_once(stage: &mut Stage) {
     nothing_left(stage, "after all DELs");
 }
 
-/// The machine has restarted, and another container has the address of one that the runtime starts again with its old id.
+/// Tests a restarted machine: another container has the address of a container that the runtime restarts with its old
+/// id.
 fn address_of_lost_namespace_may_go_to_another(stage: &mut Stage) {
     let of = |container: &str, netns: &str| {
         let netns = json!(format!("{NETNS}/{netns}"));
@@ -306,7 +308,7 @@ fn address_of_lost_namespace_may_go_to_another(stage: &mut Stage) {
     let first = address(&stage.call(&of("c1", "a")).run(patient(DEADLINE)));
     // The kernel removes the interfaces of a namespace some time after the namespace itself.
     shell("ip netns del a; while ip link show calic1 2>/dev/null; do sleep 0.02; done; ip netns add a; ip netns add b");
-    // Nobody called DEL, and its allocation went as that of an earlier boot does.
+    // DEL was not called, and the allocation was released like that of an earlier boot.
     stage.books.release(first.into());
     let changes = [("env", "CNI_ARGS", json!(format!("IP={first}")))];
     let mut other = of("c2", "b");
@@ -324,7 +326,7 @@ fn address_of_lost_namespace_may_go_to_another(stage: &mut Stage) {
     assert_eq!(endpoint.unwrap()["spec"]["ipNetworks"], json!([format!("{second}/32")]));
 }
 
-/// CHECK with the result of ADD succeeds.
+/// Calls CHECK with the result of ADD.
 #[track_caller]
 fn check(stage: &Stage, mut step: Value, result: &Value) -> Came {
     step["env"]["CNI_COMMAND"] = json!("CHECK");
@@ -337,7 +339,7 @@ fn is_fine(came: &Came) {
     assert_eq!(came.outcome, json!({"exit": 0, "stdout_text": "OK\n"}), "{}", came.stderr);
 }
 
-/// The first ADD of a case, and its CHECK.
+/// Runs the first wanted ADD of a case, and its CHECK.
 fn add_and_check(stage: &Stage, name: &str, wanted: impl Fn(&Value) -> bool) {
     let steps = &case(name).unwrap().steps;
     let is_wanted = |step: &&Value| step["do"] == "ADD" && step["exit"] == 0 && wanted(&step["stdin"]);
@@ -358,8 +360,8 @@ fn check_of_pod_without_ipam(stage: &mut Stage) {
     add_and_check(stage, "pod-ip-addrs-no-ipam", |conf| conf["feature_control"]["ip_addrs_no_ipam"] == true);
 }
 
-/// A container that joined a second network has no second interface: CHECK of both networks is fine, and GC of the second one
-/// leaves the container alone.
+/// Tests a container that joined a second network, which adds no interface: CHECK of both networks succeeds, and GC of
+/// the second network leaves the container unchanged.
 fn check_and_gc_of_second_network(stage: &mut Stage) {
     let adds: Vec<Value> = ["net1", "net2"]
         .map(|network| {
@@ -389,7 +391,8 @@ fn check_and_gc_of_second_network(stage: &mut Stage) {
     assert!(!scan["etcd"]["documents"].to_string().contains("WorkloadEndpoint"));
 }
 
-/// A pod that was started again has an endpoint of an hour ago and a new address: the runtime's list may be older than that.
+/// Tests a restarted pod with an hour-old endpoint and a new address: the runtime's list may be older than that
+/// address.
 fn gc_spares_restarted_pod(stage: &mut Stage) {
     let steps = &case("pod-restarted").unwrap().steps;
     succeed(&stage.call(&steps[0]).run(patient(DEADLINE)));
@@ -406,7 +409,7 @@ fn gc_spares_restarted_pod(stage: &mut Stage) {
     assert!(scan["etcd"]["documents"].to_string().contains("WorkloadEndpoint"));
 }
 
-/// A store that is gone has nothing to collect and to release; the interface of a container goes all the same.
+/// Tests a deleted store: GC and DEL succeed, and DEL still removes the container's interface.
 fn gc_and_del_succeed_without_store(stage: &mut Stage) {
     let mut add = first_call("plain", &[]);
     add["stdin"]["cniVersion"] = json!("1.1.0");
@@ -424,7 +427,7 @@ fn gc_and_del_succeed_without_store(stage: &mut Stage) {
     shell("! ip link show calic1");
 }
 
-/// The writer of the file with etcd's authority chooses the etcd that the plugin trusts.
+/// Tests the file of etcd's authority: other users who can write to it could choose the etcd that the plugin trusts.
 fn credentials_are_refused_when_writable_by_others(stage: &mut Stage) {
     stage.place.write("<files>/ca.crt", "a certificate");
     shell(&format!("chmod 0666 {}", stage.place.root.join("files/ca.crt").display()));

@@ -1,4 +1,4 @@
-//! The client against real servers on the loopback address: a server of HTTP that does what a test wants, and the plugin's client for it.
+//! Tests of the client against HTTP servers on the loopback address with configurable replies.
 
 mod client;
 pub(super) mod trust;
@@ -26,13 +26,13 @@ use crate::netconf::NetConf;
 
 const TOKEN: &str = "hidden-token";
 
-/// The outcome of a network's configuration, outside a cluster.
+/// Returns the API settings of a network's configuration, outside a cluster.
 fn kubernetes(conf: &Value) -> Kubernetes {
     let conf = NetConf::decode(&GoJson::parse(conf.to_string().as_bytes()).unwrap()).unwrap();
     Kubernetes::from_conf(&conf, &Environment::default())
 }
 
-/// A kubeconfig with this cluster and this user, which are JSON and so YAML.
+/// Writes a kubeconfig with this cluster and this user as JSON, which is valid YAML.
 fn kubeconfig(folder: &TempDir, cluster: &Value, user: &Value) -> Kubernetes {
     let text = json!({
         "current-context": "here",
@@ -44,7 +44,7 @@ fn kubeconfig(folder: &TempDir, cluster: &Value, user: &Value) -> Kubernetes {
     kubernetes(&json!({"kubernetes": {"kubeconfig": folder.path().join("kubeconfig")}}))
 }
 
-/// Writes a file that others may read, whatever this process's mask is.
+/// Writes a file that others may read, independent of the umask.
 fn write(path: &Path, text: impl AsRef<[u8]>) {
     std::fs::write(path, text).unwrap();
     set_mode(path, 0o644);
@@ -55,13 +55,13 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// A client with a token for a server without TLS.
+/// Returns a client with a token, for a server without TLS.
 fn client(server: &Server) -> KubeClient {
     let policy = json!({"k8s_auth_token": TOKEN});
     kubernetes(&json!({"kubernetes": {"k8s_api_root": server.url()}, "policy": policy})).client().unwrap()
 }
 
-/// The number of an error that has no secret in it, and its text.
+/// Checks that an error has no secret, and returns its code and message.
 #[track_caller]
 fn reported(error: CniError) -> (u32, String) {
     let all = format!("{error:?} {error} {}", crate::invocation::to_json(&error));
@@ -69,18 +69,18 @@ fn reported(error: CniError) -> (u32, String) {
     (error.code().number(), error.message().to_owned())
 }
 
-/// The answer of a server to a request.
+/// A server's reply to a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Reply {
-    /// A status with its reason, further lines of the head, and a body.
+    /// Status line, further header lines, and body.
     Say(String, String, String),
-    /// These bytes, and the end of the connection.
+    /// These bytes, then the connection is closed.
     Bytes(Vec<u8>),
-    /// These bytes, one by one, a tenth of a second apart.
+    /// These bytes, one every tenth of a second.
     Drip(Vec<u8>),
-    /// Nothing, for ever.
+    /// No reply, ever.
     Nothing,
-    /// As a proxy: a connection to what the request names.
+    /// A tunnel to the target of the request, as a proxy opens.
     Tunnel,
 }
 
@@ -93,14 +93,14 @@ impl Reply {
         Self::Say(status.to_owned(), String::new(), body.to_owned())
     }
 
-    /// The API's own refusal.
+    /// Returns an error response of the API.
     pub(crate) fn refusal(status: &str, message: &str) -> Self {
         let body = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message});
         Self::status(status, &body.to_string())
     }
 }
 
-/// It answers until it is dropped.
+/// An HTTP server that answers until it is dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     scheme: &'static str,
@@ -117,7 +117,7 @@ struct Seen {
 type Answers = Arc<dyn Fn(usize, &str) -> Reply + Send + Sync>;
 
 impl Server {
-    /// `answers` is called with the number of the request, from 0 on, and its head.
+    /// Starts a server. `answers` is called with the number of the request, from 0 on, and its head.
     pub(crate) fn start(answers: impl Fn(usize, &str) -> Reply + Send + Sync + 'static) -> Self {
         Self::with(None, Arc::new(answers))
     }
@@ -126,7 +126,7 @@ impl Server {
         Self::with(Some(TlsAcceptor::from(Arc::new(config))), Arc::new(answers))
     }
 
-    /// One that says the same to everybody.
+    /// Starts a server that sends every client this reply.
     pub(crate) fn saying(reply: Reply) -> Self {
         Self::start(move |_, _| reply.clone())
     }
@@ -145,7 +145,8 @@ impl Server {
                 tokio::spawn(async move {
                     match tls {
                         None => serve(socket, &answers, &seen).await,
-                        // A client that does not trust this server, or has no certificate, hangs up.
+                        // The handshake fails for a client without a certificate, or one that does not trust this
+                        // server.
                         Some(tls) => {
                             if let Ok(stream) = tls.accept(socket).await {
                                 serve(stream, &answers, &seen).await;
@@ -162,12 +163,12 @@ impl Server {
         format!("{}://{}", self.scheme, self.address)
     }
 
-    /// The heads of all requests so far.
+    /// Returns the heads of all requests so far.
     pub(crate) fn heads(&self) -> Vec<String> {
         self.seen.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The one request that there was.
+    /// Returns the head of the only request.
     #[track_caller]
     pub(crate) fn only_head(&self) -> String {
         let heads = self.heads();
@@ -182,7 +183,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // A test has a runtime of its own, in which nobody may wait for this one.
+        // A test may run inside its own runtime, where waiting for this one would panic.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -203,7 +204,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send>(mut stream: S, answers:
             heads.push(head.clone());
             heads.len() - 1
         };
-        // A client that has hung up needs no answer.
+        // A failed write means that the client has disconnected, which is fine.
         match answers(number, &head) {
             Reply::Say(status, lines, body) => {
                 let length = body.len();

@@ -1,4 +1,4 @@
-//! The authorities that the client trusts, and the proof of its own identity.
+//! Tests of the client's trusted authorities and of its own certificate.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::kubernetes::Kubernetes;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// An authority, and what it has issued, in PEM form.
+/// An authority and the certificates that it issued, in PEM form.
 pub(crate) struct Certificates {
     authority: String,
     /// For 127.0.0.1 or for `api.example`.
@@ -56,12 +56,12 @@ impl Certificates {
         roots
     }
 
-    /// For a server that lets everybody in.
+    /// Returns the configuration of a server that accepts every client.
     pub(crate) fn server(&self) -> ServerConfig {
         self.config(None)
     }
 
-    /// For one that lets in only those with a certificate.
+    /// Returns the configuration of a server that requires a client certificate.
     fn server_for_known(&self) -> ServerConfig {
         self.config(Some(Arc::new(self.roots())))
     }
@@ -104,7 +104,7 @@ async fn authority_comes_from_file_or_inline() {
     ] {
         ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap();
     }
-    // The configuration's authority is the only one then. It counts also where the kubeconfig skips the check.
+    // The configuration's authority replaces the others, even if the kubeconfig skips the check.
     let overruled = |cluster: &Value| {
         kubeconfig(&folder, cluster, &json!({}));
         let policy = json!({"k8s_certificate_authority": folder.path().join("ca.pem")});
@@ -135,7 +135,7 @@ async fn server_name_in_certificate_may_differ() {
     assert_eq!(reported(ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap_err()).0, 999);
     cluster["tls-server-name"] = "api.example".into();
     ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap();
-    // That name belongs to the kubeconfig's server. Another server has another one.
+    // The kubeconfig's server name applies only to its own server.
     let root = json!({"kubeconfig": folder.path().join("kubeconfig"), "k8s_api_root": server.url()});
     assert_eq!(reported(ask(&kubernetes(&json!({"kubernetes": root}))).await.unwrap_err()).0, 999);
     cluster["tls-server-name"] = "no name".into();
@@ -167,7 +167,7 @@ async fn client_certificate_comes_from_files_or_inline() {
     let user =
         json!({"client-certificate-data": STANDARD.encode(certificate), "client-key-data": STANDARD.encode(key)});
     ask(&kubeconfig(&folder, &cluster, &user)).await.unwrap();
-    // The certificate and the key of the configuration beat the kubeconfig's.
+    // The configuration's certificate and key override the kubeconfig's.
     let stranger = Certificates::make().client;
     let user =
         json!({"client-certificate-data": STANDARD.encode(stranger.0), "client-key-data": STANDARD.encode(stranger.1)});
@@ -191,7 +191,7 @@ async fn server_without_tls_is_told() {
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"HTTP/1.1 400 hidden\r\n\r\n").unwrap();
-        // The request of the client is read, so that the connection does not break.
+        // Read the client's request, so that the connection does not break.
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
     let (folder, cluster) = (TempDir::new().unwrap(), json!({"server": format!("https://{address}")}));

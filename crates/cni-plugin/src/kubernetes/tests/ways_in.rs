@@ -1,4 +1,4 @@
-//! The way to the API and the login for it, in the configuration and in the kubeconfig; and proxies between the plugin and the API.
+//! Tests of the API's address and login in the network configuration and in the kubeconfig, and of proxies.
 
 use std::os::unix::fs::{chown, symlink};
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ fn api() -> Server {
     Server::saying(Reply::ok(r#"{"metadata":{}}"#))
 }
 
-/// The value of a header of a request.
+/// Returns the value of a header in a request's head.
 fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().find_map(|line| line.split_once(": ").filter(|(found, _)| *found == name)).map(|(_, value)| value)
 }
@@ -63,7 +63,7 @@ async fn login_token_is_read_again_when_replaced() {
     let mut client =
         kubeconfig(&folder, &json!({"server": server.url()}), &json!({"tokenFile": token})).client().unwrap();
     client.namespace("shop", LONG).await.unwrap();
-    // As Kubernetes replaces it.
+    // Kubernetes replaces the token's file like this.
     write(&folder.path().join("new"), "two");
     std::fs::rename(folder.path().join("new"), &token).unwrap();
     client.namespace("shop", LONG).await.unwrap();
@@ -84,12 +84,12 @@ async fn login_configuration_beats_kubeconfig() {
     let token = json!({"type": "k8s", "k8s_auth_token": "mine"});
     ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": token}))).await;
     assert_eq!(header(&server.only_head(), "authorization"), Some("Bearer mine"));
-    // As in the recording: the path from `/api/` on is not a part of the API's root.
+    // As in the recording, the path from `/api/` on is not part of the API's root.
     let root = format!("{}/api/v1/", other.url());
     let policy = json!({"type": "k8s", "k8s_auth_token": "mine", "k8s_api_root": root});
     ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": policy}))).await;
     assert!(other.only_head().starts_with("GET /api/v1/namespaces/shop HTTP/1.1\r\n"));
-    // The second of the two roots counts, with its whole path.
+    // `kubernetes.k8s_api_root` overrides `policy.k8s_api_root`, and its whole path counts.
     let root = format!("{}/proxy/", server.url());
     ask(&kubernetes(&json!({"kubernetes": {"k8s_api_root": root}, "policy": policy}))).await;
     assert!(server.heads()[1].starts_with("GET /proxy/api/v1/namespaces/shop HTTP/1.1\r\n"));
@@ -157,7 +157,7 @@ fn kubeconfig_is_not_repeated_when_malformed() {
     write(&path, "x".repeat((1 << 20) + 1));
     assert!(refused(&kubernetes).ends_with(" has more than 1048576 bytes"));
     std::fs::remove_file(&path).unwrap();
-    // Nobody writes to it.
+    // No process writes to this pipe.
     mkfifo(&path, Mode::from_bits_truncate(0o600)).unwrap();
     assert!(refused(&kubernetes).ends_with("this is no file"));
     std::fs::remove_file(&path).unwrap();
@@ -165,7 +165,7 @@ fn kubeconfig_is_not_repeated_when_malformed() {
     assert!(refused(&kubernetes).starts_with("cannot read "));
 }
 
-/// One way in for each file that there is, with everything else in order.
+/// Returns, for each kind of file, its path and an API whose other settings are valid.
 fn each_file(folder: &TempDir) -> Vec<(PathBuf, Kubernetes)> {
     let at = |name: &str| folder.path().join(name);
     for name in ["token", "ca", "certificate", "key"] {
@@ -196,7 +196,7 @@ fn each_file(folder: &TempDir) -> Vec<(PathBuf, Kubernetes)> {
     ways.into_iter().map(|(file, conf)| (file, kubernetes(&conf))).collect()
 }
 
-/// Needs root.
+/// Needs root, to change the owner of files.
 #[test]
 fn kubeconfig_is_refused_when_writable_by_others() {
     let folder = TempDir::new().unwrap();
@@ -216,7 +216,7 @@ fn kubeconfig_is_refused_when_writable_by_others() {
         let expected = format!("{shown} belongs to the user 1234; run: chown root {shown} && chmod go-w {shown}");
         assert_eq!(refused(&kubernetes), expected);
         chown(&file, Some(0), None).unwrap();
-        // The file counts, not the link to it.
+        // The file's own mode counts, not that of a link to it.
         let aside = folder.path().join("aside");
         std::fs::rename(&file, &aside).unwrap();
         symlink(&aside, &file).unwrap();
@@ -263,7 +263,7 @@ async fn proxy_passes_on_what_it_cannot_read() {
     assert_eq!((server.heads().len(), server.connections()), (2, 1));
     let head = proxy.only_head();
     assert!(head.starts_with(&format!("CONNECT {0} HTTP/1.1\r\nhost: {0}\r\n", server.address)), "{head}");
-    // us@er:hidden
+    // The Base64 form of `us@er:hidden`.
     assert!(head.contains("\r\nproxy-authorization: Basic dXNAZXI6aGlkZGVu\r\n"), "{head}");
     assert!(!head.contains(TOKEN), "{head}");
 }

@@ -1,5 +1,5 @@
-//! One late ADD, whose commit is held on its way until the DEL is over: with its pending commit on record no address is
-//! lost, and without the record one is lost, which the check finds.
+//! One late ADD, whose commit reaches etcd only after the DEL. With its pending commit recorded no address leaks;
+//! without the record one address leaks, which the check reports.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,19 +14,20 @@ use crate::process::Call;
 use crate::proxy::{LinkCondition, Proxy};
 use crate::server::send_signal;
 
-/// The delay of all messages until the commit has been sent: longer than a DEL takes.
+/// Delay of all messages until the commit has been sent; longer than a DEL takes.
 const ON_ITS_WAY: Duration = Duration::from_millis(1_500);
 
-/// How often a DEL may take so long that the commit is there before it.
+/// Maximum number of tries in which the DEL is so slow that the commit arrives before it ends.
 const SLOW_DELS: usize = 10;
 
-/// How many addresses are left when a commit has landed after the DEL.
+/// Returns the number of leaked addresses after a commit that arrived after the DEL.
 fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
     let left = (0..SLOW_DELS).find_map(|_| left_of_an_add(&before_del));
     left.expect("the DELs took so long that no commit was late")
 }
 
-/// How many addresses are left after an ADD and a DEL; `None` if the commit was there before the end of the DEL.
+/// Returns the number of leaked addresses after an ADD and a DEL; `None` if the commit arrived before the end of the
+/// DEL.
 fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
     let lab = Lab::start();
     let runtime = beside();
@@ -36,7 +37,7 @@ fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
     let conf = lab.conf_at(&[format!("http://{address}")]);
     Call::new("ADD", "c0", &conf).ok();
     proxy.set(LinkCondition::Slow(ON_ITS_WAY));
-    // A process that stands still keeps the lock of its host; a dead one does not.
+    // A stopped process keeps the lock of its host, unlike a dead one. So the ADD gets another lock file.
     let mut apart = conf.clone();
     apart["ipam_lock_file"] = lab.root.path().join("other.lock").display().to_string().into();
     let add = Call::new("ADD", "c1", &apart);
@@ -50,7 +51,7 @@ fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
         }
     };
     let sent = Instant::now();
-    // The commit is sent right after it was recorded. From then on the process does nothing any more, like a dead one.
+    // The commit is sent right after it is recorded. The stopped process then does nothing more, like a dead one.
     sleep(Duration::from_millis(100));
     send_signal(late.id(), Signal::SIGSTOP).unwrap();
     proxy.set(LinkCondition::Up);

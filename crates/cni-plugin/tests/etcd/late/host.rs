@@ -1,4 +1,4 @@
-//! One node with its servers: the calls of the plugin, its pending commits, and their outcome.
+//! A node and its etcd members: the plugin's calls, its pending commits, and their outcome.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,14 +25,14 @@ use crate::victim::Victim;
 
 const NODE: &str = "node-1";
 const WAIT: Duration = Duration::from_secs(60);
-/// How often a runtime repeats a call in the time of a round.
+/// Maximum number of times that a call is repeated in a round.
 const ATTEMPTS: usize = 100;
 
 /// A node whose plugins query one member first.
 #[derive(Debug)]
 pub(super) struct Host<'a> {
     lab: &'a Lab,
-    /// The places of the members in the order in which they are queried.
+    /// The indexes of the members in the order in which they are queried.
     order: Vec<usize>,
     notes: PendingCommitFolder,
     locks: HostLocks,
@@ -41,11 +41,11 @@ pub(super) struct Host<'a> {
 /// A call that was repeated until it succeeded.
 #[derive(Debug, Default)]
 pub(super) struct Settled {
-    /// The addresses that an ADD answered; none for a DEL.
+    /// The addresses in ADD's result; empty for DEL.
     pub(super) addresses: Vec<IpAddr>,
-    /// How often it reported that it sends a pending commit again.
+    /// How often the call reported that it sent a pending commit again.
     pub(super) sent_again: usize,
-    /// How often it failed before.
+    /// How often the call failed before it succeeded.
     pub(super) failed: usize,
 }
 
@@ -58,12 +58,12 @@ impl<'a> Host<'a> {
         Self { lab, order, notes: PendingCommitFolder::new(PENDING_COMMITS_FOLDER, store.to_string()), locks }
     }
 
-    /// The member that is queried first, and stopped.
+    /// Returns the member that is queried first, which is the stopped one.
     pub(super) fn stopped(&self) -> &Etcd {
         &self.lab.etcds[self.order[0]]
     }
 
-    /// The place of a member that goes on, if there are several.
+    /// Returns the index of a member that keeps running, if there are several.
     pub(super) fn other_place(&self) -> usize {
         *self.order.last().unwrap()
     }
@@ -104,7 +104,7 @@ impl<'a> Host<'a> {
         Err(format!("{verb} of {container} has failed {ATTEMPTS} times: {last:?}"))
     }
 
-    /// The pending commits of a container.
+    /// Returns the pending commits of a container.
     pub(super) fn noted(&self, container: &str) -> Vec<PendingCommit> {
         let text = str::to_owned;
         let (network, container) = (text("net1"), text(container));
@@ -112,7 +112,7 @@ impl<'a> Host<'a> {
         self.notes.recorded_here(&attachment).unwrap()
     }
 
-    /// Does something through one member.
+    /// Runs an operation through one member.
     fn through<T>(&self, member: &Etcd, work: impl AsyncFnOnce(&Ipam) -> Option<T>) -> Option<T> {
         let location = stores::at(&format!("etcd://{}", member.address())).unwrap();
         runtime().block_on(async {
@@ -123,7 +123,7 @@ impl<'a> Host<'a> {
         })
     }
 
-    /// Releases the empty blocks of the node, through a member that goes on.
+    /// Releases the node's empty blocks, through a member that keeps running.
     pub(super) fn give_back(&self) {
         let owner = Owner::host(NODE);
         let given = self.through(&self.lab.etcds[self.other_place()], async |ipam| {
@@ -132,8 +132,8 @@ impl<'a> Host<'a> {
         assert!(given.is_some(), "the blocks of the node could not be released");
     }
 
-    /// Waits until the member that was stopped has passed on all that it received, and knows all that was done: its
-    /// next write comes after that.
+    /// Waits until the member that was stopped has forwarded all requests that it received, and has applied all
+    /// commits: its next write comes after those.
     pub(super) fn until_all_has_landed(&self) {
         until_nobody_is_connected(self.stopped());
         let until = Instant::now() + WAIT;
@@ -144,7 +144,7 @@ impl<'a> Host<'a> {
         }
     }
 
-    /// Checks that these containers have these addresses, and that no other address is held.
+    /// Checks that these containers have exactly these addresses, and that no other address is held.
     pub(super) fn check(&self, expected: &BTreeMap<&str, Vec<IpAddr>>) -> Result<(), String> {
         // This fails unless blocks, handles and affinities agree.
         let held = self.lab.books().held;
@@ -163,7 +163,7 @@ impl<'a> Host<'a> {
     }
 }
 
-/// The bytes that only this pending commit writes: the block with the new address in it.
+/// Returns bytes that only this pending commit writes: the block with the new address.
 pub(super) fn mark_of(note: &PendingCommit) -> Vec<u8> {
     let block = note.txn.success.iter().find_map(|op| match op {
         Op::Put { key, value, .. } => keys::parse_block(key).map(|_| value.as_bytes().to_vec()),

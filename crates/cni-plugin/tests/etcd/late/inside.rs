@@ -1,5 +1,5 @@
-//! The state of an etcd as seen from outside, also while it stands still: the bytes that it has not read yet, the bytes
-//! that it has written to its log, and whether it is at work on anything.
+//! The state of an etcd as observed from outside, even while it is stopped: its unread bytes, its log on disk, and
+//! whether it is processing any request.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -9,25 +9,25 @@ use std::time::{Duration, Instant};
 
 use crate::server::Etcd;
 
-/// How long an etcd may take for the requests that it was sent.
+/// Time limit for etcd to process the requests that it has received.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How much of a log is read at once.
+/// Bytes of a log that are read at once.
 const PIECE: usize = 256 * 1024;
-/// States of sockets in `/proc/net/tcp`.
+/// Socket states in `/proc/net/tcp`.
 const TIME_WAIT: &str = "06";
 const LISTEN: &str = "0A";
 
-/// The server's ends of connections.
+/// The server's ends of client connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Connections {
-    /// How many there are, those included that wait to be accepted.
+    /// The number of connections, including those not accepted yet.
     pub(super) count: usize,
-    /// How many bytes have come and were not read, and how many connections wait to be accepted.
+    /// The number of unread bytes, plus the number of connections not accepted yet.
     pub(super) unread: u64,
 }
 
-/// The connections of clients to an etcd. A connection whose client is dead is there until the server has read all that
-/// came on it.
+/// Counts the client connections of an etcd. The connection of a dead client counts until the server has read all its
+/// data.
 pub(super) fn connections(etcd: &Etcd) -> Connections {
     let port = etcd.address().port();
     let table = fs::read_to_string("/proc/net/tcp").expect("/proc/net/tcp can be read");
@@ -45,7 +45,7 @@ pub(super) fn connections(etcd: &Etcd) -> Connections {
     connections
 }
 
-/// How many requests an etcd has begun with, and how many of them it has not ended.
+/// Returns how many requests an etcd has started, and how many of them are unfinished.
 fn requests(etcd: &Etcd) -> (u64, u64) {
     let metrics = etcd.ask("/metrics").expect("an etcd that is well tells what it does");
     let sum = |name: &str| -> u64 {
@@ -57,7 +57,7 @@ fn requests(etcd: &Etcd) -> (u64, u64) {
     (begun, begun.saturating_sub(ended))
 }
 
-/// Waits until an etcd has read all that it was sent, and has nothing to do for any client, twice in a row.
+/// Waits until a condition on an etcd's connections holds and no request is unfinished, twice in a row.
 fn until(etcd: &Etcd, what: &str, holds: impl Fn(Connections) -> bool) {
     let end = Instant::now() + PATIENCE;
     let mut before = None;
@@ -74,22 +74,22 @@ fn until(etcd: &Etcd, what: &str, holds: impl Fn(Connections) -> bool) {
     }
 }
 
-/// Waits until all is read and done that was sent on any connection.
+/// Waits until etcd has read and processed all data on its connections.
 pub(super) fn until_all_is_read(etcd: &Etcd) {
     until(etcd, "read all", |now| now.unread == 0);
 }
 
-/// Waits until there is no connection any more, and nothing to be done for those that were there.
+/// Waits until all connections are closed and their requests processed.
 pub(super) fn until_nobody_is_connected(etcd: &Etcd) {
     until(etcd, "ended all connections", |now| now == Connections::default());
 }
 
-/// An etcd's log on disk, from a mark on. A proposal stands there before it is carried out, and also if its guards do
-/// not hold.
+/// An etcd's write-ahead log, from a mark on. It has each proposal before the proposal is applied, even if the guards
+/// do not hold.
 #[derive(Debug)]
 pub(super) struct Log {
     folder: PathBuf,
-    /// A file, and a place in it.
+    /// A file, and an offset in it.
     mark: (PathBuf, u64),
 }
 
@@ -100,19 +100,19 @@ impl Log {
         log
     }
 
-    /// Puts the mark at its end.
+    /// Moves the mark to the end of the log.
     pub(super) fn mark(&mut self) {
         let (file, before) = self.files().pop().expect("an etcd has a log");
         self.mark = (file.clone(), before + written(&file, before).len() as u64);
     }
 
-    /// How often these bytes were written since the mark.
+    /// Counts how often these bytes were written since the mark.
     pub(super) fn count(&self, bytes: &[u8]) -> usize {
         let finder = |(file, from): (PathBuf, u64)| occurrences(&written(&file, from), bytes);
         self.files().into_iter().map(finder).sum()
     }
 
-    /// The files with something after the mark, and where that begins.
+    /// Lists the files that continue after the mark, with the offset to read each from.
     fn files(&self) -> Vec<(PathBuf, u64)> {
         let entries = self.folder.read_dir().unwrap().map(|entry| entry.unwrap().path());
         let mut files: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|end| end == "wal")).collect();
@@ -123,7 +123,7 @@ impl Log {
     }
 }
 
-/// The bytes that are written in a file from a place on. The file was filled with zeros before.
+/// Reads the bytes written in a file from an offset on. The file is preallocated with zeros.
 fn written(file: &Path, from: u64) -> Vec<u8> {
     let mut file = File::open(file).unwrap();
     file.seek(SeekFrom::Start(from)).unwrap();

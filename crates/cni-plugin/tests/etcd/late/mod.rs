@@ -1,14 +1,15 @@
-//! The late ADD, round by round: an etcd stands still (SIGSTOP) while ADDs of the real plugin are on their way, the ADDs are
-//! killed, the runtime's DEL comes, and etcd goes on.
+//! Late ADDs, in rounds: an etcd is stopped (SIGSTOP) while ADDs of the real plugin are under way, the ADDs are killed,
+//! the runtime sends DEL, and etcd continues.
 //!
-//! Three rounds of four are on one etcd, one is on a cluster of three, of which the member that the ADDs have queried
-//! stands still: there the DEL ends with success before that member reads their requests. A round has one ADD or
-//! several at once, on a node that has a block or none; they are killed, stand still until the end (as if their death
-//! went unnoticed), or run into their time limit. Then come a DEL, two DELs at once, or the same ADD again, each
-//! repeated until it succeeds. When all that was on its way has landed, nothing of the containers may be there, nor a
+//! Three of four rounds run on one etcd. The fourth runs on a cluster of three, in which the member that the ADDs have
+//! queried is stopped: there the DEL succeeds before that member reads the ADDs' requests. A round has one or several
+//! concurrent ADDs, on a node with or without a block. The ADDs are killed, stopped until the end (as if their death
+//! went unnoticed), or run into their time limit. Then come one DEL, two concurrent DELs, or the ADD again, each
+//! repeated until it succeeds. After all late commits have arrived, nothing of the containers may be left, and no
 //! pending commit of theirs.
 //!
-//! `MARGAY_LATE_SEED` and `MARGAY_LATE_ROUNDS` choose other rounds and more of them; `make torture MODE=late` sets them.
+//! `MARGAY_LATE_SEED` and `MARGAY_LATE_ROUNDS` choose other rounds and their number; `make torture MODE=late` sets
+//! them.
 
 mod held;
 mod host;
@@ -34,14 +35,14 @@ use tally::{Commit, Tally};
 
 const ROUNDS: u64 = 40;
 const SEED: u64 = 20_261_122;
-/// An etcd that is no client of itself: every connection is a plugin's.
+/// Keeps etcd from connecting to itself, so that every connection is a plugin's.
 const ALONE: &str = "--enable-grpc-gateway=false";
-/// A cluster that notices soon that its leader is gone.
+/// Makes a cluster detect the loss of its leader quickly.
 const QUICK: [&str; 3] = [ALONE, "--heartbeat-interval=30", "--election-timeout=300"];
-/// How many ADDs are measured to find out how long one takes.
+/// Number of ADDs that are measured to find out how long one takes.
 const MEASURED: usize = 15;
 
-/// Servers, with their logs, and how to meet an ADD there on its way.
+/// One or several etcd members, their logs, and the timing of ADDs on them.
 struct Site {
     lab: Lab,
     logs: Vec<Log>,
@@ -65,7 +66,7 @@ impl Site {
     }
 }
 
-/// One etcd, a cluster of three, and the rounds so far.
+/// One etcd, a cluster of three, and the counts of the rounds so far.
 struct World {
     one: Site,
     three: Site,
@@ -108,7 +109,7 @@ impl World {
     }
 }
 
-/// Lets the runtime's next call come and etcd go on, in the order that the plan says.
+/// Runs the runtime's next calls and continues etcd, in the order of the plan.
 fn next_calls(
     host: &Host<'_>,
     plan: &Plan,
@@ -134,7 +135,7 @@ fn next_calls(
         let calls = plan.containers.iter().flat_map(|container| std::iter::repeat_n(container, times));
         let calls: Vec<_> = calls.map(|container| scope.spawn(move || host.settle(verb, container))).collect();
         if plan.when == When::Before && plan.place == Place::One {
-            // Now and then longer than a call may take.
+            // Sometimes longer than the time limit of a call.
             let most = if random.once_in(10) { 1_300_000 } else { 20_000 };
             thread::sleep(Duration::from_micros(random.below(most)));
             go_on();
@@ -152,7 +153,7 @@ fn next_calls(
     Ok(done)
 }
 
-/// Checks that the containers have the addresses that the next calls answered and no others, and none after their DEL.
+/// Checks that the containers hold exactly the addresses of the next calls' results, and none after their DEL.
 fn check(host: &Host<'_>, plan: &Plan, next: &[Settled]) -> Result<(), String> {
     let about = |what: String| format!("{what}\n{plan:?}");
     let nothing: BTreeMap<_, _> = plan.containers.iter().map(|container| (container.as_str(), Vec::new())).collect();
@@ -167,7 +168,7 @@ fn check(host: &Host<'_>, plan: &Plan, next: &[Settled]) -> Result<(), String> {
     host.check(&nothing).map_err(about)
 }
 
-/// Says which round it was if a test ends in it.
+/// Prints the round in which a test panics.
 struct Saying(u64, u64);
 
 impl Drop for Saying {

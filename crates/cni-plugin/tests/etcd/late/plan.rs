@@ -1,8 +1,8 @@
-//! The events of a round, drawn from its random numbers.
+//! The plan of a round, drawn from its random numbers.
 
 use crate::random::Random;
 
-/// One round of so many is on the cluster.
+/// One of this many rounds runs on the cluster.
 const CLUSTER: u64 = 4;
 
 /// The servers of a round.
@@ -21,39 +21,40 @@ impl Place {
     }
 }
 
-/// How the plugins of a node take the lock that they share.
+/// How the plugins of a node use the host lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostLocks {
-    /// As they are configured to: one after the other.
+    /// All use one lock, and so run one after another.
     Shared,
-    /// Each has one of its own, as if it had waited for the other's too long.
+    /// Each has its own lock file, as if its wait for the host lock had timed out.
     Apart,
 }
 
-/// How an ADD comes to the moment at which etcd is stopped.
+/// When etcd is stopped during an ADD.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// That is any moment in its life.
+    /// At a random moment of the ADD.
     Any,
-    /// It is the moment at which its pending commit is seen.
+    /// When the ADD's pending commit is recorded.
     Watched,
-    /// It is stopped itself, when it has had the processor about as long as it takes to the answer before its commit: so it
-    /// often sends its commit to an etcd that stands still.
+    /// After the ADD itself was stopped, at about the processor time at which it has the answer before its commit. It
+    /// then often sends its commit to a stopped etcd.
     Stopped,
 }
 
-/// The fate of the ADDs.
+/// How the ADDs end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// They are killed while etcd stands still.
+    /// Killed while etcd is stopped.
     Killed,
-    /// They stand still as etcd does, and are killed when it has read what they sent: their connections do not end before.
+    /// Stopped together with etcd, and killed after etcd has read their requests, so that their connections stay open
+    /// until then.
     Frozen,
-    /// They give up by themselves.
+    /// They run into their own time limit.
     TimedOut,
 }
 
-/// The next calls of the runtime.
+/// The runtime's next calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Del,
@@ -61,24 +62,24 @@ pub(super) enum Next {
     AddAgain,
 }
 
-/// The time of these calls.
+/// When the runtime's next calls run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// While etcd stands still; on a cluster they end then, too.
+    /// While etcd is stopped. On a cluster the calls also end before etcd continues.
     Before,
-    /// When etcd goes on.
+    /// At the moment when etcd continues.
     With,
-    /// When etcd has read all that it was sent.
+    /// After etcd has read all that it was sent.
     After,
 }
 
-/// A round.
+/// The plan of a round.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) place: Place,
-    /// The member that is queried first, of three.
+    /// The index of the cluster's member that is queried first.
     pub(super) first: usize,
-    /// True if the node has released its blocks before.
+    /// True if the node releases its blocks before the round.
     pub(super) new_block: bool,
     pub(super) containers: Vec<String>,
     pub(super) locks: HostLocks,
@@ -86,8 +87,7 @@ pub(super) struct Plan {
     pub(super) fate: Fate,
     pub(super) next: Next,
     pub(super) when: When,
-    /// True if the node releases its blocks while etcd still stands still. Only other members of a cluster can serve
-    /// that.
+    /// True if the node releases its blocks while etcd is stopped. Only a cluster's other members can process that.
     pub(super) gives_back: bool,
 }
 
@@ -95,7 +95,7 @@ impl Plan {
     pub(super) fn draw(round: u64, random: &mut Random) -> Self {
         let place = if round % CLUSTER == CLUSTER - 1 { Place::Cluster } else { Place::One };
         let fate = *random.pick(&[Fate::Killed, Fate::Killed, Fate::Frozen, Fate::Frozen, Fate::TimedOut]);
-        // An ADD that stands still would keep the lock.
+        // A stopped ADD would keep a shared lock.
         let shared = random.once_in(4) && fate != Fate::Frozen;
         let containers = if random.once_in(3) { 2 + random.below(3) } else { 1 };
         Self {

@@ -1,4 +1,4 @@
-//! Stopping an etcd at some moment of the ADDs that query it.
+//! Stops an etcd at a chosen moment of the ADDs that query it.
 
 use std::cell::Cell;
 use std::thread;
@@ -12,19 +12,19 @@ use super::plan::{Fate, Pace, Plan};
 use crate::random::Random;
 use crate::victim::Victim;
 
-/// After which time an ADD is not waited for any more.
+/// Maximum wait for an ADD.
 const LONGEST_ADD: Duration = Duration::from_millis(500);
-/// How long an ADD may take from an answer to what it sends next.
+/// Maximum time of an ADD between an answer and its next request.
 const LONGEST_STEP: Duration = Duration::from_millis(10);
 
-/// How long ADDs take, to meet them on their way.
+/// The measured time of ADDs, by which etcd is stopped in the middle of one.
 #[derive(Debug)]
 pub(super) struct Timing {
-    /// The whole of an ADD, and a little more.
+    /// The duration of an ADD, with a margin.
     pub(super) life: Duration,
-    /// About how long an ADD has had the processor when it has the answer before its commit and has not recorded the
-    /// commit as pending. It is learned: less if the commit was pending before etcd was stopped, more if it was not
-    /// pending afterwards either.
+    /// Approximate processor time of an ADD when it has the answer before its commit and has not recorded the commit
+    /// yet. Adjusted after each round: down if the commit was recorded before etcd was stopped, up if it was not
+    /// recorded afterwards either.
     until_answered: Cell<Duration>,
 }
 
@@ -37,8 +37,7 @@ impl Timing {
         self.life / 64
     }
 
-    /// Starts the ADDs, stops etcd, and lets the ADDs meet their fate. Returns those that stand still, and how many had
-    /// ended well.
+    /// Starts the ADDs, stops etcd, and ends the ADDs as planned. Returns the stopped ADDs, and how many had succeeded.
     pub(super) fn stop(&self, host: &Host<'_>, plan: &Plan, random: &mut Random) -> (Vec<Victim>, usize) {
         let mut victims: Vec<Victim> = plan.containers.iter().map(|container| host.start(container)).collect();
         let chosen = usize::try_from(random.below(victims.len() as u64)).unwrap();
@@ -52,7 +51,7 @@ impl Timing {
                 wait_for(&mut victims, is_noted);
             }
             Pace::Stopped => {
-                // Not always the same moment.
+                // Vary the moment.
                 let spread = random.below(u64::try_from((2 * self.step()).as_nanos()).unwrap());
                 let ran = self.until_answered.get() + Duration::from_nanos(spread);
                 let until = Instant::now() + LONGEST_ADD;
@@ -80,7 +79,7 @@ impl Timing {
     }
 }
 
-/// Waits for something, but not longer than an ADD can take.
+/// Waits for a condition, at most as long as an ADD can take.
 fn wait_for(victims: &mut [Victim], there: impl Fn() -> bool) {
     let until = Instant::now() + LONGEST_ADD;
     while !there() && !victims.iter_mut().all(Victim::is_over) && Instant::now() < until {
@@ -88,7 +87,7 @@ fn wait_for(victims: &mut [Victim], there: impl Fn() -> bool) {
     }
 }
 
-/// How long it has had the processor.
+/// Returns the processor time of a process.
 fn has_run(victim: &mut Victim) -> Duration {
     clock_getcpuclockid(victim.pid()).and_then(|clock| clock.now()).map_or(Duration::MAX, Duration::from)
 }

@@ -1,4 +1,4 @@
-//! The counts of the situations that the rounds have met.
+//! Counts of the situations in all rounds.
 
 use std::collections::BTreeMap;
 
@@ -6,27 +6,27 @@ use super::host::Settled;
 use super::inside::Log;
 use super::plan::{Place, Plan, When};
 
-/// From so many rounds on, every fifth must have had a commit in flight.
+/// From this many rounds on, a fifth of them must have a commit in flight.
 const MANY: u64 = 100;
 
-/// A commit whose ADD is dead, stands still or has given up.
+/// A commit whose ADD is dead or stopped, or has timed out.
 #[derive(Debug)]
 pub(super) struct Commit {
-    /// The bytes by which it is known in etcd's log.
+    /// Bytes by which the commit is found in etcd's log.
     pub(super) mark: Vec<u8>,
-    /// How often it was there when etcd stood still.
+    /// How often the log had the commit when etcd was stopped.
     pub(super) before: usize,
-    /// The same when etcd had read all and the next call had not begun; or, on a cluster, when the next call had ended
-    /// before etcd went on.
+    /// How often the log had the commit after etcd had read everything and before the next call; on a cluster, after
+    /// the next call and before the stopped member continued.
     pub(super) between: Option<usize>,
 }
 
-/// How often each thing happened.
+/// Counts of situations and outcomes.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// Rounds with a commit in flight: it was still pending when the ADD was dead, stood still or had given up.
+    /// Rounds with a commit in flight: it was still pending when its ADD was dead or stopped, or had timed out.
     in_flight: u64,
-    /// The rounds of them with a commit that was not in etcd's log then.
+    /// Those rounds of `in_flight` with a commit that was not in etcd's log by then.
     to_come: u64,
     counts: BTreeMap<String, u64>,
 }
@@ -40,7 +40,7 @@ impl Tally {
         *self.counts.entry(what.into()).or_default() += count as u64;
     }
 
-    /// Counts the situation when etcd stood still.
+    /// Counts the situation when etcd was stopped.
     pub(super) fn stopped(&mut self, plan: &Plan, commits: &[Commit], ended_well: usize, unread: u64) {
         let place = plan.place.name();
         self.count(format!("{place}: rounds"));
@@ -62,7 +62,7 @@ impl Tally {
         }
     }
 
-    /// Counts the outcome when all had landed.
+    /// Counts the outcome after all commits have arrived.
     pub(super) fn landed(&mut self, plan: &Plan, commits: &[Commit], next: &[Settled], log: &Log) {
         let sent_again: usize = next.iter().map(|settled| settled.sent_again).sum();
         for commit in commits {
@@ -89,7 +89,7 @@ impl Tally {
         }
     }
 
-    /// Checks that so many rounds have met enough to prove something.
+    /// Checks that this many rounds had enough commits in flight to be meaningful.
     pub(super) fn proves_something(&self, rounds: u64) {
         let Self { in_flight, to_come, .. } = *self;
         let [least, least_to_come] = if rounds < MANY { [1, 0] } else { [rounds / 5, rounds / 10] };

@@ -1,4 +1,4 @@
-//! As much of a Kubernetes API as the record needs, over plain HTTP.
+//! The small part of the Kubernetes API that the record needs, over plain HTTP.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,26 +7,26 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-/// The objects of the API, and the way it answers.
+/// The objects of the API, and how it refuses requests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Content {
-    /// URL path: object.
+    /// Objects by URL path.
     pub(crate) objects: Map<String, Value>,
-    /// Resource: `forbidden`, `unauthorized`, `error` or `silent`.
+    /// Refusals by resource: `forbidden`, `unauthorized`, `error` or `silent`.
     pub(crate) refuse: Map<String, Value>,
-    /// True if KubeVirt's definitions are missing.
+    /// True if KubeVirt's resource definitions are missing.
     pub(crate) without_kubevirt: bool,
 }
 
 impl Content {
-    /// That of a step, or of a case's setup.
+    /// Reads the content from a step, or from a case's setup.
     pub(crate) fn of(kubernetes: &Value) -> Self {
         let map = |name: &str| kubernetes[name].as_object().cloned().unwrap_or_default();
         Self { objects: map("objects"), refuse: map("refuse"), without_kubevirt: kubernetes["kubevirt"] == false }
     }
 }
 
-/// A server that answers until the test program ends.
+/// An API server that runs until the test program ends.
 #[derive(Debug)]
 pub(crate) struct Api {
     pub(crate) url: String,
@@ -67,7 +67,7 @@ fn serve(mut stream: TcpStream, content: &Content) {
         return;
     }
     let length = body.len();
-    // A caller that has hung up needs no answer.
+    // A failed write means that the client has disconnected, which is fine.
     let _ = write!(stream, "HTTP/1.1 {status} .\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
 }
 
@@ -77,7 +77,7 @@ fn refusal(code: u16, reason: &str, message: &str) -> (u16, String) {
     (code, status.to_string())
 }
 
-/// Status code and body; no status if there is no answer.
+/// Returns status code and body; a status of 0 means no answer.
 fn answer(content: &Content, path: &str) -> (u16, String) {
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     let (group, plural, name, place) = match parts[..] {

@@ -1,4 +1,4 @@
-//! The calls for which Margay does more than Calico, and the differences.
+//! The recorded calls whose outcome Margay improves, with the expected outcomes.
 
 use serde_json::{Value, json};
 
@@ -7,11 +7,10 @@ use super::Expected;
 /// A recorded call for which a better outcome is expected.
 pub(crate) struct Deviation {
     pub(crate) case: &'static str,
-    /// Its place among the steps of the case.
+    /// The index of the step in the case.
     pub(crate) step: usize,
-    /// Why it is better.
     _why: &'static str,
-    /// Changes the recorded outcome to the better one; it also gets the state before the call.
+    /// Changes the recorded outcome to the better one. Also gets the state before the call.
     pub(crate) better: fn(&mut Expected, &Value),
 }
 
@@ -117,7 +116,7 @@ pub(crate) const DEVIATIONS: &[Deviation] = &[
         _why: FAMILY,
         better: |it, _| {
             let answer = |address: &str| json!({"exit": 0, "stdout": {"cniVersion": "1.0.0", "ips": [{"address": address}], "routes": [{"dst": address}]}});
-            // The third call is the DEL of the recorded failure.
+            // The third call is the DEL after the recorded failure.
             let nothing = json!({"exit": 0, "stdout": null});
             it.said = json!([answer("10.66.0.9/32"), answer("fd80:24e2:f998:72d6::21/128"), nothing]);
             let (handle, six) = ("net1.vmi.shop.till", "fd80:24e2:f998:72d6::21");
@@ -126,7 +125,7 @@ pub(crate) const DEVIATIONS: &[Deviation] = &[
     },
 ];
 
-/// The attributes of the usual pod of a virtual machine on node1.
+/// Returns the attributes of a virtual machine's ordinary pod on node1.
 fn pod(namespace: &str, pod: &str, machine: &str) -> Value {
     json!({"namespace": namespace, "node": "node1", "pod": format!("virt-launcher-{pod}"), "vmi-name": machine,
         "vm-uid": "aaaaaaaa-0000-4000-8000-000000000001", "vmi-uid": "bbbbbbbb-0000-4000-8000-000000000001"})
@@ -142,7 +141,7 @@ fn gives_up(it: &mut Expected, _: &Value) {
 }
 
 impl Expected {
-    /// An ADD that succeeds.
+    /// Expects a successful ADD with these addresses.
     fn answers(&mut self, addresses: &[&str]) {
         let ips: Vec<Value> = addresses.iter().map(|address| json!({"address": address})).collect();
         let routes: Vec<Value> = addresses.iter().map(|address| json!({"dst": address})).collect();
@@ -150,13 +149,13 @@ impl Expected {
         self.said = json!({"cniVersion": "1.0.0", "ips": ips, "routes": routes});
     }
 
-    /// An address is free, and its handle gone.
+    /// Expects an address to be free and its handle to be deleted.
     fn frees(&mut self, address: &str) {
         let gone = self.state["addresses"].as_object_mut().unwrap().remove(address).unwrap();
         self.state["handles"].as_object_mut().unwrap().remove(gone["handle"].as_str().unwrap()).unwrap();
     }
 
-    /// An owner of an address is gone.
+    /// Expects one owner of an address to be removed.
     fn clears(&mut self, address: &str, owner: &str) {
         let holder = self.state["addresses"][address].as_object_mut().unwrap();
         let gone = holder.remove(owner).unwrap();
@@ -166,7 +165,7 @@ impl Expected {
         }
     }
 
-    /// An address is held.
+    /// Expects an address to be held.
     fn holds(&mut self, address: &str, handle: &str, block: &str, owner: &Value) {
         self.state["addresses"][address] = json!({"handle": handle, "attributes": owner});
         self.state["handles"][handle][block] = 1.into();

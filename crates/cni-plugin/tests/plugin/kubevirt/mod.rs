@@ -1,5 +1,5 @@
-//! Calico's calls for virtual machines played again, each from the state that the record has before it: on a real etcd, by the
-//! real program under Calico's name, beside a Kubernetes API that answers as it did.
+//! Replays Calico's recorded calls for virtual machines, each from the recorded state before the call. They run the
+//! real program under Calico's name on a real etcd, beside a Kubernetes API with the recorded answers.
 
 mod api;
 mod deviations;
@@ -25,17 +25,17 @@ use deviations::{DEVIATIONS, Deviation};
 use state::{State, advance, brief, numbers, renaming};
 use testkit::server::Etcd;
 
-/// The outcome that a call must have.
+/// The expected outcome of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Expected {
     pub(crate) exit: u8,
-    /// A result, or an error's code and text; nothing.
+    /// A result, an error's code and text, or null.
     pub(crate) said: Value,
-    /// The state in brief.
+    /// The state as [`brief`] returns it.
     pub(crate) state: Value,
 }
 
-/// The etcd, the API and the program that replay the record.
+/// The etcd, the API and the program with which the record is replayed.
 struct Stage {
     _etcd: Etcd,
     address: String,
@@ -46,7 +46,7 @@ struct Stage {
     folder: tempfile::TempDir,
 }
 
-/// Writes a kubeconfig that leads to an API.
+/// Writes a kubeconfig for an API.
 fn write_kubeconfig(folder: &Path, url: &str) -> PathBuf {
     let text = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
@@ -54,7 +54,7 @@ fn write_kubeconfig(folder: &Path, url: &str) -> PathBuf {
             "users": [{"name": "u", "user": {"token": "secret-token"}}]});
     let path = folder.join("kubeconfig");
     std::fs::write(&path, text.to_string()).unwrap();
-    // The mode must not depend on this process's mask.
+    // The mode must not depend on the umask.
     std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     path
 }
@@ -74,7 +74,7 @@ impl Stage {
         Self { _etcd: etcd, address, store: open.store(), _open: open, runtime, api, folder }
     }
 
-    /// Puts the store into a state.
+    /// Replaces the content of the store.
     fn load(&self, state: &State) {
         self.runtime.block_on(async {
             for kv in self.store.list(kv::Range::All).await.unwrap().kvs {
@@ -94,7 +94,7 @@ impl Stage {
         kvs.iter().map(|kv| (text(kv.key.as_bytes()), serde_json::from_slice(kv.value.as_bytes()).unwrap())).collect()
     }
 
-    /// Runs a call. Returns its exit status and its output, without our details of an error.
+    /// Runs a call. Returns its exit status and its output; an error without its details, which are Margay's own.
     fn call(&self, env: &Value, stdin: &Value) -> (u8, Value) {
         let files = self.folder.path().to_str().unwrap();
         let places = [
@@ -119,14 +119,14 @@ impl Stage {
     }
 }
 
-/// The recorded outcome of a call, or the better one.
+/// Returns the recorded outcome of a call, or the better one.
 fn expected(case: &str, at: usize, call: &Value, before: &Value, after: &Value) -> Expected {
     let stdout = &call["stdout"];
     let said = match call["exit"].as_u64() {
         Some(1) => json!({"code": stdout["code"], "msg": stdout["msg"]}),
         _ => stdout.clone(),
     };
-    // A call that was killed, or has panicked, must be among the deviations.
+    // A recorded call that was killed or has panicked needs a deviation.
     let exit = call["exit"].as_u64().and_then(|exit| u8::try_from(exit).ok()).unwrap_or(u8::MAX);
     let mut expected = Expected { exit, said, state: after.clone() };
     if let Some(Deviation { better, .. }) = DEVIATIONS.iter().find(|one| one.case == case && one.step == at) {
@@ -144,7 +144,7 @@ fn play(stage: &Stage, name: &str, at: usize, step: &Value, before: &State, afte
     let begun = Instant::now();
     let (exit, said) = match step["plugin"].as_str() {
         Some("calico-ipam") => stage.call(&step["env"], &step["stdin"]),
-        // The main plugin itself is not tested here; only its calls of the IPAM plugin count.
+        // For the main plugin, replay only its calls of the IPAM plugin.
         _ => {
             let calls = step["ipam_calls"].as_array().unwrap();
             let mut said = Vec::new();

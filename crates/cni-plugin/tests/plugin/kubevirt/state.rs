@@ -1,4 +1,4 @@
-//! The state of a datastore: as the record has it, as it is stored, and in brief, so that the two can be compared.
+//! The state of a datastore, as recorded, as stored, and in brief for comparison.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use time::format_description::well_known::Rfc3339;
 use time::{Duration, OffsetDateTime};
 
-/// The beginning of all of the allocator's keys.
+/// The prefix of all keys of the allocator.
 const IPAM: &str = "/calico/ipam/v2/";
 const BLOCKS: &str = "/calico/ipam/v2/assignment/";
 const HANDLES: &str = "/calico/ipam/v2/handle/";
@@ -16,7 +16,7 @@ const HANDLES: &str = "/calico/ipam/v2/handle/";
 /// Documents by key.
 pub(crate) type State = BTreeMap<String, Value>;
 
-/// Replaces the placeholders of the record by what they stand for.
+/// Replaces the placeholders of the record by values.
 fn concrete(value: &mut Value) {
     match value {
         Value::String(text) => {
@@ -37,7 +37,7 @@ fn concrete(value: &mut Value) {
     }
 }
 
-/// Changes a state to what it is after a step of the record.
+/// Advances a state by one step of the record.
 pub(crate) fn advance(state: &mut State, step: &Value) {
     let key = || step["key"].as_str().unwrap().to_owned();
     match step["do"].as_str().unwrap() {
@@ -55,7 +55,8 @@ pub(crate) fn advance(state: &mut State, step: &Value) {
     }
 }
 
-/// The `etcd.ipam` of the record: the holder of each address, without times and our own attributes, and the handles.
+/// Returns a state in the form of `etcd.ipam` of the record: the handles, and the holder of each address, without times
+/// and Margay's own attributes.
 pub(crate) fn brief(state: &State) -> Value {
     let (mut addresses, mut handles) = (Map::new(), Map::new());
     for (key, document) in state {
@@ -78,7 +79,7 @@ fn holder(entry: &Value) -> Value {
         let mut owner = entry[name].as_object().cloned().unwrap_or_default();
         let time = owner.remove("timestamp");
         assert_eq!(time.is_some(), !owner.is_empty(), "each owner has a time: {entry}");
-        // A virtual machine's address has nothing of ours: it is no container's.
+        // A virtual machine's address has no attributes of Margay, since it belongs to no container.
         if !entry["handle_id"].as_str().unwrap_or_default().contains(".vmi.") {
             owner.retain(|name, _| !name.starts_with("margay.io/"));
         }
@@ -92,7 +93,7 @@ fn holder(entry: &Value) -> Value {
     holder
 }
 
-/// The assigned addresses of a block, with their entries and ordinals.
+/// Returns the assigned addresses of a block, with their entries and ordinals.
 fn allocations(block: &Value) -> Vec<(IpAddr, &Value, usize)> {
     let cidr: IpNet = block["cidr"].as_str().unwrap().parse().unwrap();
     let first = u128_of(cidr.network());
@@ -117,7 +118,7 @@ fn address_of(number: u128, is_v4: bool) -> IpAddr {
     if is_v4 { IpAddr::V4(u32::try_from(number).unwrap().into()) } else { IpAddr::V6(number.into()) }
 }
 
-/// The sequence number with which each held address was assigned.
+/// Returns the sequence number of each held address's assignment.
 pub(crate) fn numbers(state: &State) -> BTreeMap<(IpAddr, String), Value> {
     let blocks = state.iter().filter(|(key, _)| key.starts_with(BLOCKS));
     let numbers = blocks.flat_map(|(_, block)| {
@@ -129,8 +130,8 @@ pub(crate) fn numbers(state: &State) -> BTreeMap<(IpAddr, String), Value> {
     numbers.collect()
 }
 
-/// Names the addresses that are new in a brief state as another one names them: the order within a family is the same.
-/// Returns the text of any value with the names changed.
+/// Returns a function that renames addresses in any value: the new addresses of a found state become the new addresses
+/// of the expected state, in order within each family.
 pub(crate) fn renaming(before: &Value, expected: &Value, found: &Value) -> impl Fn(&Value) -> Value + use<> {
     let new = |state: &Value| -> Vec<IpAddr> {
         let named = state["addresses"].as_object().unwrap().keys();
@@ -155,7 +156,7 @@ fn renamed(value: &Value, pairs: &[(IpAddr, IpAddr)]) -> Value {
         if net.addr() != net.network() || net.prefix_len() == net.max_prefix_len() {
             return other(net.addr()).map_or_else(|| text.clone(), |to| format!("{to}/{}", net.prefix_len()));
         }
-        // A block, unless the address is the first of it.
+        // A block, or an address that is the first of its block.
         let in_block = pairs.iter().find(|(from, _)| net.contains(from));
         in_block.map_or_else(|| text.clone(), |(_, to)| IpNet::new(*to, net.prefix_len()).unwrap().trunc().to_string())
     };
