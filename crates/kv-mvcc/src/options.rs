@@ -111,9 +111,10 @@ pub enum Inspection {
 pub struct Retention {
     /// Maximum number of readable revisions; `None` means unlimited.
     pub revisions: Option<u64>,
-    /// How old a revision may be; `None` is unbounded. Applied only while the clock is within a day of the newest
-    /// revision, and where no two revisions around the bound lie more than a day apart: a clock that jumps does not take
-    /// the history with it. After a pause, what is older goes once its age has passed since then.
+    /// Maximum age of a revision; `None` means unlimited. The limit applies only while the clock is within a day of the
+    /// newest revision, and only where the revisions around the limit are at most a day apart. So a clock that jumps
+    /// does not remove history. After a longer pause, older revisions are removed once this age has passed since the
+    /// pause.
     pub age: Option<Duration>,
     /// Maximum number of bytes of the log and the superseded values; `None` means unlimited.
     pub bytes: Option<u64>,

@@ -378,9 +378,9 @@ const MAX_HISTORY_SHARES: usize = 1024;
 /// The oldest readable revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OldestRevision {
-    /// The revision.
+    /// The number of the revision.
     pub revision: Revision,
-    /// When it was committed; `None` for that of the store without any key.
+    /// The time of its commit; `None` for revision 1, the empty store.
     pub time: Option<SystemTime>,
 }
 

@@ -583,8 +583,8 @@ impl StoreCore {
         if !self.release_reserved_space(&full, Purpose::Release) {
             return Err(full.with_outcome(Outcome::NotApplied));
         }
-        // It keeps the next ones from using up the reserve. If there is still too little room for it, the release alone
-        // may fit in.
+        // Dropping history saves the reserve for later releases. If it fails for lack of space, the release alone may
+        // still fit.
         let _ = self.give_up_history(table, Purpose::Release);
         Ok(())
     }
