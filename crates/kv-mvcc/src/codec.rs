@@ -247,7 +247,7 @@ pub(crate) fn decode_id(row: &[u8]) -> Result<Uuid, Damage> {
     Uuid::from_slice(unseal(ID_KEY, row)?).map_err(|_| Damage::row(ID_KEY, "has the wrong length"))
 }
 
-/// The number of bytes that a log row counts: its own, and those of the superseded value that it keeps.
+/// The number of bytes that a log row counts: its own, and the bytes of the superseded value that it keeps.
 pub(crate) fn log_cost(row_bytes: usize, prev: Option<&Pointer>) -> u64 {
     (LOG_KEY_BYTES + row_bytes) as u64 + prev.map_or(0, |prev| u64::from(prev.len))
 }

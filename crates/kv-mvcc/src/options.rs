@@ -15,13 +15,13 @@ pub trait SpaceReserve: fmt::Debug + Send + Sync {
     /// Reserves the space again that was released.
     ///
     /// # Errors
-    /// What the user can do, if there is not enough space for that.
+    /// Advice for the user, if there is not enough space for that.
     fn restore(&self) -> Result<(), String>;
 
     /// Checks that the disk is writable and has space for a usual commit in addition to the reserve.
     ///
     /// # Errors
-    /// The error kind that a commit would get, and what the user can do.
+    /// The error kind that a commit would get, and advice for the user.
     fn check_room(&self) -> Result<(), (ErrorKind, String)>;
 
     /// Frees a part of the reserved space. Returns false if none was left.

@@ -244,7 +244,7 @@ async fn retention_bounds_store_under_endless_writes() {
         }
         most = most.max(crate::wrapped::rows(&table as &dyn Table).len());
     }
-    // At most five rows for each readable revision: the log row, the value, and those of its deletions.
+    // At most five rows for each readable revision: the log row, the value, and the log rows of its deletions.
     assert!(most < 600, "{most} rows");
     store.verify().await.unwrap();
 }

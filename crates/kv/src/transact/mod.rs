@@ -147,8 +147,6 @@ pub struct Committed<T> {
 ///
 /// This is a macro because an async closure that gets a reference makes a future that is not `Send`.
 ///
-/// It is a macro because an async closure that is given a reference makes a future that is not `Send`.
-///
 /// # Errors
 /// Any error of the body or the store. `Conflict` after the last attempt, `Timeout` at the deadline. An error with
 /// [`Outcome::Unknown`](crate::Outcome::Unknown) means that settling failed, too.
