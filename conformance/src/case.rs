@@ -39,9 +39,9 @@ pub enum Group {
 /// Whether a case runs beside other cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weight {
-    /// It runs beside others.
+    /// Runs beside other cases.
     Light,
-    /// It takes much of the machine, or checks the whole process, and runs alone.
+    /// Runs alone, because it needs much of the machine or checks the whole process.
     Heavy,
 }
 

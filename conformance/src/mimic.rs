@@ -45,9 +45,9 @@ pub struct KnownFailure {
 /// How often a known failure happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureFrequency {
-    /// Each time: a case that passes is listed wrongly.
+    /// In every run. If the case passes, the list is wrong.
     Always,
-    /// Depending on time and chance.
+    /// In some runs, depending on timing and chance.
     Sometimes,
 }
 

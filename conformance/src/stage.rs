@@ -157,7 +157,7 @@ impl Stage {
         !work.is_finished()
     }
 
-    /// The runtime for a case: the last one if none of its threads is blocked, else a new one.
+    /// The runtime for a case: the last one if it runs a trivial task in time, else a new one.
     fn free_runtime(&self) -> Result<Handle, BoxError> {
         let mut runtimes = self.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = runtimes.last() {
