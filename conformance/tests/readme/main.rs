@@ -1,4 +1,4 @@
-//! The store of the page `README.md`, judged by the suite: what the page shows stands here.
+//! The example store of `README.md`, tested by the suite. The page quotes this file.
 
 mod history;
 
@@ -17,7 +17,7 @@ use crate::history::CallHistory;
 
 const NAME: &str = "mine";
 
-/// A store in memory: all that ever happened, and a bell for watchers.
+/// A store in memory: its history, and a channel that wakes watches.
 #[derive(Clone, Debug)]
 struct MyStore {
     history: Arc<Mutex<CallHistory>>,
