@@ -12,7 +12,6 @@ pub(crate) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum length of an expected or actual value in a report.
 const MAX_SHOWN_CHARS: usize = 700;
 
-/// The result of a case.
 pub(crate) type Checked<T = ()> = Result<T, Failure>;
 
 /// A violation of a rule by a store.

@@ -179,7 +179,6 @@ impl Fixture for InPlaceFixture {
     }
 }
 
-/// The keys that cases have put.
 #[derive(Clone, Debug, Default)]
 struct WrittenKeys(Arc<Mutex<BTreeSet<Key>>>);
 

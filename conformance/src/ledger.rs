@@ -14,7 +14,6 @@ use crate::subject::{BoundedHandle, in_time};
 
 /// The prefix of all keys that the writers write.
 const PREFIX: &str = "ledger/";
-/// The pause after a failed write.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The store's answer to a write.
@@ -66,17 +65,14 @@ impl Ledger {
         self.0.extend(other.0);
     }
 
-    /// All answers.
     pub(crate) fn said(&self) -> impl Iterator<Item = &LedgerAnswer> {
         self.0.values()
     }
 
-    /// The number of failed writes.
     pub(crate) fn failed(&self) -> usize {
         self.said().filter(|said| !matches!(said, LedgerAnswer::Applied(_))).count()
     }
 
-    /// The newest acknowledged revision.
     pub(crate) fn newest(&self) -> Revision {
         let revisions =
             self.said().filter_map(|said| if let LedgerAnswer::Applied(at) = said { Some(*at) } else { None });

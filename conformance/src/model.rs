@@ -15,14 +15,12 @@ pub(crate) struct Model {
     now: State,
     /// The versions of each key with the revision that made them; `None` for a deletion.
     versions: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
-    /// The events of each revision.
     log: BTreeMap<Revision, Vec<Event>>,
     revision: Revision,
     mark: Revision,
 }
 
 impl Model {
-    /// An empty store at this revision.
     pub(crate) fn new(revision: Revision) -> Self {
         let (versions, log) = (BTreeMap::new(), BTreeMap::new());
         Self { now: State::default(), versions, log, revision, mark: Revision::UNSET }
@@ -33,7 +31,6 @@ impl Model {
         Self { mark: revision, ..Self::new(revision) }
     }
 
-    /// The revision of the store.
     pub(crate) fn revision(&self) -> Revision {
         self.revision
     }

@@ -10,7 +10,6 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(270);
 const MAX_FACTOR: f64 = 16.0;
 /// CPU time of one measurement. It is much longer than the time slice of a process on a busy machine.
 const MEASURED_WORK: Duration = Duration::from_millis(40);
-/// Maximum age of a measurement.
 const MEASUREMENT_MAX_AGE: Duration = Duration::from_secs(5);
 /// The steps of one piece of the measured work, which takes well below a millisecond.
 const STEPS_PER_PIECE: u32 = 20_000;

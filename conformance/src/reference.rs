@@ -21,7 +21,6 @@ struct SharedModel {
     changed: watch::Sender<()>,
 }
 
-/// A model behind a lock.
 #[derive(Clone, Debug)]
 pub(crate) struct ReferenceStore(Arc<SharedModel>);
 

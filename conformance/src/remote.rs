@@ -24,14 +24,12 @@ use crate::harness::{Ability, BoxError, Fixture, Harness, Server};
 use crate::reference::ReferenceStore;
 
 const NAME: &str = "remote";
-/// How long a client waits for the server.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often the server of a watch sends a heartbeat.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
 /// The number that stands for a heartbeat.
 const HEARTBEAT_NUMBER: u64 = 0;
 
-/// The fault of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientFault {
     Healthy,
@@ -128,7 +126,6 @@ async fn serve_watch(
     }
 }
 
-/// A client of the server.
 #[derive(Clone, Debug)]
 struct RemoteStore {
     addresses: Vec<SocketAddr>,

@@ -10,10 +10,8 @@ use crate::groups::{crash, crash_compacting, damage, disk, processes};
 use crate::harness::{BoxError, Harness};
 use crate::process::{BREAKS_PREFIX, FAILED_PREFIX, ROLE_VARIABLE, RoleJob, say};
 
-/// The function of a role.
 type RoleFunction = for<'a> fn(RoleJob<'a>) -> BoxFuture<'a, Result<(), BoxError>>;
 
-/// All roles by name.
 const ROLES: &[(&str, RoleFunction)] = &[
     ("write", |job| Box::pin(crash::write(job))),
     ("write_many", |job| Box::pin(crash::write_many(job))),

@@ -11,10 +11,8 @@ use kv::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State(BTreeMap<Key, Kv>);
 
-/// The effect of a transaction on a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TxnEffect {
-    /// Whether all compares held.
     pub(crate) succeeded: bool,
     /// One result for each operation that ran. The results of reads have no revision yet.
     pub(crate) results: Vec<OpResult>,
@@ -29,7 +27,6 @@ impl FromIterator<Kv> for State {
 }
 
 impl State {
-    /// The entry of a key.
     pub(crate) fn get(&self, key: &Key) -> Option<&Kv> {
         self.0.get(key)
     }

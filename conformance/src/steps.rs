@@ -33,12 +33,10 @@ impl Steps {
             .of("R8")
     }
 
-    /// The revision after this many steps.
     pub(crate) fn revision(&self, steps: u64) -> Revision {
         after(self.base, signed(steps))
     }
 
-    /// The state after this many steps.
     pub(crate) fn expected(&self, steps: u64) -> Vec<Kv> {
         let mut entries = BTreeMap::new();
         for n in steps.saturating_sub(KEY_REUSE_STEPS)..steps {

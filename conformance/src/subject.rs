@@ -71,7 +71,6 @@ impl BoundedHandle {
         }
     }
 
-    /// The underlying store.
     pub(crate) fn store(&self) -> Arc<dyn Store> {
         self.store.clone()
     }
@@ -81,12 +80,10 @@ impl BoundedHandle {
         Self { store: Arc::new(store), ..self.clone() }
     }
 
-    /// The current revision of the store.
     pub(crate) async fn revision(&self) -> Checked<Revision> {
         Ok(self.range(RangeRequest::new(Range::key("?")).with_content(Content::CountOnly)).await?.revision)
     }
 
-    /// Reads a range at the latest revision.
     pub(crate) async fn read(&self, range: Range) -> Checked<RangeResponse> {
         Ok(self.range(RangeRequest::new(range)).await?)
     }
@@ -106,7 +103,6 @@ impl BoundedHandle {
         Ok(self.get(key).await?.map(|kv| text(&kv.value)))
     }
 
-    /// Runs operations without compares.
     pub(crate) async fn run(&self, ops: impl IntoIterator<Item = Op> + Send) -> Checked<TxnResponse> {
         Ok(self.txn(Txn::new().with_success(ops)).await?)
     }
@@ -268,12 +264,10 @@ impl Subject {
         self.harness.abilities().contains(&ability)
     }
 
-    /// The address of the store.
     pub(crate) fn address(&self) -> Checked<String> {
         self.surroundings()?.address().map_err(|error| environment("the store's address", &error))
     }
 
-    /// The address of a store below a folder.
     pub(crate) fn address_in(&self, folder: &Path) -> Checked<String> {
         self.harness.address_in(folder).map_err(|error| environment("an address in a folder", &error))
     }
@@ -323,7 +317,6 @@ impl Subject {
         Process::start(process::command(role, arguments, address)?, self.patience())
     }
 
-    /// Opens the store at an address from this process.
     pub(crate) async fn join(&self, address: &str, wait: Duration) -> Result<JoinedStore> {
         let fixture = self.harness.join(address, wait).await?;
         Ok(JoinedStore { handle: self.handle_on(fixture.store()), _fixture: fixture })
@@ -334,7 +327,6 @@ impl Subject {
         self.none.patience
     }
 
-    /// The number of bytes that the store occupies.
     pub(crate) async fn stored_bytes(&self) -> Checked<u64> {
         self.surroundings()?.stored_bytes().await.map_err(|error| environment("measuring the store", &error))
     }

@@ -13,7 +13,6 @@ pub(crate) struct Watcher {
     request: WatchRequest,
     next: Revision,
     time: Option<SystemTime>,
-    /// The last reported progress.
     progress: Option<Revision>,
     patience: Duration,
     /// The rule that a silent watch breaks.
@@ -33,7 +32,6 @@ impl Watcher {
         self
     }
 
-    /// The watched range.
     pub(crate) fn range(&self) -> Range {
         self.request.range.clone()
     }
@@ -43,7 +41,6 @@ impl Watcher {
         self.next
     }
 
-    /// The last reported progress.
     pub(crate) fn seen_progress(&self) -> Option<Revision> {
         self.progress
     }
@@ -61,12 +58,10 @@ impl Watcher {
         }
     }
 
-    /// Waits for the next batch.
     pub(crate) async fn next(&mut self) -> Checked<Batch> {
         self.step().await?.map_err(|kind| Failure::new("a watch", "a batch", format!("the error {kind:?}")))
     }
 
-    /// Waits for the next `count` batches.
     pub(crate) async fn take(&mut self, count: usize) -> Checked<Vec<Batch>> {
         let mut batches = Vec::with_capacity(count);
         while batches.len() < count {

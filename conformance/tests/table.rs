@@ -46,7 +46,6 @@ fn rules_all_have_case() {
     assert!(bare.is_empty(), "no case: {bare:?}");
 }
 
-/// Lists all files below a folder.
 fn sources(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {

@@ -37,7 +37,6 @@ pub(crate) async fn compact(job: RoleJob<'_>) -> Result<(), BoxError> {
 /// The progress that a compacting process has reported.
 #[derive(Clone, Copy, Debug, Default)]
 struct CompactionProgress {
-    /// The number of completed steps.
     done: u64,
     /// The step of the compaction mark.
     mark: u64,

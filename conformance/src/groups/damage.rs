@@ -207,7 +207,6 @@ pub(crate) async fn any_damage(t: Subject) -> Checked {
     holds("some damage that was seen and some that did no harm", right > 10 && refused > 10, &(right, refused))
 }
 
-/// Damages one file and describes the damage.
 fn damage(files: &[(PathBuf, Vec<u8>)], random: &mut Rng) -> io::Result<String> {
     let (path, bytes) = &files[random.usize(..files.len())];
     let (mut bytes, length) = (bytes.clone(), bytes.len());

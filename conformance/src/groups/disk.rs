@@ -54,7 +54,6 @@ async fn check_all(store: &BoundedHandle, tried: &[PutAttempt]) -> Checked {
     Ok(())
 }
 
-/// Number of concurrent writes.
 const MAX_CONCURRENT_WRITES: usize = 8;
 /// Maximum number of writes after which the disk must be full.
 const MAX_WRITES: usize = 20_000;

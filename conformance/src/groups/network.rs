@@ -10,7 +10,6 @@ use kv::{Error, Operation, Store};
 use crate::expect::{Checked, holds};
 use crate::history::Summary;
 
-/// The quality of the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NetworkQuality {
     Good,

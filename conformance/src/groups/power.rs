@@ -8,9 +8,7 @@ use crate::seed::{SEED, seed};
 use crate::steps::Steps;
 use crate::subject::{BoundedHandle, Subject};
 
-/// Number of power cuts.
 const POWER_CUTS: u64 = 200;
-/// Maximum number of disk operations between two cuts.
 const MAX_OPERATIONS_PER_CUT: u32 = 160;
 
 /// The power fails at any disk operation, while the store is used or opened. No acknowledged or seen write is lost,

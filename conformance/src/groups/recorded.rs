@@ -48,7 +48,6 @@ pub(crate) struct RecordedRun {
     pub(crate) complaints: Vec<String>,
 }
 
-/// Runs the clients and watches.
 pub(crate) async fn run(t: &Subject, network: NetworkQuality, seed: u64) -> Checked<RecordedRun> {
     let base = t.revision().await?;
     let history = Arc::new(CallHistory::new());

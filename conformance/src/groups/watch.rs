@@ -8,12 +8,10 @@ use kv::{
 use crate::expect::{Checked, JudgedByRule, holds, refused, same};
 use crate::subject::{Branch, Subject, entry, span, took};
 
-/// The event of a put.
 fn put_event(kv: Kv) -> Event {
     Event { kind: EventKind::Put, kv, prev: None }
 }
 
-/// The event of a deletion.
 fn delete_event(key: &str, at: Revision) -> Event {
     let kv = Kv {
         key: Key::from(key),

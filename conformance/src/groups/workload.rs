@@ -5,15 +5,12 @@ use kv::{Compare, CompareOp, Content, Key, Kv, Op, OpResult, Range, RangeRequest
 
 use crate::groups::network::NetworkQuality;
 
-/// Number of keys.
 pub(crate) const KEYS: usize = 6;
 
-/// The name of a key.
 pub(crate) fn key(i: usize) -> String {
     format!("k/{i}")
 }
 
-/// A generated call.
 #[derive(Clone, Debug)]
 pub(crate) enum GeneratedCall {
     Read(RangeRequest),
@@ -48,7 +45,6 @@ impl CallGenerator {
         self.random.usize(..4)
     }
 
-    /// Generates the next call.
     pub(crate) fn next(&mut self) -> GeneratedCall {
         match self.random.u8(..20) {
             0..=2 => GeneratedCall::Read(RangeRequest::new(Range::key(self.key()))),

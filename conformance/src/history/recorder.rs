@@ -54,7 +54,6 @@ pub struct Call {
 }
 
 impl Call {
-    /// The revision of the answer, if it has one.
     pub(super) fn revision(&self) -> Option<Revision> {
         match &self.answered {
             RecordedAnswer::Range(answer) => Some(answer.revision),

@@ -223,7 +223,6 @@ pub async fn read_log(store: &dyn Store, range: Range, first: Revision, last: Re
     Ok(log)
 }
 
-/// The answer to a transaction at this revision.
 pub(super) fn answer_of(revision: Revision, succeeded: bool, mut results: Vec<OpResult>) -> TxnResponse {
     for result in &mut results {
         if let OpResult::Range(found) = result {

@@ -158,7 +158,6 @@ impl JudgedPart {
         found_at.is_none() && floor.is_below(batch.revision) && self.does(i, batch, state)
     }
 
-    /// True if a transaction makes this change in this state.
     fn does(&self, i: usize, batch: &Batch, state: &mut State) -> bool {
         let Some(txn) = self.calls[i].txn().filter(|txn| txn.check("history").is_ok()) else { return false };
         let applied = state.run(txn, batch.revision);

@@ -17,16 +17,12 @@ const MAX_SEARCH_STEPS: usize = 1_000_000;
 /// The state of the store: a number at some of the keys.
 pub(crate) type KeyStates = [Option<u32>; KEYS];
 
-/// The action of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Reads a key.
     Get(usize),
-    /// Writes a key.
     Put(usize, u32),
     /// Writes a key if it has the first number.
     Swap(usize, u32, u32),
-    /// Deletes a key.
     Delete(usize),
     /// Deletes the first key and writes the second, if the first one exists.
     Move(usize, usize, u32),
@@ -37,18 +33,14 @@ pub(crate) enum Action {
 pub(crate) enum ObservedAnswer {
     /// The value of a key.
     Value(Option<u32>),
-    /// Whether the action had an effect.
     Effect(Effect),
     /// No answer: the action may have happened at any time after its start, or never.
     Nothing,
 }
 
-/// Whether a write had an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// The write changed the store.
     Some,
-    /// The write changed nothing.
     None,
 }
 
@@ -82,7 +74,6 @@ pub(crate) struct SearchFailure {
     pub(crate) stuck: Vec<Call>,
 }
 
-/// The extent of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SearchExtent {
     /// All orders were tried, so none explains the calls.
@@ -154,7 +145,6 @@ struct Search {
     best: SearchFailure,
 }
 
-/// A call that may come next.
 #[derive(Clone, Copy)]
 enum NextCall {
     OfClient(usize),

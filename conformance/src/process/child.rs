@@ -29,12 +29,10 @@ impl<'a> RoleJob<'a> {
         Ok(Self { harness, address: env::var(ADDRESS_VARIABLE)?, arguments })
     }
 
-    /// The argument of the role at this index.
     pub(crate) fn argument(&self, place: usize) -> Result<u64, BoxError> {
         self.arguments.get(place).copied().ok_or_else(|| format!("argument {place} of the role is missing").into())
     }
 
-    /// The address of the store.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }

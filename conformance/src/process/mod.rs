@@ -46,7 +46,6 @@ pub(crate) fn command_under(mut outer: Command, inner: &Command) -> Command {
     outer
 }
 
-/// Adds a folder for the role to a command.
 pub(crate) fn with_folder(mut command: Command, folder: &Path) -> Command {
     command.env(FOLDER_VARIABLE, folder);
     command
@@ -83,7 +82,6 @@ impl Process {
         Ok(Self { child, lines, stdin, started, patience })
     }
 
-    /// The time since the start of the process.
     pub(crate) fn age(&self) -> Duration {
         self.started.elapsed()
     }
@@ -168,7 +166,6 @@ pub(crate) async fn moment(length: Duration) {
     }
 }
 
-/// Parses a number in the output of a process.
 pub(crate) fn number(said: &str) -> Checked<u64> {
     said.trim().parse().map_err(|_| Failure::new("what another process says", "a number", said))
 }

@@ -19,7 +19,6 @@ pub(crate) fn after(revision: Revision, steps: i64) -> Revision {
     Revision::new(revision.get() + steps)
 }
 
-/// An expected entry.
 pub(crate) fn entry(key: &str, value: &str, create: Revision, modified: Revision, version: i64) -> Kv {
     Kv {
         key: Key::from(key),
@@ -67,11 +66,8 @@ pub(crate) fn took(checked: &str, answer: &TxnResponse, succeeded: Branch) -> Ch
     same(checked, branch, succeeded)
 }
 
-/// A branch of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Branch {
-    /// The operations that run if the compares hold.
     Success,
-    /// The operations that run otherwise.
     Failure,
 }

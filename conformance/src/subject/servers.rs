@@ -20,7 +20,6 @@ use crate::proxy::Proxy;
 const PROCESS_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Subject {
-    /// The servers of the store.
     pub(crate) fn servers(&self) -> Checked<Vec<Server>> {
         match self.surroundings()?.servers() {
             servers if servers.is_empty() => Err(Failure::new("the environment: its servers", "some", "none")),
@@ -28,7 +27,6 @@ impl Subject {
         }
     }
 
-    /// The addresses of the servers.
     pub(crate) fn addresses(&self) -> Checked<Vec<SocketAddr>> {
         Ok(self.servers()?.into_iter().map(|server| server.address).collect())
     }
@@ -94,17 +92,14 @@ impl Subject {
             .map_err(|error| environment("a server that starts again", &error))
     }
 
-    /// The index of the leading server.
     pub(crate) async fn leader(&self) -> Checked<usize> {
         self.surroundings()?.leader().await.map_err(|error| environment("the leader", &error))
     }
 
-    /// Takes a copy of the store.
     pub(crate) async fn take_copy(&mut self) -> Checked {
         self.surroundings_mut()?.take_copy().await.map_err(|error| environment("a copy", &error))
     }
 
-    /// Restores the store from the copy.
     pub(crate) async fn put_back(&mut self) -> Checked {
         self.surroundings_mut()?.put_back().await.map_err(|error| environment("putting a copy back", &error))
     }

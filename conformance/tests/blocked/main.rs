@@ -16,7 +16,6 @@ const CHILD: &str = "blocked-child";
 /// Time limit of a complete run.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The place at which a store blocks.
 #[derive(Clone, Copy, Debug)]
 enum Place {
     /// Every call, on the polling thread.

@@ -227,7 +227,6 @@ pub(crate) fn encode_format(format: u32) -> Vec<u8> {
     [number, checksum(FORMAT_KEY, &number).to_be_bytes()].concat()
 }
 
-/// Decodes the format row.
 pub(crate) fn decode_format(row: &[u8]) -> Result<u32, Damage> {
     let parse = || {
         let (number, rest) = row.split_first_chunk::<4>()?;
@@ -237,12 +236,10 @@ pub(crate) fn decode_format(row: &[u8]) -> Result<u32, Damage> {
     parse().ok_or_else(|| Damage::row(FORMAT_KEY, "fails its checksum"))
 }
 
-/// Encodes the row with the id of the store.
 pub(crate) fn encode_id(id: Uuid) -> Vec<u8> {
     seal(ID_KEY, id.as_bytes())
 }
 
-/// Decodes the row with the id of the store.
 pub(crate) fn decode_id(row: &[u8]) -> Result<Uuid, Damage> {
     Uuid::from_slice(unseal(ID_KEY, row)?).map_err(|_| Damage::row(ID_KEY, "has the wrong length"))
 }
@@ -277,7 +274,6 @@ impl LogPosition {
         Self { revision, sub: 0 }
     }
 
-    /// The next position of the same revision.
     pub(crate) fn next(self) -> Self {
         Self { sub: self.sub + 1, ..self }
     }
@@ -329,7 +325,6 @@ pub(crate) struct LogRow {
     pub(crate) prev: Option<Pointer>,
 }
 
-/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) enum Change {
     Put(Pointer),
@@ -356,7 +351,6 @@ pub(crate) struct StoredRetention {
 /// The row with the state of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateRow {
-    /// The newest revision.
     pub(crate) revision: u64,
     /// The compaction mark: the oldest readable revision; 0 if all are readable.
     pub(crate) compacted: u64,
@@ -367,7 +361,6 @@ pub(crate) struct StateRow {
     pub(crate) log_bytes: u64,
     /// The time of the newest commit in microseconds since 1970.
     pub(crate) time: u64,
-    /// The number of live keys.
     pub(crate) live: u64,
     /// The wrapping sum of [`fingerprint`] over all live keys. It reveals a lost key.
     pub(crate) digest: u64,
@@ -392,15 +385,12 @@ impl<Context> Decode<Context> for StateRow {
     }
 }
 
-/// The content of a row.
 pub(crate) trait Row: Encode + Decode<()> {
     /// The content that rows of version 1 do not have. Its default is not encoded.
     type Extra: Default + PartialEq + Encode + Decode<()>;
 
-    /// The extra content of this row.
     fn extra(&self) -> Self::Extra;
 
-    /// Sets the extra content from a row of version 2.
     fn set_extra(&mut self, extra: Self::Extra);
 
     /// False for content that no store writes: numbers too large to increment, or values over the size limit. A

@@ -26,7 +26,6 @@ pub(crate) fn closed(store: &'static str, operation: Operation) -> Error {
     Error::new(ErrorKind::Closed, operation, store)
 }
 
-/// The revision of a number in a row.
 pub(crate) fn revision(number: u64) -> Revision {
     Revision::new(number.cast_signed())
 }
@@ -77,7 +76,6 @@ impl SharedError {
         error
     }
 
-    /// The outcome of the shared error.
     pub(crate) fn outcome(&self) -> Outcome {
         self.0.outcome()
     }

@@ -86,7 +86,6 @@ pub struct JournaledTable {
 #[derive(Clone, Copy, Debug, Default)]
 struct JournalEnd {
     durable: DurableParts,
-    /// The offset of the next record.
     tail: u64,
 }
 
@@ -344,7 +343,6 @@ fn encoded_bytes(writes: &[Write]) -> u64 {
     (RECORD_HEADER_BYTES + writes.iter().map(bytes).sum::<usize>()) as u64
 }
 
-/// Encodes a record.
 fn encode_record(number: u64, writes: &[Write]) -> Vec<u8> {
     let mut record = vec![0; RECORD_HEADER_BYTES];
     for write in writes {

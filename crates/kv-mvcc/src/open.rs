@@ -15,7 +15,6 @@ use crate::table::{Table, Write};
 /// takes at most a few milliseconds.
 const MAX_LIVE_KEYS_CHECKED_AT_OPEN: u64 = 4096;
 
-/// The facts about an open store.
 pub(crate) struct OpenFacts {
     pub(crate) id: Uuid,
     pub(crate) format: u32,
@@ -69,7 +68,6 @@ pub(crate) fn open_table(
     Ok(OpenFacts { id, format, state, retention })
 }
 
-/// True if the table has no rows.
 fn is_empty(rows: &Rows<'_>) -> Result<bool> {
     let mut empty = true;
     rows.view().scan(&[], &[u8::MAX], &mut |_, _| {
@@ -168,7 +166,6 @@ pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verificat
     })
 }
 
-/// Why a pass ended early.
 enum VerifyStop {
     /// A commit changed the store.
     Changed,

@@ -20,14 +20,12 @@ pub(crate) type KeyOverlay = BTreeMap<Key, Option<Pointer>>;
 
 /// A state of the store.
 pub(crate) trait Entries {
-    /// The entry of a key.
     fn entry(&mut self, key: &[u8]) -> Result<Option<Pointer>>;
 
     /// Visits the entries from `from` (inclusive) to `to` (exclusive; `None`: to the end), ascending, until `visit`
     /// breaks.
     fn each(&mut self, from: &[u8], to: Option<&[u8]>, visit: VisitEntry<'_>) -> Result<()>;
 
-    /// The value of an entry.
     fn value(&mut self, pointer: &Pointer) -> Result<Value>;
 
     /// The values of entries, in the order of `pointers`.
@@ -104,14 +102,12 @@ pub(crate) fn read(entries: &mut dyn Entries, request: &TxnRange) -> Result<Rang
     Ok(RangeResponse { revision: Revision::UNSET, kvs, count, more })
 }
 
-/// Reads the values of entries.
 pub(crate) fn with_values(entries: &mut dyn Entries, found: Vec<(Key, Pointer)>) -> Result<Vec<Kv>> {
     let pointers: Vec<Pointer> = found.iter().map(|(_, pointer)| *pointer).collect();
     let values = entries.values(&pointers)?;
     Ok(found.into_iter().zip(values).map(|((key, pointer), value)| kv_of(key, &pointer, value)).collect())
 }
 
-/// True if all compares hold.
 pub(crate) fn all_hold(entries: &mut dyn Entries, compares: &[Compare]) -> Result<bool> {
     for compare in compares {
         if !holds(entries, compare)? {
@@ -152,7 +148,6 @@ pub(crate) fn kv_of(key: Key, pointer: &Pointer, value: Value) -> Kv {
     }
 }
 
-/// Sets the revision in the answers of all reads of a transaction.
 pub(crate) fn stamp(results: &mut [OpResult], at: Revision) {
     for result in results {
         if let OpResult::Range(answer) = result {
@@ -251,7 +246,6 @@ impl<'t> PinnedReader<'t> {
         Ok(pinned)
     }
 
-    /// The revision that is read.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }

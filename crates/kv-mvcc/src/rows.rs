@@ -40,7 +40,6 @@ impl<'t> Rows<'t> {
         Ok(Self { view: table.view()?, store })
     }
 
-    /// The underlying view.
     pub(crate) fn view(&self) -> &dyn View {
         &*self.view
     }
@@ -49,7 +48,6 @@ impl<'t> Rows<'t> {
         corrupt(self.store, Operation::Range, damage.0)
     }
 
-    /// The state of the store.
     pub(crate) fn state(&self) -> Result<StateRow> {
         match self.view.get(codec::STATE_KEY)? {
             Some(row) => codec::decode(codec::STATE_KEY, &row).map_err(|damage| self.corrupt(damage)),
@@ -92,7 +90,6 @@ impl<'t> Rows<'t> {
         damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
     }
 
-    /// The row of a lease.
     pub(crate) fn lease(&self, id: LeaseId) -> Result<Option<LeaseRow>> {
         let row_key = codec::lease_key(id);
         match self.view.get(&row_key)? {
@@ -142,7 +139,6 @@ impl<'t> Rows<'t> {
         Ok(LeasedKeys { found, next })
     }
 
-    /// Visits rows until `visit` breaks or fails.
     fn scan_rows(
         &self,
         from: &[u8],
@@ -200,7 +196,6 @@ impl<'t> Rows<'t> {
         Ok(time)
     }
 
-    /// Reads the value of an entry.
     pub(crate) fn value(&self, pointer: &Pointer) -> Result<Value> {
         let (place, len) = (pointer.place, pointer.len as usize);
         let mut value = Vec::with_capacity(len);

@@ -69,7 +69,6 @@ pub(crate) struct StoreCore {
     pub(crate) spent: AtomicBool,
 }
 
-/// The newest state that is known to be durable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DurableState {
     pub(crate) state: StateRow,
@@ -141,7 +140,6 @@ impl MvccStore {
         let _ = self.inner.observer.set(Box::new(observer));
     }
 
-    /// The state that all handles share.
     pub(crate) fn inner(&self) -> &Arc<StoreCore> {
         &self.inner
     }
@@ -217,12 +215,10 @@ impl StoreCore {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The limits on history.
     pub(crate) fn retention(&self) -> Retention {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Applies new limits on history.
     fn apply_retention(&self, retention: Retention) {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = retention;
     }
@@ -329,7 +325,6 @@ impl Store for MvccStore {
     }
 }
 
-/// Maximum number of keys in a page.
 const MAX_PAGE_KEYS: usize = 4096;
 
 /// A page of the keys of a store at one revision.

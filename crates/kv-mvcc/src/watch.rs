@@ -74,20 +74,16 @@ enum WatchEnd {
     Reached,
 }
 
-/// The position of a watch in the log.
 #[derive(Clone, Default)]
 struct WatchCursor {
-    /// The next position to read.
     next: LogPosition,
     /// The events so far of a revision that was only read in part.
     partial: Option<Batch>,
 }
 
-/// The result of one scan of the log.
 struct LogScan {
     ready: VecDeque<Batch>,
     cursor: WatchCursor,
-    /// The newest revision.
     newest: u64,
 }
 
@@ -299,7 +295,6 @@ struct WatchSlots {
     /// The newest revision whose commit was compared with the ranges.
     passed: u64,
     slots: Vec<Slot>,
-    /// The slots without a watch.
     free: Vec<usize>,
     ranges: RangeIndex,
     /// The slots whose watch must be woken by the next commit, whatever it changes.
@@ -425,7 +420,6 @@ impl SlotList {
     }
 }
 
-/// The news for a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WatchNews {
     /// The range may have changed from this revision on.

@@ -30,12 +30,10 @@ use crate::stage::StagedState;
 use crate::store::StoreCore;
 use crate::table::{Table, Write};
 
-/// Maximum number of transactions in one commit.
 const MAX_GROUP_TXNS: usize = 256;
 /// A commit takes no further transactions once it has this many bytes.
 const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 
-/// The channel for the answer to a job.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 
 /// A change of the table that is not a transaction. The task sends its answer itself; without a table it answers that
@@ -60,7 +58,6 @@ pub(crate) enum WriteJob {
 #[derive(Default)]
 pub(crate) struct JobQueue {
     jobs: VecDeque<WriteJob>,
-    /// True while a task drains the queue.
     draining: bool,
 }
 

@@ -19,7 +19,6 @@ type Map = BTreeMap<Key, Kv>;
 struct Model {
     /// The state at each revision, starting with revision 1.
     states: Vec<Map>,
-    /// The events of each revision.
     events: Vec<Vec<Event>>,
     mark: i64,
 }
@@ -150,7 +149,6 @@ impl Model {
     }
 }
 
-/// One step of a history.
 #[derive(Clone, Debug)]
 enum Step {
     Txns(Vec<Txn>),

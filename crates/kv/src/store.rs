@@ -323,7 +323,6 @@ impl Pages {
         Ok(self.next_answer(store).await?.map(|page| page.kvs))
     }
 
-    /// Reads the next page as the store answered it.
     async fn next_answer<S: Store + ?Sized>(&mut self, store: &S) -> Result<Option<RangeResponse>> {
         let Some(range) = &self.rest else { return Ok(None) };
         let limit = i64::try_from(self.limit.clamp(1, self.most.max(1))).unwrap_or(i64::MAX);

@@ -18,7 +18,6 @@ pub const MAX_TXN_OPS: usize = 128;
 /// The overhead of a compare or an operation on the wire, rounded up.
 const OP_OVERHEAD_BYTES: usize = 32;
 
-/// Makes an error in the name of the store.
 fn refuse<T>(kind: ErrorKind, operation: Operation, store: &'static str) -> Result<T> {
     Err(Error::new(kind, operation, store))
 }

@@ -48,7 +48,6 @@ impl Watched {
         Self { store, table, clock, now: 0, off: 0, made: Vec::new() }
     }
 
-    /// Makes a revision after `seconds`.
     async fn commit_after(&mut self, seconds: i64) {
         self.now += seconds;
         self.clock.store(self.now + self.off, Ordering::SeqCst);

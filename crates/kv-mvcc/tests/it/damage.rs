@@ -26,7 +26,6 @@ fn open(table: &MemoryTable) -> kv::Result<MvccStore> {
     MvccStore::open(Box::new(table.clone()), Options::default())
 }
 
-/// A table with these rows.
 fn table_of(rows: &[(Vec<u8>, Vec<u8>)]) -> MemoryTable {
     let table = MemoryTable::new();
     let writes: Vec<_> = rows.iter().map(|(key, value)| Write::Put(key.clone(), value.clone())).collect();

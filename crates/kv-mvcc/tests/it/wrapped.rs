@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 use kv::{Error, ErrorKind, Operation, Result};
 use kv_mvcc::{MemoryTable, MvccStore, Options, Table, View, Visit, Write};
 
-/// The fault of a commit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
     /// The commit fails, and nothing is written.
@@ -141,7 +140,6 @@ impl View for WrappedView<'_> {
     }
 }
 
-/// All rows of a table.
 pub(crate) fn rows(table: &dyn Table) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut rows = Vec::new();
     let view = table.view().unwrap();

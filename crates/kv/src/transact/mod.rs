@@ -25,7 +25,6 @@ use crate::wrap::tracing_targets::TRANSACT;
 
 pub use transaction::{MAX_CREATION_GUARDED_KEYS, MAX_GUARDED_KEYS, Transaction};
 
-/// Maximum pause before another attempt.
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 
 /// The time limit of a whole call, from waiting for a lock to the answer.
@@ -248,7 +247,6 @@ impl Attempts {
     }
 }
 
-/// The result of an attempt to commit.
 enum Commit {
     /// Committed at this revision. If the body wrote nothing, this is the revision that it read.
     Done(Revision),
@@ -345,7 +343,6 @@ fn merged(guards: &BTreeMap<Range, Revision>, most: usize) -> BTreeMap<Range, Re
 const MAX_HOPELESS_RESENDS: u32 = 2;
 /// Maximum number of states of a key that the search for its creation reads.
 const MAX_SEARCHED_STATES: i64 = 1024;
-/// Maximum number of concurrent reads.
 const MAX_CONCURRENT_READS: usize = 64;
 
 /// The key whose history shows whether the commit has happened.

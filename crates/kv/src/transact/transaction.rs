@@ -101,7 +101,6 @@ impl Transaction {
         }
     }
 
-    /// Sets the keys that the first request reads in addition.
     pub(super) fn with_extra_reads(mut self, keys: Vec<Key>) -> Self {
         self.extra_reads = keys;
         self
@@ -255,7 +254,6 @@ impl Transaction {
         self.write(key, None)
     }
 
-    /// True if the commit will write something.
     pub(super) fn has_writes(&self) -> bool {
         !self.writes.is_empty()
     }

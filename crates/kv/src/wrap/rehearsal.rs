@@ -31,7 +31,6 @@ struct RehearsalState {
     base: Revision,
     /// The newest revision, including rehearsed ones.
     newest: Revision,
-    /// The revision of the last write.
     last: Revision,
     /// The rehearsed writes of each key, oldest first; `None` is a deletion.
     written: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
@@ -100,7 +99,6 @@ impl<S: Store> Rehearsal<S> {
         Ok(true)
     }
 
-    /// Runs the operations of a branch at a revision.
     async fn run(&self, state: &mut RehearsalState, ops: &[Op], at: Revision) -> Result<Vec<OpResult>> {
         let mut results = Vec::with_capacity(ops.len());
         for op in ops {
