@@ -28,7 +28,7 @@ pub type WatchStream = BoxStream<'static, Result<Batch>>;
 /// 2. calls are strictly serialisable, in the order of their revisions;
 /// 3. an acknowledged write survives a crash, and no write is visible before it is durable;
 /// 4. a failed write reports whether it may have happened ([`Error::outcome`](crate::Error::outcome)), and the store
-///   resends a write only if the first request was certainly never sent;
+///    resends a write only if the first request was certainly never sent;
 /// 5. no method blocks the thread that polls it.
 ///
 /// The crate `conformance` tests an implementation.
