@@ -34,7 +34,7 @@ pub(crate) async fn try_to_join(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// This process and another one each wait for a store in use as long as requested.
+/// This process and another process each wait for a store in use as long as they were asked to.
 pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
     t.put("k", "v").await?;
     let address = t.address()?;

@@ -228,7 +228,7 @@ impl Search {
         self.candidates().iter().filter_map(of).collect()
     }
 
-    /// Continues the search with this call next.
+    /// Continues the search with this call next. Returns true if it finds an order.
     fn with(&mut self, next: NextCall, state: KeyStates) -> bool {
         match next {
             NextCall::OfClient(client) => {

@@ -173,7 +173,8 @@ impl JournaledTable {
 
     fn append(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
         let length = encoded_bytes(writes);
-        // After a loss, rows that the engine never got would be taken for rows that it has lost.
+        // Large commits bypass the journal. The first commit does, too: rows that the engine never got would look like rows
+        // that it has lost.
         if length > self.bytes || end.durable.checkpoint == 0 {
             return self.move_to_table(end, writes);
         }

@@ -44,7 +44,7 @@ pub const MAX_CREATION_GUARDED_KEYS: usize = 4096;
 pub struct Transaction {
     pub(super) store: Arc<dyn Store>,
     pub(super) deadline: Deadline,
-    /// The revision of the attempt; unset until the first reply.
+    /// The revision of the attempt; unset until the first answer.
     pub(super) at: Revision,
     /// Keys with their state at `at`; `None` for an absent key.
     seen: BTreeMap<Key, Option<Kv>>,
