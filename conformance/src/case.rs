@@ -1,4 +1,4 @@
-//! The parts of a case.
+//! The definition of a case.
 
 use std::fmt;
 
@@ -8,44 +8,44 @@ use crate::expect::Checked;
 use crate::harness::{Ability, Scene, Tenancy};
 use crate::subject::Subject;
 
-/// A topic of cases; each is a file of its own.
+/// A topic of cases. Each topic has a file of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Group {
     /// Single reads and writes.
     Basic,
-    /// The counter.
+    /// The revision counter.
     Revisions,
     /// Transactions.
     Txn,
     /// Reading ranges.
     Range,
-    /// Reading the past, and compaction.
+    /// Reads of the past, and compaction.
     History,
     /// Watches.
     Watch,
-    /// Several clients at once.
+    /// Several clients at the same time.
     Concurrency,
-    /// Sizes, counts and bad input.
+    /// Sizes, counts and invalid input.
     Limits,
     /// The state after a crash, on a full disk, and with damaged files.
     Durability,
-    /// Several processes with one store.
+    /// Several processes that use one store.
     Processes,
-    /// Networks and servers that fail.
+    /// Failures of networks and servers.
     Faults,
 }
 
-/// How a case gets on with others.
+/// Whether a case runs beside other cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weight {
-    /// It runs beside others.
+    /// Runs beside other cases.
     Light,
-    /// It takes much of the machine, or checks the whole process, and runs alone.
+    /// Runs alone, because it needs much of the machine or checks the whole process.
     Heavy,
 }
 
-/// One case: what it is called, which rules it judges, and how to run it.
+/// A test of the suite, with the rules that it judges.
 #[derive(Clone)]
 pub struct Case {
     pub(crate) name: &'static str,
@@ -59,37 +59,37 @@ pub struct Case {
 }
 
 impl Case {
-    /// Its name: a letter for the group, two digits and what it does.
+    /// The name of the case: a letter for the group, two digits, and what is tested.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Its topic.
+    /// The topic of the case.
     pub fn group(&self) -> Group {
         self.group
     }
 
-    /// The numbers of the rules that it judges; a failure is one of the first unless it says otherwise.
+    /// The numbers of the rules that the case judges. A failure breaks the first one, unless it names another.
     pub fn rules(&self) -> &'static [&'static str] {
         self.rules
     }
 
-    /// The required abilities of the environment.
+    /// The abilities that the environment must have.
     pub fn needs(&self) -> &'static [Ability] {
         self.needs
     }
 
-    /// The least that it requires of its store: a case that can run on a shared store can run on an exclusive one.
+    /// The least tenancy that the case needs. A case that can share a store can also run on an exclusive one.
     pub fn tenancy(&self) -> Tenancy {
         self.tenancy
     }
 
-    /// The surroundings in which it wants its store.
+    /// The scene in which the case needs its store.
     pub fn scene(&self) -> Scene {
         self.scene
     }
 
-    /// Why it cannot run in an environment with these abilities, if so.
+    /// Why the case cannot run in an environment with these abilities; `None` if it can.
     pub fn ignored_because(&self, abilities: &[Ability]) -> Option<&'static str> {
         self.needs.iter().find(|need| !abilities.contains(need)).map(|need| need.missing())
     }

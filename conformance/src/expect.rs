@@ -1,4 +1,4 @@
-//! The verdict of a case on what it saw.
+//! The checks of a case, and the failures that they report.
 
 use std::fmt::{self, Debug};
 use std::panic::Location;
@@ -6,16 +6,15 @@ use std::time::Duration;
 
 use kv::ErrorKind;
 
-/// How long a store may take to serve again after the faults are over, or to notice that nothing comes any more.
+/// How long a store may take to recover after a fault, or to notice a silent connection.
 pub(crate) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How much of an expected or seen thing is shown.
+/// Maximum length of an expected or actual value in a report.
 const MAX_SHOWN_CHARS: usize = 700;
 
-/// The result of a case.
 pub(crate) type Checked<T = ()> = Result<T, Failure>;
 
-/// A store did something other than a rule says.
+/// A violation of a rule by a store.
 #[derive(Clone, Debug)]
 pub struct Failure {
     rule: Option<&'static str>,
@@ -31,33 +30,33 @@ impl Failure {
         Self { rule: None, checked: checked.into(), expected: expected.into(), got: got.into(), at: Location::caller() }
     }
 
-    /// The number of the rule that is broken.
+    /// The number of the broken rule.
     pub fn rule(&self) -> &'static str {
         self.rule.unwrap_or("?")
     }
 
-    /// The checked thing.
+    /// A description of the check.
     pub fn checked(&self) -> &str {
         &self.checked
     }
 
-    /// The expectation of the rule.
+    /// The expected result.
     pub fn expected(&self) -> &str {
         &self.expected
     }
 
-    /// The behaviour of the store.
+    /// The actual result.
     pub fn got(&self) -> &str {
         &self.got
     }
 
-    /// The same failure with a further detail of the checked thing.
+    /// Adds a detail to the description of the check.
     pub(crate) fn with_note(mut self, note: &str) -> Self {
         self.checked = format!("{} ({note})", self.checked);
         self
     }
 
-    /// The same failure as one of this rule, unless it already names one.
+    /// Sets the broken rule, unless the failure already has one.
     pub(crate) fn or_rule(mut self, rule: Option<&'static str>) -> Self {
         self.rule = self.rule.or(rule);
         self
@@ -65,7 +64,7 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// The rule's number and words, the checked thing, the expected and the seen, and the place in the case.
+    /// Writes the rule's number and text, the check, the expected and the actual result, and the location in the case.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "breaks rule {}: {}", self.rule(), crate::rules::text_of(self.rule()))?;
         writeln!(f, "  checked:  {}", self.checked)?;
@@ -78,7 +77,7 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 impl From<kv::Error> for Failure {
-    /// A call that has to succeed did not.
+    /// The failure of a call that had to succeed.
     #[track_caller]
     fn from(error: kv::Error) -> Self {
         Self::new(format!("a {} that has to succeed", error.operation()), "an answer", error.to_string())
@@ -86,16 +85,16 @@ impl From<kv::Error> for Failure {
 }
 
 impl From<tokio::task::JoinError> for Failure {
-    /// A task of a case panicked, in the store or in the case.
+    /// The failure of a task that panicked, in the store or in the case.
     #[track_caller]
     fn from(error: tokio::task::JoinError) -> Self {
         Self::new("a task of the case", "no panic", error.to_string())
     }
 }
 
-/// Names the rule of an expectation, where it is not the first rule of the case.
+/// Sets the rule of an expectation that does not belong to the first rule of the case.
 pub(crate) trait JudgedByRule {
-    /// The same result; a failure is one of `rule`.
+    /// Sets the rule of a failure to `rule`.
     fn of(self, rule: &'static str) -> Self;
 }
 
@@ -105,7 +104,7 @@ impl<T> JudgedByRule for Checked<T> {
     }
 }
 
-/// Shows a thing, cut when it is long.
+/// Formats a value for a report, cut to a maximum length.
 pub(crate) fn shown(thing: &impl Debug) -> String {
     let text = format!("{thing:?}");
     match text.char_indices().nth(MAX_SHOWN_CHARS) {
@@ -114,7 +113,7 @@ pub(crate) fn shown(thing: &impl Debug) -> String {
     }
 }
 
-/// `got` is `expected`.
+/// Checks that `got` equals `expected`.
 #[track_caller]
 pub(crate) fn same<A: PartialEq<B> + Debug, B: Debug>(checked: &str, got: A, expected: B) -> Checked {
     if got == expected {
@@ -123,7 +122,7 @@ pub(crate) fn same<A: PartialEq<B> + Debug, B: Debug>(checked: &str, got: A, exp
     Err(Failure::new(checked, shown(&expected), shown(&got)))
 }
 
-/// `condition` holds; `got` is shown when it does not.
+/// Checks that `condition` holds. `got` is shown if it does not.
 #[track_caller]
 pub(crate) fn holds(expected: &str, condition: bool, got: &impl Debug) -> Checked {
     if condition {
@@ -132,13 +131,13 @@ pub(crate) fn holds(expected: &str, condition: bool, got: &impl Debug) -> Checke
     Err(Failure::new("a condition", expected, shown(got)))
 }
 
-/// There is something, which is handed on.
+/// Checks that `got` is present and returns it.
 #[track_caller]
 pub(crate) fn some<T>(checked: &str, got: Option<T>) -> Checked<T> {
     got.ok_or_else(|| Failure::new(checked, "something", "nothing"))
 }
 
-/// The call failed with an error of exactly this kind.
+/// Checks that a call failed with an error of exactly this kind.
 #[track_caller]
 pub(crate) fn refused<T: Debug>(checked: &str, got: kv::Result<T>, kind: impl Into<ErrorKind>) -> Checked {
     let kind = kind.into();
@@ -149,7 +148,7 @@ pub(crate) fn refused<T: Debug>(checked: &str, got: kv::Result<T>, kind: impl In
     }
 }
 
-/// The call failed with `Compacted`, and the mark, if the error has it, is right.
+/// Checks that a call failed with `Compacted`, and that the compaction mark in the error, if any, is correct.
 #[track_caller]
 pub(crate) fn compacted<T: Debug>(checked: &str, got: kv::Result<T>, mark: kv::Revision) -> Checked {
     match got {
@@ -158,7 +157,7 @@ pub(crate) fn compacted<T: Debug>(checked: &str, got: kv::Result<T>, mark: kv::R
     }
 }
 
-/// The kind is `Compacted`, and the mark, if it has one, is right.
+/// Checks that the kind is `Compacted`, and that its compaction mark, if any, is correct.
 #[track_caller]
 pub(crate) fn is_compacted(checked: &str, kind: &ErrorKind, mark: kv::Revision) -> Checked {
     match kind {
@@ -167,7 +166,7 @@ pub(crate) fn is_compacted(checked: &str, kind: &ErrorKind, mark: kv::Revision) 
     }
 }
 
-/// The call failed with `TooLarge`, whatever number the error has.
+/// Checks that a call failed with `TooLarge`, whatever the size in the error.
 #[track_caller]
 pub(crate) fn too_large<T: Debug>(checked: &str, got: kv::Result<T>) -> Checked {
     match got {
@@ -177,7 +176,7 @@ pub(crate) fn too_large<T: Debug>(checked: &str, got: kv::Result<T>) -> Checked 
     }
 }
 
-/// Waits for something, but not for ever.
+/// Waits for work with a time limit.
 pub(crate) async fn within<T>(patience: Duration, checked: &str, work: impl Future<Output = T>) -> Checked<T> {
     tokio::time::timeout(patience, work)
         .await

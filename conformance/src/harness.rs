@@ -1,4 +1,4 @@
-//! The traits that the author of a store implements to have it judged.
+//! The traits that the author of a store implements to test it.
 
 use std::error::Error;
 use std::fmt::Debug;
@@ -10,73 +10,73 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kv::{ErrorKind, Operation, Store};
 
-/// A fault of an environment.
+/// An error of an environment.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Whether a store has one user at a time, or others write to it meanwhile.
+/// Whether others may write to a store at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tenancy {
-    /// Others may write as well: a case keeps inside a prefix, does not compact, and does not count on revisions that
-    /// follow each other.
+    /// Others may write as well. A case uses only its prefix, does not compact, and does not expect consecutive
+    /// revisions.
     Shared,
-    /// Nobody else uses the store: a case may read every key, count revisions, compact, close and kill.
+    /// Only the case uses the store. It may read every key, count revisions, compact, close and kill.
     Exclusive,
 }
 
 /// Something that a case may need and that not every environment can do.
 ///
-/// An ability says what the surroundings of a store allow, never which rules the store follows.
+/// An ability describes the environment of a store, not the rules that the store follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Ability {
-    /// Hand out a store to which nothing was ever written, rather than one that was merely emptied.
+    /// Make a store that was never written to, as opposed to one that was only emptied.
     New,
-    /// Close the store and open it again ([`Fixture::reopen`]).
+    /// Close and reopen the store ([`Fixture::reopen`]).
     Reopen,
-    /// Close the store under handles that are still held ([`Fixture::close`]).
+    /// Close the store while handles are held ([`Fixture::close`]).
     Close,
-    /// Say how much room the store takes ([`Fixture::stored_bytes`]).
+    /// Measure the space that the store occupies ([`Fixture::stored_bytes`]).
     Measure,
-    /// Open the store in another process, by its address ([`Fixture::address`], [`Harness::join`]). The suite runs the
-    /// program that it is in once more; see [`play_role`](crate::play_role).
+    /// Open the store in another process by its address ([`Fixture::address`], [`Harness::join`]). The suite starts its
+    /// own program again; see [`play_role`](crate::play_role).
     Processes,
-    /// A process that has joined holds the data itself and alone: killing it is a crash of the store. Goes together
-    /// with [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and [`Close`](Self::Close).
+    /// A process that has joined has the data to itself, so killing it is a crash of the store. Requires
+    /// [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and [`Close`](Self::Close).
     Embedded,
-    /// Keep a store's files below a folder that the case chooses ([`Harness::address_in`]).
+    /// Put a store's files into a folder that the case chooses ([`Harness::address_in`]).
     Folder,
-    /// Copy and damage the files below such a folder, of a store that tells damage from data. Goes together with
+    /// Copy and damage the files in this folder; the store must distinguish damage from data. Requires
     /// [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
     Damage,
-    /// Turn a store below a folder into one of a later version of the program ([`Harness::make_newer`]).
+    /// Make a store in a folder look like one of a later version of the program ([`Harness::make_newer`]).
     Format,
-    /// Mount a small file system that no other process sees: `unshare` and `mount` are there and may be used.
+    /// Mount a small file system that other processes do not see. `unshare` and `mount` must be installed and allowed.
     Mount,
-    /// Trace the system calls of a process: `strace` is there and may be used.
+    /// Trace the system calls of a process. `strace` must be installed and allowed.
     Trace,
-    /// Keep the store on a disk that loses power ([`Fixture::cut_power_after`], [`Fixture::restore_power`]).
+    /// Put the store on a disk that can lose power ([`Fixture::cut_power_after`], [`Fixture::restore_power`]).
     PowerLoss,
-    /// Reach the store over TCP, also at another address than its own ([`Fixture::servers`], [`Fixture::connect`]).
+    /// Reach the store over TCP, at other addresses as well ([`Fixture::servers`], [`Fixture::connect`]).
     Network,
     /// Report the progress of a watch soon ([`kv::Progress`]).
     Progress,
-    /// Let the suite send signals to the processes that serve the store, and start them again
-    /// ([`Fixture::servers`], [`Fixture::restart`]).
+    /// Send signals to the server processes of the store, and start them again ([`Fixture::servers`],
+    /// [`Fixture::restart`]).
     Servers,
-    /// Make a store on three servers ([`Scene::Cluster`]).
+    /// Make a store with three servers ([`Scene::Cluster`]).
     Cluster,
-    /// Put a store back to an older copy of itself ([`Fixture::take_copy`], [`Fixture::put_back`]).
+    /// Restore a store from an older copy ([`Fixture::take_copy`], [`Fixture::put_back`]).
     Copies,
-    /// Make a store with little room ([`Scene::Quota`]).
+    /// Make a store with little space ([`Scene::Quota`]).
     Quota,
     /// Make a store with users and permissions ([`Scene::Logins`]).
     Logins,
-    /// Make a store behind TLS ([`Scene::Tls`]).
+    /// Make a store that uses TLS ([`Scene::Tls`]).
     Tls,
 }
 
 impl Ability {
-    /// Why a case that needs this does not run where it is missing.
+    /// Why a case that needs this ability cannot run without it.
     pub fn missing(self) -> &'static str {
         match self {
             Self::New => "this environment has no new stores",
@@ -103,99 +103,99 @@ impl Ability {
     }
 }
 
-/// Surroundings in which a case wants its store.
+/// The kind of store that a case needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Scene {
-    /// Nothing special: a store of [`Harness::fresh`].
+    /// An ordinary store, made by [`Harness::fresh`].
     Plain,
-    /// Three servers, any two of which are a quorum. Needs [`Ability::Servers`] as well.
+    /// Three servers, any two of which are a quorum. Requires [`Ability::Servers`] as well.
     Cluster,
-    /// Room for 4 to 64 MiB, and [`Fixture::make_room`].
+    /// A store with space for 4 to 64 MiB, and [`Fixture::make_room`].
     Quota,
-    /// Logins that run out two seconds after their last use at the latest, and [`Fixture::strangers`]: without a login,
-    /// with a wrong password. A [guest](Fixture::guest) may read and write keys that begin with `open/`, and no others.
+    /// A store with logins that expire at most two seconds after their last use. [`Fixture::strangers`] have no login
+    /// or a wrong password. A [guest](Fixture::guest) may read and write only keys that begin with `open/`.
     Logins,
-    /// Server and clients show certificates; [`Fixture::strangers`] do or expect something else.
+    /// A server and clients with certificates. [`Fixture::strangers`] have or expect other ones.
     Tls,
 }
 
-/// A process that serves a store.
+/// A server process of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Server {
-    /// Where clients reach it.
+    /// The address for clients.
     pub address: SocketAddr,
-    /// Its process, if the suite may send it signals ([`Ability::Servers`]).
+    /// The process id, if the suite may send signals to it ([`Ability::Servers`]).
     pub process: Option<u32>,
 }
 
-/// Somebody whom a store does not let in, or not everywhere.
+/// A user to whom a store refuses access, at least to some keys.
 #[derive(Debug)]
 pub struct RefusedUser {
-    /// Its description in a few words.
+    /// A description in a few words.
     pub name: &'static str,
-    /// The store, as this one sees it.
+    /// A handle of this user.
     pub store: Arc<dyn Store>,
-    /// The secrets that must not be in any text.
+    /// Secrets that must not appear in any text.
     pub secrets: Vec<String>,
 }
 
 /// Makes stores for cases.
 ///
-/// Cases run in parallel, so `fresh` is called from several tasks at once. It runs on a tokio runtime and must not
+/// Cases run in parallel, so several tasks may call `fresh` at the same time. It runs on a tokio runtime and must not
 /// block its thread.
 #[async_trait]
 pub trait Harness: Send + Sync + 'static {
-    /// The abilities of this environment. A case that needs anything else is ignored, with the reason shown, and must
-    /// be in the list that the caller of [`main`](crate::main) passes.
+    /// The abilities of this environment. A case that needs another ability is ignored, with the reason. The list that
+    /// the caller passes to [`main`](crate::main) must contain it.
     fn abilities(&self) -> &[Ability];
 
-    /// Whether others use the stores as well. Cases that need a store of their own are then ignored.
+    /// Whether others use the stores as well. If they do, cases that need an exclusive store are ignored.
     ///
-    /// The default is nobody; [`PrefixHarness`](crate::PrefixHarness) makes an environment in which others do.
+    /// The default is exclusive. [`PrefixHarness`](crate::PrefixHarness) makes a shared environment.
     fn tenancy(&self) -> Tenancy {
         Tenancy::Exclusive
     }
 
-    /// An empty store that nobody else uses.
+    /// Makes an empty store for exclusive use.
     ///
     /// # Errors
-    /// The reason why it could not be made; the case that needs it fails.
+    /// Why the store could not be made. The case that needs it fails.
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError>;
 
-    /// An empty store that nobody else uses, in special surroundings. Never called with [`Scene::Plain`], or with a
-    /// scene whose [`Ability`] is not listed.
+    /// Makes an empty store for exclusive use in a special scene. Never called with [`Scene::Plain`], or with a scene
+    /// whose [`Ability`] is not listed.
     ///
     /// # Errors
-    /// The reason why it could not be made.
+    /// Why the store could not be made.
     async fn fresh_in(&self, scene: Scene) -> Result<Box<dyn Fixture>, BoxError> {
         Err(format!("the harness lists {scene:?} but cannot make it").into())
     }
 
-    /// Opens the store that another process, or this one, knows by this address, and makes it if it is not there. While
-    /// another process has the store, this waits for at most that time. [`Ability::Processes`].
+    /// Opens the store at an address that this or another process knows, and creates it if it does not exist. Waits at
+    /// most `wait` while another process has the store. [`Ability::Processes`].
     ///
     /// # Errors
-    /// The error of the store's own way of opening: `Locked` if it was in use to the end, `Corrupt`, and so on.
+    /// The error of opening the store: `Locked` if it was in use during the whole wait, `Corrupt`, and so on.
     async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
         let _ = wait;
         Err(kv::Error::new(ErrorKind::Unsupported, Operation::Open, address.to_owned())
             .with_detail("the harness lists Processes but cannot join"))
     }
 
-    /// The address of a store, there or not, whose files are all below this folder. [`Ability::Folder`].
+    /// The address of a store, existing or not, whose files are all in this folder. [`Ability::Folder`].
     ///
     /// # Errors
-    /// If the folder cannot be named.
+    /// If the folder cannot be part of an address.
     fn address_in(&self, folder: &Path) -> Result<String, BoxError> {
         Err(format!("the harness lists Folder but has no address for {}", folder.display()).into())
     }
 
-    /// Makes the store that [`address_in`](Self::address_in) names for this folder, and that nobody has open, look like
-    /// one of a later version's. [`Ability::Format`].
+    /// Makes the store at the [address](Self::address_in) for this folder look like one of a later version. The store
+    /// is not open. [`Ability::Format`].
     ///
     /// # Errors
-    /// The reason why it could not be changed.
+    /// Why the store could not be changed.
     fn make_newer(&self, folder: &Path) -> Result<(), BoxError> {
         Err(format!("the harness lists Format but cannot change {}", folder.display()).into())
     }
@@ -233,29 +233,30 @@ impl<H: Harness + ?Sized> Harness for Arc<H> {
     }
 }
 
-/// One store for one case, with all that has to live as long as it does: a temporary folder, a server.
+/// A store for one case, with everything that must live as long as the store, for example a temporary folder or a
+/// server.
 ///
-/// Dropping it takes the store down; work that a drop cannot do is for [`finish`](Self::finish). A method whose
-/// [`Ability`] the harness does not list is never called.
+/// Dropping the fixture takes the store down. Async work goes into [`finish`](Self::finish). A method whose [`Ability`]
+/// the harness does not list is never called.
 #[async_trait]
 pub trait Fixture: Debug + Send + Sync {
-    /// The store.
+    /// The store of the case.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// Another handle on the same store, as far from the first one as the environment allows: another client of a
+    /// A second handle on the store, as independent of the first as the environment allows: a second client of a
     /// server, or else a clone.
     ///
     /// # Errors
-    /// The reason why it could not be made.
+    /// Why the handle could not be made.
     async fn another(&self) -> Result<Arc<dyn Store>, BoxError> {
         Ok(self.store())
     }
 
-    /// Closes the store and opens it again; afterwards [`store`](Self::store) hands out the new one. All handles and
-    /// streams that a case had have been dropped before. [`Ability::Reopen`].
+    /// Closes and reopens the store. Afterwards [`store`](Self::store) returns the new one. The case has dropped all
+    /// its handles and streams before. [`Ability::Reopen`].
     ///
     /// # Errors
-    /// The obstacle to closing or opening.
+    /// Why the store could not be closed or opened.
     async fn reopen(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Reopen but its fixture cannot do it".into())
     }
@@ -263,15 +264,15 @@ pub trait Fixture: Debug + Send + Sync {
     /// Closes the store while handles are held. [`Ability::Close`].
     ///
     /// # Errors
-    /// The obstacle to closing.
+    /// Why the store could not be closed.
     async fn close(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Close but its fixture cannot do it".into())
     }
 
-    /// How many bytes the store takes where it is kept. [`Ability::Measure`].
+    /// The number of bytes that the store occupies. [`Ability::Measure`].
     ///
     /// # Errors
-    /// The reason why it could not be measured.
+    /// Why the store could not be measured.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Err("the harness lists Measure but its fixture cannot do it".into())
     }
@@ -281,104 +282,103 @@ pub trait Fixture: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// A handle that reaches the store at these addresses instead of its servers' own: the suite stands in between.
-    /// It should give up on a call after about 5 seconds and notice within 3 seconds that a connection is dead, so that
-    /// cases need not wait for long. [`Ability::Network`].
+    /// A handle that connects to these addresses instead of the servers' own, so that the suite can put a proxy in
+    /// between. It should abandon a call after about 5 seconds and notice a dead connection within 3 seconds, so that
+    /// cases need not wait long. [`Ability::Network`].
     ///
     /// # Errors
-    /// The reason why it could not be made. It must not fail because nobody answers.
+    /// Why the handle could not be made. It must not fail because no server answers.
     async fn connect(&self, addresses: &[SocketAddr]) -> Result<Arc<dyn Store>, BoxError> {
         Err(format!("the harness lists Network but its fixture cannot connect to {addresses:?}").into())
     }
 
-    /// Starts a server that was killed, at its old address and on its old data. It need not wait until it serves.
+    /// Starts a killed server at its old address, with its old data. It may return before the server is ready.
     /// [`Ability::Servers`].
     ///
     /// # Errors
-    /// The reason why it could not be started.
+    /// Why the server could not be started.
     async fn restart(&mut self, server: usize) -> Result<(), BoxError> {
         Err(format!("the harness lists Servers but its fixture cannot start server {server}").into())
     }
 
-    /// Which server leads the others. [`Ability::Cluster`].
+    /// The index of the leading server. [`Ability::Cluster`].
     ///
     /// # Errors
-    /// The reason why the leader could not be found out, such as that there is none.
+    /// Why the leader is unknown, for example because there is none.
     async fn leader(&self) -> Result<usize, BoxError> {
         Err("the harness lists Cluster but its fixture does not know who leads".into())
     }
 
-    /// Keeps a copy of the store as it is. Handles and watches may be cut off, as by a restart. [`Ability::Copies`].
+    /// Takes a copy of the store. This may disconnect handles and watches, as a restart does. [`Ability::Copies`].
     ///
     /// # Errors
-    /// The reason why it could not be made.
+    /// Why the copy could not be made.
     async fn take_copy(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Copies but its fixture cannot take one".into())
     }
 
-    /// Puts the store back to the copy, under the handles that are held. [`Ability::Copies`].
+    /// Restores the store from the copy while handles are held. [`Ability::Copies`].
     ///
     /// # Errors
-    /// The reason why it could not be put back.
+    /// Why the store could not be restored.
     async fn put_back(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Copies but its fixture cannot put one back".into())
     }
 
-    /// Does the operator's work after a store ran full and was emptied and compacted. [`Ability::Quota`].
+    /// Does the operator's work after a store was full and was then emptied and compacted. [`Ability::Quota`].
     ///
     /// # Errors
-    /// The fault.
+    /// Why this work failed.
     async fn make_room(&self) -> Result<(), BoxError> {
         Err("the harness lists Quota but its fixture cannot make room".into())
     }
 
-    /// The clients that are kept out, by the server or by their own caution. [`Ability::Logins`], [`Ability::Tls`].
+    /// Clients without access, refused by the server or by their own checks. [`Ability::Logins`], [`Ability::Tls`].
     ///
     /// # Errors
-    /// The reason why the handles could not be made.
+    /// Why the handles could not be made.
     async fn strangers(&self) -> Result<Vec<RefusedUser>, BoxError> {
         Err("the harness lists Logins or Tls but its fixture knows no strangers".into())
     }
 
-    /// A guest: see [`Scene::Logins`]. [`Ability::Logins`].
+    /// A handle of a guest; see [`Scene::Logins`]. [`Ability::Logins`].
     ///
     /// # Errors
-    /// The reason why the handle could not be made.
+    /// Why the handle could not be made.
     async fn guest(&self) -> Result<Arc<dyn Store>, BoxError> {
         Err("the harness lists Logins but its fixture knows no guest".into())
     }
 
-    /// Clears up after the case, whether it passed, failed or panicked. All its handles have been dropped before; only
-    /// calls that it abandoned may still be on their way.
+    /// Cleans up after a case that passed, failed or panicked. All its handles have been dropped. Only calls that the
+    /// case abandoned may still be running.
     ///
     /// # Errors
-    /// The parts that could not be cleared up; the case fails.
+    /// The parts that could not be cleaned up. The case fails.
     async fn finish(&mut self) -> Result<(), BoxError> {
         Ok(())
     }
 
-    /// The address that another process passes to [`Harness::join`] to open this store. [`Ability::Processes`].
+    /// The address for [`Harness::join`] of another process. [`Ability::Processes`].
     ///
     /// # Errors
-    /// If it has none.
+    /// If the store has no address.
     fn address(&self) -> Result<String, BoxError> {
         Err("the harness lists Processes but its fixture has no address".into())
     }
 
-    /// Lets the power fail after so many more operations of the disk: from then on each of them fails.
-    /// [`Ability::PowerLoss`].
+    /// Cuts the power after this many more disk operations. From then on each operation fails. [`Ability::PowerLoss`].
     ///
     /// # Errors
-    /// The reason why it could not be arranged.
+    /// Why this could not be arranged.
     fn cut_power_after(&mut self, operations: u32) -> Result<(), BoxError> {
         Err(format!("the harness lists PowerLoss but its fixture cannot cut it after {operations} operations").into())
     }
 
-    /// Restores the power: some of the unsynced writes are there, as `seed` decides, torn at sectors.
-    /// Opens the store again; afterwards [`store`](Self::store) hands out the new one. [`Ability::PowerLoss`].
+    /// Restores the power and reopens the store. `seed` decides which unsynced writes survive; they may be torn at
+    /// sector boundaries. Afterwards [`store`](Self::store) returns the new store. [`Ability::PowerLoss`].
     ///
     /// # Errors
-    /// The reason why the store could not be opened.
+    /// Why the store could not be opened.
     async fn restore_power(&mut self, seed: u64) -> Result<(), BoxError> {
         Err(format!("the harness lists PowerLoss but its fixture cannot give it back (seed {seed})").into())
     }

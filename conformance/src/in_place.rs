@@ -1,4 +1,4 @@
-//! Cases on one store that is emptied between them.
+//! Runs cases on one store that is emptied between them.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,26 +13,26 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::harness::{Ability, BoxError, Fixture, Harness};
 
-/// The abilities of the one store that all cases share, one after the other: nothing writes to it past the case, and
+/// The abilities that remain when all cases share one store, one after another. Only the current case writes to it, and
 /// it is never new.
 const SHARED_ABILITIES: [Ability; 4] = [Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress];
 
-/// How many keys of others an error names.
+/// Maximum number of foreign keys that an error lists.
 const MAX_NAMED_KEYS: usize = 3;
 
-/// The treatment of keys that no case has written.
+/// How to handle keys that no case has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForeignKeys {
-    /// Keep them, and fail the case that found them: somebody else uses the store.
+    /// Keeps them, and fails the case that found them, because something else uses the store.
     Leave,
-    /// Delete them.
+    /// Deletes them.
     Erase,
 }
 
-/// An environment in which all cases, one after the other, get the same store, emptied.
+/// An environment in which all cases get the same store, one after another, emptied in between.
 ///
-/// It can reopen, close and measure the store if the environment beneath can, and nothing else. A store that is not
-/// empty when a case begins is an error unless all found keys may be erased.
+/// It can reopen, close and measure the store and report the progress of watches if the inner environment can, and has
+/// no other abilities. It is an error if the store is not empty when a case begins, unless foreign keys may be erased.
 #[derive(Debug)]
 pub struct InPlaceHarness<H> {
     store: H,
@@ -44,7 +44,7 @@ pub struct InPlaceHarness<H> {
 }
 
 impl<H: Harness> InPlaceHarness<H> {
-    /// Cases on the one store of which `store` hands out handles.
+    /// Runs cases on the one store that `store` hands out.
     pub fn new(store: H, found: ForeignKeys) -> Self {
         let abilities =
             store.abilities().iter().copied().filter(|ability| SHARED_ABILITIES.contains(ability)).collect();
@@ -58,10 +58,10 @@ impl<H: Harness> InPlaceHarness<H> {
         }
     }
 
-    /// Deletes the keys of a case that did not come to its end. Nothing happens unless a case has begun.
+    /// Deletes the keys of a case that was abandoned. Does nothing if no case has begun.
     ///
     /// # Errors
-    /// The obstacle to emptying the store.
+    /// Why the store could not be emptied.
     pub async fn clear_up(&self) -> Result<(), BoxError> {
         if !self.begun.load(Ordering::SeqCst) {
             return Ok(());
@@ -97,7 +97,7 @@ impl<H: Harness> Harness for InPlaceHarness<H> {
     }
 }
 
-/// Deletes the keys that cases wrote, and all others if that is allowed.
+/// Deletes the keys that cases have written, and all other keys if that is allowed.
 async fn empty(store: &Arc<dyn Store>, found: ForeignKeys, written: &WrittenKeys) -> Result<(), BoxError> {
     if found == ForeignKeys::Erase {
         store.delete(Range::All).await?;
@@ -121,7 +121,7 @@ async fn empty(store: &Arc<dyn Store>, found: ForeignKeys, written: &WrittenKeys
     Err(format!("somebody else writes to this store meanwhile: {}{more}", named.join(", ")).into())
 }
 
-/// The store, while a case has it.
+/// The shared store during one case.
 #[derive(Debug)]
 struct InPlaceFixture {
     fixture: Box<dyn Fixture>,
@@ -134,7 +134,7 @@ struct InPlaceFixture {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TenantState {
     Open,
-    /// The writes of the case wait until the store is opened for the next one, or for clearing up.
+    /// The keys of the case stay until the store is opened for the next case or for clearing up.
     Closed,
 }
 
@@ -179,7 +179,6 @@ impl Fixture for InPlaceFixture {
     }
 }
 
-/// The keys that cases have put.
 #[derive(Clone, Debug, Default)]
 struct WrittenKeys(Arc<Mutex<BTreeSet<Key>>>);
 
@@ -189,7 +188,7 @@ impl WrittenKeys {
     }
 }
 
-/// A store that remembers which keys were put, before they are.
+/// A wrapper that records the keys of puts before it runs them.
 #[derive(Debug)]
 struct KeyRecordingStore {
     inner: Arc<dyn Store>,

@@ -1,4 +1,4 @@
-//! The answers to writers while things went wrong, for comparison with the store's contents afterwards.
+//! Records the answers to writers during faults, and compares them with the contents of the store afterwards.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,29 +12,28 @@ use tokio::task::JoinSet;
 use crate::expect::{Checked, Failure, JudgedByRule, RECOVERY_TIMEOUT, holds, same, within};
 use crate::subject::{BoundedHandle, in_time};
 
-/// The prefix of all written keys.
+/// The prefix of all keys that the writers write.
 const PREFIX: &str = "ledger/";
-/// The pause after a write that failed.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The store's answer to a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum LedgerAnswer {
-    /// It happened at this revision.
+    /// The write happened at this revision.
     Applied(Revision),
-    /// It failed, and did not and will not happen.
+    /// The write failed, and did not and will not happen.
     NotApplied(ErrorKind),
-    /// It failed, and may have happened.
+    /// The write failed, and may have happened.
     Unknown(ErrorKind),
 }
 
-/// Every write, and its answer. Each is one transaction that puts two keys of its own, without any compare, so
-/// that a write that is sent twice shows.
+/// All writes with their answers. Each write is a transaction without compares that puts two keys of its own, so a
+/// write that was sent twice is visible.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger(BTreeMap<String, LedgerAnswer>);
 
 impl Ledger {
-    /// Writes once under this name, with a value of so many bytes, and records the answer.
+    /// Makes a write with this name and a value of this size, and records the answer.
     pub(crate) async fn write_sized(
         &mut self,
         handle: &BoundedHandle,
@@ -56,34 +55,32 @@ impl Ledger {
         Ok(said)
     }
 
-    /// Writes once under this name, and records the answer.
+    /// Makes a write with this name and records the answer.
     pub(crate) async fn write(&mut self, handle: &BoundedHandle, name: String) -> Checked<LedgerAnswer> {
         self.write_sized(handle, name, 1).await
     }
 
-    /// Takes in the answers to others.
+    /// Adds the answers of another ledger.
     pub(crate) fn extend(&mut self, other: Self) {
         self.0.extend(other.0);
     }
 
-    /// All answers.
     pub(crate) fn said(&self) -> impl Iterator<Item = &LedgerAnswer> {
         self.0.values()
     }
 
-    /// How many writes failed.
     pub(crate) fn failed(&self) -> usize {
         self.said().filter(|said| !matches!(said, LedgerAnswer::Applied(_))).count()
     }
 
-    /// The newest revision that was acknowledged.
     pub(crate) fn newest(&self) -> Revision {
         let revisions =
             self.said().filter_map(|said| if let LedgerAnswer::Applied(at) = said { Some(*at) } else { None });
         revisions.max().unwrap_or(Revision::UNSET)
     }
 
-    /// Checks that the store has all acknowledged writes and no refused one, and each write whole and once.
+    /// Checks that the store contains every acknowledged write, no refused write, and each write completely and only
+    /// once.
     pub(crate) async fn is_true(&self, handle: &BoundedHandle) -> Checked {
         let found = handle.read(Range::prefix(PREFIX)).await?;
         holds("a revision not below any that was acknowledged", found.revision >= self.newest(), &found.revision)
@@ -110,7 +107,7 @@ fn check_write(name: &str, said: &LedgerAnswer, halves: (Option<&Kv>, Option<&Kv
     }
 }
 
-/// Writers at work.
+/// A group of running writers.
 pub(crate) struct Writers {
     stop: Arc<AtomicBool>,
     tasks: JoinSet<Checked<Ledger>>,
@@ -118,7 +115,7 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// One writer for each handle; `name` tells these writers from others.
+    /// Starts one writer for each handle. `name` distinguishes them from other writers.
     pub(crate) fn start(name: &str, handles: impl IntoIterator<Item = BoundedHandle>) -> Self {
         let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(watch::Sender::new(0)));
         let mut tasks = JoinSet::new();
@@ -129,16 +126,16 @@ impl Writers {
         Self { stop, tasks, acknowledged }
     }
 
-    /// Waits until so many more writes were acknowledged.
+    /// Waits until `writes` more writes were acknowledged.
     pub(crate) async fn progress(&self, writes: usize) -> Checked {
         let mut acknowledged = self.acknowledged.subscribe();
         let wanted = *acknowledged.borrow() + writes;
-        // The writers hold the other end.
+        // The writers hold the sender.
         let wait = acknowledged.wait_for(|count| *count >= wanted);
         within(RECOVERY_TIMEOUT, &format!("{writes} more writes"), wait).await.of("N2")?.map(|_| ()).map_err(gone)
     }
 
-    /// Lets them finish their calls; returns the answers to them.
+    /// Lets the writers finish their calls, and returns the answers.
     pub(crate) async fn stop(mut self) -> Checked<Ledger> {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Ledger::default();

@@ -1,7 +1,7 @@
-//! The rules of `crates/kv/SEMANTICS.md` as cases: judge any KV-with-revisions store.
+//! The rules of `crates/kv/SEMANTICS.md` as test cases for any key-value store with revisions.
 //!
-//! The author of a store implements [`Harness`] and [`Fixture`] for it and calls [`main`](crate::main()) from a test
-//! with `harness = false`; `README.md` beside this crate shows the whole of it. [`run()`] runs the same cases from a
+//! The author of a store implements [`Harness`] and [`Fixture`] and calls [`main`](crate::main()) from a test with
+//! `harness = false`. `README.md` beside this crate shows a complete example. [`run()`] runs the same cases from a
 //! program.
 //!
 //! ```
@@ -9,11 +9,11 @@
 //! assert!(rules.iter().any(|rule| rule.id == "T12"));
 //! ```
 //!
-//! - [`rules()`] are the rules, [`cases()`] the one table of cases; each case names the rules that it judges, and each
-//!   rule has a case.
-//! - A case gets a fresh store and returns a [`Failure`] that says what was expected, what came and which rule that
-//!   breaks. No rule can be opted out of: a harness only says what its environment can do.
-//! - [`broken`] has stores that break one rule each; they prove that the suite fails when it must.
+//! - [`rules()`] lists the rules, and [`cases()`] the cases. Each case names the rules that it judges, and each rule
+//!   has a case.
+//! - A case gets a fresh store. A [`Failure`] reports what was expected, what the store did instead, and which rule
+//!   this breaks. A store cannot opt out of a rule: a harness only declares the abilities of its environment.
+//! - [`broken`] contains stores that break one rule each. They prove that the suite detects faults.
 
 pub mod broken;
 mod case;

@@ -1,4 +1,4 @@
-//! The cases as a test program: names, filters and `--list` as in any Rust test.
+//! The cases as a test program, with names, filters and `--list` like any Rust test.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -18,43 +18,43 @@ use crate::seed::{SEED, given, seed};
 use crate::stage::Stage;
 use crate::table::cases;
 
-/// The environment variable that names a file for the time that each case took.
+/// The environment variable with the path of a file to which each case appends its duration.
 const TIMES_VARIABLE: &str = "CONFORMANCE_TIMES";
 
-/// Judges a store by all cases, as the `main` of a test with `harness = false`.
+/// Runs all cases on a store, as the `main` of a test with `harness = false`.
 ///
-/// `ignored` names the cases that this environment cannot run. If it cannot run some other case, the test fails: a case
-/// that did not run must not go unnoticed. An ignored case is shown as such, with the reason.
+/// `ignored` names the cases that this environment cannot run. If it cannot run another case, the test fails, so that
+/// no case is skipped unnoticed. An ignored case is listed as ignored, with the reason.
 pub fn main(harness: impl Harness, ignored: &[&str]) -> ExitCode {
     main_knowing(harness, ignored, &[])
 }
 
-/// A case that a store is known to fail, because of a bug in something that its author cannot mend, such as a server.
+/// A case that a store fails because of a known bug outside of its author's control, for example in a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KnownFailure {
-    /// The case's name.
+    /// The name of the case.
     pub case: &'static str,
-    /// The rule that is broken.
+    /// The rule that the bug breaks.
     pub rule: &'static str,
-    /// A description of the bug, and the versions that have it.
+    /// A description of the bug and of the versions that have it.
     pub reason: &'static str,
-    /// Whether it must fail.
+    /// How often the case fails.
     pub happens: FailureFrequency,
 }
 
-/// How sure a known failure is.
+/// How often a known failure happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureFrequency {
-    /// Each time: a case that passes is listed wrongly.
+    /// In every run. If the case passes, the list is wrong.
     Always,
-    /// Depending on time and chance.
+    /// In some runs, depending on timing and chance.
     Sometimes,
 }
 
-/// As [`main`], for a store that is known to fail some cases.
+/// Like [`main`], for a store that is known to fail some cases.
 ///
-/// They run as well, and each must break the listed rule and no other: the test fails if one fails otherwise, or
-/// passes although it happens always, so that the list stays true.
+/// These cases run, too, and each must break the listed rule and no other. The test fails if a case fails differently,
+/// or if it passes although the failure is listed as [`FailureFrequency::Always`]. So the list stays correct.
 pub fn main_knowing(harness: impl Harness, ignored: &[&str], known: &[KnownFailure]) -> ExitCode {
     if let Some(code) = play_role(&harness) {
         return code;
@@ -97,7 +97,7 @@ fn trial(known: Option<KnownFailure>, case: Case, stage: Arc<Stage>) -> Trial {
     }
 }
 
-/// Adds a line to the file of the times that cases took: milliseconds, a tab, the case and the test program.
+/// Appends the duration of a case to the file: milliseconds, a tab, the case and the test program.
 fn note_time(case: &Case, took: Duration) {
     let Some(path) = std::env::var_os(TIMES_VARIABLE) else { return };
     let program = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
@@ -108,7 +108,7 @@ fn note_time(case: &Case, took: Duration) {
     }
 }
 
-/// A case is as it should be: it passes, or it breaks the rule that it is known to break.
+/// Turns a result into that of the test: the case must pass, or break the rule that it is known to break.
 fn verdict(judged: Checked, known: Option<KnownFailure>) -> Result<(), String> {
     match (judged, known) {
         (Ok(()), None | Some(KnownFailure { happens: FailureFrequency::Sometimes, .. })) => Ok(()),
@@ -118,7 +118,7 @@ fn verdict(judged: Checked, known: Option<KnownFailure>) -> Result<(), String> {
     }
 }
 
-/// The cases that are known to fail are there, run, and judge the rule that they are known to break.
+/// Checks that the known failures are cases that run and that judge the listed rule.
 fn check_known(abilities: &[Ability], known: &[KnownFailure]) -> Result<(), String> {
     let all = cases();
     for KnownFailure { case, rule, .. } in known {
@@ -130,7 +130,7 @@ fn check_known(abilities: &[Ability], known: &[KnownFailure]) -> Result<(), Stri
     Ok(())
 }
 
-/// The cases that cannot run are exactly the listed ones.
+/// Checks that the cases that cannot run are exactly the listed ones.
 fn check_ignored(abilities: &[Ability], listed: &[&str]) -> Result<(), String> {
     let listed: BTreeSet<&str> = listed.iter().copied().collect();
     let all = cases();
@@ -149,7 +149,7 @@ fn check_ignored(abilities: &[Ability], listed: &[&str]) -> Result<(), String> {
 }
 
 fn say(what: &str) {
-    // Nothing more can be done if even stderr is closed; the exit code says it all the same.
+    // If stderr is closed, the exit code still reports the failure.
     let _ = writeln!(std::io::stderr(), "{what}");
 }
 
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
     use crate::expect::Failure;
 
-    /// Every ability that a case needs; `New` is the first.
+    /// Every ability that a case needs. `New` comes first.
     static ALL: LazyLock<Vec<Ability>> = LazyLock::new(|| {
         let mut all: Vec<Ability> = cases().iter().flat_map(Case::needs).copied().collect();
         all.sort_unstable();

@@ -1,4 +1,4 @@
-//! The required answers of a store, computed in the plainest way: every version of every key is kept for ever.
+//! A simple model that computes the required answers of a store. It keeps every version of every key.
 
 use std::collections::BTreeMap;
 
@@ -9,41 +9,38 @@ use kv::{
 
 use crate::state::{State, cut};
 
-/// All that ever happened to a store since it was at its first revision, when it was empty.
+/// The complete history of a store since its first revision, when it was empty.
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     now: State,
-    /// For each key what it was from a revision on; `None` for absent.
+    /// The versions of each key with the revision that made them; `None` for a deletion.
     versions: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
-    /// The events of each revision.
     log: BTreeMap<Revision, Vec<Event>>,
     revision: Revision,
     mark: Revision,
 }
 
 impl Model {
-    /// An empty store at this revision.
     pub(crate) fn new(revision: Revision) -> Self {
         let (versions, log) = (BTreeMap::new(), BTreeMap::new());
         Self { now: State::default(), versions, log, revision, mark: Revision::UNSET }
     }
 
-    /// An empty store at this revision, to which its history is compacted.
+    /// An empty store at this revision whose earlier history is compacted.
     pub(crate) fn compacted_at(revision: Revision) -> Self {
         Self { mark: revision, ..Self::new(revision) }
     }
 
-    /// The store's revision.
     pub(crate) fn revision(&self) -> Revision {
         self.revision
     }
 
-    /// The revision to which the history is compacted.
+    /// The compaction mark.
     pub(crate) fn mark(&self) -> Revision {
         self.mark
     }
 
-    /// The keys of a range as of a revision.
+    /// The entries of a range at a revision.
     fn state(&self, range: &Range, at: Revision) -> Vec<Kv> {
         if at == self.revision {
             return self.now.within(range).cloned().collect();
@@ -55,7 +52,7 @@ impl Model {
             .collect()
     }
 
-    /// The required answer of a read.
+    /// The required answer to a read.
     pub(crate) fn range(&self, request: &RangeRequest) -> Result<RangeResponse, ErrorKind> {
         let at = if request.at.is_set() { request.at } else { self.revision };
         if at > self.revision {
@@ -68,7 +65,7 @@ impl Model {
         Ok(RangeResponse { revision: self.revision, ..answer })
     }
 
-    /// The required answer of a compaction.
+    /// The required answer to a compaction.
     pub(crate) fn compact(&mut self, to: Revision) -> Result<(), ErrorKind> {
         if !to.is_set() {
             return Err(InvalidArgument::RevisionNotSet.into());
@@ -83,7 +80,7 @@ impl Model {
         Ok(())
     }
 
-    /// The required answer of a transaction that passes its check.
+    /// The required answer to a valid transaction.
     pub(crate) fn txn(&mut self, txn: &Txn) -> TxnResponse {
         let next = self.revision.next();
         let mut applied = self.now.run(txn, next);
@@ -103,7 +100,7 @@ impl Model {
         TxnResponse { revision: self.revision, succeeded: applied.succeeded, results: applied.results }
     }
 
-    /// The next batch of a watch that has come to `from`: `Ok(None)` if there is none yet.
+    /// The next batch of a watch whose next revision is `from`; `Ok(None)` if there is none yet.
     pub(crate) fn next_batch(&self, request: &WatchRequest, from: Revision) -> Result<Option<Batch>, ErrorKind> {
         if from < self.mark {
             return Err(ErrorKind::Compacted { compact_revision: self.mark });

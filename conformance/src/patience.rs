@@ -1,28 +1,27 @@
-//! Limits that only catch what hangs: they grow with the load of the machine.
+//! Time limits that only catch hangs. They grow with the load of the machine.
 
 use std::hint::black_box;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The longest limit that [`patient`] gives to a shorter one: what hangs fails within five minutes.
+/// The longest limit that [`patient`] makes from a shorter one, so that a hang fails within five minutes.
 const MAX_TIMEOUT: Duration = Duration::from_secs(270);
-/// The most by which a limit grows.
+/// The factor by which a limit grows at most.
 const MAX_FACTOR: f64 = 16.0;
-/// How much work is timed: much more than a process gets at a time on a machine that has much else to do.
+/// CPU time of one measurement. It is much longer than the time slice of a process on a busy machine.
 const MEASURED_WORK: Duration = Duration::from_millis(40);
-/// How long a measurement counts.
 const MEASUREMENT_MAX_AGE: Duration = Duration::from_secs(5);
-/// A piece of the work: well below a millisecond.
+/// The steps of one piece of the measured work, which takes well below a millisecond.
 const STEPS_PER_PIECE: u32 = 20_000;
 
-/// The limit for a wait that takes no longer than `limit` on a quiet machine: longer on one that has much else to do, at most
-/// 16 times, and four and a half minutes. The first call, and one every five seconds, measures for some 40 ms.
+/// Extends a time limit for a quiet machine by the current load, at most 16 times and up to four and a half minutes.
+/// The first call, and then one call every five seconds, takes about 40 ms to measure the load.
 #[must_use]
 pub fn patient(limit: Duration) -> Duration {
     limit.mul_f64(slowness()).min(MAX_TIMEOUT).max(limit)
 }
 
-/// How much longer work takes now than it would without other programs: 1 to 16. The largest of the last two measurements.
+/// How many times slower the machine is than without other programs: 1 to 16, the larger of the last two measurements.
 fn slowness() -> f64 {
     static MEASURED: Mutex<Option<(Instant, f64)>> = Mutex::new(None);
     let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -36,7 +35,7 @@ fn slowness() -> f64 {
     }
 }
 
-/// The time for some work, by the time for as many of its quickest piece.
+/// The time for all pieces of work, divided by the time that they would take at the speed of the quickest one.
 fn measure() -> f64 {
     let begun = Instant::now();
     let (mut pieces, mut quickest) = (0_u32, Duration::MAX);

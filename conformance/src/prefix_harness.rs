@@ -1,4 +1,4 @@
-//! Cases on a store that others use.
+//! Runs cases on a store that others use as well.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,9 +10,10 @@ use crate::harness::Tenancy;
 use crate::harness::{Ability, BoxError, Fixture, Harness};
 use crate::prefixed::PrefixedStore;
 
-/// An environment in which each case gets a prefix of one store that others use, and leaves nothing in it.
+/// An environment in which each case gets a prefix of one shared store and leaves no keys behind.
 ///
-/// Only cases that can share a store run; none of them compacts, and none sees or touches a key outside its prefix.
+/// It only runs cases that can share a store. They do not compact, and they do not read or write keys outside their
+/// prefix.
 #[derive(Debug)]
 pub struct PrefixHarness<H> {
     store: H,
@@ -21,16 +22,16 @@ pub struct PrefixHarness<H> {
 }
 
 impl<H: Harness> PrefixHarness<H> {
-    /// Cases on the one store of which `store` hands out handles; each case under a prefix of its own that begins with
-    /// `prefix`, which should end with a separator and be nobody else's.
+    /// Runs cases on the one store that `store` hands out. Each case gets its own prefix below `prefix`, which should
+    /// end with a separator and must not be used by others.
     pub fn new(store: H, prefix: impl Into<String>) -> Self {
         Self { store, prefix: prefix.into(), cases: AtomicU64::new(0) }
     }
 
-    /// Deletes the keys of a case that did not come to its end. Nothing happens unless a case has begun.
+    /// Deletes the keys of a case that was abandoned. Does nothing if no case has begun.
     ///
     /// # Errors
-    /// The obstacle to deleting it.
+    /// Why the keys could not be deleted.
     pub async fn clear_up(&self) -> Result<(), BoxError> {
         if self.cases.load(Ordering::Relaxed) == 0 {
             return Ok(());
@@ -42,7 +43,7 @@ impl<H: Harness> PrefixHarness<H> {
 
 #[async_trait]
 impl<H: Harness> Harness for PrefixHarness<H> {
-    /// None: every environment can do all that a store which others use allows.
+    /// No abilities: the cases that can share a store need none.
     fn abilities(&self) -> &[Ability] {
         &[]
     }
@@ -58,7 +59,7 @@ impl<H: Harness> Harness for PrefixHarness<H> {
     }
 }
 
-/// A prefix of a store.
+/// One prefix of a store.
 #[derive(Debug)]
 struct PrefixFixture {
     host: Box<dyn Fixture>,

@@ -11,12 +11,11 @@ use kv::{
 
 const NAME: &str = "prefixed";
 
-/// The keys of a store that begin with a prefix, as a store of their own.
+/// The keys of a store below a prefix, as a store of their own.
 ///
-/// Requests are confined to the prefix, whatever they name, and the prefix does not show in answers, events and errors.
-/// Revisions are those of the store beneath. Compaction would touch other keys and is refused as `Unsupported`; an
-/// empty key, which would be the prefix itself, is refused as everywhere. The store beneath makes all other checks,
-/// with the prefix counted in.
+/// All requests are confined to the prefix, and answers, events and errors do not show the prefix. Revisions are those
+/// of the inner store. Compaction would affect other keys and is `Unsupported`. An empty key, which would equal the
+/// prefix itself, is refused as in every store. The inner store makes all other checks, with the prefix included.
 #[derive(Clone, Debug)]
 pub struct PrefixedStore {
     inner: Arc<dyn Store>,
@@ -24,12 +23,12 @@ pub struct PrefixedStore {
 }
 
 impl PrefixedStore {
-    /// The keys of `inner` that begin with `prefix`. The prefix should end with a separator.
+    /// The keys of `inner` below `prefix`, which should end with a separator.
     pub fn new(inner: Arc<dyn Store>, prefix: impl Into<Key>) -> Self {
         Self { inner, prefix: prefix.into() }
     }
 
-    /// Every key of this store, as a range of the store beneath.
+    /// The range of the inner store that contains every key of this store.
     pub fn whole(&self) -> Range {
         Range::Prefix(self.prefix.clone())
     }
@@ -77,7 +76,7 @@ impl PrefixedStore {
             .with_failure(ops(txn.failure)?))
     }
 
-    /// The key without the prefix. A key that does not have it was never requested: the store beneath is broken.
+    /// Removes the prefix from a key. A key without the prefix was never requested, so the inner store is broken.
     fn stripped(&self, key: &Key, operation: Operation) -> Result<Key> {
         match key.as_bytes().strip_prefix(self.prefix.as_bytes()) {
             Some(rest) => Ok(Key::from(rest)),
@@ -114,7 +113,7 @@ impl PrefixedStore {
         Ok(Batch { events: batch.events.into_iter().map(event).collect::<Result<_>>()?, ..batch })
     }
 
-    /// The error as it would be without the prefix: only one that names a key differs.
+    /// Removes the prefix from an error that names a key.
     fn error(&self, error: Error) -> Error {
         let ErrorKind::InvalidArgument(InvalidArgument::DuplicateKey(key)) = error.kind() else { return error };
         let key = match self.stripped(key, error.operation()) {

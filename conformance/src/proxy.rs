@@ -1,4 +1,4 @@
-//! A TCP proxy between a store's client and its server that does what networks do.
+//! A TCP proxy between a store's client and its server that simulates a bad network.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdListener};
@@ -10,27 +10,27 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-/// How much is carried at once.
+/// Maximum number of bytes that are forwarded at a time.
 const CHUNK_BYTES: usize = 16 << 10;
 
 /// The condition of the link between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkCondition {
-    /// Everything comes through.
+    /// Forwards everything.
     Up,
-    /// Everything comes through, each piece so much later.
+    /// Forwards everything, each piece with this delay.
     Slow(Duration),
-    /// New connections are closed at once, and nothing comes through existing ones.
+    /// Closes new connections at once, and forwards nothing on existing ones.
     Refusing,
-    /// Connections are made, and nothing comes through until the link is another one.
+    /// Accepts connections, but forwards nothing until the condition changes.
     Silent,
-    /// The client's bytes get lost.
+    /// Drops the bytes of the client.
     LosesRequests,
-    /// The server's bytes get lost.
+    /// Drops the bytes of the server.
     LosesReplies,
 }
 
-/// A place of its own on the loopback address where the server seems to be. Dropping it ends all connections.
+/// A proxy with its own loopback address. Dropping it ends all connections.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
@@ -42,19 +42,19 @@ pub struct Proxy {
 struct Control {
     server: SocketAddr,
     link: watch::Sender<LinkCondition>,
-    /// Counts the cuts; each ends the existing connections.
+    /// The number of cuts. Each cut ends the existing connections.
     cuts: watch::Sender<u64>,
-    /// How many bytes got lost.
+    /// The number of dropped bytes.
     lost: watch::Sender<usize>,
-    /// How many bytes of the server's come through until the next cut, if that is so planned.
+    /// The number of bytes of the server to forward until a planned cut.
     until_cut: Mutex<Option<usize>>,
 }
 
 impl Proxy {
-    /// A proxy to this server.
+    /// Starts a proxy to this server.
     ///
     /// # Errors
-    /// If there is no free port.
+    /// If no port is free.
     pub fn to(server: SocketAddr) -> io::Result<Self> {
         let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         listener.set_nonblocking(true)?;
@@ -71,37 +71,37 @@ impl Proxy {
         Ok(Self { address, control, task })
     }
 
-    /// Where clients reach it.
+    /// The address for clients.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The link is like this from now on, also for existing connections.
+    /// Changes the condition of the link, for existing connections as well.
     pub fn set(&self, link: LinkCondition) {
         self.control.link.send_replace(link);
     }
 
-    /// Ends all connections; new ones can be made as the link allows.
+    /// Ends all connections. The condition of the link decides about new ones.
     pub fn cut(&self) {
         self.control.cut();
     }
 
-    /// Cuts when the server has sent so many bytes more, be it in the middle of an answer.
+    /// Cuts all connections after the server has sent this many more bytes, even in the middle of an answer.
     pub fn cut_after(&self, bytes: usize) {
         *self.control.until_cut.lock().unwrap_or_else(PoisonError::into_inner) = Some(bytes);
     }
 
-    /// Ends all connections and is up again.
+    /// Ends all connections, then sets the link to [`LinkCondition::Up`].
     pub fn heal(&self) {
-        // So nothing comes through old connections meanwhile, and no new one is made on the old link.
+        // Refusing first, so that old connections forward nothing and no connection is made on the old link.
         self.set(LinkCondition::Refusing);
         self.cut();
         self.set(LinkCondition::Up);
     }
 
-    /// Waits until bytes got lost since this was made.
+    /// Waits until the proxy has dropped bytes.
     pub async fn something_got_lost(&self) {
-        // The sender lives in this proxy.
+        // This proxy has the sender, so the wait cannot fail.
         let _ = self.control.lost.subscribe().wait_for(|lost| *lost > 0).await;
     }
 }
@@ -118,7 +118,7 @@ impl Control {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// How many of so many bytes of the server's may come through, and whether a cut comes then.
+    /// How many of `bytes` bytes of the server may be forwarded, and whether a cut follows.
     fn passing(&self, bytes: usize) -> (usize, bool) {
         let mut until_cut = self.until_cut.lock().unwrap_or_else(PoisonError::into_inner);
         match *until_cut {
@@ -144,7 +144,7 @@ async fn listen(listener: TcpListener, control: Arc<Control>) {
     }
 }
 
-/// Carries bytes both ways until either side ends or a cut comes.
+/// Forwards bytes in both directions until either side ends or a cut happens.
 async fn carry(mut client: TcpStream, control: Arc<Control>, mut cuts: watch::Receiver<u64>) {
     let both_ways = async {
         let mut server = TcpStream::connect(control.server).await?;
@@ -156,7 +156,7 @@ async fn carry(mut client: TcpStream, control: Arc<Control>, mut cuts: watch::Re
             end = pump(from_server, to_client, Direction::Reply, &control) => end,
         }
     };
-    // However it ends, both connections are gone now, which is all that a client or server gets to know.
+    // Both connections are closed now. Client and server cannot notice more than that.
     tokio::select! {
         biased;
         _ = cuts.changed() => {}
@@ -210,10 +210,10 @@ async fn pump(
 mod tests {
     use super::*;
 
-    /// Long enough for anything here.
+    /// Long enough for every test here.
     const LONG: Duration = Duration::from_secs(10);
 
-    /// A server that sends back what it gets, a proxy to it, and a connection through that.
+    /// Starts a server that echoes, a proxy to it, and a connection through the proxy.
     async fn echo() -> (Proxy, TcpStream) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let proxy = Proxy::to(listener.local_addr().unwrap()).unwrap();
@@ -229,7 +229,7 @@ mod tests {
         (proxy, stream)
     }
 
-    /// The bytes that come back of `sent`, up to the end of the connection if that comes first.
+    /// The number of bytes of `sent` that come back before the connection ends.
     async fn sent_back(stream: &mut TcpStream, sent: &[u8]) -> usize {
         stream.write_all(sent).await.unwrap();
         let (mut buffer, mut count) = (vec![0; sent.len()], 0);

@@ -1,4 +1,4 @@
-//! The model as a store, for the tests of this crate: what the suite passes and what broken stores break.
+//! The model as a store. The tests of this crate use it as a correct store, and as the base of broken stores.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -21,7 +21,6 @@ struct SharedModel {
     changed: watch::Sender<()>,
 }
 
-/// The model behind a lock.
 #[derive(Clone, Debug)]
 pub(crate) struct ReferenceStore(Arc<SharedModel>);
 
@@ -84,7 +83,7 @@ impl Store for ReferenceStore {
     }
 }
 
-/// Makes reference stores; "opening again" keeps the model.
+/// Makes reference stores. Reopening a store keeps the model.
 #[derive(Debug)]
 pub(crate) struct ReferenceHarness;
 

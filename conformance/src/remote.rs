@@ -1,7 +1,7 @@
-//! The reference store behind TCP, and clients of it that are wrong in one way each. They serve the tests of the cases
-//! that need a network.
+//! The reference store behind TCP, and clients with one fault each. They test the cases that need a network.
 //!
-//! Only numbers go over the wire; what they stand for is left at a desk that client and server share.
+//! Only numbers are sent over the connection. The requests and answers for these numbers are in a table that client and
+//! server share.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -24,28 +24,26 @@ use crate::harness::{Ability, BoxError, Fixture, Harness, Server};
 use crate::reference::ReferenceStore;
 
 const NAME: &str = "remote";
-/// How long a client waits for the server.
 const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
-/// How often the server of a watch shows that it is there.
+/// How often the server of a watch sends a heartbeat.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
-/// The number that the server of a watch sends then.
+/// The number that stands for a heartbeat.
 const HEARTBEAT_NUMBER: u64 = 0;
 
-/// The fault of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientFault {
     Healthy,
-    /// A watch that loses its connection says nothing any more.
+    /// A watch stays silent after it has lost its connection.
     FallsSilent,
-    /// A watch that loses its connection goes on with the changes after it has a new one.
+    /// A watch skips the changes between losing its connection and getting a new one.
     SkipsTheGap,
     /// A write without an answer is sent again.
     SendsAgain,
     /// A write without an answer is reported as not applied.
     CallsItCertain,
-    /// An answer is waited for without end.
+    /// A call waits for its answer without a time limit.
     WaitsForEver,
-    /// A member that did not answer gets the next request first again.
+    /// A member that did not answer is tried first again.
     NeverLearns,
 }
 
@@ -93,7 +91,7 @@ impl RequestBoard {
 async fn serve(mut stream: TcpStream, store: ReferenceStore, desk: Arc<RequestBoard>) -> std::io::Result<()> {
     loop {
         let number = stream.read_u64().await?;
-        // One that was sent again is carried out again.
+        // A request that was sent again is executed again.
         let request = desk.requests.lock().unwrap().get(&number).map(|request| match request {
             RemoteRequest::Range(request) => RemoteRequest::Range(request.clone()),
             RemoteRequest::Txn(txn) => RemoteRequest::Txn(txn.clone()),
@@ -128,7 +126,6 @@ async fn serve_watch(
     }
 }
 
-/// A client.
 #[derive(Clone, Debug)]
 struct RemoteStore {
     addresses: Vec<SocketAddr>,
@@ -150,7 +147,7 @@ impl RemoteStore {
         }
     }
 
-    /// A connection to a member, and the first number that came back.
+    /// Sends a request to a member, and returns the connection and the first number of the answer.
     async fn send(&self, request: RemoteRequest, operation: Operation) -> Result<(TcpStream, u64)> {
         let number = self.desk.ask(request);
         let first = self.preferred.load(Ordering::Relaxed);
@@ -193,7 +190,7 @@ impl RemoteStore {
         answer.ok_or_else(|| Self::error(ErrorKind::Undecodable, operation))
     }
 
-    /// The next item of a watch; `None` for a sign of life.
+    /// Reads the next item of a watch; `None` for a heartbeat.
     async fn item(&self, stream: &mut TcpStream) -> Result<Option<Result<Batch>>, ErrorKind> {
         let number = self.in_time(stream.read_u64()).await?;
         match self.desk.answers.lock().unwrap().remove(&number) {
@@ -203,7 +200,7 @@ impl RemoteStore {
         }
     }
 
-    /// The outcome of a lost connection of a watch: an error, or for some broken clients a new connection or silence.
+    /// Handles the lost connection of a watch: with an error, or for some faults with a new connection or silence.
     async fn cut_off(&self, request: &WatchRequest, resume_from: Revision) -> Result<TcpStream> {
         let error = Self::error(ErrorKind::Disconnected { resume_from }, Operation::Watch);
         match self.manner {
@@ -270,7 +267,7 @@ impl Store for RemoteStore {
     }
 }
 
-/// Makes such stores, with clients of one manner.
+/// Makes stores whose clients have this fault.
 struct RemoteHarness(ClientFault);
 
 #[derive(Debug)]
@@ -334,9 +331,9 @@ mod tests {
     use crate::runner::{Report, RunOptions, run};
     use crate::table::cases;
 
-    /// The rules that a store with such clients breaks, of the cases that need a network and nothing more.
+    /// The rules that a store with this client fault breaks, among the cases that need only a network.
     fn broken_rules(manner: ClientFault) -> Vec<&'static str> {
-        // Broken ones may hang, which is a failure, of the first rule of the case; healthy ones get time.
+        // A faulty client may hang, which breaks the first rule of the case. The healthy client gets more time.
         let limit = Duration::from_secs(if manner == ClientFault::Healthy { 60 } else { 3 });
         let wanted = cases().into_iter().filter(|case| case.needs() == [Ability::Network]);
         let judge = |name: &str| {

@@ -1,4 +1,4 @@
-//! The roles that other processes play, and how one plays its own.
+//! The roles of other processes.
 
 use std::env;
 use std::process::ExitCode;
@@ -10,10 +10,8 @@ use crate::groups::{crash, crash_compacting, damage, disk, processes};
 use crate::harness::{BoxError, Harness};
 use crate::process::{BREAKS_PREFIX, FAILED_PREFIX, ROLE_VARIABLE, RoleJob, say};
 
-/// The function of a role.
 type RoleFunction = for<'a> fn(RoleJob<'a>) -> BoxFuture<'a, Result<(), BoxError>>;
 
-/// All roles, by name.
 const ROLES: &[(&str, RoleFunction)] = &[
     ("write", |job| Box::pin(crash::write(job))),
     ("write_many", |job| Box::pin(crash::write_many(job))),
@@ -30,16 +28,16 @@ const ROLES: &[(&str, RoleFunction)] = &[
     ("linger", |job| Box::pin(processes::linger(job))),
 ];
 
-/// If this process was started by a case, does what the case wants and says how to exit.
+/// Plays the role of this process if a case has started it, and returns the exit code.
 ///
-/// Cases about several processes run their own program once more. [`main`](crate::main()) takes care of that. A program
-/// that calls [`run`](crate::run()) with a harness that lists [`Processes`](crate::Ability::Processes) must call this
-/// before it does anything else, and exit with the code, if there is one.
+/// Cases with several processes start their own program again. [`main`](crate::main()) handles this. A program that
+/// calls [`run`](crate::run()) with a harness that lists [`Processes`](crate::Ability::Processes) must call this
+/// function before anything else. If this returns a code, the program must exit with it.
 pub fn play_role(harness: &impl Harness) -> Option<ExitCode> {
     let words = env::var(ROLE_VARIABLE).ok()?;
     let done = play(harness, &words);
     if let Err(error) = &done {
-        // The case that started this process sees the exit code, too.
+        // The case that started this process checks the exit code, too.
         let _ = say(match error.downcast_ref::<Failure>() {
             Some(failure) => format!("{BREAKS_PREFIX}{} {}", failure.rule(), one_line(&failure.to_string())),
             None => format!("{FAILED_PREFIX}{}", one_line(&error.to_string())),

@@ -1,30 +1,31 @@
-//! The rules, read from the page on which they stand.
+//! The rules, parsed from `SEMANTICS.md`.
 
 /// One numbered rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Its number, such as `R2`.
+    /// The number of the rule, for example `R2`.
     pub id: String,
-    /// Its words, on one line.
+    /// The text of the rule on one line.
     pub text: String,
 }
 
-/// All rules, in the order of the page.
+/// All rules in the order of the page.
 pub fn rules() -> Vec<Rule> {
     parse(kv::SEMANTICS)
 }
 
-/// The words of a rule; empty if there is no such rule.
+/// The text of a rule; empty if there is no such rule.
 pub(crate) fn text_of(id: &str) -> String {
     rules().into_iter().find(|rule| rule.id == id).map(|rule| rule.text).unwrap_or_default()
 }
 
-/// The number of a rule as the page has it, for text that came from elsewhere.
+/// The number of a rule as a static string.
 pub(crate) fn number_of(id: &str) -> Option<&'static str> {
     kv::SEMANTICS.lines().filter_map(item).map(|(known, _)| known).find(|known| *known == id)
 }
 
-/// A rule is a list item that begins with its number in bold; indented lines after it belong to it.
+/// Parses a page. A rule is a list item that begins with its number in bold. Indented lines after it belong to the
+/// rule.
 fn parse(page: &str) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     let mut open = false;
@@ -44,12 +45,12 @@ fn parse(page: &str) -> Vec<Rule> {
     rules
 }
 
-/// The number and the first words of the rule that begins on this line, if one does.
+/// The number and the first words of the rule that begins on this line, if any.
 fn item(line: &str) -> Option<(&str, &str)> {
     line.strip_prefix("- **")?.split_once("**").filter(|(id, _)| is_id(id))
 }
 
-/// A capital letter and a number without leading zeros.
+/// True for a capital letter and a number without leading zeros.
 fn is_id(id: &str) -> bool {
     let mut letters = id.chars();
     letters.next().is_some_and(|first| first.is_ascii_uppercase())

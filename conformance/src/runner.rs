@@ -1,4 +1,4 @@
-//! Runs cases and reports the result of each.
+//! Runs cases and reports their results.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,19 +10,19 @@ use crate::harness::{BoxError, Harness};
 use crate::stage::Stage;
 use crate::table::cases;
 
-/// Which cases run, and how long they wait.
+/// The selection of cases and their time limits.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RunOptions {
-    /// Only cases whose name contains this.
+    /// Runs only cases whose name contains this text.
     pub filter: Option<String>,
-    /// How long one call, or one step of a watch, may take. 10 s by default. This limit and the next one are for a quiet
-    /// machine: see [`patient`](crate::patient).
+    /// The time limit for one call or one step of a watch; 10 s by default. This limit and the next one are for a quiet
+    /// machine, see [`patient`](crate::patient).
     pub patience: Duration,
-    /// How long one case may take, or one round of a case that has many. 2 minutes by default. A case ends then whatever
-    /// the store does: threads that it blocks are left behind.
+    /// The time limit for one case, or for one round of a case with many rounds; 2 minutes by default. The limit ends a
+    /// case even if the store blocks its threads; these threads are abandoned.
     pub case_limit: Duration,
-    /// Stops the run when it becomes true: the running case is abandoned, and the others do not run.
+    /// Stops the run when it becomes true: the current case is abandoned, and no other case starts.
     pub stop: Option<Arc<AtomicBool>>,
 }
 
@@ -33,33 +33,33 @@ impl Default for RunOptions {
 }
 
 impl RunOptions {
-    /// All cases, with patience for a slow disk.
+    /// Runs all cases with the default limits, which suit a slow disk.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Only cases whose name contains this.
+    /// Runs only cases whose name contains this text.
     #[must_use]
     pub fn with_filter(mut self, filter: impl Into<String>) -> Self {
         self.filter = Some(filter.into());
         self
     }
 
-    /// How long one call, or one step of a watch, may take.
+    /// Sets the time limit for one call or one step of a watch.
     #[must_use]
     pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// How long one case may take, or one round of a case that has many.
+    /// Sets the time limit for one case, or for one round of a case with many rounds.
     #[must_use]
     pub fn with_case_limit(mut self, case_limit: Duration) -> Self {
         self.case_limit = case_limit;
         self
     }
 
-    /// Stops the run when it becomes true: the running case is abandoned, and the others do not run.
+    /// Stops the run when `stop` becomes true: the current case is abandoned, and no other case starts.
     #[must_use]
     pub fn with_stop(mut self, stop: Arc<AtomicBool>) -> Self {
         self.stop = Some(stop);
@@ -79,9 +79,9 @@ impl RunOptions {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// The store did what the rules say.
+    /// The store follows the rules.
     Passed,
-    /// It did not.
+    /// The store breaks a rule.
     Failed(Box<Failure>),
     /// The case did not run, for this reason.
     Ignored(&'static str),
@@ -91,20 +91,20 @@ pub enum Verdict {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// The case's name.
+    /// The name of the case.
     pub name: &'static str,
-    /// Its topic.
+    /// The topic of the case.
     pub group: Group,
-    /// The rules that it judges.
+    /// The rules that the case judges.
     pub rules: &'static [&'static str],
     /// The result.
     pub verdict: Verdict,
-    /// How long it took.
+    /// The duration of the case.
     pub took: Duration,
 }
 
 impl Report {
-    /// The rule that was broken, if the case failed.
+    /// The broken rule, if the case failed.
     pub fn rule_broken(&self) -> Option<&'static str> {
         match &self.verdict {
             Verdict::Failed(failure) => Some(failure.rule()),
@@ -113,23 +113,23 @@ impl Report {
     }
 }
 
-/// Runs the cases one after the other and reports each. It blocks, so it must not be called on an async runtime.
+/// Runs cases one after another and reports each. This blocks, so it must not be called on an async runtime.
 ///
 /// # Errors
-/// If no runtime could be started. A fault of a store is a [`Verdict`].
+/// If no runtime could be started. A fault of a store is a [`Verdict`] instead.
 pub fn run(harness: impl Harness, options: &RunOptions) -> Result<Vec<Report>, BoxError> {
     Ok(Run::new(harness, options)?.collect())
 }
 
-/// A run of cases one after the other: each step runs one and reports it. It blocks, so it must not be stepped on an
-/// async runtime.
+/// A run of cases. Each step runs one case and reports its result. A step blocks, so it must not be called on an async
+/// runtime.
 pub struct Run {
     stage: Stage,
     cases: std::vec::IntoIter<Case>,
 }
 
 impl Run {
-    /// A run of the cases that the options ask for.
+    /// A run of the selected cases.
     ///
     /// # Errors
     /// If no runtime could be started.
@@ -169,7 +169,7 @@ mod tests {
     use crate::harness::{Ability, Fixture};
     use crate::stage::STOPPED;
 
-    /// The behaviour of a store that does not answer.
+    /// The behaviour of a faulty store.
     #[derive(Clone, Copy, Debug)]
     enum Mishap {
         Panics,
@@ -233,9 +233,9 @@ mod tests {
         }
     }
 
-    /// The verdict on such a store of the case that reads an absent key.
+    /// The verdict of the case that reads an absent key, on a store with this mishap.
     fn said_of(mishap: Mishap) -> String {
-        // Only a store that blocks its thread has to run into the limit; on a busy machine all others may take longer.
+        // Only a store that blocks its thread must reach the limit. The others may take longer on a busy machine.
         let case_limit = if matches!(mishap, Mishap::BlocksItsThread) { 1 } else { 60 };
         let limits = (Duration::from_millis(50), Duration::from_secs(case_limit));
         let options = RunOptions::new().with_filter("B01").with_patience(limits.0).with_case_limit(limits.1);

@@ -4,26 +4,26 @@ use std::sync::LazyLock;
 
 use crate::expect::Checked;
 
-/// The environment variable that says which seed to take.
+/// The environment variable that sets the seed.
 pub(crate) const SEED: &str = "CONFORMANCE_SEED";
 
 static CHOSEN: LazyLock<u64> = LazyLock::new(|| given().ok().flatten().unwrap_or_else(|| fastrand::u64(..)));
 
-/// The seed of all random cases of this process: the number in the environment variable `CONFORMANCE_SEED`, or else one
-/// that was drawn. A report of a run shows this, too, so that the run can be repeated.
+/// The seed of all random cases of this process: the number in the environment variable `CONFORMANCE_SEED`, or else a
+/// random number. A report of a run should show it, so that the run can be repeated.
 pub fn seed() -> u64 {
     *CHOSEN
 }
 
-/// The outcome of a run that took its randomness from the [`seed`]; a failure says how to have it again.
+/// Runs work that uses the [`seed`]. A failure says how to repeat it.
 pub(crate) async fn seeded<T>(work: impl Future<Output = Checked<T>>) -> Checked<T> {
     work.await.map_err(|failure| failure.with_note(&format!("{SEED}={} makes the same calls", seed())))
 }
 
-/// The seed in the environment, if there is one.
+/// The seed in the environment, if it is set.
 ///
 /// # Errors
-/// The advice for a seed that is not a number.
+/// Advice for the user if the seed is not a number.
 pub(crate) fn given() -> Result<Option<u64>, String> {
     let Some(text) = std::env::var_os(SEED) else { return Ok(None) };
     let number = text.to_str().and_then(|text| text.parse().ok());

@@ -1,8 +1,8 @@
-//! The place where cases run: a runtime, a harness, and the lock that lets heavy cases run alone.
+//! Runs cases: it has the runtime, the harness, and the lock that lets heavy cases run alone.
 //!
-//! A store may block the thread that polls it, and then neither a timer nor a cancelled task helps. So the runner's
-//! own thread, which is none of the runtime's, watches the time. It abandons a runtime as soon as it finds one of the
-//! runtime's threads blocked, and the next case gets a new runtime.
+//! A store may block the thread that polls it. Then timers and cancellation do not work on the runtime. So the thread
+//! of the runner, outside the runtime, watches the time. It abandons a runtime if one of the runtime's threads is
+//! blocked, and the next case gets a new runtime.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -21,30 +21,30 @@ use crate::patience::patient;
 use crate::runner::{Report, RunOptions, Verdict};
 use crate::subject::{CaseProgress, Subject};
 
-/// Threads for the cases and for the stores that they judge.
+/// Number of threads for the cases and their stores.
 const WORKER_THREADS: usize = 4;
 
-/// How often a run that can be stopped checks whether it must stop.
+/// How often a stoppable run checks whether it must stop.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How long a runtime with a thread to spare takes at most to do next to nothing on a quiet machine.
+/// Maximum time that a runtime with a free thread takes for a trivial task on a quiet machine.
 const MAX_IDLE_RUNTIME_DELAY: Duration = Duration::from_secs(2);
 
 const NEEDS_ITS_OWN: &str = "it needs a store that nobody else uses";
 pub(crate) const STOPPED: &str = "the run was stopped";
 const BLOCKED: &str = "; the store blocks a thread, which was left behind";
 
-/// Where cases run.
+/// Runs cases on the stores of one harness.
 pub(crate) struct Stage {
-    /// The runtime in use, after the abandoned ones: tasks that the harness has started there may go on.
+    /// The current runtime is the last one. The abandoned ones before it may still run tasks of the harness.
     runtimes: Mutex<Vec<Runtime>>,
     harness: Arc<dyn Harness>,
     options: RunOptions,
-    /// Heavy cases have it alone.
+    /// Heavy cases take the write lock, light cases a read lock.
     turns: RwLock<()>,
 }
 
-/// The reason to abandon a case.
+/// Why a case was abandoned.
 #[derive(Debug)]
 enum AbandonReason {
     Stopped,
@@ -56,7 +56,7 @@ impl Stage {
         Ok(Self { runtimes: Mutex::new(vec![runtime()?]), harness, options, turns: RwLock::default() })
     }
 
-    /// Why a case cannot run here, if so.
+    /// Why a case cannot run here; `None` if it can.
     pub(crate) fn ignored_because(&self, case: &Case) -> Option<&'static str> {
         if self.harness.tenancy() == Tenancy::Shared && case.tenancy == Tenancy::Exclusive {
             return Some(NEEDS_ITS_OWN);
@@ -77,7 +77,7 @@ impl Stage {
         Report { name: case.name, group: case.group, rules: case.rules, verdict, took: started.elapsed() }
     }
 
-    /// Runs one case on a fresh store. A panic, and a case that does not end, are failures of that case.
+    /// Runs one case on a fresh store. A panic or a hang is a failure of the case.
     pub(crate) fn judge(&self, case: &Case) -> Checked {
         let rule = case.rules.first().copied();
         match self.ignored_because(case) {
@@ -88,9 +88,9 @@ impl Stage {
         }
     }
 
-    /// Runs one case; nothing if the run was stopped before the case was over.
+    /// Runs one case; `None` if the run was stopped before the end of the case.
     fn attempt(&self, case: &Case) -> Option<Checked> {
-        // This thread holds the lock, so that the lock is released even if the case does not end.
+        // This thread holds the lock, so it is released even if the case never ends.
         let (_shared, _alone) = match case.weight {
             Weight::Light => (Some(self.turns.read().unwrap_or_else(PoisonError::into_inner)), None),
             Weight::Heavy => (None, Some(self.turns.write().unwrap_or_else(PoisonError::into_inner))),
@@ -107,7 +107,7 @@ impl Stage {
         let (harness, story, patience) = (self.harness.clone(), case.clone(), patient(self.options.patience));
         let work = runtime.spawn(async move {
             let outcome = perform(harness, story, patience, tell.clone()).await;
-            // If the runner has abandoned the case, nobody listens any more and the result is of no use.
+            // If the runner has abandoned the case, dropping the result is fine.
             let _ = tell.send(CaseProgress::Finished(outcome));
         });
         let failure = match self.wait_for(&progress) {
@@ -128,7 +128,8 @@ impl Stage {
         Some(Err(failure.or_rule(rule)))
     }
 
-    /// The verdict of the case, unless it or a round of it takes too long, or the run is stopped.
+    /// Waits for the result of the case. Fails if the case or one of its rounds takes too long, or if the run is
+    /// stopped.
     fn wait_for(&self, progress: &mpsc::Receiver<CaseProgress>) -> Result<Checked, AbandonReason> {
         let (mut has_rounds, mut limit, mut begun) = (false, patient(self.options.case_limit), Instant::now());
         loop {
@@ -146,7 +147,7 @@ impl Stage {
         }
     }
 
-    /// Ends a case that nobody waits for any longer. True if it goes on all the same, since a thread of it is blocked.
+    /// Aborts an abandoned case. Returns true if the case still runs because it blocks a thread.
     fn give_up(&self, work: &JoinHandle<()>) -> bool {
         work.abort();
         let end = Instant::now() + patient(MAX_IDLE_RUNTIME_DELAY.min(self.options.case_limit));
@@ -156,7 +157,7 @@ impl Stage {
         !work.is_finished()
     }
 
-    /// The runtime for a case: a new one if none of the threads of the one before does anything.
+    /// The runtime for a case: the last one if it runs a trivial task in time, else a new one.
     fn free_runtime(&self) -> Result<Handle, BoxError> {
         let mut runtimes = self.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = runtimes.last() {
@@ -175,7 +176,7 @@ impl Stage {
 
 impl Drop for Stage {
     fn drop(&mut self) {
-        // A store that hangs must not keep the report from being seen.
+        // A hanging store must not delay the report.
         for runtime in self.runtimes.get_mut().unwrap_or_else(PoisonError::into_inner).drain(..) {
             runtime.shutdown_background();
         }
@@ -234,7 +235,7 @@ mod tests {
         let (tell, progress) = mpsc::channel();
         thread::spawn(move || {
             let begun = Instant::now();
-            // Longer than one limit, under the load that the machine has now.
+            // Longer than one limit at the current load of the machine.
             let long = patient(limit).mul_f64(1.5);
             while begun.elapsed() < long {
                 tell.send(CaseProgress::RoundBegan).unwrap();

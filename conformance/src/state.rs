@@ -1,4 +1,4 @@
-//! The entries of a store at one moment, and the effect of reads and transactions on them, in the plainest way.
+//! The entries of a store at one revision, and a simple implementation of reads and transactions on them.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -7,18 +7,16 @@ use kv::{
     Content, Event, EventKind, Key, Kv, Op, OpResult, Prev, Range, RangeResponse, Revision, Txn, TxnRange, Value,
 };
 
-/// The stored keys.
+/// The entries of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State(BTreeMap<Key, Kv>);
 
-/// The effect of a transaction on a state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TxnEffect {
-    /// Whether the compares held.
     pub(crate) succeeded: bool,
-    /// One result for each operation that ran; those of reads have no revision yet.
+    /// One result for each operation that ran. The results of reads have no revision yet.
     pub(crate) results: Vec<OpResult>,
-    /// The changes, in order, each with the old value.
+    /// The changes in order, each with the previous state of the key.
     pub(crate) events: Vec<Event>,
 }
 
@@ -29,7 +27,6 @@ impl FromIterator<Kv> for State {
 }
 
 impl State {
-    /// The entry of a key.
     pub(crate) fn get(&self, key: &Key) -> Option<&Kv> {
         self.0.get(key)
     }
@@ -44,12 +41,12 @@ impl State {
         found.into_iter().flatten().map(|(_, kv)| kv)
     }
 
-    /// The answer of a read; its revision is not set.
+    /// The answer to a read, without a revision.
     pub(crate) fn read(&self, range: &Range, limit: i64, content: Content) -> RangeResponse {
         cut(self.within(range).cloned().collect(), limit, content)
     }
 
-    /// Runs a transaction that passes its check; its writes get the revision `next`.
+    /// Runs a valid transaction. Its writes get the revision `next`.
     pub(crate) fn run(&mut self, txn: &Txn, next: Revision) -> TxnEffect {
         let succeeded = txn.compares.iter().all(|compare| compare.holds_for(self.within(&compare.range)));
         let branch = if succeeded { &txn.success } else { &txn.failure };
@@ -58,7 +55,7 @@ impl State {
         TxnEffect { succeeded, results, events }
     }
 
-    /// Makes an event happen.
+    /// Applies an event.
     pub(crate) fn happen(&mut self, event: &Event) {
         match event.kind {
             EventKind::Put => self.0.insert(event.kv.key.clone(), event.kv.clone()),
@@ -66,7 +63,7 @@ impl State {
         };
     }
 
-    /// Takes events back that [`run`](Self::run) returned last.
+    /// Reverts the events of the last [`run`](Self::run).
     pub(crate) fn undo(&mut self, events: &[Event]) {
         for event in events.iter().rev() {
             match &event.prev {
@@ -99,7 +96,7 @@ impl State {
         }
     }
 
-    /// The event of a put that would come next.
+    /// The event of a put at the revision `next`.
     fn put(&self, key: &Key, value: &Value, next: Revision) -> Event {
         let old = self.get(key).cloned();
         let kv = Kv {

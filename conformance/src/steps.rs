@@ -1,4 +1,4 @@
-//! Writes with a known result: step after step, each one transaction.
+//! Writes with a known result: numbered steps, each of which is one transaction.
 
 use std::collections::BTreeMap;
 
@@ -7,25 +7,25 @@ use kv::{Kv, Op, Range, Revision, Txn};
 use crate::expect::{Checked, Failure, JudgedByRule, same};
 use crate::subject::{BoundedHandle, after};
 
-/// After so many steps their keys are written again.
+/// Number of steps after which the same keys are written again.
 const KEY_REUSE_STEPS: u64 = 20;
 
-/// The writes of each step, and the revision at which they began.
+/// The writes of each step, and the revision at which they start.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Steps {
-    /// How many keys a step writes.
+    /// The number of keys that a step writes.
     pub(crate) width: u64,
-    /// The store's revision before the first one.
+    /// The revision of the store before the first step.
     pub(crate) base: Revision,
 }
 
 impl Steps {
-    /// Step `n` as a transaction.
+    /// The transaction of step `n`.
     pub(crate) fn txn(width: u64, n: u64) -> Txn {
         Txn::new().with_success((0..width).map(|i| Op::put(key(i, n), value(width, n))))
     }
 
-    /// How many steps a store at this revision holds.
+    /// The number of steps that a store at this revision has.
     pub(crate) fn at(&self, revision: Revision) -> Checked<u64> {
         let steps = revision.get() - self.base.get();
         u64::try_from(steps)
@@ -33,12 +33,10 @@ impl Steps {
             .of("R8")
     }
 
-    /// The revision of the last of so many steps.
     pub(crate) fn revision(&self, steps: u64) -> Revision {
         after(self.base, signed(steps))
     }
 
-    /// The state after so many steps.
     pub(crate) fn expected(&self, steps: u64) -> Vec<Kv> {
         let mut entries = BTreeMap::new();
         for n in steps.saturating_sub(KEY_REUSE_STEPS)..steps {
@@ -57,21 +55,21 @@ impl Steps {
         entries.into_values().collect()
     }
 
-    /// The store is as it has to be after so many steps and nothing else.
+    /// Checks that the store has exactly the state after this many steps.
     pub(crate) async fn check(&self, store: &BoundedHandle, steps: u64) -> Checked {
         let found = store.read(Range::prefix("step/")).await?;
         same("the revision", found.revision, self.revision(steps)).of("S5")?;
         same_entries(&format!("what is there after {steps} steps"), &found.kvs, &self.expected(steps)).of("S5")
     }
 
-    /// The state after so many steps can be read and is as it was.
+    /// Checks that the state after this many steps is readable and unchanged.
     pub(crate) async fn check_past(&self, store: &BoundedHandle, steps: u64) -> Checked {
         let found = store.read_at(Range::prefix("step/"), self.revision(steps)).await?;
         same_entries(&format!("what was there after {steps} steps"), &found.kvs, &self.expected(steps)).of("C6")
     }
 
-    /// After a crash: everything that was acknowledged is there, at most one step more, and each step whole. How many
-    /// there are.
+    /// Checks a store after a crash: it must have every acknowledged step, at most one more, and each step completely.
+    /// Returns the number of steps.
     pub(crate) async fn check_crashed(&self, store: &BoundedHandle, acknowledged: u64) -> Checked<u64> {
         let steps = self.at(store.revision().await?)?;
         if steps < acknowledged {
@@ -95,7 +93,7 @@ fn key(i: u64, n: u64) -> String {
     format!("step/{i:03}/{:02}", n % KEY_REUSE_STEPS)
 }
 
-/// Some are short, some longer than a page; with many keys all are short.
+/// Short and long values, some longer than a page. Wide steps have short values only.
 fn value(width: u64, n: u64) -> Vec<u8> {
     let lengths: [usize; 4] = if width > 8 { [9, 10, 40, 100] } else { [9, 300, 4000, 20_000] };
     let length = lengths[usize::try_from(n % 4).unwrap_or_default()];
@@ -108,7 +106,7 @@ fn signed(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// Names the first entry that differs; a whole list would be too long to read.
+/// Compares entries and reports the first difference only, because a whole list would be too long.
 fn same_entries(checked: &str, found: &[Kv], expected: &[Kv]) -> Checked {
     same(&format!("{checked}: how many keys"), found.len(), expected.len())?;
     match found.iter().zip(expected).find(|(found, expected)| found != expected) {

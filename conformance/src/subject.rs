@@ -1,4 +1,4 @@
-//! The store of a case, with shorthands that let a case read like a story.
+//! The store of a case, with shorthands that keep cases short.
 
 mod answers;
 mod servers;
@@ -25,22 +25,22 @@ use crate::watcher::Watcher;
 pub(crate) use answers::{Branch, after, delete_result, entry, put_result, read_result, span, text, took};
 pub(crate) use servers::UnusedAddress;
 
-/// The pause between two reads that check whether a store answers again.
+/// The pause between two reads that check whether a store has recovered.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
-/// The name of the store in the suite's own errors.
+/// The name of the store in errors that the suite itself makes.
 const SUITE_NAME: &str = "conformance";
-/// How many writes [`BoundedHandle::write_all`] keeps going at once.
+/// Maximum number of concurrent writes of [`BoundedHandle::write_all`].
 const MAX_CONCURRENT_WRITES: usize = 64;
 
-/// The progress of a case, for the thread that watches its time.
+/// The progress of a case, reported to the thread that watches its time.
 #[derive(Debug)]
 pub(crate) enum CaseProgress {
-    /// One of many rounds begins: the time limit starts over.
+    /// A round of a case begins, and the time limit restarts.
     RoundBegan,
     Finished(Checked),
 }
 
-/// A store of which every call is bounded in time.
+/// A store with a time limit for each call.
 #[derive(Clone, Debug)]
 pub(crate) struct BoundedHandle {
     store: Arc<dyn Store>,
@@ -61,7 +61,8 @@ impl BoundedHandle {
         Self { store: Arc::new(TimeoutStore { inner: store, patience }), patience, tenancy }
     }
 
-    /// The revision is what this case's own writes make it. Where others write as well it is only not less than that.
+    /// Checks a revision that follows from this case's own writes. On a shared store it may be greater, because others
+    /// write as well.
     #[track_caller]
     pub(crate) fn revision_is(&self, checked: &str, got: Revision, expected: Revision) -> Checked {
         match self.tenancy {
@@ -70,52 +71,48 @@ impl BoundedHandle {
         }
     }
 
-    /// The store.
     pub(crate) fn store(&self) -> Arc<dyn Store> {
         self.store.clone()
     }
 
-    /// A handle on a store around this one.
+    /// A handle with the same limits on another store, usually a wrapper.
     pub(crate) fn over(&self, store: impl Store) -> Self {
         Self { store: Arc::new(store), ..self.clone() }
     }
 
-    /// The store's revision.
     pub(crate) async fn revision(&self) -> Checked<Revision> {
         Ok(self.range(RangeRequest::new(Range::key("?")).with_content(Content::CountOnly)).await?.revision)
     }
 
-    /// A range, as it is now.
     pub(crate) async fn read(&self, range: Range) -> Checked<RangeResponse> {
         Ok(self.range(RangeRequest::new(range)).await?)
     }
 
-    /// A range, as it was.
+    /// Reads a range at an older revision.
     pub(crate) async fn read_at(&self, range: Range, at: Revision) -> Checked<RangeResponse> {
         Ok(self.range(RangeRequest::new(range).with_at(at)).await?)
     }
 
-    /// The keys of a range, as text.
+    /// The keys of a range as text.
     pub(crate) async fn keys(&self, range: Range) -> Checked<Vec<String>> {
         Ok(self.read(range).await?.kvs.iter().map(|kv| kv.key.to_string()).collect())
     }
 
-    /// The value of a key, as text.
+    /// The value of a key as text.
     pub(crate) async fn value(&self, key: &str) -> Checked<Option<String>> {
         Ok(self.get(key).await?.map(|kv| text(&kv.value)))
     }
 
-    /// Runs operations without a compare.
     pub(crate) async fn run(&self, ops: impl IntoIterator<Item = Op> + Send) -> Checked<TxnResponse> {
         Ok(self.txn(Txn::new().with_success(ops)).await?)
     }
 
-    /// Whether one compare holds.
+    /// True if one compare holds.
     pub(crate) async fn compare(&self, compare: Compare) -> Checked<bool> {
         Ok(self.txn(Txn::new().with_compares([compare])).await?.succeeded)
     }
 
-    /// Writes `count` revisions, each of one operation, as fast as the store takes them and in no particular order.
+    /// Writes `count` revisions with one operation each, concurrently and in any order.
     pub(crate) async fn write_all(&self, count: usize, op: impl Fn(usize) -> Op) -> Checked {
         let mut writes = futures::stream::iter((0..count).map(|i| self.txn(Txn::new().with_success([op(i)]))))
             .buffer_unordered(MAX_CONCURRENT_WRITES);
@@ -125,22 +122,22 @@ impl BoundedHandle {
         Ok(())
     }
 
-    /// Watches without the old values.
+    /// Opens a watch without the previous states.
     pub(crate) async fn watcher(&self, range: Range, start: Revision) -> Checked<Watcher> {
         self.watcher_of(WatchRequest::new(range, start)).await
     }
 
-    /// Watches as requested.
+    /// Opens a watch with this request.
     pub(crate) async fn watcher_of(&self, request: WatchRequest) -> Checked<Watcher> {
         Ok(Watcher::new(self.watch(request.clone()).await?, request, self.patience))
     }
 
-    /// A watch that was opened as requested.
+    /// Wraps a stream that was opened with this request.
     pub(crate) fn watching(&self, stream: WatchStream, request: WatchRequest) -> Watcher {
         Watcher::new(stream, request, self.patience)
     }
 
-    /// Reads until an answer comes, which has to be soon: after a fault.
+    /// Reads repeatedly until the store answers again after a fault, with a time limit.
     pub(crate) async fn heals(&self) -> Checked<Revision> {
         let healed = async {
             loop {
@@ -153,18 +150,18 @@ impl BoundedHandle {
         within(RECOVERY_TIMEOUT, "a store of which the faults are over", healed).await.of("N2")
     }
 
-    /// Waits for something, but not for ever.
+    /// Waits for work with a time limit.
     pub(crate) async fn within<T>(&self, checked: &str, work: impl Future<Output = T>) -> Checked<T> {
         within(self.patience, checked, work).await
     }
 }
 
-/// The subject of a case: a handle on a fresh store, and the environment's abilities.
+/// The environment of a case: a handle on a fresh store, and the abilities of the harness.
 pub(crate) struct Subject {
-    // Before the fixture, so that handles are gone when it takes the store down.
+    // Declared before the fixture, so that handles are dropped before the fixture takes the store down.
     handle: Option<BoundedHandle>,
     fixture: Option<Box<dyn Fixture>>,
-    /// Where the fixture goes when the case is over.
+    /// Receives the fixture at the end of the case.
     home: Option<oneshot::Sender<Box<dyn Fixture>>>,
     harness: Arc<dyn Harness>,
     none: BoundedHandle,
@@ -175,7 +172,7 @@ impl Drop for Subject {
     fn drop(&mut self) {
         self.handle = None;
         if let (Some(fixture), Some(home)) = (self.fixture.take(), self.home.take()) {
-            // If the case was abandoned, nobody waits for the fixture: then it ends here.
+            // If the case was abandoned, nothing receives the fixture, so it is dropped here.
             drop(home.send(fixture));
         }
     }
@@ -190,7 +187,7 @@ impl Deref for Subject {
 }
 
 impl Subject {
-    /// The subject of a case, and the place where the fixture arrives when the case is over, however it ends.
+    /// A subject, and the channel that receives the fixture at the end of the case, however it ends.
     pub(crate) fn new(
         harness: Arc<dyn Harness>,
         fixture: Box<dyn Fixture>,
@@ -216,18 +213,18 @@ impl Subject {
         BoundedHandle::new(store, self.none.patience, self.none.tenancy)
     }
 
-    /// A handle for a task of its own.
+    /// A handle for another task.
     pub(crate) fn handle(&self) -> BoundedHandle {
         BoundedHandle::clone(self)
     }
 
-    /// Another handle on the same store.
+    /// A second handle on the store, opened by the fixture.
     pub(crate) async fn another(&self) -> Checked<BoundedHandle> {
         let store = self.surroundings()?.another().await.map_err(|error| environment("another handle", &error))?;
         Ok(self.handle_on(store))
     }
 
-    /// Closes the store and opens it again. The case must have dropped its own handles and watches.
+    /// Closes and reopens the store. The case must have dropped its own handles and watches.
     pub(crate) async fn reopen(&mut self) -> Checked {
         self.handle = None;
         let fixture = self.surroundings_mut()?;
@@ -237,12 +234,12 @@ impl Subject {
         Ok(())
     }
 
-    /// Closes the store under the handles that are held.
+    /// Closes the store while handles are held.
     pub(crate) async fn close(&mut self) -> Checked {
         self.surroundings_mut()?.close().await.map_err(|error| environment("closing the store", &error))
     }
 
-    /// Lets go of the store, if a process that has it keeps others out.
+    /// Closes an embedded store, so that other processes can open it.
     pub(crate) async fn let_go(&mut self) -> Checked {
         if self.can(Ability::Embedded) {
             self.handle = None;
@@ -251,44 +248,42 @@ impl Subject {
         Ok(())
     }
 
-    /// Takes the store again after [`let_go`](Self::let_go).
+    /// Reopens the store after [`let_go`](Self::let_go).
     pub(crate) async fn retake(&mut self) -> Checked {
         if self.can(Ability::Embedded) { self.reopen().await } else { Ok(()) }
     }
 
-    /// Reports that a round begins: the time limit starts over. Some stores take seconds to open.
+    /// Reports that a round begins, which restarts the time limit. Some stores take seconds to open.
     pub(crate) fn next_round(&self) {
         // If the case was abandoned, no thread watches its time.
         let _ = self.progress.send(CaseProgress::RoundBegan);
     }
 
-    /// Whether the environment has this ability.
+    /// True if the environment has this ability.
     pub(crate) fn can(&self, ability: Ability) -> bool {
         self.harness.abilities().contains(&ability)
     }
 
-    /// The store's address.
     pub(crate) fn address(&self) -> Checked<String> {
         self.surroundings()?.address().map_err(|error| environment("the store's address", &error))
     }
 
-    /// The address of a store below a folder.
     pub(crate) fn address_in(&self, folder: &Path) -> Checked<String> {
         self.harness.address_in(folder).map_err(|error| environment("an address in a folder", &error))
     }
 
-    /// Makes the store below a folder look like one of a later version's.
+    /// Makes the store below a folder look like one of a later version.
     pub(crate) fn make_newer(&self, folder: &Path) -> Checked {
         self.harness.make_newer(folder).map_err(|error| environment("a store of a later version", &error))
     }
 
-    /// Lets the power fail after so many more operations of the disk.
+    /// Cuts the power after this many disk operations.
     pub(crate) fn cut_power_after(&mut self, operations: u32) -> Checked {
         let fixture = self.surroundings_mut()?;
         fixture.cut_power_after(operations).map_err(|error| environment("cutting the power", &error))
     }
 
-    /// Opens the store again while the power fails, if it comes to that.
+    /// Reopens the store while the power may fail.
     pub(crate) async fn reopen_without_power(&mut self) -> Checked {
         self.handle = None;
         let fixture = self.surroundings_mut()?;
@@ -322,27 +317,25 @@ impl Subject {
         Process::start(process::command(role, arguments, address)?, self.patience())
     }
 
-    /// Opens the store at an address beside its holder.
     pub(crate) async fn join(&self, address: &str, wait: Duration) -> Result<JoinedStore> {
         let fixture = self.harness.join(address, wait).await?;
         Ok(JoinedStore { handle: self.handle_on(fixture.store()), _fixture: fixture })
     }
 
-    /// How long one call may take.
+    /// The time limit of one call.
     pub(crate) fn patience(&self) -> Duration {
         self.none.patience
     }
 
-    /// How much room the store takes.
     pub(crate) async fn stored_bytes(&self) -> Checked<u64> {
         self.surroundings()?.stored_bytes().await.map_err(|error| environment("measuring the store", &error))
     }
 }
 
-/// A store that was joined. Dropping it lets go of the store.
+/// A joined store. Dropping it closes the store.
 #[derive(Debug)]
 pub(crate) struct JoinedStore {
-    // Before the fixture, so that the handle is gone when it goes.
+    // Declared before the fixture, so that the handle is dropped first.
     handle: BoundedHandle,
     _fixture: Box<dyn Fixture>,
 }
@@ -355,7 +348,7 @@ impl Deref for JoinedStore {
     }
 }
 
-/// The store returned this error by itself: the suite's own patience had not run out.
+/// Checks that the error came from the store, and not from the time limit of the suite.
 #[track_caller]
 pub(crate) fn in_time(error: &Error) -> Checked {
     if error.store() != SUITE_NAME {
@@ -369,7 +362,7 @@ fn environment(what: &str, error: &BoxError) -> Failure {
     Failure::new(format!("the environment: {what}"), "success", error.to_string())
 }
 
-/// A store around a store that gives up on calls after a while.
+/// A wrapper that limits the time of each call.
 #[derive(Debug)]
 struct TimeoutStore {
     inner: Arc<dyn Store>,
@@ -404,7 +397,7 @@ impl Store for TimeoutStore {
     }
 }
 
-/// The store of a subject while it is closed: every call says so.
+/// The store of a subject while it is closed. Every call fails.
 #[derive(Debug)]
 struct ClosedStore;
 

@@ -1,4 +1,4 @@
-//! The one table of cases. A case that is not here does not run.
+//! The table of all cases. A case that is not in it does not run.
 
 use crate::case::Weight::{Heavy, Light};
 use crate::case::{Case, Group};
@@ -38,9 +38,10 @@ macro_rules! table {
     (@tenancy others) => { Shared };
 }
 
-/// All cases: number and story, then the rules that it judges (the first one is meant unless a failure says otherwise),
-/// what it needs, the scene in which it plays if that is not the plain one (a scene needs the ability of its name),
-/// `runs alone` if no other case should run meanwhile, and `beside others` if others may write to its store as well.
+/// All cases: number and name, then the rules that the case judges (a failure breaks the first one, unless it names
+/// another), the abilities that it needs, and its scene if it is not the plain one (a scene needs the ability of the
+/// same name). `runs alone` means that no other case runs at the same time. `beside others` means that others may write
+/// to its store as well.
 pub fn cases() -> Vec<Case> {
     table! {
         Basic {

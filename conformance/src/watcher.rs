@@ -1,4 +1,4 @@
-//! A watch that checks for each batch the conditions that hold for every batch of every watch.
+//! A watch that checks each batch for the conditions that every batch of every watch must meet.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,16 +7,15 @@ use kv::{Batch, ErrorKind, Event, EventKind, Prev, Progress, Range, Revision, Wa
 
 use crate::expect::{Checked, Failure, JudgedByRule, RECOVERY_TIMEOUT, holds, same, within};
 
-/// A watch of which every step is bounded in time and every batch is checked.
+/// A watch with a time limit for each step and checks of each batch.
 pub(crate) struct Watcher {
     stream: WatchStream,
     request: WatchRequest,
     next: Revision,
     time: Option<SystemTime>,
-    /// The last progress that was reported.
     progress: Option<Revision>,
     patience: Duration,
-    /// The rule that is broken if nothing comes.
+    /// The rule that a silent watch breaks.
     silence: &'static str,
 }
 
@@ -26,29 +25,27 @@ impl Watcher {
         Self { stream, request, next, time: None, progress: None, patience, silence: "W2" }
     }
 
-    /// The same watch, while something is wrong: it may take as long as a store may take to notice and to recover.
+    /// Extends the time limit of each step to the time that a store may take to notice a fault and to recover.
     pub(crate) fn through_faults(mut self) -> Self {
         self.patience = RECOVERY_TIMEOUT;
         self.silence = "W17";
         self
     }
 
-    /// The keys that it watches.
     pub(crate) fn range(&self) -> Range {
         self.request.range.clone()
     }
 
-    /// The revision from which on a new watch would go on.
+    /// The revision from which a new watch would continue.
     pub(crate) fn resume_from(&self) -> Revision {
         self.next
     }
 
-    /// The last progress that was reported.
     pub(crate) fn seen_progress(&self) -> Option<Revision> {
         self.progress
     }
 
-    /// The next batch, or the error that ends the watch.
+    /// Waits for the next batch, or for the error that ends the watch.
     pub(crate) async fn step(&mut self) -> Checked<Result<Batch, ErrorKind>> {
         let checked = format!("a watch of {:?} from {} on, at {}", self.request.range, self.request.start, self.next);
         match within(self.patience, &checked, self.stream.next()).await.of(self.silence)? {
@@ -61,12 +58,10 @@ impl Watcher {
         }
     }
 
-    /// The next batch.
     pub(crate) async fn next(&mut self) -> Checked<Batch> {
         self.step().await?.map_err(|kind| Failure::new("a watch", "a batch", format!("the error {kind:?}")))
     }
 
-    /// The next `count` batches.
     pub(crate) async fn take(&mut self, count: usize) -> Checked<Vec<Batch>> {
         let mut batches = Vec::with_capacity(count);
         while batches.len() < count {
@@ -75,7 +70,7 @@ impl Watcher {
         Ok(batches)
     }
 
-    /// All batches up to the one of revision `last`, which has to come.
+    /// Waits for all batches up to the one at revision `last`, which must arrive.
     pub(crate) async fn until(&mut self, last: Revision) -> Checked<Vec<Batch>> {
         let mut batches = Vec::new();
         while self.next <= last {
@@ -85,7 +80,7 @@ impl Watcher {
         Ok(batches)
     }
 
-    /// The stream is over: an error was its last item.
+    /// Checks that the stream has ended after its error.
     pub(crate) async fn over(&mut self) -> Checked {
         match within(self.patience, "a watch after its error", self.stream.next()).await? {
             None => Ok(()),

@@ -68,7 +68,7 @@ fn in_place_run_clears_up_after_case_was_given_up() {
     runtime.block_on(async {
         let fixture = conformance::Harness::fresh(&in_place).await.unwrap();
         fixture.store().put("ours", "v").await.unwrap();
-        // Dropped without having been finished, as when a case takes too long.
+        // Dropped without `finish`, as after a case that takes too long.
         drop(fixture);
         assert_eq!(one.0.count(Range::All).await.unwrap(), 1);
         in_place.clear_up().await.unwrap();

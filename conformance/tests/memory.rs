@@ -1,4 +1,4 @@
-//! The store in memory, judged by all cases.
+//! All cases on the store in memory.
 
 use std::ops::ControlFlow;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use kv_mvcc::{MemoryTable, MvccStore, Options, Table};
 
 struct Memory;
 
-/// "Opening again" is opening a store on the same table.
+/// A store in memory. Reopening it opens a new store on the same table.
 #[derive(Debug)]
 struct Held {
     table: MemoryTable,
@@ -61,7 +61,7 @@ impl Fixture for Held {
     }
 }
 
-/// No other process can reach what is in the memory of this one, and nothing of it is there after a crash.
+/// Other processes cannot reach this store, and a crash loses it.
 const IGNORED: &[&str] = &["D10_power_cuts", "M02_take_turns_and_count", "M05_watched_from_elsewhere"];
 
 fn main() -> ExitCode {

@@ -1,9 +1,9 @@
-//! The Rust code on the page `README.md` is code that is compiled and run.
+//! Checks that the Rust code in `README.md` is quoted from code that is compiled and run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where the page quotes from; each of these is a test, or a part of one.
+/// The sources of the quotes. Each is a test or a part of one.
 const SOURCES: [&str; 6] = [
     "tests/readme/main.rs",
     "tests/readme/history.rs",

@@ -1,4 +1,4 @@
-//! The cases that can share a store, on one that others use meanwhile: they pass, touch no keys of others, and leave no
+//! The cases that can share a store, on a store that others use. They must pass, touch no foreign keys and leave no
 //! keys behind.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -13,12 +13,12 @@ use kv::{Key, Op, Range, Revision, Store, StoreExt, Txn, WatchRequest};
 use one::One;
 
 const OURS: &str = "m/suite/";
-/// Keys of others, right before and after ours among them, with the value that they keep.
+/// Foreign keys with their value, some directly before and after our prefix.
 const FOREIGN: [&str; 8] = ["\0", "k", "m/suite", "m/suite.", "m/suite0", "p/1", "w", "\u{7f}"];
-/// The key that others write all the time.
+/// The foreign key that another client writes continuously.
 const BUSY: &str = "m/suite-of-somebody-else";
 
-/// Runs the cases while somebody else writes all the time.
+/// Runs the cases while another client writes continuously.
 fn judge_beside_a_writer(store: &Arc<dyn Store>) -> Vec<Report> {
     let (harness, stop) = (PrefixHarness::new(One(store.clone()), OURS), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -50,7 +50,7 @@ fn shared_cases_pass_beside_others_and_leave_their_keys() {
         (store, foreign.revision)
     });
     let _entered = runtime.enter();
-    // Everything that happens from now on, as others see it.
+    // All changes from now on, as other clients see them.
     let watch = runtime.block_on(store.watch(WatchRequest::new(Range::All, first.next()))).unwrap();
     let seen = runtime.spawn(async move {
         let ours = |key: &Key| key.as_bytes().starts_with(OURS.as_bytes());

@@ -1,4 +1,4 @@
-//! No rule without a case, no case without a rule.
+//! Every rule has a case, and every case has a rule.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ fn rule_ids() -> Vec<String> {
     rules().into_iter().map(|rule| rule.id).collect()
 }
 
-/// No element twice.
+/// Asserts that no name occurs twice.
 fn assert_unique(names: &[&str]) {
     let different: BTreeSet<&str> = names.iter().copied().collect();
     let twice: Vec<&&str> =
@@ -46,7 +46,6 @@ fn rules_all_have_case() {
     assert!(bare.is_empty(), "no case: {bare:?}");
 }
 
-/// All files below a folder.
 fn sources(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {

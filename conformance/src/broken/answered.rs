@@ -1,4 +1,4 @@
-//! Stores whose answers to their callers are not true.
+//! Stores that give false answers to callers.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -10,18 +10,18 @@ use tokio::task::yield_now;
 
 use super::Twist;
 
-/// Counts calls, and picks some of them.
+/// A counter that selects some of the calls.
 #[derive(Debug, Default)]
 struct EveryFewCalls(AtomicU64);
 
 impl EveryFewCalls {
-    /// True for every fourth one.
+    /// True for every fourth call.
     fn is_now(&self) -> bool {
         self.0.fetch_add(1, Ordering::Relaxed) % 4 == 3
     }
 }
 
-/// A transaction that certainly writes: no compares, and nothing but puts.
+/// True for a transaction that certainly writes: it has no compares, and only puts.
 fn only_puts(txn: &Txn) -> bool {
     let put = |op: &Op| matches!(op, Op::Put { .. });
     txn.compares.is_empty() && !txn.success.is_empty() && txn.success.iter().all(put) && txn.check("broken").is_ok()
@@ -30,7 +30,7 @@ fn only_puts(txn: &Txn) -> bool {
 #[derive(Debug, Default)]
 pub(super) struct StaleWhileOthersWrite;
 
-/// Transactions under way, on whatever handle.
+/// The number of running transactions on all handles.
 static WRITING: AtomicUsize = AtomicUsize::new(0);
 
 #[async_trait]

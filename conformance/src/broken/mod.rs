@@ -1,8 +1,8 @@
-//! Stores that break one rule each: a suite is worth as much as the faults that it catches.
+//! Stores that break one rule each. They prove that the suite detects faults.
 //!
-//! Each is a twist of a real store, and names the case that must catch it. The tests of this crate run that case on
-//! each broken store, and all cases on the healthy store beneath. The healthy store must pass, and each broken one must
-//! fail by the rule that it breaks.
+//! Each of them changes the behaviour of a working store, and names the case that must detect this. The tests of this
+//! crate run that case on each broken store, and all cases on the working store. The working store must pass, and each
+//! broken store must fail with the rule that it breaks.
 
 mod answered;
 mod reads;
@@ -21,7 +21,7 @@ use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
 use crate::harness::Tenancy;
 use crate::harness::{Ability, BoxError, Fixture, Harness, RefusedUser, Scene, Server};
 
-/// A way to break a store.
+/// A fault that can be added to a store.
 #[derive(Clone, Copy, Debug)]
 pub struct Broken {
     name: &'static str,
@@ -31,28 +31,28 @@ pub struct Broken {
 }
 
 impl Broken {
-    /// The fault of the store.
+    /// The name of the fault.
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// The case that must catch it; others may as well.
+    /// The case that must detect the fault. Other cases may detect it, too.
     pub fn case(&self) -> &'static str {
         self.case
     }
 
-    /// The rule that it breaks.
+    /// The rule that the fault breaks.
     pub fn rule(&self) -> &'static str {
         self.rule
     }
 
-    /// The stores of `harness`, broken in this way.
+    /// Wraps a harness so that its stores have this fault.
     pub fn around(self, harness: impl Harness) -> impl Harness {
         BrokenHarness { harness, broken: self }
     }
 }
 
-/// All the ways.
+/// All faults.
 pub fn broken() -> Vec<Broken> {
     fn way<T: Twist + Default>(name: &'static str, case: &'static str, rule: &'static str) -> Broken {
         Broken { name, case, rule, wrap: |inner| Arc::new(TwistedStore { inner, twist: T::default() }) }
@@ -115,7 +115,7 @@ pub fn broken() -> Vec<Broken> {
     ]
 }
 
-/// The behaviour of a broken store; calls that a twist does not mention go to the real store.
+/// The behaviour of a broken store. A method that a twist does not override calls the working store.
 #[async_trait]
 trait Twist: Debug + Send + Sync + 'static {
     async fn range(&self, inner: &dyn Store, request: RangeRequest) -> Result<RangeResponse> {
@@ -206,7 +206,7 @@ impl<H> BrokenHarness<H> {
 
 #[derive(Debug)]
 struct BrokenFixture {
-    // `None` only while the store is opened again.
+    // `None` only while the store is reopened.
     store: Option<Arc<dyn Store>>,
     inner: Box<dyn Fixture>,
     broken: Broken,
@@ -331,7 +331,7 @@ mod tests {
             let expected = [(broken.case(), Some(broken.rule()))];
             let mut failed = failures(broken.around(ReferenceHarness), broken.case());
             if names(&failed) != expected {
-                // On a busy machine a second may be too short for what the store still does right.
+                // On a busy machine a second may be too short for correct parts of the store.
                 failed = failures_within(Duration::from_secs(10), broken.around(ReferenceHarness), broken.case());
             }
             if names(&failed) != expected {

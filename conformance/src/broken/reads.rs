@@ -1,4 +1,4 @@
-//! Stores that read wrongly.
+//! Stores with faults in reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

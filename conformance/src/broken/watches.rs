@@ -1,4 +1,4 @@
-//! Stores that watch wrongly.
+//! Stores with faults in watches.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 
 use super::Twist;
 
-/// The stream with each batch turned into others.
+/// Replaces each batch of a stream by other batches.
 fn change<S, I>(stream: S, mut change: impl FnMut(Batch) -> I + Send + 'static) -> WatchStream
 where
     S: Stream<Item = Result<Batch>> + Send + 'static,
@@ -153,7 +153,7 @@ pub(super) struct DropsForTheSlow;
 #[async_trait]
 impl Twist for DropsForTheSlow {
     async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
-        /// By how many revisions a watcher may be behind.
+        /// Maximum number of revisions by which a watcher may be behind.
         const ROOM: i64 = 5000;
         let store = inner.clone();
         let fetched = inner.watch(request).await?.filter_map(move |item| {
@@ -168,7 +168,7 @@ impl Twist for DropsForTheSlow {
     }
 }
 
-/// Reports progress before the events that the report covers.
+/// Reports progress before it delivers the events that the report covers.
 #[derive(Debug, Default)]
 pub(super) struct RunsAhead;
 
@@ -183,7 +183,7 @@ impl Twist for RunsAhead {
     }
 }
 
-/// Ends the tasks only when the store goes.
+/// Ends the tasks of watches only when the store is dropped.
 #[derive(Debug, Default)]
 pub(super) struct LeaksTasks(Mutex<Vec<mpsc::Sender<()>>>);
 

@@ -1,4 +1,4 @@
-//! Stores that write wrongly.
+//! Stores with faults in writes.
 
 use async_trait::async_trait;
 use kv::{

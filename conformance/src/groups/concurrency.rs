@@ -1,4 +1,4 @@
-//! Several clients at once.
+//! Several clients at the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use tokio::task::{JoinHandle, yield_now};
 use crate::expect::{Checked, Failure, JudgedByRule, holds, same, some};
 use crate::subject::{BoundedHandle, Branch, Subject, after, text, took};
 
-/// A client for each number, every other one on a handle of its own; what all of them return.
+/// Runs one client for each number, every second one on its own handle. Returns the results of all clients.
 async fn clients<T, F>(t: &Subject, count: usize, client: impl Fn(BoundedHandle, usize) -> F) -> Checked<Vec<T>>
 where
     T: Send + 'static,
@@ -32,7 +32,7 @@ fn number(kv: &Kv) -> Checked<i64> {
     text.parse().map_err(|_| Failure::new("a counter's value", "a number", text))
 }
 
-/// How often an update that others get in the way of is tried before the case fails.
+/// Maximum number of attempts of an update that conflicts with other clients.
 const MAX_ATTEMPTS: usize = 2000;
 
 fn gave_up<T>(what: &str) -> Checked<T> {
@@ -103,7 +103,7 @@ pub(crate) async fn write_skew(t: Subject) -> Checked {
     for round in 0..30 {
         let (left, right) = (format!("{round}/left"), format!("{round}/right"));
         let base = t.run([Op::put(left.as_str(), "on"), Op::put(right.as_str(), "on")]).await?.revision;
-        // Each switches one off, if both are as they were: then at least one stays on.
+        // Each client switches one key off if both keys are unchanged, so at least one key stays on.
         let off = clients(&t, 2, |t, i| {
             let keys = [left.clone(), right.clone()];
             async move {
@@ -199,7 +199,7 @@ pub(crate) async fn dropped_calls(t: Subject) -> Checked {
     for i in 0..CALLS {
         let txn = Txn::new().with_success([Op::put(format!("a/{i:03}"), "v"), Op::put(format!("b/{i:03}"), "v")]);
         let mut call = Box::pin(t.txn(txn));
-        // Polled some times and then dropped, at another place each time.
+        // Polled a random number of times and then dropped.
         for _ in 0..random.usize(..4) {
             if futures::poll!(&mut call).is_ready() {
                 break;
@@ -207,7 +207,7 @@ pub(crate) async fn dropped_calls(t: Subject) -> Checked {
             yield_now().await;
         }
     }
-    // An abandoned call may happen even now. The outcome is checked, as of one revision.
+    // An abandoned call may still happen. The check uses a single revision.
     t.put("end", "v").await?;
     let kvs = t.list(Range::All).await?.kvs;
     let last = some("a write", kvs.iter().map(|kv| kv.mod_revision).max())?;
@@ -246,7 +246,7 @@ pub(crate) async fn block_of_addresses(t: Subject) -> Checked {
     same("the version of the block", block.version, ADDRESSES as i64 + 1).of("R5")
 }
 
-/// Takes the first free address of the block, whatever others do meanwhile.
+/// Takes the first free address of the block while other clients do the same.
 async fn take_address(t: &BoundedHandle, owner: u8) -> Checked<usize> {
     for _ in 0..MAX_ATTEMPTS {
         let block = some("the block", t.get("block").await?)?;
@@ -261,7 +261,7 @@ async fn take_address(t: &BoundedHandle, owner: u8) -> Checked<usize> {
     gave_up("taking an address")
 }
 
-/// The key holds this value.
+/// A compare that a key has this value.
 fn holds_value(key: &str, value: &str) -> Compare {
     Compare::new(Range::Key(Key::from(key)), CompareOp::Equal, Target::Value(Value::from(value)))
 }
@@ -275,7 +275,7 @@ pub(crate) async fn hand_over(t: Subject) -> Checked {
             || Txn::new().with_compares([holds_value("turn", &mine)]).with_success([Op::put("turn", next.as_str())]);
         let mut turns = 0;
         while turns < ROUNDS {
-            // Bounded by time: the number of attempts until the other client runs has no bound.
+            // Limited by time, because the number of attempts until the other client runs is unlimited.
             let waiting = async {
                 while !t.txn(turn()).await?.succeeded {
                     yield_now().await;

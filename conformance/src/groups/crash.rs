@@ -1,4 +1,4 @@
-//! The process that holds the data is killed, at any moment and by the hundred.
+//! Kills of the process that has the data, at any moment, hundreds of times.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::process::{Process, RoleJob, moment, number, say, temporary_folder};
 use crate::steps::Steps;
 use crate::subject::{BoundedHandle, Subject};
 
-/// Kills a writer of steps again and again.
+/// Kills a process that writes steps, repeatedly.
 async fn killed_writers(mut t: Subject, width: u64, rounds: u64) -> Checked {
     let steps = Steps { width, base: t.revision().await? };
     let mut kills = KillTimes::default();
@@ -32,16 +32,16 @@ pub(super) fn in_round(failure: Failure, round: u64) -> Failure {
     failure.with_note(&format!("after kill {round}"))
 }
 
-/// Moments for kills.
+/// Chooses the moments of kills.
 #[derive(Debug, Default)]
 struct KillTimes {
-    /// How long it takes a process to its first word.
+    /// The time from the start of a process to its first line.
     start: Duration,
 }
 
 impl KillTimes {
-    /// Kills a process: in every other round before its first word or around it, otherwise after some of them. The
-    /// last number that it said after `word`.
+    /// Kills a process before or around its first line in every second round, and after some lines in the others.
+    /// Returns the last number that the process reported after `word`.
     async fn at_any_moment(&mut self, mut process: Process, round: u64, word: &str) -> Checked<Option<u64>> {
         let mut last = None;
         if round.is_multiple_of(2) || self.start.is_zero() {
@@ -64,13 +64,13 @@ impl KillTimes {
     }
 }
 
-/// All numbers in what a process said.
+/// Parses all numbers in a line of a process.
 fn numbers(said: &str) -> Checked<Vec<u64>> {
     said.split_whitespace().map(number).collect()
 }
 
-/// Role: writes one step after the other, as wide as the first argument says, from the second one on, and as many as
-/// the third one says, or for ever.
+/// Role: writes steps of the width in the first argument, from the step in the second argument on. The third argument
+/// is the number of steps; without it, the process never stops.
 pub(crate) async fn write(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
     let last = job.argument(2).map_or(u64::MAX, |count| first + count - 1);
@@ -91,14 +91,14 @@ pub(crate) async fn acknowledged_txns(t: Subject) -> Checked {
     killed_writers(t, 5, 100).await
 }
 
-/// Writers that write at once in one process.
+/// Number of concurrent writers in one process.
 const WRITERS: usize = 8;
 
 fn writers_keys(writer: usize) -> [String; 2] {
     [format!("many/{writer}/a"), format!("many/{writer}/b")]
 }
 
-/// Role: writers that each count up two keys of their own, as fast as they can.
+/// Role: runs writers that each increment two keys of their own as fast as possible.
 pub(crate) async fn write_many(job: RoleJob<'_>) -> Result<(), BoxError> {
     let fixture = job.join().await?;
     let mut tasks = tokio::task::JoinSet::new();
@@ -124,7 +124,7 @@ pub(crate) async fn write_many(job: RoleJob<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// The state after a crash under many writers is a prefix of their writes, in the order of the revisions.
+/// After a crash under many writers, the store has a prefix of their writes in the order of revisions.
 pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
     let rounds = 60;
     let mut counts = [0_u64; WRITERS];
@@ -147,8 +147,8 @@ pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// Every revision since `start` is one whole step of one writer; the acknowledged ones are at their revisions.
-/// Returns the store's revision.
+/// Checks that every revision since `start` is one complete step of one writer, and that the acknowledged steps are at
+/// their revisions. Returns the revision of the store.
 async fn check_writers(t: &BoundedHandle, start: Revision, counts: &mut [u64], said: &[String]) -> Checked<Revision> {
     let now = t.revision().await?;
     let before = counts.to_vec();
@@ -189,7 +189,7 @@ fn count_from(start: Revision, now: Revision) -> usize {
     usize::try_from(now.get() - start.get()).unwrap_or_default()
 }
 
-/// The writer and its count, if these are the two puts of one of its transactions.
+/// The writer and its count, if the events are the two puts of one of its transactions.
 fn whole_step(events: &[Event]) -> Checked<(usize, u64)> {
     let parts: Vec<(usize, u64)> = events
         .iter()
@@ -205,7 +205,7 @@ fn whole_step(events: &[Event]) -> Checked<(usize, u64)> {
     }
 }
 
-/// Role: writes, and says of each revision when a reader and a watch beside the writer have seen it.
+/// Role: writes, and reports each revision when a reader and a watch next to the writer have seen it.
 pub(crate) async fn observe(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
     let fixture = job.join().await?;
@@ -243,7 +243,7 @@ pub(crate) async fn observe(job: RoleJob<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// A value that a reader or a watch has seen when the holder dies is there afterwards.
+/// After the holder is killed, the store still has every value that a reader or a watch has seen.
 pub(crate) async fn nothing_seen_is_lost(mut t: Subject) -> Checked {
     let rounds = 60;
     let steps = Steps { width: 2, base: t.revision().await? };
@@ -274,12 +274,12 @@ pub(crate) async fn nothing_seen_is_lost(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// The revision in `read 7` or `event 7`.
+/// The revision in a line like `read 7` or `event 7`.
 fn seen_in(line: &str) -> Checked<u64> {
     number(line.split_once(' ').map_or(line, |(_, revision)| revision))
 }
 
-/// Role: opens the store and lets go of it, for ever.
+/// Role: opens and closes the store for ever.
 pub(crate) async fn open(job: RoleJob<'_>) -> Result<(), BoxError> {
     loop {
         say("opening")?;
@@ -288,7 +288,7 @@ pub(crate) async fn open(job: RoleJob<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// Killed while it is opened after a crash, twice in a row, a store is as it was.
+/// A store is unchanged after it was killed twice in a row while it was opened after a crash.
 pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let mut done = 0;
@@ -320,7 +320,7 @@ pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// However early the making of a store is killed, the next process that opens it finds it new, or makes it.
+/// If a process is killed while it creates a store, the next process opens it as a new store, or creates it.
 pub(crate) async fn killed_while_created(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let mut whole = t.process_at(&t.address_in(&folder.path().join("whole"))?, "open", &[])?;

@@ -1,4 +1,4 @@
-//! Processes that are killed while they compact.
+//! Kills of processes while they compact.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::process::{RoleJob, moment, number, say};
 use crate::steps::Steps;
 use crate::subject::{BoundedHandle, Subject, after};
 
-/// How many steps lie between two compactions.
+/// Number of steps between two compactions.
 const COMPACT_EVERY: u64 = 10;
 const STEP_WIDTH: u64 = 60;
 
-/// Role: writes wide steps, and now and then compacts at the one before the last.
+/// Role: writes wide steps, and sometimes compacts at the second newest step.
 pub(crate) async fn compact(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (base, first) = (job.argument(0)?, job.argument(1)?);
     let fixture = job.join().await?;
@@ -34,14 +34,13 @@ pub(crate) async fn compact(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// The progress of a compacting process, by its own words.
+/// The progress that a compacting process has reported.
 #[derive(Clone, Copy, Debug, Default)]
 struct CompactionProgress {
-    /// Steps that are done.
     done: u64,
-    /// After how many steps the mark is.
+    /// The step of the compaction mark.
     mark: u64,
-    /// The mark that it was about to set.
+    /// The step of the last compaction that was started.
     tried: u64,
 }
 
@@ -57,7 +56,8 @@ impl CompactionProgress {
     }
 }
 
-/// After a process is killed in a compaction, the old mark or the new one holds, and every state from it on.
+/// After a process is killed during a compaction, the old or the new mark holds, and every state from the mark on is
+/// readable.
 pub(crate) async fn killed_while_compacting(mut t: Subject) -> Checked {
     let rounds = 100;
     let steps = Steps { width: STEP_WIDTH, base: t.revision().await? };
@@ -101,7 +101,7 @@ async fn check_compacted(
         return Ok(known);
     }
     let below = |mark| RangeRequest::new(Range::key("?")).with_at(after(steps.revision(mark), -1));
-    // The new mark, if the state right below it is gone.
+    // The new mark holds if the state before it is gone.
     if known.mark < known.tried && t.range(below(known.tried)).await.is_err() {
         known.mark = known.tried;
     }
@@ -118,7 +118,7 @@ async fn check_compacted(
     Ok(known)
 }
 
-/// Role: creates a key, deletes it and compacts right there, for ever.
+/// Role: creates a key, deletes it and compacts at the deletion, for ever.
 pub(crate) async fn compact_deletions(job: RoleJob<'_>) -> Result<(), BoxError> {
     let fixture = job.join().await?;
     let store = fixture.store();
@@ -131,7 +131,7 @@ pub(crate) async fn compact_deletions(job: RoleJob<'_>) -> Result<(), BoxError> 
     }
 }
 
-/// Killed when the newest revision is a deletion at which the store is compacted, it does not go back.
+/// A store that was compacted at its newest revision, a deletion, keeps its revision when it is killed.
 pub(crate) async fn deletion_compacted_and_killed(mut t: Subject) -> Checked {
     let rounds = 50;
     t.let_go().await?;

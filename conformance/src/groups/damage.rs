@@ -1,4 +1,5 @@
-//! Damaged files: each store is read exactly right or refused, nothing panics or hangs, and nothing is made anew.
+//! Damaged files: a store is either read correctly or refused. Nothing panics or hangs, and no store is created over
+//! the damaged one.
 
 use std::fs;
 use std::io;
@@ -15,12 +16,12 @@ use crate::seed::{SEED, seed};
 use crate::steps::Steps;
 use crate::subject::Subject;
 
-/// Steps in a store that is damaged.
+/// Number of steps in a store that gets damaged.
 const STEPS: u64 = 60;
 
 const KEPT_STEPS: Steps = Steps { width: 5, base: Revision::new(1) };
 
-/// Role: reads all of a store, writes, and reads all again after opening it once more.
+/// Role: reads the whole store, writes, reopens it, and reads it again.
 pub(crate) async fn examine(job: RoleJob<'_>) -> Result<(), BoxError> {
     let verdict = match use_twice(&job).await {
         Ok(Ok(())) => "right".to_owned(),
@@ -48,17 +49,17 @@ async fn use_twice(job: &RoleJob<'_>) -> kv::Result<Checked> {
     Ok(Ok(()))
 }
 
-/// The result of the examination of a damaged store.
+/// The result of using a damaged store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DamageFinding {
     Right,
     Refused(String),
 }
 
-/// Has a process check the store, so that a hang, an abort or a broken engine's threads are seen for what they are.
+/// Checks a store in another process, so that a hang, an abort or broken threads of an engine are detected.
 async fn examined(t: &Subject, folder: &Path, what: &str) -> Checked<DamageFinding> {
     let mut command = process::command("examine", &[], &t.address_in(folder)?)?;
-    // Engines that panic over damage say so there.
+    // Engines that panic over damage report it on stderr.
     command.stderr(Stdio::null());
     let mut process = Process::start(command, t.patience() * 2)?;
     let said = process.line().await.map_err(|failure| failure.with_note(what))?;
@@ -70,7 +71,7 @@ async fn examined(t: &Subject, folder: &Path, what: &str) -> Checked<DamageFindi
     refused.ok_or_else(|| Failure::new(format!("a damaged store: {what}"), "its content, or an error", verdict))
 }
 
-/// The error is one that says that the store is damaged, or that a write to it is in doubt.
+/// True if the error says that the store is damaged, or that the outcome of a write is unknown.
 fn is_typed(error: &str) -> bool {
     let doubt = format!("{:?}", Outcome::Unknown);
     let kind = |kind: ErrorKind| error.starts_with(&format!("{kind:?}"));
@@ -83,7 +84,7 @@ fn is_typed(error: &str) -> bool {
         || in_doubt(ErrorKind::Poisoned)
 }
 
-/// Makes a good store below `folder`, as short processes do.
+/// Makes an intact store below `folder` with short processes.
 async fn good_store(t: &Subject, folder: &Path) -> Checked {
     fs::create_dir(folder).map_err(|error| broken("a folder", &error))?;
     let address = t.address_in(folder)?;
@@ -105,7 +106,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A copy of a good store in the place of the one before it.
+/// Replaces `bad` by a copy of the intact store.
 fn renew(good: &Path, bad: &Path) -> Checked {
     let renewed = match fs::remove_dir_all(bad) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -114,7 +115,7 @@ fn renew(good: &Path, bad: &Path) -> Checked {
     renewed.map_err(|error| broken("a copy of a store", &error))
 }
 
-/// All files below a folder that are not empty, with their contents, in a fixed order.
+/// All non-empty files below a folder with their contents, in a fixed order.
 fn files(folder: &Path) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -134,15 +135,15 @@ fn files_of(folder: &Path) -> Checked<Vec<(PathBuf, Vec<u8>)>> {
     files(folder).map_err(|error| broken("the files of a store", &error))
 }
 
-/// A store whose largest file is gone, empty, a folder or garbage is refused, not made anew, and stays as it is. With
-/// the file back in place it is whole.
+/// A store whose largest file is missing, empty, a folder or garbage is refused, not recreated, and not changed. Once
+/// the file is back, the store is intact.
 pub(crate) async fn data_gone(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
     good_store(&t, &good).await?;
     for what in ["gone", "empty", "a folder", "garbage"] {
         renew(&good, &bad)?;
-        // A file of blanks keeps room on the disk, and no data.
+        // A file of zeros only reserves space and has no data.
         let has_data = |(_, bytes): &(PathBuf, Vec<u8>)| bytes.iter().any(|byte| *byte != 0);
         let largest = files_of(&bad)?.into_iter().filter(has_data).max_by_key(|(_, bytes)| bytes.len());
         let (path, bytes) = largest.ok_or_else(|| Failure::new("the files of a store", "some", "none"))?;
@@ -181,12 +182,12 @@ fn put_back(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::write(path, bytes)
 }
 
-/// Bits that flip, ends that are missing, blanks and lost files, anywhere and by the hundred.
+/// Flipped bits, truncated files, zeros and missing files at hundreds of random places.
 pub(crate) async fn any_damage(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
     good_store(&t, &good).await?;
-    // Another seed makes other damage.
+    // The environment can set another seed, and so other damage.
     let seed = if std::env::var_os(SEED).is_some() { seed() } else { 0x5eed };
     let mut random = Rng::with_seed(seed);
     let (mut right, mut refused) = (0, 0);
@@ -206,7 +207,6 @@ pub(crate) async fn any_damage(t: Subject) -> Checked {
     holds("some damage that was seen and some that did no harm", right > 10 && refused > 10, &(right, refused))
 }
 
-/// Damages one file and says how.
 fn damage(files: &[(PathBuf, Vec<u8>)], random: &mut Rng) -> io::Result<String> {
     let (path, bytes) = &files[random.usize(..files.len())];
     let (mut bytes, length) = (bytes.clone(), bytes.len());
@@ -218,7 +218,7 @@ fn damage(files: &[(PathBuf, Vec<u8>)], random: &mut Rng) -> io::Result<String> 
             }
             format!("{count} bits flipped")
         }
-        // A file says at its beginning what it is.
+        // The beginning of a file usually identifies its format.
         2 => {
             let at = random.usize(..length.min(512));
             bytes[at] ^= 1 << random.u32(..8);
@@ -243,12 +243,12 @@ fn damage(files: &[(PathBuf, Vec<u8>)], random: &mut Rng) -> io::Result<String> 
     Ok(format!("{}: {what}", path.display()))
 }
 
-/// A store of a later version is refused, and nothing of it is touched.
+/// A store of a later version is refused and not changed.
 pub(crate) async fn later_version(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let kept = folder.path().join("kept");
     good_store(&t, &kept).await?;
-    // Another process gets the store when this one has closed it cleanly, and closes it cleanly when it ends.
+    // The examining process opens the store after this one has closed it cleanly, and closes it cleanly itself.
     same("the store", examined(&t, &kept, "nothing is damaged").await?, DamageFinding::Right)?;
     t.make_newer(&kept)?;
     let before = files_of(&kept)?;

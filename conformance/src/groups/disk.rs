@@ -1,4 +1,4 @@
-//! Disks: what reaches them before a write is acknowledged, and what happens when they are full.
+//! Disks: syncs before acknowledgements, and full disks.
 
 use std::fs;
 use std::path::Path;
@@ -14,11 +14,11 @@ use crate::process::{self, Process, RoleJob, broken, command_under, say, tempora
 use crate::steps::Steps;
 use crate::subject::{BoundedHandle, Subject};
 
-/// The outcome of the put of one key.
+/// The put of one key, and its outcome.
 #[derive(Debug)]
 struct PutAttempt {
     key: String,
-    /// `None` if it was acknowledged.
+    /// The outcome and the error of a failed put; `None` if it was acknowledged.
     failed: Option<(Outcome, ErrorKind)>,
 }
 
@@ -28,7 +28,7 @@ impl PutAttempt {
         Self { key, failed: failed.map(|error| (error.outcome(), error.kind().clone())) }
     }
 
-    /// The contents of the store agree with its answers.
+    /// Checks that the store's contents match its answer.
     async fn check(&self, store: &BoundedHandle) -> Checked {
         let found = store.get(self.key.as_str()).await?;
         let whole = found.as_ref().is_none_or(|kv| kv.value.as_bytes().starts_with(self.key.as_bytes()));
@@ -42,7 +42,7 @@ impl PutAttempt {
     }
 }
 
-/// The key, again and again.
+/// A value that repeats the key.
 fn value(key: &str, bytes: usize) -> Vec<u8> {
     key.bytes().cycle().take(bytes.max(key.len())).collect()
 }
@@ -54,15 +54,14 @@ async fn check_all(store: &BoundedHandle, tried: &[PutAttempt]) -> Checked {
     Ok(())
 }
 
-/// How many writes are on their way at once.
 const MAX_CONCURRENT_WRITES: usize = 8;
-/// A disk that takes so many is not full.
+/// Maximum number of writes after which the disk must be full.
 const MAX_WRITES: usize = 20_000;
-/// A file that takes up some of a small disk.
+/// A file that fills a part of a small disk.
 const FILLER_FILE: &str = "ballast";
 const FILLER_BYTES: usize = 2 * 1024 * 1024;
 
-/// Role: writes until there is no room, goes on for a while, makes room, and checks the store's answers.
+/// Role: writes until the disk is full, continues for a while, frees space, and checks the store's answers.
 pub(crate) async fn fill(job: RoleJob<'_>) -> Result<(), BoxError> {
     if let Some(folder) = job.folder() {
         fs::write(folder.join(FILLER_FILE), vec![1; FILLER_BYTES])?;
@@ -72,7 +71,7 @@ pub(crate) async fn fill(job: RoleJob<'_>) -> Result<(), BoxError> {
     let mut tried = Vec::new();
     let mut failed = 0;
     while failed < 40 {
-        // Small ones may still fit when large ones do not.
+        // Small values may still fit when large ones do not.
         let bytes = if failed % 2 == 1 { 10 } else { 30_000 };
         let keys = (0..MAX_CONCURRENT_WRITES).map(|i| format!("fill/{:06}", tried.len() + i));
         let some = join_all(keys.map(|key| PutAttempt::put(&store, key, bytes))).await;
@@ -111,7 +110,7 @@ async fn reads_are_right(store: &BoundedHandle, tried: &[PutAttempt]) -> Result<
     Ok(())
 }
 
-/// Takes away the ballast, or else the limit.
+/// Removes the filler file, or else the limit on the file size.
 fn make_room(job: &RoleJob<'_>) -> Result<(), BoxError> {
     if let Some(folder) = job.folder() {
         return Ok(fs::remove_file(folder.join(FILLER_FILE))?);
@@ -128,29 +127,29 @@ async fn filled(process: Process, patience: Duration) -> Checked {
     holds("some writes before the disk was full", !said.starts_with("0 "), &said)
 }
 
-/// A full disk loses no acknowledged write, and a write that was refused as not applied is not there.
+/// A full disk loses no acknowledged write, and a write that was refused as not applied did not happen.
 pub(crate) async fn full_disk(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let mut shell = Command::new("unshare");
     let mounted = "mount -t tmpfs -o size=8m,mode=700 conformance \"$1\" && exec \"$2\"";
-    // The mount is gone with the last process that can see it.
+    // The mount disappears with the last process in its namespace.
     shell.args(["--mount", "--map-root-user", "sh", "-c", mounted, "sh"]).arg(folder.path());
     let command = process::command("fill", &[], &t.address_in(folder.path())?)?;
     filled(Process::start(with_folder(command_under(shell, &command), folder.path()), t.patience())?, t.patience() * 10)
         .await
 }
 
-/// The same holds for a limit on the size of files.
+/// Like [`full_disk`], with a limit on the file size instead.
 pub(crate) async fn file_size_limit(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let mut shell = Command::new("sh");
-    // Without the signal, writing beyond the limit is an error. It is in blocks of 512 or 1024 bytes.
+    // Without the signal, a write beyond the limit is an error. The limit is in blocks of 512 or 1024 bytes.
     shell.args(["-c", "trap '' XFSZ; ulimit -S -f 4000; exec \"$0\""]);
     let command = process::command("fill", &[], &t.address_in(folder.path())?)?;
     filled(Process::start(command_under(shell, &command), t.patience())?, t.patience() * 10).await
 }
 
-/// A write that fails because somebody closes the store happened or not, as its error says.
+/// A write that fails because the store is closed has happened or not, as its error says.
 pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
     for round in 0..5 {
         let writers: Vec<_> = (0..16)
@@ -166,7 +165,7 @@ pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
                 })
             })
             .collect();
-        // They are under way when this is there.
+        // Once this key exists, the writers are running.
         while t.get(format!("closed/{round}/0/{}", round * 3)).await?.is_none() {
             tokio::task::yield_now().await;
         }
@@ -178,7 +177,7 @@ pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// Opened and closed for ever, a store stays as it is and does not grow.
+/// A store that is opened and closed repeatedly does not change and does not grow.
 pub(crate) async fn many_short_lives(mut t: Subject) -> Checked {
     let steps = Steps { width: 2, base: t.revision().await? };
     let mut early = 0;
@@ -198,10 +197,10 @@ pub(crate) async fn many_short_lives(mut t: Subject) -> Checked {
         .of("C7")
 }
 
-/// How many acknowledgements are checked.
+/// Number of acknowledgements to check.
 const TRACED_WRITES: u64 = 40;
 
-/// Between any two acknowledgements a file of the store is synced, by the kernel's own account.
+/// Between any two acknowledgements the store syncs a file, as a trace of system calls shows.
 pub(crate) async fn synced_before_acknowledged(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let trace = folder.path().join("trace");
@@ -220,10 +219,10 @@ pub(crate) async fn synced_before_acknowledged(t: Subject) -> Checked {
     holds("one sync or more before each acknowledgement", bare.is_none(), &syncs.before_each)
 }
 
-/// The syncs in a trace.
+/// The syncs in a trace of system calls.
 #[derive(Debug, Default)]
 struct SyncTrace {
-    /// How many were begun and ended, without an error, between an acknowledgement and the one before it.
+    /// For each acknowledgement, the number of successful syncs that began and ended after the previous one.
     before_each: Vec<usize>,
 }
 
@@ -232,7 +231,7 @@ impl SyncTrace {
         let place = format!("<{}/", folder.display());
         let mut syncs = Self::default();
         let mut since = 0;
-        // Threads that are in a sync that began after the last acknowledgement.
+        // Threads in a sync that began after the last acknowledgement.
         let mut begun: Vec<&str> = Vec::new();
         for line in trace.lines() {
             let (thread, call) = line.split_once(' ').unwrap_or((line, ""));

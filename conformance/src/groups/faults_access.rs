@@ -1,4 +1,4 @@
-//! Clients that are not let in, logins that run out, and a store without room.
+//! Clients without access, expired logins, and a store without space.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::harness::RefusedUser;
 use crate::ledger::{Ledger, LedgerAnswer};
 use crate::subject::{BoundedHandle, Subject, in_time};
 
-/// An error in one line and without a secret.
+/// Checks that the error has one line and shows no secret.
 fn kept_out(name: &str, secrets: &[String], error: &Error) -> Checked {
     in_time(error)?;
     let shown = format!("{error} {error:?}");
@@ -18,7 +18,7 @@ fn kept_out(name: &str, secrets: &[String], error: &Error) -> Checked {
     holds("one line", !error.to_string().contains('\n'), &error.to_string())
 }
 
-/// Every kind of call fails like that.
+/// Checks that every kind of call fails with this error.
 async fn is_kept_out(t: &Subject, stranger: RefusedUser) -> Checked {
     let RefusedUser { name, store, secrets } = stranger;
     let handle = t.bounded(store);
@@ -44,7 +44,7 @@ pub(crate) async fn strangers(t: Subject) -> Checked {
     for stranger in strangers {
         is_kept_out(&t, stranger).await?;
     }
-    // Nothing was written, whatever the answer.
+    // Nothing was written, whatever the answers said.
     same("the revision after all that", t.revision().await?, at)
 }
 
@@ -86,7 +86,7 @@ pub(crate) async fn guest(t: Subject) -> Checked {
 }
 
 pub(crate) async fn logins_run_out(t: Subject) -> Checked {
-    /// Longer than a login lasts.
+    /// Longer than the lifetime of a login.
     const LONG_FREEZE: Duration = Duration::from_millis(3500);
     let first = t.put("k", "v").await?;
     let mut early = t.watcher(Range::key("k"), first).await?;
@@ -106,7 +106,7 @@ pub(crate) async fn logins_run_out(t: Subject) -> Checked {
     same("the next batch of a watch that is older than any login", early.next().await?.revision, third)
 }
 
-/// Creates keys from several sides until the store has no room. Returns the answers.
+/// Creates keys from several clients until the store is full. Returns the answers.
 async fn fill(t: &Subject, round: usize) -> Checked<Ledger> {
     const WRITERS: usize = 32;
     const BYTES: usize = 50_000;

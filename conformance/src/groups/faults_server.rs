@@ -1,4 +1,4 @@
-//! A server that is killed under its writers, hangs, or is put back to an older copy of itself.
+//! A server that is killed during writes, hangs, or is restored from an older copy.
 
 use kv::{ErrorKind, Op, Range, StoreExt};
 use nix::sys::signal::Signal;
@@ -79,7 +79,7 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     t.take_copy().await?;
     let before = t.heals().await?;
     let watching = t.connect(&t.addresses()?).await?;
-    // So many that a few writes to the past do not make up for them.
+    // More than a few writes after the restore can make up for.
     let mut late = before;
     for _ in 0..10 {
         late = t.put("k", "late").await?;
@@ -87,7 +87,7 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     let mut watcher = watching.watcher(Range::key("k"), late).await?.through_faults();
     same("the first batch", watcher.next().await?.revision, late).of("W2")?;
     t.put_back().await?;
-    // Two handles: one that only reads, and one that watches.
+    // One handle that only reads, and one that watches.
     let seen = loop {
         match t.get("k").await {
             Err(error) if error.kind().is_transient() => in_time(&error)?,
@@ -104,7 +104,7 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     holds("a write to the past fails with RevisionRegressed", noticed, &said)?;
     let end = watcher.step().await?.map(|batch| batch.revision);
     same("the end of a watch of the past", end, Err(ErrorKind::RevisionRegressed))?;
-    // A handle that has seen nothing newer finds nothing wrong, and the other handle's answer to its write is true.
+    // A new handle, which has seen nothing newer, works normally. The answer to the other handle's write is true.
     let fresh = t.connect(&t.addresses()?).await?;
     holds("the revision of the copy", fresh.heals().await? >= before, &before).of("R6")?;
     ledger.is_true(&fresh).await

@@ -1,21 +1,21 @@
-//! Reading the past, and compaction.
+//! Reads of the past, and compaction.
 
 use kv::{Content, ErrorKind, InvalidArgument, Key, Op, Range, RangeRequest, Revision, StoreExt};
 
 use crate::expect::{Checked, JudgedByRule, compacted, holds, refused, same};
 use crate::subject::{BoundedHandle, Subject, after, entry, text};
 
-/// The value of a key as it was, as text.
+/// The value of a key at a revision, as text.
 async fn value_at(t: &BoundedHandle, key: &str, at: Revision) -> Checked<Option<String>> {
     Ok(t.read_at(Range::key(key), at).await?.kvs.first().map(|kv| text(&kv.value)))
 }
 
-/// A read of the past that may be refused.
+/// Reads the past; the read may be refused.
 async fn try_at(t: &BoundedHandle, key: &str, at: Revision) -> kv::Result<kv::RangeResponse> {
     t.range(RangeRequest::new(Range::key(key)).with_at(at)).await
 }
 
-/// Puts `k` so many times; the revisions of the puts.
+/// Puts `k` `count` times, and returns the revisions of the puts.
 async fn puts(t: &BoundedHandle, count: usize) -> Checked<Vec<Revision>> {
     let mut revisions = Vec::with_capacity(count);
     for i in 0..count {
@@ -218,7 +218,7 @@ pub(crate) async fn bounded_room(t: Subject) -> Checked {
         }
     }
     let late = t.stored_bytes().await?;
-    // A quarter of the writes made the first number; an engine that frees nothing would take four times as much.
+    // `early` is the size after a quarter of the writes. An engine that frees nothing would reach four times this size.
     let bound = 2 * early + (1 << 20);
     holds(&format!("at most {bound} bytes after 4 times as many writes"), late <= bound, &(early, late))
 }

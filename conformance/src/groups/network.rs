@@ -1,4 +1,4 @@
-//! The network between the clients and the store.
+//! A simulated network between the clients and the store.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -10,16 +10,15 @@ use kv::{Error, Operation, Store};
 use crate::expect::{Checked, holds};
 use crate::history::Summary;
 
-/// How good the way to the store is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NetworkQuality {
     Good,
-    /// Requests and replies are lost, delayed and held back, and watches are cut.
+    /// Requests and answers are lost, delayed and held back, and watches are cut.
     Bad,
 }
 
 impl NetworkQuality {
-    /// The store as a client sees it through this network.
+    /// Wraps a store in this network.
     pub(crate) fn between(self, store: Arc<dyn Store>, seed: u64) -> FaultyStore<Arc<dyn Store>> {
         let random = Mutex::new(Rng::with_seed(seed));
         FaultyStore::new(store, move |operation| {
@@ -44,12 +43,12 @@ fn fault(chance: u8) -> Option<Fault> {
     }
 }
 
-/// Whether an error was made by a bad network rather than by the store.
+/// True if the simulated network made the error, and not the store.
 pub(crate) fn is_injected(error: &Error) -> bool {
     error.store() == "faulty"
 }
 
-/// A bad network left calls of unknown outcome, of which some happened and some did not.
+/// Checks that a bad network left calls of unknown outcome, some of which happened and some of which did not.
 #[track_caller]
 pub(crate) fn left_doubts(summary: &Summary) -> Checked {
     let both = summary.happened > 0 && summary.vanished > 0;

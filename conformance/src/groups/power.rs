@@ -1,4 +1,4 @@
-//! A disk that loses power and forgets what was not synced.
+//! A disk that loses power and all unsynced writes.
 
 use fastrand::Rng;
 use kv::{Outcome, Range, Revision};
@@ -8,13 +8,11 @@ use crate::seed::{SEED, seed};
 use crate::steps::Steps;
 use crate::subject::{BoundedHandle, Subject};
 
-/// How often the power fails.
 const POWER_CUTS: u64 = 200;
-/// The most operations of the disk between two cuts.
 const MAX_OPERATIONS_PER_CUT: u32 = 160;
 
-/// The power fails at any operation of the disk, while the store is used or opened. No acknowledged or seen write is
-/// lost, no step is there by half, and no write is there that was refused as not applied.
+/// The power fails at any disk operation, while the store is used or opened. No acknowledged or seen write is lost,
+/// every step is complete or missing, and no write that was refused as not applied exists.
 pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
     let steps = Steps { width: 3, base: t.revision().await? };
     let seed = seed();
@@ -40,11 +38,11 @@ pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
     holds("some work between the cuts", done > POWER_CUTS / 2, &done)
 }
 
-/// The steps before the power failed.
+/// The work between two power cuts.
 struct WorkBeforeCut {
-    /// Steps that were acknowledged.
+    /// The number of acknowledged steps.
     done: u64,
-    /// The outcome, by the error, of the step after them.
+    /// The outcome in the error of the next step.
     outcome: Outcome,
     /// The newest revision that a reader or a watch saw.
     seen: Revision,

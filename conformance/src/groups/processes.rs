@@ -1,4 +1,4 @@
-//! Several processes with one store.
+//! Several processes that use one store.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -12,12 +12,12 @@ use crate::process::{self, Process, RoleJob, broken, number, say, temporary_fold
 use crate::steps::Steps;
 use crate::subject::{Subject, text};
 
-/// The wait of a process that must wait in vain.
+/// The wait of a process that must not get the store.
 const SHORT_WAIT_TIMEOUT: Duration = Duration::from_millis(200);
-/// A process that takes turns reports every tenth one. The time for a line is the time for ten turns of each process.
+/// Turns between two reports of a process. So the time limit for one line covers ten turns of each process.
 const REPORTED_TURNS: u64 = 10;
 
-/// Role: joins and reports the result; the argument is how long to wait, in milliseconds.
+/// Role: joins the store and reports the result. The argument is the maximum wait in milliseconds.
 pub(crate) async fn try_to_join(job: RoleJob<'_>) -> Result<(), BoxError> {
     let wait = Duration::from_millis(job.argument(0)?);
     let started = Instant::now();
@@ -34,7 +34,7 @@ pub(crate) async fn try_to_join(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// A store in use is waited for as long as the caller requested, from this process and from another one.
+/// This process and another process each wait for a store in use as long as they were asked to.
 pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
     t.put("k", "v").await?;
     let address = t.address()?;
@@ -48,7 +48,7 @@ pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
         holds("as long a wait in another process", waited >= wait, &waited)?;
     }
     same("the store after all that", t.value("k").await?.as_deref(), Some("v"))?;
-    // A process that waits gets it when it comes free.
+    // A waiting process gets the store when it is released.
     let mut waiting = t.process("try", &[60_000])?;
     t.let_go().await?;
     same("what somebody who waited finds", waiting.say("joined").await?, "v".to_owned())?;
@@ -56,7 +56,7 @@ pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
     t.retake().await
 }
 
-/// Role: opens, counts one up and closes, as often as the argument says.
+/// Role: opens the store, increments a counter and closes the store, as often as the argument says.
 pub(crate) async fn count(job: RoleJob<'_>) -> Result<(), BoxError> {
     for turn in 0..job.argument(0)? {
         if turn % REPORTED_TURNS == 0 {
@@ -81,7 +81,7 @@ pub(crate) async fn count(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Processes that each open, count one up and close miss no count, and all of them come through.
+/// Processes that each open, increment and close lose no increment, and none of them starves.
 pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
     const PROCESSES: u64 = 8;
     const TURNS: u64 = 200;
@@ -99,7 +99,7 @@ pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
     same("its version", counter.version.unsigned_abs(), PROCESSES * TURNS).of("S1")
 }
 
-/// A process that waits for a store gets it when the holder is killed, with nothing of a half-done transaction in it.
+/// A process that waits for a store gets it when the holder is killed, without parts of an unfinished transaction.
 pub(crate) async fn dead_holder_frees_it(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let address = t.address()?;
@@ -125,7 +125,7 @@ pub(crate) async fn dead_holder_frees_it(mut t: Subject) -> Checked {
     t.retake().await
 }
 
-/// Role: opens, writes a step and closes, for ever.
+/// Role: opens the store, writes a step and closes the store, for ever.
 pub(crate) async fn take_turns(job: RoleJob<'_>) -> Result<(), BoxError> {
     for n in job.argument(1)?.. {
         let fixture = job.join().await?;
@@ -136,7 +136,8 @@ pub(crate) async fn take_turns(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// A reader that alternates with a writer sees whole transactions only, and all that were committed before it came.
+/// A reader that takes turns with a writer sees complete transactions only, including all that were committed before it
+/// opened the store.
 pub(crate) async fn reader_beside_a_writer(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let address = t.address()?;
@@ -155,7 +156,7 @@ pub(crate) async fn reader_beside_a_writer(mut t: Subject) -> Checked {
     t.retake().await
 }
 
-/// A watch here has everything that was written elsewhere, once, in order.
+/// A watch in this process delivers every write of other processes, once and in order.
 pub(crate) async fn watched_from_elsewhere(mut t: Subject) -> Checked {
     let from = t.put("k", "v").await?.next();
     let mut live = t.watcher(Range::All, from).await?;
@@ -194,7 +195,7 @@ fn puts_of(n: u64) -> Vec<(kv::Key, kv::Value)> {
     Steps::txn(2, n).success.into_iter().filter_map(put).collect()
 }
 
-/// Role: opens the store and starts a process of its own that outlives it.
+/// Role: opens the store and starts a child process that outlives it.
 pub(crate) async fn beget(job: RoleJob<'_>) -> Result<(), BoxError> {
     let fixture = job.join().await?;
     fixture.store().put("k", "v").await?;
@@ -204,18 +205,18 @@ pub(crate) async fn beget(job: RoleJob<'_>) -> Result<(), BoxError> {
     std::future::pending().await
 }
 
-/// Role: is there until its standard input ends.
+/// Role: waits until its standard input is closed.
 pub(crate) async fn linger(_: RoleJob<'_>) -> Result<(), BoxError> {
     std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
     Ok(())
 }
 
-/// A child that outlives the holder does not hold the store.
+/// A child that outlives the holder does not keep the store locked.
 pub(crate) async fn child_does_not_hold_it(mut t: Subject) -> Checked {
     t.let_go().await?;
     let mut parent = t.process("beget", &[])?;
     let child = parent.say("begot").await?;
-    // The child ends with this.
+    // The child ends when this is dropped.
     let stdin = parent.take_stdin();
     parent.kill().await?;
     t.retake().await?;
@@ -225,7 +226,7 @@ pub(crate) async fn child_does_not_hold_it(mut t: Subject) -> Checked {
     holds("a child that is still there", alive, &child)
 }
 
-/// All paths to a store lead to one store.
+/// All paths to a store open the same store.
 pub(crate) async fn two_paths(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (real, link) = (folder.path().join("real"), folder.path().join("link"));

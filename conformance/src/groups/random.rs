@@ -1,5 +1,5 @@
-//! A store against the model, one call after the other: random sequences of calls, each judged when it is answered, and
-//! at the end every state that can still be read. A sequence that finds a fault is made short and simple.
+//! Random sequences of calls against the model. Each answer is compared, and at the end every readable state. A
+//! sequence that finds a fault is shrunk.
 
 use std::sync::Mutex;
 
@@ -16,14 +16,14 @@ use crate::model::Model;
 use crate::seed::{SEED, seed};
 use crate::subject::Subject;
 
-/// How many sequences there are and how many steps each has at most.
+/// The number of sequences and their maximum length.
 #[derive(Clone, Copy)]
 struct SequenceCounts {
     sequences: u32,
     steps: usize,
 }
 
-/// How long a failing sequence is made shorter, in milliseconds.
+/// Time limit for shrinking a failing sequence, in milliseconds.
 const SHRINKING_TIMEOUT_MS: u32 = 10_000;
 
 pub(crate) async fn against_the_model(t: Subject) -> Checked {
@@ -34,14 +34,14 @@ pub(crate) async fn against_the_model_reopened(t: Subject) -> Checked {
     judge(t, SequenceCounts { sequences: 6, steps: 40 }, Reopening::Sometimes).await
 }
 
-/// Whether the store is closed and opened again between calls.
+/// Whether the store is closed and reopened between calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reopening {
     Never,
     Sometimes,
 }
 
-/// Random sequences of steps. Their revisions count from a store at its first revision.
+/// Random sequences of steps. Their revisions assume a store at its first revision.
 fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model, Vec<Step>, StepCounter)> {
     Sequential::new(
         (1..steps).into(),
@@ -59,7 +59,7 @@ fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model
     )
 }
 
-/// The number of steps of a sequence that ran; the shrinker drops the steps that never ran first.
+/// The number of executed steps of a sequence, so that the shrinker first drops the steps that never ran.
 type StepCounter = Option<std::sync::Arc<std::sync::atomic::AtomicUsize>>;
 
 async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Checked {
@@ -75,7 +75,7 @@ async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Chec
             ..Config::default()
         };
         let mut runner = TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &rng));
-        // The last one that fails is the shortest.
+        // The last failing sequence is the shortest.
         let last = Mutex::new(None);
         let run = Mutex::new(SequenceRun { t, model: Model::new(Revision::UNSET), shift: 0 });
         let judged = runner.run(&sequences(effort.steps, reopening), |(_, steps, seen)| {
@@ -103,7 +103,7 @@ async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Chec
 struct SequenceRun {
     t: Subject,
     model: Model,
-    /// The offset of the revisions of a sequence.
+    /// The difference between the revisions of the store and of the sequence.
     shift: i64,
 }
 
@@ -122,7 +122,7 @@ impl SequenceRun {
         Ok(())
     }
 
-    /// Empties the store and its history.
+    /// Deletes all keys and the history.
     async fn start(&mut self) -> Checked {
         let base = self.t.run([Op::delete_range(Range::All)]).await?.revision;
         match self.t.compact(base).await {
@@ -187,10 +187,10 @@ impl SequenceRun {
         agree(&format!("{request:?}"), got, self.model.range(&request))
     }
 
-    /// A watch from somewhere in the past delivers the same batches as the model, to its end.
+    /// Checks that a watch from a revision in the past delivers the same batches as the model, to the end.
     ///
-    /// A deletion at exactly the mark is left to W11: old versions of etcd lose it, and only a case that does nothing
-    /// else can be listed as known to fail without covering up other faults.
+    /// A deletion exactly at the compaction mark is left to W11. Old versions of etcd lose it, and only a case that
+    /// does nothing else can be listed as a known failure without hiding other faults.
     async fn watch(&mut self, mut request: WatchRequest) -> Checked {
         let mut from = request.start;
         let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };
@@ -209,7 +209,7 @@ impl SequenceRun {
             let mut got = watcher.next().await?;
             got.time = None;
             if got.revision <= self.model.mark() {
-                // The old value may be missing or present at the mark.
+                // The previous state may be missing or present at the compaction mark.
                 got.events.iter_mut().for_each(|event| event.prev = None);
             }
             from = expected.revision.next();
@@ -218,7 +218,7 @@ impl SequenceRun {
     }
 }
 
-/// The same answer or the same error; a store need not say where its mark is.
+/// Checks for the same answer or the same error. A store need not report its compaction mark.
 #[track_caller]
 fn agree<T: PartialEq + std::fmt::Debug>(
     what: &str,

@@ -1,5 +1,6 @@
-//! Random calls by several clients at once on a few keys, in rounds with a pause between them. Two independent judges:
-//! one replays everything in the order of revisions, the other uses only the values of each round and searches for any
+//! Random calls of several clients on a few keys, in rounds with a pause between them. Two independent judges check the
+//! answers. One replays everything in the order of revisions. The other uses only the values of each round and searches
+//! for any order that explains them.
 //! order that explains them.
 
 use std::sync::Arc;
@@ -19,8 +20,8 @@ use crate::subject::{BoundedHandle, Subject, read_result};
 
 const CLIENTS: usize = 8;
 
-/// How many rounds there are, and how many calls each client makes in one. Each call of unknown outcome doubles the
-/// work of the search, so there must not be many in one round.
+/// The number of rounds, and of calls of each client per round. Each call of unknown outcome doubles the work of the
+/// search, so a round must not contain many of them.
 fn rounds(network: NetworkQuality) -> (usize, usize) {
     match network {
         NetworkQuality::Good => (12, 30),
@@ -73,7 +74,7 @@ async fn judge(t: &Subject, network: NetworkQuality, seed: u64) -> Checked<Summa
     Ok(Replay::new(base, []).judge(history.take(), &log)?)
 }
 
-/// Lets all clients make some calls at once, and then delivers what the network held back.
+/// Lets all clients make some calls concurrently, then delivers the requests that the network held back.
 async fn round(clients: Vec<RandomClient>, each: usize) -> Checked<(Vec<RandomClient>, Vec<Call>)> {
     let running: Vec<_> = clients.into_iter().map(|client| tokio::spawn(client.run(each))).collect();
     let (mut clients, mut calls) = (Vec::with_capacity(CLIENTS), Vec::new());
@@ -86,7 +87,7 @@ async fn round(clients: Vec<RandomClient>, each: usize) -> Checked<(Vec<RandomCl
     Ok((clients, calls))
 }
 
-/// Reads all keys when nobody writes: those reads are calls as well.
+/// Reads all keys while no client writes. These reads are judged as well.
 async fn pause(reader: &BoundedHandle, clock: &AtomicU64, mut calls: Vec<Call>) -> Checked<(Vec<Call>, KeyStates)> {
     let mut state = KeyStates::default();
     for (key, value) in state.iter_mut().enumerate() {
@@ -152,7 +153,7 @@ impl RandomClient {
         }
     }
 
-    /// Carries the action out. Returns the client's view, unless the action certainly did not happen.
+    /// Performs the action. Returns the answer that the client saw, or `None` if the action certainly did not happen.
     async fn perform(&self, action: Action) -> Checked<Option<ObservedAnswer>> {
         let text = |number: u32| number.to_string();
         let txn = match action {
@@ -184,7 +185,7 @@ impl RandomClient {
     }
 }
 
-/// The view of a client on a call that failed because of the network.
+/// The answer that a client saw if its call failed because of the network.
 fn unseen(error: Error) -> Checked<Option<ObservedAnswer>> {
     match error.outcome() {
         _ if !is_injected(&error) => Err(error.into()),
@@ -205,7 +206,7 @@ fn holds_number(key: &str, number: u32) -> Compare {
     Compare::new(Range::key(key), CompareOp::Equal, Target::Value(Value::from(number.to_string())))
 }
 
-/// The number that an entry holds.
+/// The number in an entry.
 fn number(kv: Option<&Kv>) -> Checked<Option<u32>> {
     let Some(kv) = kv else { return Ok(None) };
     let text = crate::subject::text(&kv.value);

@@ -1,5 +1,5 @@
-//! Random transactions by several clients at once, all recorded, with watches beside them; then the log must explain
-//! all answers, and all answers must explain the log.
+//! Random transactions of several clients with watches, all recorded. The log must explain all answers, and the answers
+//! must explain the log.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::subject::{BoundedHandle, Subject, after};
 
 const CLIENTS: u64 = 8;
 const CALLS: usize = 60;
-/// A watch is dropped after so many batches, and a new one goes on from there.
+/// Number of batches after which a watch is dropped and a new one continues.
 const BATCHES_PER_WATCH: usize = 40;
 
 pub(crate) async fn log_is_what_was_acknowledged(t: Subject) -> Checked {
@@ -38,17 +38,16 @@ async fn judge(t: &Subject, network: NetworkQuality, seed: u64) -> Checked<Summa
     Ok(summary)
 }
 
-/// The calls of clients, and the final state.
+/// The recorded calls of clients, and the log of the store.
 pub(crate) struct RecordedRun {
-    /// The store's revision before.
+    /// The revision of the store before the run.
     pub(crate) base: Revision,
     pub(crate) recorded: RecordedPart,
     pub(crate) log: Vec<Batch>,
-    /// Errors that the network did not make.
+    /// Errors that the simulated network did not make.
     pub(crate) complaints: Vec<String>,
 }
 
-/// Lets clients and watches run.
 pub(crate) async fn run(t: &Subject, network: NetworkQuality, seed: u64) -> Checked<RecordedRun> {
     let base = t.revision().await?;
     let history = Arc::new(CallHistory::new());
@@ -77,7 +76,7 @@ pub(crate) async fn run(t: &Subject, network: NetworkQuality, seed: u64) -> Chec
     Ok(RecordedRun { base, recorded: history.take(), log, complaints })
 }
 
-/// Writes to all keys at once, and waits for that to arrive at all watches.
+/// Writes to all keys, and waits until all watches have received this.
 async fn end(t: &BoundedHandle, watches: Vec<JoinHandle<Checked>>) -> Checked<Revision> {
     let last = t.run((0..KEYS).map(|i| Op::put(key(i), END_VALUE))).await?.revision;
     for watch in watches {
@@ -89,7 +88,7 @@ async fn end(t: &BoundedHandle, watches: Vec<JoinHandle<Checked>>) -> Checked<Re
 /// The value of the last write of a run.
 const END_VALUE: &str = "end";
 
-/// Reads a watch until the end of the run, in several pieces.
+/// Watches until the end of the run, in several parts.
 async fn watch(t: BoundedHandle, mut request: WatchRequest) -> Checked {
     loop {
         let mut stream = match t.watch(request.clone()).await {
@@ -114,7 +113,8 @@ async fn watch(t: BoundedHandle, mut request: WatchRequest) -> Checked {
     }
 }
 
-/// Makes its calls; their answers are judged later. Returns the errors that the network cannot have made.
+/// Makes the calls of one client; their answers are judged later. Returns the errors that the simulated network did not
+/// make.
 async fn client(t: BoundedHandle, mut workload: CallGenerator) -> Checked<Vec<String>> {
     let mut complaints = Vec::new();
     for _ in 0..CALLS {
@@ -140,7 +140,7 @@ async fn client(t: BoundedHandle, mut workload: CallGenerator) -> Checked<Vec<St
     Ok(complaints)
 }
 
-/// Begins a call and does not wait for its end.
+/// Begins a call and drops it before its end.
 async fn abandon(t: &BoundedHandle, call: GeneratedCall, patience: usize) {
     let mut begun = match call {
         GeneratedCall::Read(request) => t.range(request).map(drop).boxed(),

@@ -1,4 +1,4 @@
-//! The counter.
+//! The revision counter.
 
 use kv::{Compare, MAX_TXN_OPS, Op, Range, RangeRequest, Revision, StoreExt, Txn};
 

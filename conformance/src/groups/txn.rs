@@ -1,4 +1,4 @@
-//! Transactions: what operations do.
+//! Transactions: the effects of operations.
 
 use kv::{Compare, Content, InvalidArgument, Key, Op, OpResult, Range, StoreExt, Txn, TxnRange};
 
@@ -44,7 +44,7 @@ pub(crate) async fn range_after_writes(t: Subject) -> Checked {
     same("what is there afterwards", t.keys(all()).await?, vec!["p/1", "p/3"]).of("T2")
 }
 
-/// A transaction is refused as writing `k` twice, and nothing of it happens.
+/// Checks that a transaction is refused because it writes `k` twice, and that nothing of it happens.
 async fn is_duplicate(t: &BoundedHandle, what: &str, txn: Txn) -> Checked {
     let before = t.read(Range::All).await?;
     refused(what, t.txn(txn).await, InvalidArgument::DuplicateKey(Key::from("k")))?;

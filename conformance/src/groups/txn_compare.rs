@@ -1,4 +1,4 @@
-//! Transactions: what compares mean.
+//! Transactions: the meaning of compares.
 
 use kv::CompareOp::{self, Equal, Greater, Less, NotEqual};
 use kv::{Compare, ErrorKind, Kv, LeaseId, Op, Range, Revision, StoreExt, Target, Txn};
@@ -8,12 +8,12 @@ use crate::subject::{Branch, Subject, after, delete_result, entry, read_result, 
 
 const OPERATORS: [CompareOp; 4] = [Equal, NotEqual, Less, Greater];
 
-/// Puts `value` at `key` if the compare holds, and else reads the key.
+/// Puts `value` at `key` if the compare holds, and reads the key otherwise.
 fn put_if(compare: Compare, key: &str, value: &str) -> Txn {
     Txn::new().with_compares([compare]).with_success([Op::put(key, value)]).with_failure([Op::range(Range::key(key))])
 }
 
-/// The create idiom with a given compare for "absent": the second attempt reads what the first one made.
+/// Creates a key twice, with `absent` as the condition. The second attempt must read the value of the first.
 async fn create_twice(t: &Subject, key: &str, absent: Target) -> Checked {
     let compare = || Compare::new(Range::key(key), Equal, absent.clone());
     let first = t.txn(put_if(compare(), key, "one")).await?;
@@ -67,7 +67,7 @@ pub(crate) async fn delete_by_mod_revision(t: Subject) -> Checked {
     same("the key", t.get("k").await?, None)
 }
 
-/// A numeric target with the number to compare with.
+/// Makes a numeric target from the number to compare with.
 type Numeric = fn(i64) -> Target;
 
 const NUMERIC: [(&str, Numeric); 3] = [
@@ -104,7 +104,7 @@ pub(crate) async fn numbers_of_existing_key(t: Subject) -> Checked {
     Ok(())
 }
 
-/// No store knows the lease that is named here. A store may keep leases all the same.
+/// A put to a lease that no store has. The store may support leases or not.
 pub(crate) async fn unknown_lease(t: Subject) -> Checked {
     let put = t.put("k", "v").await?;
     let Some(lease) = LeaseId::new(0x7061_6e69_6373_0001) else { return Ok(()) };
@@ -123,7 +123,7 @@ pub(crate) async fn unknown_lease(t: Subject) -> Checked {
     Ok(())
 }
 
-/// Whether a value compare on a key holds.
+/// True if a value compare on a key holds.
 async fn value_holds(t: &Subject, key: &str, op: CompareOp, given: &[u8]) -> Checked<bool> {
     t.compare(Compare::new(Range::key(key), op, Target::Value(given.into()))).await
 }

@@ -1,4 +1,4 @@
-//! Watches: which events come, and their contents.
+//! Watches: the delivered events and their contents.
 
 use kv::{
     Batch, Compare, Event, EventKind, InvalidArgument, Key, Kv, Op, Prev, Range, Revision, StoreExt, Txn, Value,
@@ -8,12 +8,10 @@ use kv::{
 use crate::expect::{Checked, JudgedByRule, holds, refused, same};
 use crate::subject::{Branch, Subject, entry, span, took};
 
-/// The event of a put.
 fn put_event(kv: Kv) -> Event {
     Event { kind: EventKind::Put, kv, prev: None }
 }
 
-/// The event of a deletion.
 fn delete_event(key: &str, at: Revision) -> Event {
     let kv = Kv {
         key: Key::from(key),
@@ -26,7 +24,7 @@ fn delete_event(key: &str, at: Revision) -> Event {
     Event { kind: EventKind::Delete, kv, prev: None }
 }
 
-/// The events of a batch as `put` or `del` and key.
+/// The events of a batch, each as `put` or `del` and the key.
 fn answered(batch: &Batch) -> Vec<String> {
     let word = |event: &Event| if event.kind == EventKind::Put { "put" } else { "del" };
     batch.events.iter().map(|event| format!("{} {}", word(event), event.kv.key)).collect()

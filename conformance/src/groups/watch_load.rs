@@ -1,4 +1,4 @@
-//! Watches: many, slow, large and dropped ones.
+//! Many, slow, large and dropped watches.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::subject::{Subject, after};
 pub(crate) async fn long_backlog(t: Subject) -> Checked {
     const WRITES: usize = 3000;
     let base = t.revision().await?;
-    // Two keys in each revision, so that one that is split shows.
+    // Two keys in each revision, so that a split revision is noticed.
     let ops = |i: usize| [Op::put(format!("p/{}", i % 50), "a"), Op::put("q", "b")];
     let mut writes = Vec::new();
     for first in (0..WRITES).step_by(100) {
@@ -60,7 +60,7 @@ pub(crate) async fn stalled_watcher(t: Subject) -> Checked {
     t.write_all(WRITES, |i| Op::put(format!("p/{}", i % 100), "v")).await?;
     let last = after(first, WRITES as i64);
     same("the revision after all writes", t.revision().await?, last).of("R2")?;
-    // A store may bound its history by itself, so the mark can be anywhere up to now.
+    // A store may limit its history, so the compaction mark can be anywhere up to the latest revision.
     all_or_compacted(&mut stalled, first.next(), last, last).await
 }
 
@@ -69,9 +69,9 @@ pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
     const WRITES: usize = 16;
     const BYTES: usize = 1 << 20;
     const ROUNDS: usize = 20;
-    // A disk that others keep busy can hold up a call or two; watchers that do not read hold up every one.
+    // A busy disk can delay a few calls, but watchers that do not read would delay every call.
     const MAX_SLOW_ROUNDS: usize = ROUNDS / 5;
-    // How long the calls of a round may take beside them, by default a second on a quiet machine.
+    // Time limit for the calls of a round with these watchers, by default a second on a quiet machine.
     let prompt = t.patience() / 10;
     let base = t.revision().await?;
     let mut stalled = Vec::new();
@@ -102,7 +102,7 @@ pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
     holds(&checked, slow.len() <= MAX_SLOW_ROUNDS, &slow)?;
     let now = t.revision().await?;
     for watcher in &mut stalled {
-        // A store may bound its history by itself, so the mark can be anywhere up to now.
+        // A store may limit its history, so the compaction mark can be anywhere up to the latest revision.
         all_or_compacted(watcher, base.next(), last, now).await?;
     }
     Ok(())
@@ -121,13 +121,13 @@ pub(crate) async fn dropped_watches(t: Subject) -> Checked {
             let start = if i % 2 == 0 { base.next() } else { after(base, 1_000_000) };
             held.push(t.watcher(Range::prefix("p/"), start).await?);
         }
-        // Some are dropped in the middle of their work, some before it began, some while they wait.
+        // Some watches are dropped while they deliver, some before they start, some while they wait.
         for watcher in held.iter_mut().step_by(50) {
             watcher.next().await?;
         }
         t.put("p/k", format!("{round}")).await?;
     }
-    // Some room for what the runtime or the store does of its own accord.
+    // A margin for other tasks of the runtime or the store.
     let settled = async {
         while tasks() > before + 16 {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,4 +1,4 @@
-//! Watches: from the past, past the mark, into the future, and on after a break.
+//! Watches from the past, from below the compaction mark, from the future, and resumed after a break.
 
 use kv::{ErrorKind, EventKind, MAX_TXN_OPS, Op, Prev, Range, Revision, StoreExt, WatchRequest};
 
@@ -6,7 +6,7 @@ use crate::expect::{Checked, JudgedByRule, holds, is_compacted, same};
 use crate::subject::{BoundedHandle, Subject, after};
 use crate::watcher::Watcher;
 
-/// Puts `p/k` so many times; the revisions of the puts.
+/// Puts `p/k` `count` times, and returns the revisions of the puts.
 async fn puts(t: &BoundedHandle, count: usize) -> Checked<Vec<Revision>> {
     let mut revisions = Vec::with_capacity(count);
     for i in 0..count {
@@ -15,7 +15,7 @@ async fn puts(t: &BoundedHandle, count: usize) -> Checked<Vec<Revision>> {
     Ok(revisions)
 }
 
-/// A watch of `p/` delivers all revisions from `start` to `last`, with one event each.
+/// Checks that a watch of `p/` delivers all revisions from `start` to `last` with one event each.
 async fn gives_all(watcher: &mut Watcher, start: Revision, last: Revision) -> Checked {
     let batches = watcher.until(last).await?;
     let seen: Vec<i64> = batches.iter().map(|batch| batch.revision.get()).collect();
@@ -30,7 +30,8 @@ pub(crate) async fn replay_then_live(t: Subject) -> Checked {
     puts(&t, PAST).await?;
     let writer = t.another().await?;
     let writes = tokio::spawn(async move { writer.write_all(LIVE, |i| Op::put(format!("p/{i}"), "live")).await });
-    // Several watches that start while the writer is at work: each meets the seam between past and present elsewhere.
+    // Several watches that start while the writer runs. Each meets the boundary between past and present at another
+    // place.
     for _ in 0..5 {
         let mut watcher = t.watcher(Range::prefix("p/"), base.next()).await?;
         gives_all(&mut watcher, base.next(), after(base, PAST as i64)).await?;
@@ -64,7 +65,7 @@ pub(crate) async fn future_and_other_keys(t: Subject) -> Checked {
     same("the first batch", watcher.next().await?.revision, first)
 }
 
-/// A watch ends with `Compacted` before it delivers anything.
+/// Checks that a watch ends with `Compacted` before it delivers anything.
 async fn is_too_late(t: &BoundedHandle, range: Range, start: Revision, mark: Revision) -> Checked {
     let mut watcher = t.watcher(range.clone(), start).await?;
     match watcher.step().await? {
@@ -125,7 +126,7 @@ pub(crate) async fn overtaken_by_mark(t: Subject) -> Checked {
     all_or_compacted(&mut watcher, base.next(), last, mark).await
 }
 
-/// From here to the last revision a watch delivers everything without a gap, or ends with `Compacted` on the way.
+/// Checks that a watch delivers everything from `start` to the last revision without a gap, or ends with `Compacted`.
 pub(crate) async fn all_or_compacted(
     watcher: &mut Watcher,
     start: Revision,
@@ -157,7 +158,8 @@ pub(crate) async fn goes_on_past_its_mark(t: Subject) -> Checked {
         t.compact(revisions[3]).await?;
         same("the revision", t.revision().await?, after(base, 4 * (round + 1))).of("C2")?;
     }
-    // The quiet watch had no events; the mark may have passed it. Its event or `Compacted` is allowed, silence is not.
+    // The quiet watch had no events, so the mark may have passed it. Its event or `Compacted` is allowed, but not
+    // silence.
     let last = t.put("quiet/k", "v").await?;
     match quiet.step().await? {
         Ok(batch) => same("the first batch of a watch of a quiet range", batch.revision, last)?,

@@ -1,4 +1,4 @@
-//! Watches that report how far they have come.
+//! Watches that report their progress.
 
 use std::time::{Duration, Instant};
 
@@ -8,15 +8,15 @@ use crate::expect::{Checked, Failure, JudgedByRule, holds, same};
 use crate::subject::{BoundedHandle, Subject};
 use crate::watcher::Watcher;
 
-/// How long a store may take that reports progress (W19).
+/// Maximum delay of a progress report (W19).
 const PROGRESS_TIMEOUT: Duration = Duration::from_secs(1);
 
 async fn reporting(t: &BoundedHandle, range: Range, start: Revision) -> Checked<Watcher> {
     t.watcher_of(WatchRequest::new(range, start).with_progress(Progress::Report)).await
 }
 
-/// Two writers: one in the range, one outside of it. No event comes after a report at or above its revision, which the
-/// watcher checks; and every event comes.
+/// One writer in the range and one outside of it. Every event is delivered, and none after a report of its revision or
+/// a later one, which the watcher checks.
 pub(crate) async fn never_ahead(t: Subject) -> Checked {
     const WRITES: usize = 200;
     let base = t.revision().await?;
@@ -32,7 +32,7 @@ pub(crate) async fn never_ahead(t: Subject) -> Checked {
     }
     within.await??;
     beside.await??;
-    // The watch goes on in the same way after its start in the past.
+    // A watch that starts in the past behaves the same.
     let mut again = reporting(&t, Range::prefix("p/"), base.next()).await?;
     let mut events = 0;
     while events < WRITES {
@@ -41,7 +41,7 @@ pub(crate) async fn never_ahead(t: Subject) -> Checked {
     same("the events of the watch from the past", events, WRITES).of("W2")
 }
 
-/// A watch without the wish sees events only.
+/// A watch that did not request progress reports gets only events.
 pub(crate) async fn not_unasked(t: Subject) -> Checked {
     let base = t.put("p/k", "v").await?;
     let mut watcher = t.watcher(Range::prefix("p/"), base.next()).await?;
@@ -52,7 +52,7 @@ pub(crate) async fn not_unasked(t: Subject) -> Checked {
     same("the next batch", watcher.next().await?.revision, last).of("W18")
 }
 
-/// A revision that was read a second ago is reported, again and again.
+/// A revision that was read a second ago is reported, repeatedly.
 pub(crate) async fn soon(t: Subject) -> Checked {
     let base = t.put("p/k", "v").await?;
     let mut watcher = reporting(&t, Range::prefix("p/"), base.next()).await?;
@@ -66,7 +66,7 @@ pub(crate) async fn soon(t: Subject) -> Checked {
             watcher.next().await?;
         }
         let took = begun.elapsed();
-        // The patience has grown with the load of the machine.
+        // The time limit grows with the load of the machine.
         holds("progress within a second", took < PROGRESS_TIMEOUT.max(t.patience() / 10), &took).of("W19")?;
     }
     let Some(seen) = watcher.seen_progress() else {

@@ -1,32 +1,29 @@
-//! The calls of a random client: reads and transactions of every form on a few keys. No two writes put the same value.
+//! The calls of a random client: reads and all forms of transactions on a few keys. No value is put twice.
 
 use fastrand::Rng;
 use kv::{Compare, CompareOp, Content, Key, Kv, Op, OpResult, Range, RangeRequest, Revision, Target, Txn, TxnResponse};
 
 use crate::groups::network::NetworkQuality;
 
-/// How many keys there are.
 pub(crate) const KEYS: usize = 6;
 
-/// The name of a key.
 pub(crate) fn key(i: usize) -> String {
     format!("k/{i}")
 }
 
-/// A call to make.
 #[derive(Clone, Debug)]
 pub(crate) enum GeneratedCall {
     Read(RangeRequest),
     Txn(Txn),
 }
 
-/// A source of calls that is the same for the same seed, as long as the answers are.
+/// A generator that makes the same calls for the same seed and the same answers.
 pub(crate) struct CallGenerator {
     random: Rng,
     client: u64,
     network: NetworkQuality,
     writes: u32,
-    /// The last state that this client saw of each key.
+    /// The mod revision of each key that this client saw last.
     known: Vec<Revision>,
     newest: Revision,
 }
@@ -38,17 +35,16 @@ impl CallGenerator {
         Self { random, client, network, writes: 0, known, newest: Revision::UNSET }
     }
 
-    /// True if the caller abandons the next call before its end.
+    /// True if the caller drops the next call before its end.
     pub(crate) fn gives_up(&mut self) -> bool {
         self.network == NetworkQuality::Bad && self.random.u8(..100) < 4
     }
 
-    /// How often to poll a call before it is abandoned.
+    /// How often a call is polled before it is dropped.
     pub(crate) fn patience(&mut self) -> usize {
         self.random.usize(..4)
     }
 
-    /// The next call.
     pub(crate) fn next(&mut self) -> GeneratedCall {
         match self.random.u8(..20) {
             0..=2 => GeneratedCall::Read(RangeRequest::new(Range::key(self.key()))),
@@ -58,14 +54,14 @@ impl CallGenerator {
         }
     }
 
-    /// Remembers the read entries, so that some guards hold.
+    /// Remembers entries that were read, so that some guards hold.
     pub(crate) fn learn(&mut self, kvs: &[Kv]) {
         for kv in kvs {
             self.set(&kv.key, kv.mod_revision);
         }
     }
 
-    /// Remembers what a transaction did and read.
+    /// Remembers the writes and reads of a transaction.
     pub(crate) fn learn_txn(&mut self, txn: &Txn, answer: &TxnResponse) {
         self.newest = answer.revision;
         let branch = if answer.succeeded { &txn.success } else { &txn.failure };
@@ -119,7 +115,7 @@ impl CallGenerator {
                 .with_failure([self.put(&one)]),
             7 => Txn::new().with_success([Op::delete_range(self.span()).with_prev()]),
             8 => Txn::new().with_compares([unchanged]).with_success([Op::range(Range::prefix("k/"))]),
-            // A message that a bad network holds back is delivered as it is, so it must be valid.
+            // A bad network delivers a held request unchanged, so the request must be valid.
             _ if self.network == NetworkQuality::Bad => Txn::new().with_success([Op::delete(one.as_str())]),
             _ => Txn::new().with_success([self.put(&one), self.put(&one)]),
         }

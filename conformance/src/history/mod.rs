@@ -1,19 +1,19 @@
-//! The requests of several clients of a store and their answers, and whether the store may have answered so.
+//! Records the requests of several clients and their answers, and judges whether a correct store could have given these
+//! answers.
 //!
-//! A [`Recorder`] is a store around a store that writes down every call and every event of every watch. A [`Replay`]
-//! takes the record and the store's own log, goes through the log revision by revision, and finds the first thing
-//! that does not fit:
+//! A [`Recorder`] wraps a store and records every call and every event of every watch. A [`Replay`] takes the record
+//! and the store's own log. It goes through the log revision by revision and reports the first violation of these
+//! rules:
 //!
-//! - every write that was acknowledged is in the log exactly once, at the revision of its answer, with its whole
-//!   effect;
-//! - a write that was refused is not there, and one whose outcome is unknown is there once or not at all;
-//! - every read, and every transaction that wrote nothing, got the state at the revision of its answer;
-//! - what was answered, or seen by a watch, before a call began is not newer than that call's answer;
-//! - every watch got exactly what the log has for it.
+//! - Every acknowledged write is in the log exactly once, at the revision of its answer, with its complete effect.
+//! - A refused write is not in the log. A write with an unknown outcome is in the log once or not at all.
+//! - Every read, and every transaction without effect, saw the state at the revision of its answer.
+//! - The answer to a call is not older than any answer or watch event that arrived before the call began.
+//! - Every watch delivered exactly the matching events of the log.
 //!
-//! The time that it takes grows with the length of the history and not faster. Calls may fail, time out or be dropped
-//! in any way, and clients may write whatever they like. It distinguishes most if no two writes put the same value at
-//! the same key: then it is certain which one of them an entry of the log is.
+//! The judging time is linear in the length of the history. Calls may fail, time out or be dropped at any moment, and
+//! clients may write any values. The check is strictest if no value is put twice at the same key, because then each
+//! entry of the log belongs to a certain write.
 //!
 //! ```
 //! # use std::sync::Arc;
@@ -23,7 +23,7 @@
 //! let before = store.list(Range::All).await?;
 //! let history = Arc::new(CallHistory::new());
 //! let client = Recorder::new(store.clone(), history.clone());
-//! // Any number of recorders on one history, in any number of tasks, around whatever breaks calls.
+//! Any number of recorders can share a history, in any number of tasks, around any wrapper that injects faults.
 //! client.put("key", "value").await?;
 //!
 //! let last = store.put("end", "").await?;

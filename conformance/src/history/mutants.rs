@@ -1,4 +1,5 @@
-//! The judge is judged: the record of real clients passes, and each way to spoil it is detected by the rule it breaks.
+//! Tests of the judge. Records of real clients must pass, and each way to corrupt a record must be detected by the rule
+//! that it breaks.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
@@ -12,7 +13,7 @@ use crate::harness::Harness;
 use crate::reference::ReferenceHarness;
 use crate::subject::Subject;
 
-/// The recorded calls of clients of the reference store.
+/// Records the calls of clients of the reference store.
 fn record(network: NetworkQuality, seed: u64) -> RecordedRun {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -27,10 +28,10 @@ fn judge(run: RecordedRun) -> Result<Summary, Violation> {
     Replay::new(run.base, []).judge(run.recorded, &run.log)
 }
 
-/// Spoils a history, if it has the calls or events that this needs.
+/// Corrupts a history; `None` if the history lacks the necessary calls or events.
 type Mutation = fn(&mut RecordedRun) -> Option<()>;
 
-/// Spoils histories until one has the necessary calls or events; the judge must find it out by this rule.
+/// Corrupts histories until one has the necessary calls or events. The judge must report a violation of this rule.
 fn caught(name: &str, rule: &str, mutation: Mutation) {
     for seed in 0..50 {
         let mut run = record(NetworkQuality::Bad, seed);
@@ -55,7 +56,7 @@ fn history_passes_as_recorded() {
     }
 }
 
-/// The answers to reads of the latest state that found something.
+/// The answers to reads of the latest state that found entries.
 fn reads(run: &mut RecordedRun) -> impl DoubleEndedIterator<Item = &mut kv::RangeResponse> {
     run.recorded.calls.iter_mut().filter_map(|call| match (&call.request, &mut call.answered) {
         (RecordedRequest::Range(request), RecordedAnswer::Range(answer))
@@ -67,7 +68,7 @@ fn reads(run: &mut RecordedRun) -> impl DoubleEndedIterator<Item = &mut kv::Rang
     })
 }
 
-/// Writes that were acknowledged: their place, and their revision.
+/// The indexes and revisions of acknowledged writes.
 fn writes(run: &RecordedRun) -> Vec<(usize, Revision)> {
     let calls = run.recorded.calls.iter().enumerate();
     let answered = calls.filter_map(|(i, call)| call.revision().map(|revision| (i, call, revision)));
@@ -159,7 +160,8 @@ fn history_is_refused_when_logs_are_spoiled() {
     });
 }
 
-/// The value of an unguarded put of one key that is as wanted; `wanted` gets whether it is in the log.
+/// The value of an unguarded put of a single key that `wanted` accepts. `wanted` also gets whether the put is in the
+/// log.
 fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option<kv::Value> {
     run.recorded.calls.iter().find_map(|call| {
         let RecordedRequest::Txn(Txn { compares, success, .. }) = &call.request else { return None };
@@ -169,7 +171,7 @@ fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option
     })
 }
 
-/// Puts a value where it was put before, or else at a new key, after everything else.
+/// Puts a value again at the end of the log: at its old key, or else at a new one.
 fn again(run: &mut RecordedRun, value: kv::Value) {
     let put = run.recorded.calls.iter().find_map(|call| match &call.request {
         RecordedRequest::Txn(txn) => txn.success.iter().find_map(|op| match op {
@@ -188,7 +190,7 @@ fn again(run: &mut RecordedRun, value: kv::Value) {
     run.log.push(Batch { revision, time: None, events: vec![Event { kind: EventKind::Put, kv, prev: None }] });
 }
 
-/// The batches of the longest piece of a watch that is as wanted.
+/// The batches of the longest part of a watch that `wanted` accepts.
 fn batches(
     run: &mut RecordedRun,
     wanted: fn(&WatchRequest) -> bool,

@@ -1,11 +1,11 @@
-//! The newest state that some client knew before a call began.
+//! The newest state that a client knew before a call began.
 
 use kv::Revision;
 
 use super::recorder::{Call, Stream};
 use super::violation::Violation;
 
-/// The newest revisions that anybody knew when a call began.
+/// The newest revisions that any client knew when a call began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Floor {
     /// From an answer.
@@ -15,12 +15,12 @@ pub(super) struct Floor {
 }
 
 impl Floor {
-    /// True if a write that began then can have got this revision.
+    /// True if a write that began at this floor can have got this revision.
     pub(super) fn is_below(self, revision: Revision) -> bool {
         self.answered.max(self.seen) < revision
     }
 
-    /// The answer to a call is not older than what was known when it began; a write is newer.
+    /// Checks that the answer to a call is not older than the revisions known when it began, and that a write is newer.
     pub(super) fn check(self, call: &Call, revision: Revision, wrote: WriteEffect) -> Result<(), Violation> {
         let (rule, known, how) = if revision < self.seen && self.answered <= revision {
             ("W14", self.seen, "a watch had shown")
@@ -39,7 +39,7 @@ impl Floor {
     }
 }
 
-/// True if an answer says that something was written.
+/// Whether an answer reports a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteEffect {
     Something,
@@ -53,7 +53,7 @@ enum Tick {
     Begins(usize),
 }
 
-/// The floor of each call.
+/// Computes the floor of each call.
 pub(super) fn floors(calls: &[Call], streams: &[Stream], known: Revision) -> Vec<Floor> {
     let mut ticks: Vec<(u64, Tick)> = Vec::with_capacity(2 * calls.len());
     for (i, call) in calls.iter().enumerate() {

@@ -10,7 +10,7 @@ use kv::{
     WatchStream,
 };
 
-/// The request.
+/// A recorded request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordedRequest {
@@ -22,7 +22,7 @@ pub enum RecordedRequest {
     Compact(Revision),
 }
 
-/// The answer to the caller.
+/// A recorded answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordedAnswer {
@@ -30,31 +30,30 @@ pub enum RecordedAnswer {
     Range(RangeResponse),
     /// The answer to a transaction.
     Txn(TxnResponse),
-    /// That the compaction was made.
+    /// The compaction succeeded.
     Compacted,
-    /// An error, and whether the request may have happened all the same.
+    /// The request failed with this error. The outcome says whether it may have happened anyway.
     Failed(ErrorKind, Outcome),
-    /// Nothing: the caller did not wait for the end.
+    /// No answer: the caller dropped the call.
     Nothing,
 }
 
-/// A call. Its times are ticks of one clock that all clients of a history share.
+/// A recorded call. Its times are ticks of a clock that all clients of a history share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Which recorder it went through.
+    /// The number of the recorder that made the call.
     pub client: u64,
-    /// When it began.
+    /// The time when the call began.
     pub start: u64,
-    /// The time of the answer; `u64::MAX` if it never was.
+    /// The time of the answer; `u64::MAX` if there was none.
     pub end: u64,
-    /// The request.
+    /// The request of the caller.
     pub request: RecordedRequest,
     /// The answer to the caller.
     pub answered: RecordedAnswer,
 }
 
 impl Call {
-    /// The revision of the answer, if there is one.
     pub(super) fn revision(&self) -> Option<Revision> {
         match &self.answered {
             RecordedAnswer::Range(answer) => Some(answer.revision),
@@ -63,25 +62,25 @@ impl Call {
         }
     }
 
-    /// True if it may have happened without an answer to the caller.
+    /// True if the call may have happened although its caller does not know.
     pub(super) fn is_unknown(&self) -> bool {
         matches!(self.answered, RecordedAnswer::Nothing | RecordedAnswer::Failed(_, Outcome::Unknown))
     }
 }
 
-/// The record of one watch.
+/// A recorded watch.
 #[derive(Clone, Debug)]
 pub struct Stream {
-    /// Which recorder it went through.
+    /// The number of the recorder that opened the watch.
     pub client: u64,
-    /// The request; in a later part of a history it starts after the events of earlier parts.
+    /// The request. In later parts of a history, its start is after the events of the earlier parts.
     pub request: WatchRequest,
-    /// The events, and their times.
+    /// The batches, and the error at the end, with their times.
     pub items: Vec<(u64, Result<Batch, ErrorKind>)>,
 }
 
 impl Stream {
-    /// The same watch, from after what has come.
+    /// The watch from its current position on, without the recorded items.
     fn rest(&self) -> Self {
         let come = self.items.iter().rev().find_map(|(_, item)| item.as_ref().ok());
         let start = come.map_or(self.request.start, |batch| batch.revision.next());
@@ -91,16 +90,16 @@ impl Stream {
     }
 }
 
-/// A part of a history: all calls and events since the last one was taken.
+/// A part of a history: all calls and events since the previous part was taken.
 #[derive(Clone, Debug, Default)]
 pub struct RecordedPart {
-    /// The calls, in the order in which they ended.
+    /// The calls in the order in which they ended.
     pub calls: Vec<Call>,
     /// The watches.
     pub streams: Vec<Stream>,
 }
 
-/// The requests of all clients, and their answers.
+/// The recorded requests and answers of all clients.
 #[derive(Debug, Default)]
 pub struct CallHistory {
     clock: AtomicU64,
@@ -109,14 +108,14 @@ pub struct CallHistory {
 }
 
 impl CallHistory {
-    /// An empty one.
+    /// An empty history.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes what was recorded since the last time, so that a long run can be judged in parts.
+    /// Takes the calls and events since the last call of this method, so that a long run can be judged in parts.
     ///
-    /// No call may be under way: take at a moment when all clients pause or have ended.
+    /// No call may be running: all clients must have paused or ended.
     pub fn take(&self) -> RecordedPart {
         let mut recorded = self.recorded();
         let streams = recorded.streams.iter().map(Stream::rest).collect();
@@ -149,7 +148,7 @@ impl CallHistory {
     }
 }
 
-/// A store around a store that records all that goes through it. Clones are one client.
+/// A wrapper that records all calls of a store. Clones record as the same client.
 #[derive(Clone, Debug)]
 pub struct Recorder<S> {
     inner: S,
@@ -158,7 +157,7 @@ pub struct Recorder<S> {
 }
 
 impl<S: Store> Recorder<S> {
-    /// A client of its own on this store.
+    /// A new client on this store.
     pub fn new(inner: S, history: Arc<CallHistory>) -> Self {
         let client = history.clients.fetch_add(1, Ordering::SeqCst);
         Self { inner, client, history }
@@ -169,7 +168,7 @@ impl<S: Store> Recorder<S> {
     }
 }
 
-/// A call that was begun. It is recorded when it ends, or as one without an end when it is dropped.
+/// A running call. It is recorded when it ends, or as a call without an answer when it is dropped.
 struct OpenCall<'h> {
     history: &'h CallHistory,
     call: Option<(u64, u64, RecordedRequest)>,

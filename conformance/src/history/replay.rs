@@ -1,4 +1,4 @@
-//! Goes through a log revision by revision, and checks that it and the answers to clients explain each other.
+//! Replays a log revision by revision, and checks that the log and the recorded answers agree.
 
 use std::mem;
 
@@ -15,34 +15,34 @@ use super::suspects::{JudgedPart, PendingCall};
 use super::violation::Violation;
 use crate::state::State;
 
-/// How much of a history was judged.
+/// Counts of the judged calls and events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
-    /// Revisions in the log.
+    /// The number of revisions in the log.
     pub revisions: usize,
-    /// Writes that were acknowledged.
+    /// The number of acknowledged writes.
     pub acknowledged: usize,
-    /// Reads and transactions that wrote nothing.
+    /// The number of reads, and of transactions that wrote nothing.
     pub observed: usize,
-    /// Calls that failed and certainly did nothing.
+    /// The number of calls that failed and certainly did not happen.
     pub refused: usize,
-    /// Writes of unknown outcome that were found in the log.
+    /// The number of writes of unknown outcome that are in the log.
     pub happened: usize,
-    /// Calls of unknown outcome that were not found, or wrote nothing.
+    /// The number of calls of unknown outcome that are not in the log, or wrote nothing.
     pub vanished: usize,
-    /// Watches.
+    /// The number of watches.
     pub watches: usize,
 }
 
-/// The possible writers of the store.
+/// Who may have written to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PossibleWriters {
     Recorded,
     Anybody,
 }
 
-/// A judge of histories. It holds the state of the store at the last judged revision.
+/// The judge of a history. It keeps the state of the store at the last judged revision.
 #[derive(Clone, Debug)]
 pub struct Replay {
     state: State,
@@ -52,12 +52,12 @@ pub struct Replay {
     answered: Revision,
     /// Writes of earlier parts that may still happen.
     open: Vec<PendingCall>,
-    /// The requested compactions: when, and to which revision.
+    /// The time and revision of each requested compaction.
     compactions: Vec<(u64, Revision)>,
 }
 
 impl Replay {
-    /// The judge of what happens after `revision`, at which the store held `kvs`.
+    /// A judge for the history after `revision`, at which the store contained `kvs`.
     pub fn new(revision: Revision, kvs: impl IntoIterator<Item = Kv>) -> Self {
         Self {
             state: kvs.into_iter().collect(),
@@ -69,20 +69,20 @@ impl Replay {
         }
     }
 
-    /// As others write too: a change that no recorded call explains is theirs, rather than wrong.
+    /// Allows other writers: a change that no recorded call explains is not a violation.
     #[must_use]
     pub fn among_others(mut self) -> Self {
         self.writers = PossibleWriters::Anybody;
         self
     }
 
-    /// Judges the next part of a history by the log of that part: all revisions after those of the part before, up to a
-    /// moment at which no call was under way. Writes of unknown outcome may appear in a later part.
+    /// Judges the next part of a history. `log` must contain all revisions after the previous part, up to a moment at
+    /// which no call was running. Writes of unknown outcome may appear in a later part.
     ///
-    /// The log must have all events about keys that recorded calls name; [`read_log`] reads it.
+    /// The log must contain all events of the keys in recorded calls; [`read_log`] reads it.
     ///
     /// # Errors
-    /// The first thing that does not fit.
+    /// The first violation.
     pub fn judge(&mut self, recorded: RecordedPart, log: &[Batch]) -> Result<Summary, Violation> {
         let RecordedPart { calls, streams } = recorded;
         let base = self.revision;
@@ -109,7 +109,7 @@ impl Replay {
         Ok(summary)
     }
 
-    /// Takes one revision: what happened at it, with what was there before.
+    /// Replays one revision and returns its events with the previous states of their keys.
     fn step(&mut self, batch: &Batch, part: &mut JudgedPart) -> Result<Vec<Event>, Violation> {
         self.revision = batch.revision;
         if let Some(call) = part.acknowledged_at(batch.revision) {
@@ -124,7 +124,7 @@ impl Replay {
         self.follow(batch)
     }
 
-    /// The effect of an acknowledged write; it must be in the log and in its answer.
+    /// Replays an acknowledged write. The log and the answer must show its effect.
     fn acknowledged(&mut self, batch: &Batch, call: &Call) -> Result<Vec<Event>, Violation> {
         let (RecordedRequest::Txn(txn), RecordedAnswer::Txn(answer)) = (&call.request, &call.answered) else {
             return Err(Violation::new("T9", "an answer of another kind than the call").showing("call", call));
@@ -145,7 +145,7 @@ impl Replay {
         Ok(applied.events)
     }
 
-    /// Makes the events of somebody else happen; they have to follow from the state.
+    /// Applies the events of another writer, which must follow from the state.
     fn follow(&mut self, batch: &Batch) -> Result<Vec<Event>, Violation> {
         let mut events = Vec::with_capacity(batch.events.len());
         for event in &batch.events {
@@ -170,7 +170,7 @@ impl Replay {
     }
 }
 
-/// The log has each revision once, in order, and something at each.
+/// Checks that the log has each revision once, in order, and with at least one event.
 fn in_order(base: Revision, log: &[Batch]) -> Result<(), Violation> {
     let mut before = base;
     for batch in log {
@@ -185,7 +185,7 @@ fn in_order(base: Revision, log: &[Batch]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// No recorded call explains this revision.
+/// Handles a revision that no recorded call explains.
 fn nobody(writers: PossibleWriters, revision: Revision, suspects: &[&Call]) -> Result<(), Violation> {
     if writers == PossibleWriters::Anybody {
         return Ok(());
@@ -201,11 +201,12 @@ fn nobody(writers: PossibleWriters, revision: Revision, suspects: &[&Call]) -> R
     Err(call.into_iter().fold(violation, |violation, call| violation.showing("call", call)))
 }
 
-/// The log of a range, from a revision to the one of a write that is known to be there. Pass the range that holds all
-/// keys of the clients. The last revision must be that of a write to the range after all clients had ended.
+/// Reads the log of a range from revision `first` to `last`, which must be an existing write. Pass a range that
+/// contains all keys of the clients. The write at `last` must be in the range and must come after all clients have
+/// ended.
 ///
 /// # Errors
-/// The errors of the watch; the caller must bound the wait for an event that does not come.
+/// Any error of the watch. The caller must limit the wait for an event that does not arrive.
 pub async fn read_log(store: &dyn Store, range: Range, first: Revision, last: Revision) -> Result<Vec<Batch>> {
     let mut stream = store.watch(WatchRequest::new(range, first).with_prev(Prev::Return)).await?;
     let mut log: Vec<Batch> = Vec::new();
@@ -222,7 +223,6 @@ pub async fn read_log(store: &dyn Store, range: Range, first: Revision, last: Re
     Ok(log)
 }
 
-/// The answer to a transaction at this revision.
 pub(super) fn answer_of(revision: Revision, succeeded: bool, mut results: Vec<OpResult>) -> TxnResponse {
     for result in &mut results {
         if let OpResult::Range(found) = result {
@@ -232,7 +232,7 @@ pub(super) fn answer_of(revision: Revision, succeeded: bool, mut results: Vec<Op
     TxnResponse { revision, succeeded, results }
 }
 
-/// The same changes; what was there before may be missing from the log.
+/// True if the changes are equal. The previous states may be missing from the log.
 pub(super) fn same_events(log: &[Event], expected: &[Event]) -> bool {
     let same = |(got, want): (&Event, &Event)| {
         got.kind == want.kind && got.kv == want.kv && (got.prev.is_none() || got.prev == want.prev)

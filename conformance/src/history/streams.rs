@@ -6,7 +6,7 @@ use super::recorder::Stream;
 use super::replay::same_events;
 use super::violation::Violation;
 
-/// The events after a revision, with the old values.
+/// The true events after a revision, with the previous states of their keys.
 #[derive(Debug)]
 pub(super) struct TrueEvents {
     base: Revision,
@@ -22,7 +22,7 @@ impl TrueEvents {
         self.batches.push((batch.revision, events));
     }
 
-    /// The first revision from `from` on at which there is something for this watch, and what.
+    /// The first revision from `from` on that has events for this watch, and these events.
     fn next(&self, stream: &Stream, from: Revision) -> Option<(Revision, Vec<Event>)> {
         let first = self.batches.partition_point(|(revision, _)| *revision < from);
         self.batches[first..].iter().find_map(|(revision, events)| {
@@ -33,8 +33,9 @@ impl TrueEvents {
     }
 }
 
-/// Every watch respects its start and its range, and its batches come in order, once, whole and without a gap. Each
-/// event has the old value if the watch requested it; a watch ends with `Compacted` only after a requested compaction.
+/// Checks that every watch respects its start and its range, and that its batches are in order, complete, and without
+/// gaps or repeats. Each event must have the previous state if the watch requested it. A watch may end with `Compacted`
+/// only after a requested compaction.
 pub(super) fn judge(streams: &[Stream], truth: &TrueEvents, compactions: &[(u64, Revision)]) -> Result<(), Violation> {
     streams.iter().try_for_each(|stream| {
         let compacted = |before: u64| {
@@ -84,7 +85,7 @@ fn check(
         return Err(Violation::new("W4", "an event that is not in the range").showing("event", foreign));
     }
     if at <= truth.base {
-        // From before what is judged.
+        // Before the judged part of the history.
         return Ok(());
     }
     match truth.next(stream, next.max(truth.base.next())) {
@@ -96,7 +97,7 @@ fn check(
     }
 }
 
-/// The batch is the whole of a revision, as the watch requested it.
+/// Checks that a batch contains all events of a revision, in the form that the watch requested.
 fn same(stream: &Stream, batch: &Batch, events: &[Event], compacted: Revision) -> Result<(), Violation> {
     let bare = |events: &[Event]| events.iter().map(|event| Event { prev: None, ..event.clone() }).collect::<Vec<_>>();
     if bare(&batch.events) != bare(events) {

@@ -1,4 +1,4 @@
-//! The calls of a part of a history, arranged by what they can have done.
+//! The calls of a part of a history, grouped by the changes that they can have made.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,12 +11,12 @@ use super::replay::{Summary, answer_of, same_events};
 use super::violation::Violation;
 use crate::state::State;
 
-/// A call, and what is known of when it happened.
+/// A call, and what is known about when it happened.
 #[derive(Clone, Debug)]
 pub(super) struct PendingCall {
     pub(super) call: Call,
     pub(super) floor: Floor,
-    /// The place where it was found, if no caller got an answer.
+    /// The revision at which it was found in the log, if its caller got no answer.
     pub(super) found_at: Option<Revision>,
 }
 
@@ -32,15 +32,15 @@ impl PendingCall {
 /// A part of a history while it is judged.
 pub(super) struct JudgedPart {
     calls: Vec<PendingCall>,
-    /// Acknowledged writes that the log has not come to yet.
+    /// Acknowledged writes that the replay has not reached yet.
     acknowledged: BTreeMap<Revision, usize>,
-    /// Answered calls that wrote nothing, by the state that they saw; the next one last.
+    /// Answered calls that wrote nothing, by the revision of the state that they saw. The next one is the last element.
     observers: Vec<(Revision, usize)>,
-    /// Writes of unknown outcome, by what they may put.
+    /// Writes of unknown outcome, by the entries that they may put.
     putters: HashMap<(Key, Value), Vec<usize>>,
     /// Writes of unknown outcome that may only delete.
     deleters: Vec<usize>,
-    /// Deletions by a call of unknown outcome, and the calls that can have made them.
+    /// Deletions made by a call of unknown outcome, with the calls that can have made them.
     deletions: Vec<(Revision, Vec<usize>)>,
 }
 
@@ -97,7 +97,7 @@ impl JudgedPart {
         Ok(())
     }
 
-    /// Remembers what a write of unknown outcome may do.
+    /// Adds a write of unknown outcome to the indexes.
     fn index(&mut self, i: usize) {
         let Some(txn) = self.calls[i].txn().filter(|txn| !txn.is_read_only() && txn.check("history").is_ok()) else {
             return;
@@ -116,8 +116,8 @@ impl JudgedPart {
         }
     }
 
-    /// All calls that saw a state before `until`, which is the given state, got its contents; and all writes that were
-    /// acknowledged before `until` have been found.
+    /// Checks that each call that saw a state before `until` got the contents of `state`, and that all writes
+    /// acknowledged before `until` were found.
     pub(super) fn observe(&mut self, until: Revision, state: &mut State) -> Result<(), Violation> {
         if let Some((revision, i)) = self.acknowledged.first_key_value().filter(|(revision, _)| **revision < until) {
             let what = format!("a write was acknowledged at {revision}, where the log has nothing");
@@ -129,7 +129,7 @@ impl JudgedPart {
         Ok(())
     }
 
-    /// The write whose answer names this revision.
+    /// Takes the write that was acknowledged at this revision.
     pub(super) fn acknowledged_at(&mut self, revision: Revision) -> Option<&Call> {
         self.acknowledged.remove(&revision).map(|i| &self.calls[i].call)
     }
@@ -146,19 +146,18 @@ impl JudgedPart {
         if first_put(batch).is_some() {
             self.calls[first].found_at = Some(batch.revision);
         } else {
-            // Which one it was is settled when all such deletions are known.
+            // The choice among them is made when all these deletions are known.
             self.deletions.push((batch.revision, fitting));
         }
         Some(events)
     }
 
-    /// Whether a call that may have happened can have done this.
+    /// True if a call that may have happened can have made this change.
     fn fits(&self, i: usize, batch: &Batch, state: &mut State) -> bool {
         let PendingCall { floor, found_at, .. } = &self.calls[i];
         found_at.is_none() && floor.is_below(batch.revision) && self.does(i, batch, state)
     }
 
-    /// Whether a transaction does this in this state.
     fn does(&self, i: usize, batch: &Batch, state: &mut State) -> bool {
         let Some(txn) = self.calls[i].txn().filter(|txn| txn.check("history").is_ok()) else { return false };
         let applied = state.run(txn, batch.revision);
@@ -166,7 +165,7 @@ impl JudgedPart {
         same_events(&batch.events, &applied.events)
     }
 
-    /// Calls that resemble the change at a revision that none of them explains.
+    /// The calls that resemble the change at a revision that no call explains.
     pub(super) fn suspects(&self, batch: &Batch, state: &mut State) -> Vec<&Call> {
         let put = first_put(batch);
         let suspect = |i: &usize| match &put {
@@ -178,10 +177,10 @@ impl JudgedPart {
         (0..self.calls.len()).filter(suspect).map(|i| &self.calls[i].call).collect()
     }
 
-    /// Assigns one call to each deletion that several calls can have made, so that no call made two.
+    /// Assigns one call to each deletion that several calls can have made. No call gets two deletions.
     ///
     /// # Errors
-    /// The reason of `nobody` for a deletion for which no call is left.
+    /// The result of `nobody` for a deletion without a call.
     pub(super) fn match_deletions(
         &mut self,
         nobody: impl Fn(Revision, &[&Call]) -> Result<(), Violation>,
@@ -210,7 +209,7 @@ impl JudgedPart {
     }
 }
 
-/// True if an answer says that something was written.
+/// Whether an answer reports a change.
 fn wrote(call: &Call) -> WriteEffect {
     let effect = |result: &OpResult| match result {
         OpResult::Put { .. } => true,
@@ -223,7 +222,7 @@ fn wrote(call: &Call) -> WriteEffect {
     }
 }
 
-/// A call that wrote nothing got the contents of this state.
+/// Checks that a call that wrote nothing got the contents of this state.
 fn saw(call: &Call, state: &mut State) -> Result<(), Violation> {
     let differs = |expected: String| {
         let what = "a call was told what the state at its revision does not have";

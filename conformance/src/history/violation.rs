@@ -1,11 +1,11 @@
-//! The fault of a history.
+//! The violation that a judge finds in a history.
 
 use std::error::Error;
 use std::fmt::{self, Debug};
 
 use crate::expect::{Failure, shown};
 
-/// The first thing in a history that no correct store does.
+/// The first step of a history that no correct store takes.
 #[derive(Clone, Debug)]
 pub struct Violation {
     rule: &'static str,
@@ -18,20 +18,20 @@ impl Violation {
         Self { rule, what: what.into(), shown: Vec::new() }
     }
 
-    /// The same violation with a further thing to show, such as a call.
+    /// Adds an item to the report, for example a call.
     pub(crate) fn showing(mut self, name: &str, thing: &impl Debug) -> Self {
         self.shown.push(format!("{name}: {}", shown(thing)));
         self
     }
 
-    /// The number of the rule in `crates/kv/SEMANTICS.md` that is broken.
+    /// The number of the broken rule in `crates/kv/SEMANTICS.md`.
     pub fn rule(&self) -> &'static str {
         self.rule
     }
 }
 
 impl fmt::Display for Violation {
-    /// The fault, then the calls and events that show it, a line each.
+    /// Writes the fault, then the calls and events that show it, one per line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.what)?;
         self.shown.iter().try_for_each(|line| write!(f, "\n    {line}"))

@@ -1,53 +1,46 @@
-//! Is there an order of these calls that explains all that they saw? The search for any order uses values only and
-//! knows nothing of revisions (Wing and Gong's search with Lowe's memory of tried states).
+//! Searches for an order of calls that explains all their answers. The search uses values only, not revisions (Wing and
+//! Gong's search with Lowe's cache of visited states).
 
 use std::collections::HashMap;
 use std::fmt;
 
-/// How many keys the calls are about.
+/// Number of keys that the calls use.
 pub(crate) const KEYS: usize = 5;
 
-/// How many clients one search can take; each may make 65,535 calls, and all together 128 calls of unknown outcome.
+/// Maximum number of clients in one search. Each client may make 65,535 calls, and all together 128 calls of unknown
+/// outcome.
 pub(crate) const MAX_CLIENTS: usize = 16;
 
-/// How many places the search may visit before it gives up: some seconds and some 100 MiB.
+/// Maximum number of steps before the search is abandoned; this takes some seconds and about 100 MiB.
 const MAX_SEARCH_STEPS: usize = 1_000_000;
 
-/// The state: a number at some of the keys.
+/// The state of the store: a number at some of the keys.
 pub(crate) type KeyStates = [Option<u32>; KEYS];
 
-/// The action of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Reads a key.
     Get(usize),
-    /// Writes a key.
     Put(usize, u32),
-    /// Writes a key if it holds the first number.
+    /// Writes a key if it has the first number.
     Swap(usize, u32, u32),
-    /// Deletes a key.
     Delete(usize),
-    /// Deletes the first key and writes the other, if the first one is there.
+    /// Deletes the first key and writes the second, if the first one exists.
     Move(usize, usize, u32),
 }
 
-/// The answer to the caller.
+/// The answer that a caller saw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ObservedAnswer {
     /// The value of a key.
     Value(Option<u32>),
-    /// Whether there was an effect.
     Effect(Effect),
-    /// Nothing: it may have happened at any time after it began, or never.
+    /// No answer: the action may have happened at any time after its start, or never.
     Nothing,
 }
 
-/// Whether a write did something.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// It changed the store.
     Some,
-    /// It changed nothing.
     None,
 }
 
@@ -57,41 +50,40 @@ impl From<bool> for Effect {
     }
 }
 
-/// A call as it was recorded. Times are ticks of one clock that all clients share.
+/// A recorded call. Its times are ticks of a clock that all clients share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     pub(crate) client: usize,
     pub(crate) start: u64,
-    /// Of no meaning if the caller saw nothing.
+    /// Meaningless for a call without an answer.
     pub(crate) end: u64,
     pub(crate) action: Action,
     pub(crate) seen: ObservedAnswer,
 }
 
-/// Why there is no order that explains calls, as far as was found out.
+/// The report of a search that found no order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SearchFailure {
     /// Whether all orders were tried.
     pub(crate) tried: SearchExtent,
-    /// How many calls an order explains at most.
+    /// Maximum number of calls that an order explains.
     pub(crate) explained: usize,
-    /// The state then.
+    /// The state after these calls.
     pub(crate) state: KeyStates,
-    /// The calls of which one has to come next, and of which none can.
+    /// The possible next calls, none of which fits.
     pub(crate) stuck: Vec<Call>,
 }
 
-/// The extent of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SearchExtent {
-    /// There is no such order.
+    /// All orders were tried, so none explains the calls.
     All,
-    /// There may be one, but finding it takes too long.
+    /// The search was abandoned, so an order may exist.
     Some,
 }
 
 impl fmt::Display for SearchFailure {
-    /// Where it goes wrong: what is stored, then the calls that can come next.
+    /// Writes the state at the failure, then the possible next calls.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.tried {
             SearchExtent::All => write!(f, "no order explains more than {} calls", self.explained)?,
@@ -102,7 +94,7 @@ impl fmt::Display for SearchFailure {
     }
 }
 
-/// The required answer of an action, and the state afterwards.
+/// The required answer to an action, and the state after it.
 fn apply(mut state: KeyStates, action: Action) -> (ObservedAnswer, KeyStates) {
     let effective = match action {
         Action::Get(key) => return (ObservedAnswer::Value(state[key]), state),
@@ -125,35 +117,34 @@ fn apply(mut state: KeyStates, action: Action) -> (ObservedAnswer, KeyStates) {
     (ObservedAnswer::Effect(effective.into()), state)
 }
 
-/// Searches for an order that explains every answer; no call may precede one that had ended when it began.
-/// Calls that saw nothing may be left out.
+/// Searches for an order that explains every answer. An order must keep calls after all calls that ended before they
+/// began. Calls without an answer may be left out.
 ///
 /// # Errors
-/// Where every order that was tried goes wrong.
+/// Where the best attempt fails.
 pub(crate) fn explain(first: KeyStates, calls: &[Call]) -> Result<(), SearchFailure> {
     let mut search = Search::new(first, calls);
     if search.from(first) { Ok(()) } else { Err(search.best) }
 }
 
-/// How many calls of each client are placed.
+/// The number of placed calls of each client.
 type PlacedCalls = [u16; MAX_CLIENTS];
 
 struct Search {
-    /// The calls of each client that saw something, in their order: each client makes one at a time.
+    /// The answered calls of each client in order; each client makes one call at a time.
     clients: Vec<Vec<Call>>,
-    /// The calls that saw nothing.
+    /// The calls without an answer.
     unknown: Vec<Call>,
     placed: PlacedCalls,
-    /// Which unknown calls are placed, a bit for each.
+    /// The placed unknown calls, one bit for each.
     used: u128,
-    /// The places where the search found no way on, and the unknown calls placed there. With more of them placed there
-    /// is no way on either.
+    /// The visited states from which no order continues, with their placed unknown calls. With more unknown calls
+    /// placed, no order continues from there either.
     tried: HashMap<(PlacedCalls, KeyStates), Vec<u128>>,
     steps: usize,
     best: SearchFailure,
 }
 
-/// A call that may come next.
 #[derive(Clone, Copy)]
 enum NextCall {
     OfClient(usize),
@@ -194,7 +185,7 @@ impl Search {
         if explained > self.best.explained {
             self.best = SearchFailure { explained, state, stuck: self.stuck(), tried: self.best.tried };
         }
-        // A call that fits and changes nothing can as well come now as later.
+        // A call that fits and changes nothing can be placed now as well as later.
         if let Some(next) = candidates.iter().copied().find(|next| self.fits_and_changes_nothing(*next, state)) {
             return self.with(next, state);
         }
@@ -214,8 +205,8 @@ impl Search {
         self.clients[client].get(usize::from(self.placed[client]))
     }
 
-    /// The calls that can come next: those that had begun when the first of the remaining calls ended. Calls that end
-    /// first come first, which is mostly the order in which they happened, and unknown ones last.
+    /// The possible next calls: those that began before the first remaining call ended. They are sorted by their end,
+    /// which is mostly the order in which they happened. Unknown calls come last.
     fn candidates(&self) -> Vec<NextCall> {
         let mut known: Vec<(u64, u64, usize)> = (0..MAX_CLIENTS)
             .filter_map(|client| self.next_of(client).map(|call| (call.end, call.start, client)))
@@ -228,7 +219,7 @@ impl Search {
         known.map(|(.., client)| NextCall::OfClient(client)).chain(unknown.map(|(i, _)| NextCall::Unknown(i))).collect()
     }
 
-    /// The calls of which one has to come next.
+    /// The possible next calls.
     fn stuck(&self) -> Vec<Call> {
         let of = |next: &NextCall| match next {
             NextCall::OfClient(client) => self.next_of(*client).copied(),
@@ -237,7 +228,7 @@ impl Search {
         self.candidates().iter().filter_map(of).collect()
     }
 
-    /// Whether it works out with this call next.
+    /// Continues the search with this call next. Returns true if it finds an order.
     fn with(&mut self, next: NextCall, state: KeyStates) -> bool {
         match next {
             NextCall::OfClient(client) => {
@@ -254,7 +245,7 @@ impl Search {
             NextCall::Unknown(i) => {
                 let (_, after) = apply(state, self.unknown[i].action);
                 if after == state {
-                    // Leaving it out is the same.
+                    // Leaving the call out has the same effect.
                     return false;
                 }
                 self.used ^= 1 << i;
@@ -271,7 +262,7 @@ mod tests {
     use super::*;
 
     fn call(times: (u64, u64), action: Action, seen: ObservedAnswer) -> Call {
-        // Each call by a client of its own: only the times show the order.
+        // Each call has its own client, so only the times order the calls.
         let client = usize::try_from(times.0).unwrap();
         Call { client, start: times.0, end: times.1, action, seen }
     }
@@ -356,14 +347,14 @@ mod tests {
         assert!(!is_explained(&[put, seen(2), deleted, seen(6)]));
     }
 
-    /// The view of clients on a correct store: each call happens at one moment between its start and its end. One in
-    /// `lost_one_in` gets no answer, and happens at any time from then on or never.
+    /// Simulates clients of a correct store: each call happens at one moment between its start and its end. One in
+    /// `lost_one_in` calls gets no answer, and happens at any later time or never.
     fn simulated(seed: u64, clients: usize, calls: usize, lost_one_in: usize) -> Vec<Call> {
         let mut random = fastrand::Rng::with_seed(seed);
         let (mut state, mut clock) = (KeyStates::default(), 0);
         let mut made = Vec::new();
         let mut left = vec![calls; clients];
-        // For each client the call that it is making: when it began, what, and what it saw, once it has happened.
+        // The current call of each client: its start, its action, and its answer once it has happened.
         let mut under_way: Vec<Option<(u64, Action, Option<ObservedAnswer>)>> = vec![None; clients];
         let mut late: Vec<Action> = Vec::new();
         while left.iter().any(|left| *left > 0) || under_way.iter().any(Option::is_some) {
@@ -408,7 +399,7 @@ mod tests {
         made
     }
 
-    /// The same history in which one late read saw a number that nobody wrote.
+    /// Changes one late read so that it saw a number that no client wrote.
     fn spoiled(mut calls: Vec<Call>) -> Vec<Call> {
         let read = |call: &&mut Call| matches!(call.seen, ObservedAnswer::Value(Some(_)));
         let late = calls.iter_mut().rev().filter(read).nth(5).unwrap();

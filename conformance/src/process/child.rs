@@ -1,4 +1,4 @@
-//! The other side: the job of a process that plays a role, and its words.
+//! A process with a role: its job, and its messages to the process that started it.
 
 use std::env;
 use std::fmt::Display;
@@ -10,10 +10,10 @@ use super::{ADDRESS_VARIABLE, FOLDER_VARIABLE};
 use crate::harness::{BoxError, Fixture, Harness, Tenancy};
 use crate::subject::BoundedHandle;
 
-/// How long a process waits for the store, unless the role says otherwise.
+/// How long a process waits for the store, unless its role sets another time.
 const STORE_WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The job of a process, and its place.
+/// The store and the arguments of a process with a role.
 pub(crate) struct RoleJob<'a> {
     harness: &'a dyn Harness,
     address: String,
@@ -21,46 +21,44 @@ pub(crate) struct RoleJob<'a> {
 }
 
 impl<'a> RoleJob<'a> {
-    /// The job of this process, as its environment has it.
+    /// Reads the job of this process from its environment.
     ///
     /// # Errors
-    /// The environment has no address of a store.
+    /// If the environment has no address of a store.
     pub(crate) fn of_this_process(harness: &'a dyn Harness, arguments: Vec<u64>) -> Result<Self, BoxError> {
         Ok(Self { harness, address: env::var(ADDRESS_VARIABLE)?, arguments })
     }
 
-    /// An argument of the role.
     pub(crate) fn argument(&self, place: usize) -> Result<u64, BoxError> {
         self.arguments.get(place).copied().ok_or_else(|| format!("argument {place} of the role is missing").into())
     }
 
-    /// The store's address.
     pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
-    /// The folder that the role needs, if any.
+    /// The folder for the role, if it needs one.
     pub(crate) fn folder(&self) -> Option<PathBuf> {
         env::var_os(FOLDER_VARIABLE).map(PathBuf::from)
     }
 
-    /// A handle on a store that was joined, of which every call is bounded in time.
+    /// A handle on a joined store with a time limit for each call.
     pub(crate) fn handle(&self, fixture: &dyn Fixture) -> BoundedHandle {
         BoundedHandle::new(fixture.store(), STORE_WAIT_TIMEOUT, Tenancy::Exclusive)
     }
 
-    /// Opens the store, with all the time in the world.
+    /// Opens the store. Waits up to a minute for it.
     pub(crate) async fn join(&self) -> kv::Result<Box<dyn Fixture>> {
         self.join_within(STORE_WAIT_TIMEOUT).await
     }
 
-    /// Opens the store unless it is in use for so long.
+    /// Opens the store. Waits up to `wait` for it.
     pub(crate) async fn join_within(&self, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
         self.harness.join(&self.address, wait).await
     }
 }
 
-/// Says a line to the process that started this one.
+/// Sends a line to the process that started this one.
 pub(crate) fn say(line: impl Display) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}")?;

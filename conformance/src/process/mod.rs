@@ -1,7 +1,7 @@
-//! Other processes: this program, run once more with a role to play.
+//! Other processes: this program, started again with a role.
 //!
-//! A case starts one, reads what it says line by line, and ends it. The process learns its role, its arguments and the
-//! store's address from its environment, joins the store, and does what the role's function says.
+//! A case starts a process, reads its output line by line, and ends it. The process reads its role, its arguments and
+//! the address of the store from its environment. Then it joins the store and runs the function of the role.
 
 mod child;
 
@@ -20,18 +20,18 @@ use crate::rules;
 
 pub(crate) use child::{RoleJob, say};
 
-/// Names the role, then its arguments, parted by spaces.
+/// The environment variable with the role and its arguments, separated by spaces.
 pub(crate) const ROLE_VARIABLE: &str = "CONFORMANCE_ROLE";
-/// Names the store.
+/// The environment variable with the address of the store.
 const ADDRESS_VARIABLE: &str = "CONFORMANCE_ADDRESS";
-/// The first word of a process that cannot go on.
+/// The first word of a process that failed.
 pub(crate) const FAILED_PREFIX: &str = "failed ";
-/// The first word of a process whose store breaks a rule; the rule and the fault follow.
+/// The first word of a process whose store breaks a rule. The rule and the fault follow.
 pub(crate) const BREAKS_PREFIX: &str = "breaks ";
-/// Names a folder that the role needs.
+/// The environment variable with a folder for the role.
 const FOLDER_VARIABLE: &str = "CONFORMANCE_FOLDER";
 
-/// This program as another process, not started yet.
+/// The command that starts this program with a role.
 pub(crate) fn command(role: &str, arguments: &[u64], address: &str) -> Checked<Command> {
     let program = env::current_exe().map_err(|error| broken("finding this program", &error))?;
     let mut command = Command::new(program);
@@ -40,19 +40,18 @@ pub(crate) fn command(role: &str, arguments: &[u64], address: &str) -> Checked<C
     Ok(command)
 }
 
-/// A command that runs this program under the one that `outer` begins, which gets the path as its last argument.
+/// Runs a command under `outer`, which gets the path of the program as its last argument.
 pub(crate) fn command_under(mut outer: Command, inner: &Command) -> Command {
     outer.arg(inner.get_program()).envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
     outer
 }
 
-/// The same command, with a folder that the role needs.
 pub(crate) fn with_folder(mut command: Command, folder: &Path) -> Command {
     command.env(FOLDER_VARIABLE, folder);
     command
 }
 
-/// A process that plays a role. Dropping it kills it.
+/// A running process with a role. Dropping it kills the process.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -63,7 +62,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts it.
+    /// Starts the process. `patience` is the time limit for each of its lines.
     pub(crate) fn start(mut command: Command, patience: Duration) -> Checked<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let started = Instant::now();
@@ -71,7 +70,7 @@ impl Process {
         let (tell, lines) = unbounded_channel();
         let stdout = child.stdout.take();
         let stdin = child.stdin.take();
-        // It ends with the process, and drains the pipe so that the process never waits for us.
+        // This thread ends with the process. It drains the pipe, so that the process never blocks on it.
         thread::spawn(move || {
             let said = stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines().map_while(Result::ok));
             for line in said {
@@ -83,23 +82,22 @@ impl Process {
         Ok(Self { child, lines, stdin, started, patience })
     }
 
-    /// How long ago it was started.
     pub(crate) fn age(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// The same process; each of its lines may take so long.
+    /// Changes the time limit for each line.
     pub(crate) fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Its standard input; it sees the end of it when this is dropped.
+    /// Takes the standard input of the process, which is closed when this is dropped.
     pub(crate) fn take_stdin(&mut self) -> Option<ChildStdin> {
         self.stdin.take()
     }
 
-    /// The next line that it says; `None` when it has ended.
+    /// Reads the next line of output; `None` if the process has ended.
     pub(crate) async fn line(&mut self) -> Checked<Option<String>> {
         let line = within(self.patience, "what another process says", self.lines.recv()).await?;
         let said = line.as_deref().unwrap_or_default();
@@ -112,7 +110,7 @@ impl Process {
         Ok(line)
     }
 
-    /// The text after `word` in the next line, which has to begin with it.
+    /// Reads the next line, which must begin with `word`, and returns the rest of it.
     pub(crate) async fn say(&mut self, word: &str) -> Checked<String> {
         let line = self.line().await?;
         let rest = line.as_deref().and_then(|line| line.strip_prefix(word)).map(|rest| rest.trim().to_owned());
@@ -121,14 +119,14 @@ impl Process {
         })
     }
 
-    /// Kills it without a warning, and returns its lines that nobody has read.
+    /// Kills the process with `SIGKILL`, and returns its unread lines.
     pub(crate) async fn kill(mut self) -> Checked<Vec<String>> {
         self.child.kill().map_err(|error| broken("killing a process", &error))?;
         block_in_place(|| self.child.wait()).map_err(|error| broken("waiting for a killed process", &error))?;
         self.rest().await
     }
 
-    /// Waits until it has ended by itself, without an error, and returns its lines.
+    /// Waits for the process to end without an error, and returns its unread lines.
     pub(crate) async fn end(mut self) -> Checked<Vec<String>> {
         let lines = self.rest().await?;
         let status = block_in_place(|| self.child.wait()).map_err(|error| broken("waiting for a process", &error))?;
@@ -138,7 +136,7 @@ impl Process {
         Err(Failure::new("the end of another process", "success", describe(status, &lines)))
     }
 
-    /// All lines to the end of it.
+    /// Reads all lines until the process ends.
     async fn rest(&mut self) -> Checked<Vec<String>> {
         let mut lines = Vec::new();
         while let Some(line) = self.line().await? {
@@ -150,7 +148,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -160,7 +158,7 @@ fn describe(status: ExitStatus, lines: &[String]) -> String {
     format!("{status}, after saying {:?}", lines.last().map_or("", String::as_str))
 }
 
-/// Waits for so long, to within some microseconds: for moments that are meant to be any moment.
+/// Waits for exactly this time, to within some microseconds, so that random moments are evenly spread.
 pub(crate) async fn moment(length: Duration) {
     let started = Instant::now();
     while started.elapsed() < length {
@@ -168,17 +166,16 @@ pub(crate) async fn moment(length: Duration) {
     }
 }
 
-/// The number in the words of a process.
 pub(crate) fn number(said: &str) -> Checked<u64> {
     said.trim().parse().map_err(|_| Failure::new("what another process says", "a number", said))
 }
 
-/// A folder for one case.
+/// A temporary folder for one case.
 pub(crate) fn temporary_folder() -> Checked<tempfile::TempDir> {
     tempfile::tempdir().map_err(|error| broken("a temporary folder", &error))
 }
 
-/// The failure of a case because the system refused something to the suite.
+/// The failure of a case because of an error of the operating system.
 #[track_caller]
 pub(crate) fn broken(what: &str, error: &dyn std::fmt::Display) -> Failure {
     Failure::new(format!("the environment: {what}"), "success", error.to_string())

@@ -1,15 +1,15 @@
-//! Short forms for keys, entries and the parts of answers.
+//! Shorthands for keys, entries and parts of answers.
 
 use kv::{Key, Kv, OpResult, Range, RangeResponse, Revision, TxnResponse, Value};
 
 use crate::expect::{Checked, Failure, same};
 
-/// A value as text; bytes that are not printable ASCII are escaped.
+/// A value as text. Bytes that are not printable ASCII are escaped.
 pub(crate) fn text(value: &Value) -> String {
     value.as_bytes().escape_ascii().to_string()
 }
 
-/// From one key to before another.
+/// The range from one key (inclusive) to another (exclusive).
 pub(crate) fn span(from: &str, to: &str) -> Range {
     Range::FromTo(from.into(), to.into())
 }
@@ -19,7 +19,6 @@ pub(crate) fn after(revision: Revision, steps: i64) -> Revision {
     Revision::new(revision.get() + steps)
 }
 
-/// An entry as it has to be.
 pub(crate) fn entry(key: &str, value: &str, create: Revision, modified: Revision, version: i64) -> Kv {
     Kv {
         key: Key::from(key),
@@ -31,7 +30,7 @@ pub(crate) fn entry(key: &str, value: &str, create: Revision, modified: Revision
     }
 }
 
-/// The entries that the read at this place of a transaction found.
+/// The answer of the read at this index of a transaction.
 #[track_caller]
 pub(crate) fn read_result(answer: &TxnResponse, place: usize) -> Checked<&RangeResponse> {
     match answer.results.get(place) {
@@ -40,7 +39,7 @@ pub(crate) fn read_result(answer: &TxnResponse, place: usize) -> Checked<&RangeR
     }
 }
 
-/// The count and the entries that the delete at this place of a transaction reports.
+/// The count and the entries that the deletion at this index of a transaction returned.
 #[track_caller]
 pub(crate) fn delete_result(answer: &TxnResponse, place: usize) -> Checked<(u64, &[Kv])> {
     match answer.results.get(place) {
@@ -51,7 +50,7 @@ pub(crate) fn delete_result(answer: &TxnResponse, place: usize) -> Checked<(u64,
     }
 }
 
-/// The entry that the put at this place of a transaction reports.
+/// The previous entry that the put at this index of a transaction returned.
 #[track_caller]
 pub(crate) fn put_result(answer: &TxnResponse, place: usize) -> Checked<Option<&Kv>> {
     match answer.results.get(place) {
@@ -60,18 +59,15 @@ pub(crate) fn put_result(answer: &TxnResponse, place: usize) -> Checked<Option<&
     }
 }
 
-/// The transaction took the branch that it had to take.
+/// Checks that a transaction ran the expected branch.
 #[track_caller]
 pub(crate) fn took(checked: &str, answer: &TxnResponse, succeeded: Branch) -> Checked {
     let branch = if answer.succeeded { Branch::Success } else { Branch::Failure };
     same(checked, branch, succeeded)
 }
 
-/// A branch of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Branch {
-    /// The operations that run if the compares hold.
     Success,
-    /// The operations that run otherwise.
     Failure,
 }

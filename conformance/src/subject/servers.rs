@@ -1,4 +1,4 @@
-//! The abilities of a case over the servers of its store, and over their clients.
+//! What a case can do with the servers of its store and with their clients.
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -20,7 +20,6 @@ use crate::proxy::Proxy;
 const PROCESS_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Subject {
-    /// The servers of the store.
     pub(crate) fn servers(&self) -> Checked<Vec<Server>> {
         match self.surroundings()?.servers() {
             servers if servers.is_empty() => Err(Failure::new("the environment: its servers", "some", "none")),
@@ -28,18 +27,17 @@ impl Subject {
         }
     }
 
-    /// The addresses of the servers.
     pub(crate) fn addresses(&self) -> Checked<Vec<SocketAddr>> {
         Ok(self.servers()?.into_iter().map(|server| server.address).collect())
     }
 
-    /// A handle that expects the store at these addresses.
+    /// A handle that connects to these addresses.
     pub(crate) async fn connect(&self, addresses: &[SocketAddr]) -> Checked<BoundedHandle> {
         let store = self.surroundings()?.connect(addresses).await.map_err(|error| environment("a handle", &error))?;
         Ok(self.handle_on(store))
     }
 
-    /// A proxy to the first server, and a handle that goes through it.
+    /// A proxy to the first server, and a handle that connects through it.
     pub(crate) async fn through_proxy(&self) -> Checked<(Proxy, BoundedHandle)> {
         let addresses = self.addresses()?;
         let server = some("the environment: the address of a server", addresses.first())?;
@@ -53,14 +51,14 @@ impl Subject {
         some("the environment: the process of a server", process)
     }
 
-    /// Sends the process of a server a signal.
+    /// Sends a signal to the process of a server.
     pub(crate) fn signal(&self, server: usize, signal: Signal) -> Checked {
         let process = i32::try_from(self.process_of(server)?).ok().map(Pid::from_raw);
         let process = some("the environment: the process of a server", process)?;
         kill(process, signal).map_err(|error| environment("a signal to a server", &error.into()))
     }
 
-    /// Waits until a server that must stop does nothing any more: its threads learn of it one after the other.
+    /// Waits until a stopped server is inactive. Its threads stop one after another.
     async fn stopped(&self, server: usize) -> Checked {
         let process = self.process_of(server)?;
         let wait = tokio::task::spawn_blocking(move || {
@@ -77,7 +75,7 @@ impl Subject {
         }
     }
 
-    /// Waits for something while a server is frozen, and then thaws the server.
+    /// Runs work while a server is stopped by `SIGSTOP`, and then continues the server.
     pub(crate) async fn while_frozen<T>(&self, server: usize, work: impl Future<Output = Checked<T>>) -> Checked<T> {
         self.signal(server, Signal::SIGSTOP)?;
         self.stopped(server).await?;
@@ -86,7 +84,7 @@ impl Subject {
         done?
     }
 
-    /// Starts a server again, dead or alive. It may take a while until it serves.
+    /// Starts a server again, running or not. It may not serve yet when this returns.
     pub(crate) async fn restart(&mut self, server: usize) -> Checked {
         self.surroundings_mut()?
             .restart(server)
@@ -94,48 +92,45 @@ impl Subject {
             .map_err(|error| environment("a server that starts again", &error))
     }
 
-    /// Which server leads.
     pub(crate) async fn leader(&self) -> Checked<usize> {
         self.surroundings()?.leader().await.map_err(|error| environment("the leader", &error))
     }
 
-    /// Keeps a copy of the store.
     pub(crate) async fn take_copy(&mut self) -> Checked {
         self.surroundings_mut()?.take_copy().await.map_err(|error| environment("a copy", &error))
     }
 
-    /// Puts the store back to the copy.
     pub(crate) async fn put_back(&mut self) -> Checked {
         self.surroundings_mut()?.put_back().await.map_err(|error| environment("putting a copy back", &error))
     }
 
-    /// Has the operator see to a store that was full.
+    /// Does the operator's work after the store was full.
     pub(crate) async fn make_room(&self) -> Checked {
         self.surroundings()?.make_room().await.map_err(|error| environment("making room", &error))
     }
 
-    /// The clients that are not let in.
+    /// Clients whose access the store refuses.
     pub(crate) async fn strangers(&self) -> Checked<Vec<RefusedUser>> {
         self.surroundings()?.strangers().await.map_err(|error| environment("strangers", &error))
     }
 
-    /// A client that may read and write some keys.
+    /// A client with access to some of the keys.
     pub(crate) async fn guest(&self) -> Checked<BoundedHandle> {
         let store = self.surroundings()?.guest().await.map_err(|error| environment("a guest", &error))?;
         Ok(self.bounded(store))
     }
 
-    /// A handle on a store of the environment.
+    /// A handle with a time limit on a store of the environment.
     pub(crate) fn bounded(&self, store: Arc<dyn Store>) -> BoundedHandle {
         self.handle_on(store)
     }
 }
 
-/// Whether all threads of a process are stopped.
+/// True if all threads of a process are stopped.
 fn has_stopped(process: u32) -> io::Result<bool> {
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = fs::read_to_string(thread?.path().join("stat"))?;
-        // The state comes after the name, which is in parentheses.
+        // The state follows the name, which is in parentheses.
         let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
         if state != Some('T') {
             return Ok(false);
@@ -144,7 +139,7 @@ fn has_stopped(process: u32) -> io::Result<bool> {
     Ok(true)
 }
 
-/// An address on which nobody listens, for as long as this is kept.
+/// An address on which no process listens while this is held.
 #[derive(Debug)]
 pub(crate) struct UnusedAddress(TcpSocket);
 

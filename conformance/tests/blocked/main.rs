@@ -1,4 +1,4 @@
-//! Stores that block every thread they get: all cases are judged, the run ends, and so does the process.
+//! Stores that block every thread that calls them. All cases still get a verdict, the run ends, and the process exits.
 
 use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
@@ -11,21 +11,20 @@ use conformance::{Ability, BoxError, Fixture, Harness, RunOptions, Verdict, case
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// As the first argument: be the process that is watched. The second one is the way.
+/// The first argument of the child process. The second one names the blocked place.
 const CHILD: &str = "blocked-child";
-/// How long a whole run may take.
+/// Time limit of a complete run.
 const LIMIT: Duration = Duration::from_secs(240);
 
-/// The calls that block.
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// Every call, on the thread that polls it.
+    /// Every call, on the polling thread.
     Calls,
-    /// A task beside every call, and the call has no answer.
+    /// A task started by every call. The call never gets an answer.
     Tasks,
-    /// Making a store.
+    /// The creation of a store.
     Making,
-    /// Clearing up after a case, which has ended by then.
+    /// The cleanup after the end of a case.
     ClearingUp,
 }
 
@@ -101,7 +100,7 @@ impl Harness for Blocking {
     }
 }
 
-/// Judges the store and prints the name of each case that failed.
+/// Runs the cases on the store and prints the name of each failed case.
 fn child(way: Place) -> std::result::Result<(), BoxError> {
     let limits = (Duration::from_millis(10), Duration::from_millis(30));
     let options = RunOptions::new().with_patience(limits.0).with_case_limit(limits.1);
@@ -115,7 +114,7 @@ fn child(way: Place) -> std::result::Result<(), BoxError> {
     Ok(())
 }
 
-/// A process that judges such a store ends in time, and has listed every case that can run.
+/// Checks that a process that runs the cases on this store ends in time and has listed every case that can run.
 fn ends(name: &str) -> std::result::Result<(), Failed> {
     let mut process = Command::new(std::env::current_exe()?)
         .args([CHILD, name])

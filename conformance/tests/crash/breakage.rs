@@ -1,6 +1,6 @@
-//! The fault of a store.
+//! The faults of the store in a file.
 
-/// A way to break a store in a file.
+/// A fault that can be added to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Breakage {
     Healthy,
@@ -16,11 +16,11 @@ pub(crate) enum Breakage {
     CallsItNotApplied,
 }
 
-/// Each broken way, the rule that it breaks and a case that has to notice.
+/// Each fault with the rule that it breaks and a case that must detect it.
 pub(crate) const BROKEN: [(Breakage, &str, &str); 10] = [
     (Breakage::AcknowledgesEarly, "S3", "D01_acknowledged_writes"),
     (Breakage::ShowsEarly, "S4", "D04_nothing_seen_is_lost"),
-    // Half of what it wrote does not open any more.
+    // After a partial commit the store does not open.
     (Breakage::RowByRow, "S3", "D02_acknowledged_txns"),
     (Breakage::OpByOp, "S5", "D03_prefix_of_many_writers"),
     (Breakage::SyncsNothing, "S3", "D09_synced_before_acknowledged"),
@@ -32,7 +32,7 @@ pub(crate) const BROKEN: [(Breakage, &str, &str); 10] = [
 ];
 
 impl Breakage {
-    /// The way of this name.
+    /// Finds a fault by its name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         BROKEN.iter().map(|(way, ..)| *way).chain([Self::Healthy]).find(|way| format!("{way:?}") == name)
     }

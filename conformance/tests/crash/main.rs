@@ -1,4 +1,5 @@
-//! The cases that kill processes and damage files, on a store that is healthy and on some that are not: they notice.
+//! The cases that kill processes and damage files, on a working store and on broken ones. They must pass on the first
+//! and fail on the others.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod breakage;
@@ -52,7 +53,7 @@ struct Held {
     way: Breakage,
     path: PathBuf,
     store: Arc<MvccStore>,
-    // This process clears away its own files.
+    // Set in the process that made the files and must remove them.
     _folder: Option<TempDir>,
 }
 
@@ -86,7 +87,7 @@ impl Harness for InFile {
         Ok(Box::new(Held { way: self.0, store: open(self.0, &path, WAIT).await?, path, _folder: Some(folder) }))
     }
 
-    /// An address says which way the store is broken, too.
+    /// The address contains the fault of the store as well.
     async fn join(&self, address: &str, wait: Duration) -> Result<Box<dyn Fixture>> {
         let (way, path) = address.split_once(':').unwrap();
         let (way, path) = (Breakage::named(way).unwrap(), PathBuf::from(path));
@@ -139,8 +140,8 @@ fn passes(case: &str) -> std::result::Result<(), Failed> {
     }
 }
 
-/// A kill must come at the moment in which the store is broken. On a loaded machine all kills of a run may miss it, so the case
-/// runs again if it has passed.
+/// A kill must happen at the moment of the fault. On a busy machine all kills of a run may miss it, so a case that
+/// passes runs again.
 fn notices((way, rule, case): (Breakage, &'static str, &'static str)) -> std::result::Result<(), Failed> {
     const RUNS: usize = 3;
     let mut last = Vec::new();
@@ -155,7 +156,7 @@ fn notices((way, rule, case): (Breakage, &'static str, &'static str)) -> std::re
     Err(format!("{rule} is broken, and the case says {last:#?}").into())
 }
 
-/// The cases that judge the healthy store: all about processes, crashes and files.
+/// The cases for the working store: all cases about processes, crashes and files.
 const CASES: [&str; 24] = [
     "H14", "H17", "R11", "D01", "D02", "D03", "D04", "D05", "D06", "D08", "D09", "D11", "D13", "D14", "D15", "M01",
     "M02", "M03", "M04", "M05", "M06", "M07", "R10", "W26",

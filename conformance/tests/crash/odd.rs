@@ -11,13 +11,13 @@ use kv::{
 
 use crate::breakage::Breakage;
 
-/// A store with something wrong around a healthy one.
+/// A working store with one fault.
 #[derive(Debug)]
 pub(crate) struct Odd {
     inner: Arc<dyn Store>,
     way: Breakage,
     txns: AtomicU64,
-    /// The mark, as far as this handle remembers.
+    /// The compaction mark that this handle last set.
     mark: AtomicI64,
 }
 

@@ -1,4 +1,4 @@
-//! Rows in a log of commits, which is read as a whole when it is opened; and the same, broken in several ways.
+//! A table in a log of commits that is read completely at open; correct, and with several faults.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -16,16 +16,16 @@ use crate::breakage::Breakage;
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Length and checksum of a commit.
+/// The length of a commit's header: its length and its checksum.
 const HEAD: usize = 8;
-/// A log of so many bytes is read as it is, however much of it is superseded.
+/// A log up to this many bytes is never rewritten, even if most of it is superseded.
 const SMALL: usize = 1024 * 1024;
 
 #[derive(Debug)]
 pub(crate) struct FileTable {
     way: Breakage,
     log: Arc<Mutex<File>>,
-    /// Shared with the views that there are.
+    /// Shared with open views.
     rows: Mutex<Arc<Rows>>,
 }
 
@@ -50,7 +50,7 @@ impl FileTable {
         if whole == 0 && !bytes.is_empty() {
             return Err(Error::new(ErrorKind::Corrupt, Operation::Open, "file"));
         }
-        // A commit that was cut off never happened.
+        // A truncated commit never happened.
         log.set_len(whole as u64).map_err(io)?;
         log.sync_data().map_err(io)?;
         let mut rows = Rows::new();
@@ -62,7 +62,8 @@ impl FileTable {
             apply(&mut rows, &commit);
         }
         let live: usize = rows.iter().map(|(key, value)| key.len() + value.len()).sum();
-        // A broken store keeps its log: some of them let a second process in, which would go on writing to the old file.
+        // Broken stores keep their log, because some of them let a second process in, which would continue writing to
+        // the old file.
         if way == Breakage::Healthy && whole > 4 * live + SMALL {
             log = rewritten(path, &rows).map_err(io)?;
         }
@@ -74,7 +75,7 @@ impl FileTable {
         let before = log.metadata().map_err(io)?.len();
         let written = log.write_all(&encode(writes));
         if written.is_err() {
-            // Writes that got through are undone; commits that were cut off do not count either.
+            // Undoes a partial write. A truncated commit does not count anyway.
             let _ = log.set_len(before);
         }
         written.map_err(io)?;
@@ -101,7 +102,7 @@ impl Table for FileTable {
             Breakage::RowByRow => {
                 for write in writes {
                     self.append(std::slice::from_ref(write))?;
-                    // Most of the time of a commit, so that most kills come in between.
+                    // Most of the time of a commit, so that most kills happen here.
                     thread::sleep(Duration::from_micros(500));
                 }
             }
@@ -121,8 +122,8 @@ impl Table for FileTable {
     }
 }
 
-/// The log with a single commit, of the rows that there are. Each opening reads the whole log, and a test that kills a process
-/// a hundred times while it compacts opens it as often: with the superseded rows it takes six times as long.
+/// Writes a new log with one commit of the current rows. Each open reads the whole log. A test that kills a process a
+/// hundred times while it compacts opens the log as often, and takes six times as long with the superseded rows.
 fn rewritten(path: &Path, rows: &Rows) -> std::io::Result<File> {
     let puts: Vec<Write> = rows.iter().map(|(key, value)| Write::Put(key.clone(), value.clone())).collect();
     let new = path.with_extension("new");
@@ -164,7 +165,7 @@ fn number(bytes: &[u8]) -> usize {
     u32::from_be_bytes(bytes.try_into().unwrap()) as usize
 }
 
-/// All whole commits, and how many bytes they take.
+/// All complete commits, and their length in bytes.
 fn commits(bytes: &[u8]) -> Result<(Vec<Vec<Write>>, usize)> {
     let (mut commits, mut at) = (Vec::new(), 0);
     while let Some(head) = bytes.get(at..at + HEAD) {

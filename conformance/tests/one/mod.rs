@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use conformance::{Ability, BoxError, Fixture, Harness};
 use kv::Store;
 
-/// An environment that hands out the same store each time.
+/// An environment that always returns the same store.
 #[derive(Clone, Debug)]
 pub(crate) struct One(pub(crate) Arc<dyn Store>);
 

@@ -1,4 +1,4 @@
-//! The store of the page `README.md`, judged by the suite: what the page shows stands here.
+//! The example store of `README.md`, tested by the suite. The page quotes this file.
 
 mod history;
 
@@ -17,7 +17,7 @@ use crate::history::CallHistory;
 
 const NAME: &str = "mine";
 
-/// A store in memory: all that ever happened, and a bell for watchers.
+/// A store in memory: its history, and a channel that wakes watches.
 #[derive(Clone, Debug)]
 struct MyStore {
     history: Arc<Mutex<CallHistory>>,
@@ -37,13 +37,13 @@ impl MyStore {
 #[async_trait]
 impl Store for MyStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        request.check(NAME)?; // refuses what every store refuses
+        request.check(NAME)?; // the checks that all stores share
         self.history().range(&request).map_err(|kind| Error::new(kind, Operation::Range, NAME))
     }
 
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         txn.check(NAME)?;
-        txn.refuse_leases(NAME)?; // this store keeps none
+        txn.refuse_leases(NAME)?; // this store has no leases
         let answer = self.history().txn(&txn); // compares, then one branch, at one revision
         self.changed.send_replace(());
         Ok(answer)
@@ -57,7 +57,7 @@ impl Store for MyStore {
             async move {
                 loop {
                     changed.mark_unchanged();
-                    let batch = store.history().events(&request, start); // of one revision, the first from `start` on
+                    let batch = store.history().events(&request, start); // the first revision from `start` on that has events
                     match batch.map_err(|kind| Error::new(kind, Operation::Watch, NAME))? {
                         Some(batch) => {
                             let next = batch.revision.next();
@@ -80,10 +80,10 @@ impl Store for MyStore {
     }
 }
 
-struct Memory; // where stores come from
+struct Memory; // makes stores
 
 #[derive(Debug)]
-struct OneStore(MyStore); // and with it all that lives as long: a folder, a server
+struct OneStore(MyStore); // with everything that lives as long: a folder, a server
 
 #[async_trait]
 impl Harness for Memory {

@@ -1,21 +1,21 @@
-//! How rows are spelled: their keys, and the bytes of what they hold.
+//! The encoding of rows: their keys and their contents.
 //!
-//! One keyspace; the first byte of a key says what the row is:
+//! All rows are in one table. The first byte of a key is the kind of the row:
 //!
 //! | Key | Row |
 //! |---|---|
 //! | `m` name | metadata: `format`, `id`, `state`, and in format 2 `retention` |
 //! | `c` key | the [`Pointer`] to the live value of a key |
 //! | `l` revision, sub | a [`LogRow`]: one change, without values |
-//! | `v` revision, sub, chunk | a piece of the value that was written there |
-//! | `e` lease | a [`LeaseRow`] that is granted |
-//! | `k` lease, key | nothing: a live key that is attached to a lease |
+//! | `v` revision, sub, chunk | a piece of the value that was written at that position |
+//! | `e` lease | the [`LeaseRow`] of a granted lease |
+//! | `k` lease, key | empty: a live key that is attached to a lease |
 //!
-//! Numbers in keys are big endian (8, 4 and 4 bytes), so that they sort. Each row begins with the version of its
-//! encoding and a CRC-32 over its key and the rest, so that a flipped bit, or a row in the wrong place, is found.
+//! Numbers in keys are big endian (8, 4 and 4 bytes), so that they sort. Each row starts with the version of its
+//! encoding and a CRC-32 over its key and its content, so that a flipped bit or a row under the wrong key is detected.
 //!
-//! Leases and the clients' mark came with format 2. A row that says something of them has version 2: what version 1 has, and
-//! then the row's [`Extra`](Row::Extra). All other rows are spelled as before, so an upgrade writes none of them anew.
+//! Format 2 added leases and the clients' compaction mark. Rows that use them have version 2: the content of version 1
+//! followed by the row's [`Extra`](Row::Extra). All other rows are unchanged, so an upgrade rewrites no rows.
 
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 use bincode::de::Decoder;
@@ -27,26 +27,27 @@ use uuid::Uuid;
 
 use crate::table::{MAX_ROW_BYTES, Write};
 
-/// The format that new stores get unless another one is asked for, and the oldest that is read.
+/// The default format of new stores, and the oldest supported one.
 pub const FORMAT: u32 = 1;
-/// The format with leases and the clients' mark, and the newest that is read.
+/// The format with leases and the clients' compaction mark, and the newest supported one.
 pub const FORMAT_WITH_LEASES: u32 = 2;
 
-/// The version of the encoding of rows.
+/// The encoding version of rows without an [`Extra`](Row::Extra).
 const ROW_VERSION: u8 = 1;
-/// The version of rows with an [`Extra`](Row::Extra).
+/// The encoding version of rows with an [`Extra`](Row::Extra).
 const ROW_VERSION_WITH_EXTRA: u8 = 2;
-/// The version and the checksum in front of each row.
+/// The length of the version and the checksum at the start of each row.
 const SEAL_BYTES: usize = 5;
-/// The most bytes of a value that one row holds. Part of the format: the length of a value says how many rows it has.
+/// Maximum number of bytes of a value in one row. It is part of the format, because the number of rows follows from the
+/// length of the value.
 const CHUNK_BYTES: usize = MAX_ROW_BYTES - SEAL_BYTES;
 
-/// Twice the longest key, and so more than any encoded row needs.
+/// Twice the longest key, which is more than any encoded row needs.
 const DECODE_LIMIT: usize = 2 * kv::MAX_KEY_BYTES;
 const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
     bincode::config::standard().with_limit::<DECODE_LIMIT>();
 
-/// A fault of a row, in words.
+/// A description of a damaged row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Damage(pub(crate) String);
 
@@ -69,7 +70,7 @@ pub(crate) const ID_KEY: &[u8] = b"mid";
 pub(crate) const STATE_KEY: &[u8] = b"mstate";
 pub(crate) const RETENTION_KEY: &[u8] = b"mretention";
 
-/// The row of a live key.
+/// The key of the row for a live key.
 pub(crate) fn current_key(key: &[u8]) -> Vec<u8> {
     let mut row = Vec::with_capacity(1 + key.len());
     row.push(CURRENT);
@@ -77,7 +78,7 @@ pub(crate) fn current_key(key: &[u8]) -> Vec<u8> {
     row
 }
 
-/// The row of a change.
+/// The key of the row for a change.
 pub(crate) fn log_key(place: LogPosition) -> Vec<u8> {
     let mut row = Vec::with_capacity(LOG_KEY_BYTES);
     row.push(LOG);
@@ -88,7 +89,7 @@ pub(crate) fn log_key(place: LogPosition) -> Vec<u8> {
 
 const LOG_KEY_BYTES: usize = 13;
 
-/// The place that the key of a log row names.
+/// Parses the key of a log row.
 pub(crate) fn log_place(row: &[u8]) -> Result<LogPosition, Damage> {
     let parse = || {
         let rest = row.strip_prefix(&[LOG])?;
@@ -98,7 +99,7 @@ pub(crate) fn log_place(row: &[u8]) -> Result<LogPosition, Damage> {
     parse().ok_or_else(|| Damage::row(row, "has a key of the wrong length"))
 }
 
-/// A row of the value that was written at a place.
+/// The key of a row with a piece of the value that was written at `place`.
 pub(crate) fn value_key(place: LogPosition, chunk: u32) -> Vec<u8> {
     let mut row = Vec::with_capacity(17);
     row.push(VALUE);
@@ -108,12 +109,13 @@ pub(crate) fn value_key(place: LogPosition, chunk: u32) -> Vec<u8> {
     row
 }
 
-/// The row of a lease.
+/// The key of the row for a lease.
 pub(crate) fn lease_key(lease: LeaseId) -> Vec<u8> {
     numbered(LEASE, lease)
 }
 
-/// The row of a key that is attached to a lease. Without a key, where those of the lease begin.
+/// The key of the row for a key that is attached to a lease. With an empty key, the start of all these rows of the
+/// lease.
 pub(crate) fn leased_key(lease: LeaseId, key: &[u8]) -> Vec<u8> {
     let mut row = numbered(LEASED, lease);
     row.extend_from_slice(key);
@@ -124,7 +126,7 @@ fn numbered(tag: u8, lease: LeaseId) -> Vec<u8> {
     [&[tag][..], &lease.get().to_be_bytes()].concat()
 }
 
-/// The lease, and for a [`leased_key`] the key, that the key of a row names.
+/// Parses the row key of a lease, or of a key attached to a lease ([`leased_key`]).
 pub(crate) fn lease_and_key(row: &[u8]) -> Result<(LeaseId, &[u8]), Damage> {
     let parse = || {
         let (number, key) = row.get(1..)?.split_first_chunk::<8>()?;
@@ -133,7 +135,7 @@ pub(crate) fn lease_and_key(row: &[u8]) -> Result<(LeaseId, &[u8]), Damage> {
     parse().ok_or_else(|| Damage::row(row, "names no lease"))
 }
 
-/// Where all rows with this first byte end.
+/// The end (exclusive) of all rows with this first byte.
 pub(crate) fn end_of(tag: u8) -> [u8; 1] {
     [tag + 1]
 }
@@ -149,7 +151,7 @@ pub(crate) fn value_rows(place: LogPosition, value: &[u8]) -> impl Iterator<Item
     })
 }
 
-/// Encodes what the row `key` holds.
+/// Encodes the content of the row `key`.
 pub(crate) fn encode<T: Row>(key: &[u8], what: &T) -> Result<Vec<u8>, Damage> {
     let odd = |error| Damage::row(key, format_args!("is odd: {error}"));
     let mut payload = bincode::encode_to_vec(what, BINCODE).map_err(odd)?;
@@ -161,7 +163,7 @@ pub(crate) fn encode<T: Row>(key: &[u8], what: &T) -> Result<Vec<u8>, Damage> {
     Ok(sealed(ROW_VERSION_WITH_EXTRA, key, &payload))
 }
 
-/// Decodes what was found in the row `key`.
+/// Decodes the content of the row `key`.
 pub(crate) fn decode<T: Row>(key: &[u8], row: &[u8]) -> Result<T, Damage> {
     let (version, payload) = unsealed(key, row)?;
     let cut_short = |error| Damage::row(key, format_args!("cannot be decoded: {error}"));
@@ -179,7 +181,7 @@ pub(crate) fn decode<T: Row>(key: &[u8], row: &[u8]) -> Result<T, Damage> {
     }
 }
 
-/// Puts version and checksum in front.
+/// Prepends the version and the checksum.
 pub(crate) fn seal(key: &[u8], payload: &[u8]) -> Vec<u8> {
     sealed(ROW_VERSION, key, payload)
 }
@@ -192,7 +194,7 @@ fn sealed(version: u8, key: &[u8], payload: &[u8]) -> Vec<u8> {
     row
 }
 
-/// Checks version and checksum of a row without an extra, and takes them off.
+/// Checks and removes the version and the checksum of a row without an [`Extra`](Row::Extra).
 pub(crate) fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Result<&'r [u8], Damage> {
     match unsealed(key, row)? {
         (ROW_VERSION, payload) => Ok(payload),
@@ -200,7 +202,7 @@ pub(crate) fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Result<&'r [u8], Damage> 
     }
 }
 
-/// Checks version and checksum; returns the version and the rest.
+/// Checks the version and the checksum; returns the version and the content.
 fn unsealed<'r>(key: &[u8], row: &'r [u8]) -> Result<(u8, &'r [u8]), Damage> {
     match row.split_first_chunk::<SEAL_BYTES>() {
         Some(([version @ (ROW_VERSION | ROW_VERSION_WITH_EXTRA), sum @ ..], payload)) => {
@@ -219,13 +221,12 @@ fn checksum(key: &[u8], payload: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The format row: 4 bytes big endian and their checksum. It stays like that in every format there will be.
+/// Encodes the format row: 4 bytes big endian and their checksum. All future formats keep this encoding.
 pub(crate) fn encode_format(format: u32) -> Vec<u8> {
     let number = format.to_be_bytes();
     [number, checksum(FORMAT_KEY, &number).to_be_bytes()].concat()
 }
 
-/// Reads the format row.
 pub(crate) fn decode_format(row: &[u8]) -> Result<u32, Damage> {
     let parse = || {
         let (number, rest) = row.split_first_chunk::<4>()?;
@@ -235,22 +236,20 @@ pub(crate) fn decode_format(row: &[u8]) -> Result<u32, Damage> {
     parse().ok_or_else(|| Damage::row(FORMAT_KEY, "fails its checksum"))
 }
 
-/// The row with the id of the store.
 pub(crate) fn encode_id(id: Uuid) -> Vec<u8> {
     seal(ID_KEY, id.as_bytes())
 }
 
-/// Reads the row with the id of the store.
 pub(crate) fn decode_id(row: &[u8]) -> Result<Uuid, Damage> {
     Uuid::from_slice(unseal(ID_KEY, row)?).map_err(|_| Damage::row(ID_KEY, "has the wrong length"))
 }
 
-/// The bytes that a log row counts for: its own, and those of the superseded value that it keeps.
+/// The number of bytes that a log row counts: its own, and the bytes of the superseded value that it keeps.
 pub(crate) fn log_cost(row_bytes: usize, prev: Option<&Pointer>) -> u64 {
     (LOG_KEY_BYTES + row_bytes) as u64 + prev.map_or(0, |prev| u64::from(prev.len))
 }
 
-/// The revision to which a commit of these rows takes the store; `None` if they do not name it.
+/// The revision of the store after a commit of these writes; `None` if they do not contain the state row.
 pub fn revision_of(writes: &[Write]) -> Option<u64> {
     writes
         .iter()
@@ -262,7 +261,7 @@ pub fn revision_of(writes: &[Write]) -> Option<u64> {
         .map(|state| state.revision)
 }
 
-/// Where a change stands in the order of all: the revision, and the place inside the transaction.
+/// The position of a change in the log: its revision, and its index inside the transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Encode, Decode)]
 pub(crate) struct LogPosition {
     pub(crate) revision: u64,
@@ -270,27 +269,26 @@ pub(crate) struct LogPosition {
 }
 
 impl LogPosition {
-    /// The first place of a revision.
+    /// The first position of a revision.
     pub(crate) fn first_of(revision: u64) -> Self {
         Self { revision, sub: 0 }
     }
 
-    /// The next place of the same revision.
     pub(crate) fn next(self) -> Self {
         Self { sub: self.sub + 1, ..self }
     }
 }
 
-/// An entry without its key and value: its metadata, and where its value is.
+/// An entry without its key and value: the metadata, and the position of the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pointer {
     pub(crate) create_revision: u64,
     pub(crate) version: u64,
-    /// Where it was written, which is where the value stands.
+    /// The position of the last write, under which the value is stored.
     pub(crate) place: LogPosition,
-    /// The bytes of the value.
+    /// The length of the value in bytes.
     pub(crate) len: u32,
-    /// The lease that the key is attached to. Rows have it in their [`Extra`](Row::Extra).
+    /// The lease that the key is attached to. It is encoded in the row's [`Extra`](Row::Extra).
     pub(crate) lease: Option<LeaseId>,
 }
 
@@ -310,38 +308,38 @@ impl<Context> Decode<Context> for Pointer {
 bincode::impl_borrow_decode!(Pointer);
 
 impl Pointer {
-    /// How many rows the value has; an empty one has none.
+    /// The number of rows of the value; 0 for an empty value.
     pub(crate) fn chunks(&self) -> u32 {
         u32::try_from((self.len as usize).div_ceil(CHUNK_BYTES)).unwrap_or(u32::MAX)
     }
 }
 
-/// One change of one key.
+/// A change of one key.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct LogRow {
     pub(crate) key: Vec<u8>,
-    /// When it was committed, in microseconds since 1970.
+    /// The time of the commit in microseconds since 1970.
     pub(crate) time: u64,
     pub(crate) change: Change,
-    /// The entry before the change. Its value is kept as long as this row is.
+    /// The entry before the change. Its value is kept as long as this row.
     pub(crate) prev: Option<Pointer>,
 }
 
-/// The effect of a change on its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) enum Change {
     Put(Pointer),
     Delete,
 }
 
-/// A lease that is granted. Its time is not in the store: the clock of leases begins again after a start, as in etcd.
+/// A granted lease. Its remaining time is not stored: after a restart it gets its full time again, as in etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct LeaseRow {
-    /// The time to live that was granted, in seconds.
+    /// The granted time to live in seconds.
     pub(crate) ttl: u64,
 }
 
-/// The bounds on history that somebody has set, which all programs that write to the store go by. Times are in microseconds.
+/// The limits on history that were set for the store and that override the options of every program. Times are in
+/// microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct StoredRetention {
     pub(crate) revisions: Option<u64>,
@@ -350,26 +348,26 @@ pub(crate) struct StoredRetention {
     pub(crate) min_age: Option<u64>,
 }
 
-/// The one row that says where the store stands.
+/// The row with the state of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateRow {
-    /// The newest revision.
     pub(crate) revision: u64,
-    /// The mark: the oldest revision that can be read; 0 if all can.
+    /// The compaction mark: the oldest readable revision; 0 if all are readable.
     pub(crate) compacted: u64,
-    /// The first place that may still have a log row. The rows between it and the mark are on their way out.
+    /// The first position that may still have a log row. Rows from here up to the compaction mark are still to be
+    /// removed.
     pub(crate) swept: LogPosition,
-    /// The bytes of all log rows, and of the superseded values that they keep.
+    /// The bytes of all log rows and of the superseded values that they keep.
     pub(crate) log_bytes: u64,
-    /// When the newest revision was committed, in microseconds since 1970.
+    /// The time of the newest commit in microseconds since 1970.
     pub(crate) time: u64,
-    /// How many live keys there are.
     pub(crate) live: u64,
-    /// The wrapping sum of [`fingerprint`] over all live keys: tells whether one of them was lost.
+    /// The wrapping sum of [`fingerprint`] over all live keys. It reveals a lost key.
     pub(crate) digest: u64,
-    /// The oldest revision that clients of etcd's API may read; 0 if all that are there. History below it is kept.
+    /// The oldest revision that clients of etcd's API may read; 0 if they may read all. Older history is kept.
     pub(crate) client_mark: u64,
-    /// How many changes took no revision (of leases, and of the bounds on history): tells two states of one revision apart.
+    /// The number of changes without a new revision (of leases, and of the limits on history). It distinguishes states
+    /// with the same revision.
     pub(crate) other_changes: u64,
 }
 
@@ -387,23 +385,20 @@ impl<Context> Decode<Context> for StateRow {
     }
 }
 
-/// The content of a row.
 pub(crate) trait Row: Encode + Decode<()> {
-    /// The part that rows of version 1 do not have. The default says nothing.
+    /// The content that rows of version 1 do not have. Its default is not encoded.
     type Extra: Default + PartialEq + Encode + Decode<()>;
 
-    /// That part.
     fn extra(&self) -> Self::Extra;
 
-    /// Takes that part over from a row of version 2.
     fn set_extra(&mut self, extra: Self::Extra);
 
-    /// False for what no store ever writes: numbers that leave no room to count on, values that no store takes. A row may
-    /// have such numbers and a right checksum all the same if somebody made it so.
+    /// False for content that no store writes: numbers too large to increment, or values over the size limit. A
+    /// manipulated row can contain these numbers with a correct checksum.
     fn is_possible(&self) -> bool;
 }
 
-/// The largest number in a row; revisions are signed on the way out.
+/// The largest number in a row, because revisions are signed in the API.
 const MAX_NUMBER: u64 = (i64::MAX - 1).cast_unsigned();
 
 impl Row for LogPosition {
@@ -419,7 +414,7 @@ impl Row for LogPosition {
 }
 
 impl Row for Pointer {
-    /// The number of the lease.
+    /// The id of the lease, or 0.
     type Extra = i64;
 
     fn extra(&self) -> i64 {
@@ -438,7 +433,7 @@ impl Row for Pointer {
 }
 
 impl LogRow {
-    /// The entry that a put made.
+    /// The entry after the change; `None` for a deletion.
     pub(crate) fn put(&self) -> Option<&Pointer> {
         match &self.change {
             Change::Put(pointer) => Some(pointer),
@@ -448,7 +443,7 @@ impl LogRow {
 }
 
 impl Row for LogRow {
-    /// The numbers of the leases after and before the change.
+    /// The ids of the leases after and before the change, or 0.
     type Extra = (i64, i64);
 
     fn extra(&self) -> (i64, i64) {
@@ -495,7 +490,7 @@ impl Row for StoredRetention {
 }
 
 impl Row for StateRow {
-    /// The clients' mark, and how many changes took no revision.
+    /// The clients' compaction mark, and the number of changes without a new revision.
     type Extra = (u64, u64);
 
     fn extra(&self) -> (u64, u64) {
@@ -515,7 +510,7 @@ impl Row for StateRow {
 }
 
 impl StateRow {
-    /// A store without keys; its first write gets revision 2.
+    /// An empty store. Its first write gets revision 2.
     pub(crate) const NEW: Self = Self {
         revision: 1,
         compacted: 0,
@@ -529,8 +524,8 @@ impl StateRow {
     };
 }
 
-/// A 64-bit hash of a live key and where it was written (FNV-1a, then mixed as MurmurHash3 does). It is on disk, in
-/// sums: it must stay as it is.
+/// A 64-bit hash of a live key and the position of its last write (FNV-1a, then the final mix of MurmurHash3). Sums of
+/// it are stored on disk, so it must never change.
 pub(crate) fn fingerprint(key: &[u8], place: LogPosition) -> u64 {
     let written = place.revision.to_be_bytes().into_iter().chain(place.sub.to_be_bytes());
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;

@@ -1,5 +1,5 @@
-//! The errors that this crate itself makes, the meaning of an error of the operating system that an engine meets in its files, and
-//! the net under engines that panic.
+//! The errors of this crate, the error kinds of failed file operations in an engine, and the conversion of an engine's
+//! panic into an error.
 
 use std::any::Any;
 use std::error::Error as StdError;
@@ -10,39 +10,38 @@ use std::sync::Arc;
 
 use kv::{Error, ErrorKind, Operation, Outcome, Result, Revision};
 
-/// The store is damaged; `detail` says what was found.
+/// The error of a damaged store; `detail` says what is damaged.
 pub(crate) fn corrupt(store: &'static str, operation: Operation, detail: impl fmt::Display) -> Error {
     Error::new(ErrorKind::Corrupt, operation, store)
         .with_detail(format!("{detail}; restore the store from a backup, or move it away to start a new one"))
 }
 
-/// The revision asked for is below the mark.
+/// The error of a read below the compaction mark.
 pub(crate) fn compacted(store: &'static str, operation: Operation, mark: u64) -> Error {
     Error::new(ErrorKind::Compacted { compact_revision: revision(mark) }, operation, store)
 }
 
-/// The store was closed before the call began, so that nothing was done.
+/// The error of a call that began after the store was closed, so that nothing was done.
 pub(crate) fn closed(store: &'static str, operation: Operation) -> Error {
     Error::new(ErrorKind::Closed, operation, store)
 }
 
-/// The number of a row as a revision.
 pub(crate) fn revision(number: u64) -> Revision {
     Revision::new(number.cast_signed())
 }
 
-/// Calls into an engine. Engines panic over damaged files; that is an error as any other.
+/// Calls an engine. Engines panic over damaged files; the panic becomes a `Corrupt` error.
 ///
 /// # Errors
-/// Those of `call`; `Corrupt` if it panicked.
+/// Any error of `call`; `Corrupt` if it panicked.
 pub(crate) fn guarded<T>(store: &'static str, operation: Operation, call: impl FnOnce() -> Result<T>) -> Result<T> {
     caught(call).unwrap_or_else(|| Err(corrupt(store, operation, ENGINE_GAVE_UP)))
 }
 
-/// The text of an error after an engine's panic.
+/// The detail of an error after an engine's panic.
 pub const ENGINE_GAVE_UP: &str = "the engine gave up over what it found in its files";
 
-/// The answer of a call; `None` if it panicked. The log has the words of the panic, which tell a user nothing that helps.
+/// Calls `call`; `None` if it panicked. The text of the panic goes to the log only, because it does not help a user.
 pub fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
     let panicked = |panic: Box<dyn Any + Send>| tracing::debug!(text = panic_text(&*panic), "the engine panicked");
     catch_unwind(AssertUnwindSafe(call)).map_err(panicked).ok()
@@ -56,7 +55,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> &str {
     }
 }
 
-/// One error for each of several calls that failed together.
+/// An error that several failed calls share.
 #[derive(Debug)]
 pub(crate) struct SharedError(Arc<Error>);
 
@@ -65,7 +64,7 @@ impl SharedError {
         Self(Arc::new(error))
     }
 
-    /// The error once more, with this outcome.
+    /// A copy of the error with this outcome.
     pub(crate) fn error(&self, store: &'static str, operation: Operation, outcome: Outcome) -> Error {
         let mut error = Error::new(self.0.kind().clone(), operation, store).with_outcome(outcome);
         if let Some(detail) = self.0.detail() {
@@ -77,7 +76,6 @@ impl SharedError {
         error
     }
 
-    /// The outcome in the error itself.
     pub(crate) fn outcome(&self) -> Outcome {
         self.0.outcome()
     }
@@ -99,17 +97,17 @@ impl StdError for SharedCause {
     }
 }
 
-/// The kind of `error`, which came up in `operation`.
+/// The error kind of `error`, which occurred in `operation`.
 pub fn io_kind(operation: Operation, error: &io::Error) -> ErrorKind {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => ErrorKind::NoSpace,
-        // A file ends before something that it should have, has nonsense in it, or is no file of the engine's.
+        // The file is truncated, has invalid content, or is not a file of the engine.
         io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => ErrorKind::Corrupt,
         _ => unknown_io(operation),
     }
 }
 
-/// The kind of a failure of which nothing more is known.
+/// The error kind of a failure about which nothing more is known.
 pub fn unknown_io(operation: Operation) -> ErrorKind {
     match operation {
         Operation::Txn | Operation::Compact | Operation::Transact => ErrorKind::CommitIo,

@@ -1,23 +1,23 @@
-//! The encoding of rows, for the fuzzers of this source tree. Not an interface: it changes as they need it.
+//! Access to the row encoding for this repository's fuzzers. This is not a public interface and may change at any time.
 
 use std::fmt::Debug;
 
 use crate::codec::{self, LeaseRow, LogRow, Pointer, Row, StateRow};
 
-/// The row of `key` that holds these bytes, whatever they mean, with a checksum that is right.
+/// Encodes a row of `key` with arbitrary content and a correct checksum.
 pub fn seal(key: &[u8], payload: &[u8]) -> Vec<u8> {
     codec::seal(key, payload)
 }
 
-/// The contents of a row, if it is whole.
+/// The content of a row; `None` if the row is damaged.
 pub fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Option<&'r [u8]> {
     codec::unseal(key, row).ok()
 }
 
-/// Decodes a row in every way there is.
+/// Decodes a row as each kind of row.
 ///
 /// # Panics
-/// If what was decoded is not the same after it was encoded and decoded again.
+/// If decoded content changes when it is encoded and decoded again.
 pub fn check_row(key: &[u8], row: &[u8]) {
     round_trip::<Pointer>(key, row);
     round_trip::<LogRow>(key, row);

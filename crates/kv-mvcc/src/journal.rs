@@ -1,23 +1,23 @@
-//! A journal in front of a table: one sync for a commit, however the engine spreads its pages.
+//! A journal in front of a table, so that each commit needs one sync, however many pages the engine would write for it.
 //!
-//! A commit is one record, appended to a file of fixed size and synced once. Its rows stay in memory, over those of the
-//! engine. When the file is full, all of them go to the engine in one commit, a checkpoint, and the next
-//! record begins at the front again. An opening of the table reads the records that the engine does not have yet, a few
-//! hundred KiB at the most. So most processes that open, commit once and end never write to the engine at all.
+//! A commit appends one record to a file of fixed size and syncs the file once. Its rows stay in memory, in an overlay
+//! on the engine's rows. When the file is full, a checkpoint moves all of them to the engine in one commit, and the
+//! next record starts at the front of the file again. Opening the table reads the records that the engine does not have
+//! yet, at most a few hundred KiB. So most processes that open, commit once and exit never write to the engine.
 //!
-//! The rules that keep this safe:
+//! These rules make it safe:
 //!
-//! - Records are numbered without a gap. The engine has a row that each checkpoint writes with its rows: the number
-//!   of the last record in it, and the number of the checkpoint. So engine and journal always fit together.
-//! - The front is written again only after a checkpoint that is durable. A record that was cut off does not have its
-//!   checksum, and one that is left from before does not have the next number: both end what is read.
-//! - A killed process may leave a record, or a checkpoint, that can be read and is not durable. Both are noted when
-//!   they are durable, in a place that need not be durable itself ([`Medium::note`]); what is there and not noted is
-//!   made durable before anybody sees it.
+//! - Records are numbered without gaps. Each checkpoint also writes a row to the engine with the number of its last
+//!   record and the number of the checkpoint. So journal and engine are always consistent.
+//! - The front of the file is overwritten only after a durable checkpoint. A truncated record fails its checksum, and
+//!   an old record does not have the next number. Both end the reading.
+//! - A killed process may leave a record or a checkpoint that is readable but not durable. So both are noted once they
+//!   are durable ([`Medium::note`]); the note itself need not be durable. Opening makes a record or a checkpoint
+//!   without a note durable before any view shows it.
 //!
-//! A record is its length without this header (4 bytes), its number (8) and a CRC-32 over both and the rest (4), then for
-//! each write the lengths of key and value (4 and 4) and the two. A length of `REMOVED_VALUE_LEN` is that of no value: the row is
-//! removed. Numbers are little endian.
+//! A record has a header: the length of the rest (4 bytes), the number of the record (8), and a CRC-32 over both and
+//! the rest (4). After that come, for each write, the lengths of key and value (4 and 4) and their bytes. The value
+//! length `REMOVED_VALUE_LEN` marks a removed row. Numbers are little endian.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,45 +30,45 @@ use kv::{Error, ErrorKind, Operation, Result};
 use crate::error::io_kind;
 use crate::table::{Merge, Table, View, Visit, Write};
 
-/// How many bytes a journal has.
+/// The size of a journal in bytes.
 pub const JOURNAL_BYTES: u64 = 256 * 1024;
 
-/// The engine's row that says how far it has got. No other row sorts behind it.
+/// The key of the engine's row with the last checkpoint. It sorts after all other rows.
 const JOURNAL_ROW_KEY: &[u8] = b"\xffjournal";
 
-/// Where a journal is kept.
+/// The storage of a journal.
 pub trait Medium: fmt::Debug + Send + Sync + 'static {
-    /// Reads what is at `offset`; how many bytes were read is less than asked for only at the end.
+    /// Reads into `buffer` from `offset` and returns the number of bytes. It is less than the buffer only at the end.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the operating system.
     fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes at `offset`, within [`JOURNAL_BYTES`]. It is durable after [`Medium::sync`].
+    /// Writes at `offset`, within [`JOURNAL_BYTES`]. The bytes are durable after [`Medium::sync`].
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the operating system.
     fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()>;
 
-    /// Makes durable what was written.
+    /// Makes all written bytes durable.
     ///
     /// # Errors
-    /// The system's.
+    /// The error of the operating system.
     fn sync(&self) -> io::Result<()>;
 
-    /// The newest note, or an older one: all zeros if that is not known.
+    /// The newest note or an older one; all zeros if there is none.
     fn noted(&self) -> DurableParts;
 
-    /// Notes what is durable. It outlives the process, and need not outlive a power loss.
+    /// Notes which parts are durable. The note must survive the process, but not a power failure.
     fn note(&self, noted: DurableParts);
 }
 
-/// The parts that are known to be durable.
+/// The newest record and checkpoint that are known to be durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DurableParts {
-    /// The number of the last record.
+    /// The number of the record.
     pub record: u64,
-    /// The number of the last checkpoint.
+    /// The number of the checkpoint.
     pub checkpoint: u64,
 }
 
@@ -82,19 +82,18 @@ pub struct JournaledTable {
     end: Mutex<JournalEnd>,
 }
 
-/// Where the journal stands.
+/// The end of the journal.
 #[derive(Clone, Copy, Debug, Default)]
 struct JournalEnd {
     durable: DurableParts,
-    /// Where the next record goes.
     tail: u64,
 }
 
 impl JournaledTable {
-    /// Puts the journal on `medium`, which may be new, in front of `table`. `store` names it in errors.
+    /// Opens a table with the journal on `medium`, which may be new. `store` is the name of the store in errors.
     ///
     /// # Errors
-    /// `Corrupt` if the two do not belong together; those of the table and of the medium.
+    /// `Corrupt` if the table and the journal do not belong together; any error of the table or the medium.
     pub fn open(table: Box<dyn Table>, medium: Box<dyn Medium>, store: &str) -> Result<Self> {
         Self::with_bytes(table, medium, store, JOURNAL_BYTES)
     }
@@ -106,15 +105,16 @@ impl JournaledTable {
         Ok(Self { overlay: RwLock::new(Arc::new(overlay)), end: Mutex::new(end), ..new })
     }
 
-    /// True if a table has been behind a journal. The journal had its whole length by then, since it is made durable first.
+    /// True if the table has been used with a journal. The journal file had its full length by then, because it is made
+    /// durable first.
     ///
     /// # Errors
-    /// Those of the table.
+    /// Any error of the table.
     pub fn has_begun(table: &dyn Table) -> Result<bool> {
         Ok(table.view()?.get(JOURNAL_ROW_KEY)?.is_some())
     }
 
-    /// Gives the engine all rows that only the journal has.
+    /// Moves all rows of the journal to the engine.
     ///
     /// # Errors
     /// As [`Table::commit`].
@@ -123,7 +123,7 @@ impl JournaledTable {
     }
 
     fn end(&self) -> MutexGuard<'_, JournalEnd> {
-        // After a panic the table recovers, which replaces what is there.
+        // After a panic the table is recovered, which replaces this state.
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -131,7 +131,7 @@ impl JournaledTable {
         move |error| Error::new(io_kind(operation, &error), operation, self.store.clone()).with_source(error)
     }
 
-    /// Finds out what the engine does not have, and makes durable what is not known to be.
+    /// Reads the records that the engine does not have. Makes records and checkpoints durable that have no note.
     fn load(&self) -> Result<(RowOverlay, JournalEnd)> {
         let has = match self.table.view()?.get(JOURNAL_ROW_KEY)? {
             Some(row) => decode_noted(&row).ok_or_else(|| self.odd("its row of the journal is damaged"))?,
@@ -139,14 +139,14 @@ impl JournaledTable {
         };
         let failed = self.failed(Operation::Open);
         let records = read_records(&*self.medium, self.bytes).map_err(&failed)?;
-        // The first commit of all is a checkpoint, so with records there is one.
+        // The first commit is always a checkpoint, so a journal with records follows one.
         if records.first > has.record + 1 || (records.first > 0 && has.checkpoint == 0) {
             return Err(self.odd("its journal and the engine's files do not belong together"));
         }
         let noted = self.medium.noted();
         let last = records.last();
         if last > noted.record {
-            // Pages that a failed sync has left clean in the system's memory must be written once more.
+            // Pages that a failed sync has marked clean in the page cache must be written again.
             self.medium.write(0, &records.bytes).map_err(&failed)?;
             self.medium.sync().map_err(&failed)?;
         }
@@ -155,7 +155,7 @@ impl JournaledTable {
         let tail = records.bytes.len() as u64;
         let mut end = JournalEnd { durable: DurableParts { record, checkpoint: has.checkpoint }, tail };
         if has.checkpoint > noted.checkpoint {
-            // A commit makes durable what the engine shows.
+            // This commit also makes an earlier commit durable that the engine shows.
             self.commit_to_table(&mut end, std::mem::take(&mut overlay).into_writes())?;
             end.tail = 0;
         } else if last <= has.record {
@@ -173,7 +173,8 @@ impl JournaledTable {
 
     fn append(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
         let length = encoded_bytes(writes);
-        // Rows that the engine never got look like rows that it has lost.
+        // Large commits bypass the journal. The first commit does, too: rows that the engine never got would look like rows
+        // that it has lost.
         if length > self.bytes || end.durable.checkpoint == 0 {
             return self.move_to_table(end, writes);
         }
@@ -192,9 +193,9 @@ impl JournaledTable {
         Ok(())
     }
 
-    /// Gives the engine the rows that the journal has, and `writes` on top.
+    /// Moves the rows of the journal and `writes` to the engine in one commit.
     fn move_to_table(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
-        // Nobody may see rows of `writes` under those of the journal.
+        // No view may show rows of `writes` under older rows of the journal.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
         self.commit_to_table(end, overlay.with(writes))?;
         *overlay = Arc::default();
@@ -214,14 +215,14 @@ impl JournaledTable {
 
 impl fmt::Debug for JournaledTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not its rows.
+        // Omits the overlay, which can be large.
         f.debug_struct("Journaled").field("table", &self.table).field("store", &self.store).finish_non_exhaustive()
     }
 }
 
 impl Table for JournaledTable {
     fn view(&self) -> Result<Box<dyn View + '_>> {
-        // Both at once: a checkpoint moves rows from one to the other.
+        // Both are read under the lock, because a checkpoint moves rows from one to the other.
         let overlay = self.overlay.read().unwrap_or_else(PoisonError::into_inner);
         let table = self.table.view()?;
         Ok(Box::new(OverlayView { table, overlay: Arc::clone(&overlay) }))
@@ -233,7 +234,7 @@ impl Table for JournaledTable {
 
     fn recover(&self) -> Result<()> {
         let mut end = self.end();
-        // No view may show the rows of one beside older ones of the other.
+        // No view may combine rows of the new overlay with the old table, or the reverse.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
         self.table.recover()?;
         let (found, stands) = self.load()?;
@@ -242,7 +243,7 @@ impl Table for JournaledTable {
     }
 }
 
-/// The changes of rows since the table was written: their value, or `None` if they were removed.
+/// The rows written since the last checkpoint; `None` for a removed row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct RowOverlay(BTreeMap<Vec<u8>, Option<Vec<u8>>>);
 
@@ -259,10 +260,10 @@ impl RowOverlay {
         }
     }
 
-    /// The writes that bring the table up to date, and these writes with them, ascending.
+    /// The writes of the overlay and then `writes`, merged and sorted by key.
     fn with(&self, writes: &[Write]) -> Vec<Write> {
         if self.0.is_empty() {
-            // A large commit passes the journal by, and a list is sorted in a fraction of the time that filling a map takes.
+            // A large commit bypasses the journal. Sorting a list is several times faster than filling a map.
             let mut writes = writes.to_vec();
             writes.sort_unstable_by(|one, other| one.key().cmp(other.key()));
             return writes;
@@ -272,7 +273,7 @@ impl RowOverlay {
         all.into_writes()
     }
 
-    /// The writes that bring the table up to date.
+    /// The writes of the overlay, sorted by key.
     fn into_writes(self) -> Vec<Write> {
         let write = |(key, value)| match value {
             Some(value) => Write::Put(key, value),
@@ -281,7 +282,8 @@ impl RowOverlay {
         self.0.into_iter().map(write).collect()
     }
 
-    /// The rows between `from` and `to`, to be merged into a scan of the table; `from` must not be behind `to`.
+    /// The overlay's rows from `from` to `to`, for merging into a scan of the table. `from` must not be greater than
+    /// `to`.
     fn between<'a>(
         &'a self,
         from: &[u8],
@@ -292,7 +294,7 @@ impl RowOverlay {
     }
 }
 
-/// A view of a table through an overlay.
+/// A view of a table under an overlay.
 struct OverlayView<'t> {
     table: Box<dyn View + 't>,
     overlay: Arc<RowOverlay>,
@@ -331,18 +333,17 @@ impl View for OverlayView<'_> {
 
 const RECORD_HEADER_BYTES: usize = 16;
 const SUM_AT: usize = 12;
-/// The length of the value of a row that is removed.
+/// The value length of a removed row.
 const REMOVED_VALUE_LEN: u32 = u32::MAX;
-/// How much is read at once: most journals that are not read to their end hold less.
+/// Bytes per read. Most journals contain less, so one read is enough.
 const READ_CHUNK_BYTES: usize = 64 * 1024;
 
-/// How long a record of these writes is.
+/// The length in bytes of a record of these writes.
 fn encoded_bytes(writes: &[Write]) -> u64 {
     let bytes = |write: &Write| 8 + write.key().len() + write.value().map_or(0, <[u8]>::len);
     (RECORD_HEADER_BYTES + writes.iter().map(bytes).sum::<usize>()) as u64
 }
 
-/// The record with this number.
 fn encode_record(number: u64, writes: &[Write]) -> Vec<u8> {
     let mut record = vec![0; RECORD_HEADER_BYTES];
     for write in writes {
@@ -360,7 +361,7 @@ fn encode_record(number: u64, writes: &[Write]) -> Vec<u8> {
     record
 }
 
-/// Larger than any row or commit can be.
+/// The length of `bytes`. The fallback is longer than any row or commit.
 fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(REMOVED_VALUE_LEN - 1)
 }
@@ -372,24 +373,24 @@ fn checksum(header: &[u8], body: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// The records of a journal.
+/// The intact records of a journal.
 #[derive(Debug, Default)]
 struct Records {
-    /// The number of the first one; 0 without any.
+    /// The number of the first record; 0 if there are none.
     first: u64,
-    /// Where each one begins.
+    /// The offset of each record.
     starts: Vec<usize>,
-    /// All of them.
+    /// The bytes of all records.
     bytes: Vec<u8>,
 }
 
 impl Records {
-    /// The number of the last one; 0 without any.
+    /// The number of the last record; 0 if there are none.
     fn last(&self) -> u64 {
         (self.first + self.starts.len() as u64).saturating_sub(1)
     }
 
-    /// The rows of those after the record `number`; nothing if one of them cannot be read.
+    /// The rows of the records after `number`; `None` if a record cannot be decoded.
     fn after(&self, number: u64) -> Option<RowOverlay> {
         let mut overlay = RowOverlay::default();
         let skip = usize::try_from((number + 1).saturating_sub(self.first)).ok()?;
@@ -419,7 +420,7 @@ fn take_number(bytes: &mut &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(*taken))
 }
 
-/// Reads the records that are whole and follow one another.
+/// Reads records until one is damaged or does not have the next number.
 fn read_records(medium: &dyn Medium, capacity: u64) -> io::Result<Records> {
     let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
     let mut records = Records::default();
@@ -448,13 +449,13 @@ fn read_records(medium: &dyn Medium, capacity: u64) -> io::Result<Records> {
     Ok(records)
 }
 
-/// The kind of the bytes behind a record.
+/// The content of the journal after a record.
 enum RecordEnd {
     /// The next record.
     Record { number: u64, length: usize },
-    /// Too few to tell.
+    /// Not enough bytes to decide.
     Cut,
-    /// Not the next record.
+    /// No valid next record.
     Nothing,
 }
 
@@ -473,14 +474,14 @@ fn next_record(bytes: &[u8], records: &Records) -> RecordEnd {
     RecordEnd::Record { number, length: RECORD_HEADER_BYTES + body.len() }
 }
 
-/// The engine's row: two numbers and the CRC-32 of both.
+/// Encodes the engine's row: two numbers and a CRC-32 over both.
 fn encode_noted(noted: DurableParts) -> Vec<u8> {
     let mut row = [noted.record.to_le_bytes(), noted.checkpoint.to_le_bytes()].concat();
     row.extend(crc32fast::hash(&row).to_le_bytes());
     row
 }
 
-/// The contents of the engine's row; nothing if it is damaged.
+/// Decodes the engine's row; `None` if it is damaged.
 fn decode_noted(row: &[u8]) -> Option<DurableParts> {
     let (record, rest) = row.split_first_chunk()?;
     let (checkpoint, _) = rest.split_first_chunk()?;

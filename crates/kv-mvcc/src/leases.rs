@@ -1,9 +1,11 @@
-//! Leases, the mark of the clients of etcd's API, and raising a table to format 2, with which both came.
+//! Leases, the compaction mark for clients of etcd's API, and the upgrade of a table to format 2, which introduced
+//! both.
 //!
-//! A lease is a row; each live key that is attached to one has a row beside it. Grants, revocations and puts change them in the
-//! commit that they are. A lease's time is not stored: the program that keeps the time calls [`MvccStore::revoke`] when it
-//! is over, and gives every lease its full time after a start, as etcd does. A program that only works on keys obeys what is
-//! there: a put to a lease that is gone fails, and a put without a lease takes the key out of its own.
+//! Each lease has a row, and each live key that is attached to a lease has a second row. Grants, revocations and puts
+//! change these rows in their own commit. The remaining time of a lease is not stored. The program that keeps the time
+//! calls [`MvccStore::revoke`] when the time is over, and gives every lease its full time after a restart, as etcd
+//! does. Programs that only write keys follow the same rules: a put to a missing lease fails, and a put without a lease
+//! detaches the key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,25 +21,25 @@ use crate::table::{Table, Write};
 use crate::writer::WriteJob;
 
 impl MvccStore {
-    /// True if the store's format has leases and the clients' mark.
+    /// True if the format of the store supports leases and the clients' compaction mark.
     pub fn has_leases(&self) -> bool {
         self.inner().format >= FORMAT_WITH_LEASES
     }
 
-    /// Grants a lease, durably. The revision stays.
+    /// Grants a lease durably. This does not make a new revision.
     ///
     /// # Errors
-    /// `Unsupported` for a store of an older format; those of a commit.
+    /// `Unsupported` for a store of an older format; any error of a commit.
     pub async fn grant(&self, lease: Lease) -> Result<GrantOutcome> {
         self.check_format_for("leases")?;
         let granting = move |inner: &StoreCore, table: &dyn Table| inner.grant(table, lease);
         self.inner().change(Operation::Txn, granting).await
     }
 
-    /// Ends a lease, and deletes the keys that are attached to it in one transaction, in their order. Returns the revision then.
+    /// Ends a lease and deletes its keys in one transaction, in ascending order. Returns the revision after that.
     ///
     /// # Errors
-    /// `LeaseNotFound`; `TooLarge` if more is attached to it than one commit can delete; those of a commit.
+    /// `LeaseNotFound`; `TooLarge` if the lease has more keys than one commit can delete; any error of a commit.
     pub async fn revoke(&self, id: LeaseId) -> Result<Revision> {
         loop {
             let revoking = move |inner: &StoreCore, table: &dyn Table| inner.revoke(table, id);
@@ -50,29 +52,29 @@ impl MvccStore {
         }
     }
 
-    /// All leases that are granted.
+    /// Lists all granted leases.
     ///
     /// # Errors
-    /// `Corrupt`; those of the table.
+    /// `Corrupt`; any error of the table.
     pub async fn leases(&self) -> Result<Vec<Lease>> {
         let found =
             self.inner().blocking(Operation::Range, |inner, table| Rows::of(table, inner.name)?.leases()).await?;
         Ok(found.into_iter().map(|(id, lease)| Lease { id, ttl: Duration::from_secs(lease.ttl) }).collect())
     }
 
-    /// The keys that are attached to a lease, ascending; none for a lease that is not there.
+    /// The keys that are attached to a lease, ascending; empty if there is no lease with this id.
     ///
     /// # Errors
-    /// `Corrupt`; those of the table.
+    /// `Corrupt`; any error of the table.
     pub async fn leased(&self, id: LeaseId) -> Result<Vec<Key>> {
         self.inner().blocking(Operation::Range, move |inner, table| Rows::of(table, inner.name)?.leased(id)).await
     }
 
-    /// Raises the clients' mark: clients of etcd's API read no revision below it. The history stays, as long as the
-    /// [retention](crate::Retention) keeps it. In a store of an older format this is a compaction.
+    /// Raises the clients' compaction mark: clients of etcd's API cannot read revisions below it. The history is kept
+    /// as the [retention](crate::Retention) says. In a store of an older format this is a compaction.
     ///
     /// # Errors
-    /// As those of a compaction: `Compacted` at or below the mark, `FutureRevision` above the newest revision.
+    /// As for a compaction: `Compacted` at or below the mark, `FutureRevision` above the newest revision.
     pub async fn compact_for_clients(&self, to: Revision) -> Result<()> {
         if !self.has_leases() {
             return self.compact(to).await;
@@ -82,7 +84,7 @@ impl MvccStore {
         self.inner().change(Operation::Compact, move |inner, table| inner.raise_client_mark(table, mark)).await
     }
 
-    /// An error if the store's format keeps none of these.
+    /// Fails with `Unsupported` if the format of the store does not support `what`.
     pub(crate) fn check_format_for(&self, what: &str) -> Result<()> {
         if self.has_leases() {
             return Ok(());
@@ -93,17 +95,17 @@ impl MvccStore {
 }
 
 impl StateRow {
-    /// The oldest revision that clients of etcd's API may read; 0 if all.
+    /// The oldest revision that clients of etcd's API may read; 0 if they may read all.
     pub(crate) fn oldest_for_clients(&self) -> u64 {
         self.compacted.max(self.client_mark)
     }
 }
 
 impl StoreCore {
-    /// Has a change made that is no transaction, in its turn among these.
+    /// Queues a change of the table that is not a transaction, and waits for its answer.
     ///
     /// # Errors
-    /// Those of `work`; `Closed`.
+    /// Any error of `work`; `Closed`.
     pub(crate) async fn change<T: Send + 'static>(
         self: &Arc<Self>,
         operation: Operation,
@@ -113,7 +115,7 @@ impl StoreCore {
         self.submit(operation, |reply| {
             WriteJob::Change(Box::new(move |inner, table| {
                 let answer = table.map_or_else(|| Err(closed(store, operation)), |table| work(inner, table));
-                // A caller that is gone does not need the answer.
+                // If the caller is gone, dropping the answer is fine.
                 drop(reply.send(answer));
             }))
         })
@@ -172,10 +174,11 @@ impl StoreCore {
 }
 
 impl MvccStore {
-    /// Marks the rows as being in this format. Rows that it spells in another way are written anew before. This blocks.
+    /// Writes the format number of the table. The caller must first rewrite rows that the new format encodes
+    /// differently. This blocks.
     ///
     /// # Errors
-    /// `Closed`; those of the table.
+    /// `Closed`; any error of the table.
     pub fn raise_format(&self, format: u32) -> Result<()> {
         let inner = self.inner();
         let table = inner.table.blocking_read();

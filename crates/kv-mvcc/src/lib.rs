@@ -1,23 +1,21 @@
 #![doc = include_str!("../README.md")]
 //!
-//! # Inside
+//! # How it works
 //!
-//! Revisions, history and watches on top of any ordered table.
+//! An engine implements [`Table`]: ordered rows, views, and durable commits. [`MvccStore`] turns it into a
+//! [`kv::Store`]. `codec.rs` documents the layout of a table: one row for each live key, a log of all changes in the
+//! history, each value once, and one row with the state of the store.
 //!
-//! An engine offers a [`Table`]: rows in order, views, and commits that are durable. [`MvccStore`] makes a
-//! [`kv::Store`] of it. The layout of a table is in `codec.rs`; in short, there is a row for each live key, a log of
-//! all changes that are still history, each value once, and one row that says where the store stands.
+//! - **Reads** (`read.rs`) see one revision through a series of short views. They undo the changes that the log has
+//!   after that revision.
+//! - **Writes** (`writer.rs`, `stage.rs`) go through one queue. Writes that wait at the same time are committed
+//!   together.
+//! - **Watches** (`watch.rs`) are cursors on the log.
+//! - **History** is removed a few rows with each commit (`writer.rs`), because nothing runs in the background.
+//! - **Leases** (`leases.rs`) are rows, too, in stores of format 2.
 //!
-//! - **Reading** (`read.rs`) looks at one revision through short views, and undoes for itself what the log says has
-//!   changed since.
-//! - **Writing** (`writer.rs`, `stage.rs`) goes through one queue; what waits together is committed together.
-//! - **Watching** (`watch.rs`) is a cursor on the log.
-//! - **History** goes a few rows with each commit (`writer.rs`), since nothing runs in the background.
-//! - **Leases** (`leases.rs`) are rows as well, in stores of format 2.
-//!
-//! Stores on disk share the crate `kv-local`: the folder, and the queue of the processes that want it. Between them and the
-//! engine is a [`journal`], so that a commit is one sync. [`memory`] is a store
-//! for tests.
+//! The crate `kv-local` adds a folder on disk and the queue of processes that wait for it. A [`journal`] between the
+//! store and the engine makes each commit a single sync. [`memory`] is a store for tests.
 
 mod codec;
 mod error;

@@ -1,4 +1,4 @@
-//! The table in memory: for tests, benchmarks and trying things out.
+//! A table in memory, for tests, benchmarks and experiments.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -12,8 +12,8 @@ use crate::table::{Table, View, Visit, Write};
 
 type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A table that forgets everything with its last handle. Clones share their rows, so that opening a store on a clone
-/// is what reopening is for a store on disk.
+/// A table in memory. Clones share their rows, so opening a store on a clone equals reopening a store on disk. The rows
+/// are lost with the last clone.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     rows: Arc<RwLock<Map>>,
@@ -51,7 +51,7 @@ impl Table for MemoryTable {
     }
 }
 
-/// Holds up commits for as long as it lives, as a view may.
+/// A view; it blocks commits while it exists, as the contract allows.
 struct MemoryView<'t>(RwLockReadGuard<'t, Map>);
 
 impl View for MemoryView<'_> {
@@ -60,7 +60,7 @@ impl View for MemoryView<'_> {
     }
 
     fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()> {
-        // A map panics over a range that ends before it starts.
+        // `BTreeMap::range` panics if the range ends before it starts.
         if from >= to {
             return Ok(());
         }
@@ -73,12 +73,12 @@ impl View for MemoryView<'_> {
     }
 }
 
-/// A new, empty store in memory.
+/// Opens a new, empty store in memory.
 pub fn memory() -> MvccStore {
     let options = Options { name: "memory", ..Options::default() };
     match MvccStore::open(Box::new(MemoryTable::new()), options) {
         Ok(store) => store,
-        // An empty map is neither damaged nor full, and opening does nothing else that can fail.
+        // An empty map is neither damaged nor full, and opening can fail for no other reason.
         Err(error) => unreachable!("an empty table in memory opens: {error}"),
     }
 }

@@ -1,4 +1,4 @@
-//! Making a store, and checking that its rows are whole and fit together: a few when it is opened, all of them on request.
+//! Creation of a store, and checks that its rows are intact and consistent: a few at open, all of them on request.
 
 use std::ops::ControlFlow;
 
@@ -11,23 +11,22 @@ use crate::options::{Inspection, Retention};
 use crate::rows::{LeasedKeys, Rows};
 use crate::table::{Table, Write};
 
-/// Up to how many live keys all of them are looked at when the store is opened. Engines lose rows without a word after
-/// damage, and this costs a few milliseconds at the most.
+/// Maximum number of live keys that are all checked at open. Engines lose rows silently after damage, and the check
+/// takes at most a few milliseconds.
 const MAX_LIVE_KEYS_CHECKED_AT_OPEN: u64 = 4096;
 
-/// The facts about a store once it is open.
 pub(crate) struct OpenFacts {
     pub(crate) id: Uuid,
     pub(crate) format: u32,
     pub(crate) state: StateRow,
-    /// The bounds on history that the store has of its own.
+    /// The limits on history that are stored in the table.
     pub(crate) retention: Option<Retention>,
 }
 
-/// Reads the metadata and checks what can be checked quickly; an empty table becomes a new store.
+/// Reads the metadata and makes the quick checks. An empty table becomes a new store.
 ///
 /// # Errors
-/// `UnknownFormat`, `Corrupt`, and those of the table. Nothing is written unless the table is empty and `expected` is
+/// `UnknownFormat`; `Corrupt`; any error of the table. Nothing is written unless the table is empty and `expected` is
 /// `None`.
 pub(crate) fn open_table(
     table: &dyn Table,
@@ -69,7 +68,6 @@ pub(crate) fn open_table(
     Ok(OpenFacts { id, format, state, retention })
 }
 
-/// True if there is no row at all.
 fn is_empty(rows: &Rows<'_>) -> Result<bool> {
     let mut empty = true;
     rows.view().scan(&[], &[u8::MAX], &mut |_, _| {
@@ -91,7 +89,7 @@ fn create(table: &dyn Table, store: &'static str, format: u32) -> Result<OpenFac
     Ok(OpenFacts { id, format, state, retention: None })
 }
 
-/// The newest revision is in the log; it is what an engine that lost the end of its file has lost first.
+/// Checks that the log contains the newest revision. An engine that lost the end of its file loses this row first.
 fn check_newest(rows: &Rows<'_>, state: &StateRow, store: &'static str) -> Result<()> {
     if state.revision == StateRow::NEW.revision {
         return Ok(());
@@ -104,22 +102,22 @@ fn check_newest(rows: &Rows<'_>, state: &StateRow, store: &'static str) -> Resul
     }
 }
 
-/// The result of a complete check.
+/// The totals of a complete check.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verification {
-    /// Live keys.
+    /// The number of live keys.
     pub live: u64,
-    /// Rows of the log.
+    /// The number of log rows.
     pub log_rows: u64,
     /// The bytes of all values, live and superseded.
     pub value_bytes: u64,
 }
 
-/// Compares the live keys with what the state says of them.
+/// Compares the live keys with the totals in the state row.
 ///
 /// # Errors
-/// `Corrupt` if there are other keys than there should be; those of the table.
+/// `Corrupt` if the keys do not match; any error of the table.
 fn check_entries(rows: &Rows<'_>, state: &StateRow, store: &'static str, operation: Operation) -> Result<()> {
     let (mut live, mut digest) = (0_u64, 0_u64);
     rows.pointers(&[], None, &mut |key, pointer| {
@@ -140,16 +138,16 @@ fn check_sums(state: &StateRow, live: u64, digest: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// How often a check that takes turns with commits begins again, after one of them changed the store.
+/// Maximum number of attempts of a check that lets commits run in between; it restarts when a commit changes the store.
 const MAX_VERIFY_ATTEMPTS: usize = 3;
-/// How many rows are looked at in one view, and how many bytes of values.
+/// Maximum number of rows that are checked in one view.
 const VERIFY_PAGE_ROWS: usize = 256;
 const VERIFY_PAGE_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Checks every row: that it is whole, that every value is there, and that nothing is left over or missing.
+/// Checks that every row is intact, that every value is complete, and that no row is missing or left over.
 ///
 /// # Errors
-/// `Corrupt`; those of the table.
+/// `Corrupt`; any error of the table.
 pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verification> {
     for _ in 0..MAX_VERIFY_ATTEMPTS {
         let state = Rows::of(table, store)?.state()?;
@@ -159,7 +157,7 @@ pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verificat
             Err(VerifyStop::Changed) => {}
         }
     }
-    // The store is too busy to be looked at in between: now commits wait.
+    // The store is too busy for short views, so one view blocks commits until the check ends.
     let rows = Rows::of(table, store)?;
     let state = rows.state()?;
     (VerifyPass { table, store, state, held: Some(rows) }).run().map_err(|stop| match stop {
@@ -168,9 +166,8 @@ pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verificat
     })
 }
 
-/// Why a pass ended early.
 enum VerifyStop {
-    /// There was a commit in between.
+    /// A commit changed the store.
     Changed,
     Failed(Error),
 }
@@ -181,17 +178,17 @@ impl From<Error> for VerifyStop {
     }
 }
 
-/// One walk over all rows, page by page.
+/// One pass over all rows, page by page.
 struct VerifyPass<'t> {
     table: &'t dyn Table,
     store: &'static str,
-    /// Where the store stands, and must stand at every page.
+    /// The state of the store, which must not change between pages.
     state: StateRow,
-    /// One view for all pages; without it each page has its own.
+    /// One view for all pages; if `None`, each page has its own view.
     held: Option<Rows<'t>>,
 }
 
-/// The bytes and rows of the values that were found to be whole.
+/// The bytes and rows of the intact values.
 #[derive(Default)]
 struct ValueTotals {
     bytes: u64,
@@ -236,7 +233,7 @@ impl VerifyPass<'_> {
         Ok(read(&rows)?)
     }
 
-    /// The live keys are those that there should be, and their values are whole. Returns how many are attached to a lease.
+    /// Checks the live keys and their values. Returns the number of keys that are attached to a lease.
     fn entries(&self, values: &mut ValueTotals) -> Result<u64, VerifyStop> {
         let (mut live, mut digest, mut attached, mut from) = (0_u64, 0_u64, 0, Some(Vec::new()));
         while let Some(start) = from.take() {
@@ -262,7 +259,7 @@ impl VerifyPass<'_> {
         Ok(attached)
     }
 
-    /// Each key that a lease has is attached to it, the lease is there, and no such key is missing.
+    /// Checks that each attached key has its row and its lease.
     fn leases(&self, attached: u64) -> Result<(), VerifyStop> {
         let (mut count, mut from) = (0, Some(vec![codec::LEASED]));
         while let Some(start) = from.take() {
@@ -286,7 +283,7 @@ impl VerifyPass<'_> {
         Ok(())
     }
 
-    /// The log has no gap, its size is what it should be, and the superseded values that it keeps are whole.
+    /// Checks that the log has no gap, has the recorded size, and that its superseded values are intact.
     fn log(&self, values: &mut ValueTotals) -> Result<u64, VerifyStop> {
         let (mut log_rows, mut log_bytes, mut from) = (0, 0, Some(self.state.swept));
         while let Some(start) = from.take().filter(|start: &LogPosition| start.revision <= self.state.revision) {
@@ -316,7 +313,7 @@ impl VerifyPass<'_> {
         Ok(log_rows)
     }
 
-    /// The number of rows of values, of all keys.
+    /// Counts the rows of all values.
     fn value_rows(&self) -> Result<u64, VerifyStop> {
         let (mut count, mut from) = (0, Some(vec![codec::VALUE]));
         while let Some(start) = from.take() {

@@ -1,4 +1,4 @@
-//! The options of an open store.
+//! The options with which a store is opened.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,44 +10,44 @@ use uuid::Uuid;
 
 use crate::codec::FORMAT;
 
-/// Room that a store keeps on its disk for releases.
+/// Disk space that a store reserves for releases.
 pub trait SpaceReserve: fmt::Debug + Send + Sync {
-    /// Puts back what was given up.
+    /// Reserves the space again that was released.
     ///
     /// # Errors
-    /// The advice for a user, if there is no room for that.
+    /// Advice for the user, if there is not enough space for that.
     fn restore(&self) -> Result<(), String>;
 
-    /// Checks that the disk can be written to and has room for a usual commit besides.
+    /// Checks that the disk is writable and has space for a usual commit in addition to the reserve.
     ///
     /// # Errors
-    /// The kind of error that a commit would have, and the advice for a user.
+    /// The error kind that a commit would get, and advice for the user.
     fn check_room(&self) -> Result<(), (ErrorKind, String)>;
 
-    /// Gives up a part. False if there was nothing left.
+    /// Frees a part of the reserved space. Returns false if none was left.
     fn release_part(&self) -> bool;
 }
 
-/// How a store behaves, and what it must be. `Default` suits every caller but for the name.
+/// Options of [`MvccStore::open`](crate::MvccStore::open). The default suits every caller except for the name.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The name of the store in errors: the engine's.
+    /// The name of the store in errors, usually the engine's name.
     pub name: &'static str,
-    /// How much history is kept.
+    /// Limits on the history that is kept.
     pub retention: Retention,
-    /// Where the times of revisions come from.
+    /// The clock for the times of revisions.
     pub clock: Clock,
-    /// Where work that blocks is done.
+    /// Where blocking work runs.
     pub blocking: Blocking,
-    /// The id that the store must have. With one, a table without rows is a damaged store rather than a new one.
+    /// The id that the store must have. If it is set, a table without rows is a damaged store instead of a new one.
     pub expected_id: Option<Uuid>,
-    /// How closely it is looked at.
+    /// How thoroughly the rows are checked at open.
     pub inspection: Inspection,
-    /// The purpose for which the store is opened.
+    /// The purpose of the writes through this handle.
     pub purpose: Purpose,
-    /// Room on the disk that is kept for releases, if there is any.
+    /// Disk space reserved for releases.
     pub reserve: Option<Arc<dyn SpaceReserve>>,
-    /// The format that a new store gets.
+    /// The format of a new store.
     pub format: u32,
 }
 
@@ -67,22 +67,22 @@ impl Default for Options {
     }
 }
 
-/// Where work that blocks is done: reading and writing files, waiting for a turn.
+/// Where blocking work runs: reading and writing files, and waiting for a turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Blocking {
-    /// On threads of the runtime that may block. The thread that asks goes on with other tasks.
+    /// On the blocking threads of the runtime. The calling thread continues with other tasks.
     #[default]
     OnThreads,
-    /// On the thread that asks. For a process that does one thing and ends, like a CNI plugin: it has no other tasks, and
-    /// threads cost it a tenth of its life.
+    /// On the calling thread. This is for a process that does one thing and exits, for example a CNI plugin: it has no
+    /// other tasks, and starting threads would take a tenth of its run time.
     InPlace,
 }
 
 impl Blocking {
-    /// Does the work.
+    /// Runs the work.
     ///
     /// # Errors
-    /// If the runtime shuts down before it is done.
+    /// If the runtime shuts down before the work is done.
     pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
         match self {
             Self::OnThreads => spawn_blocking(work).await,
@@ -91,42 +91,44 @@ impl Blocking {
     }
 }
 
-/// How closely a store is looked at when it is opened.
+/// How thoroughly a store is checked when it is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Inspection {
-    /// The newest revision is there, and in a store of ordinary size all keys are.
+    /// Checks that the newest revision exists, and in a store of ordinary size that all keys do.
     #[default]
     Entries,
-    /// The newest revision is there: for a table that nobody has touched since it was looked at and closed.
+    /// Checks that the newest revision exists. This is for a table that has not changed since it was last checked and
+    /// closed.
     Newest,
 }
 
-/// How much history is kept: what lies beyond any of the bounds is given up, a few revisions with each commit.
-/// The state at the newest revision is always there, whatever the bounds.
+/// Limits on the history that is kept. Revisions beyond any limit are removed, a few with each commit. The state at the
+/// newest revision is always kept.
 ///
-/// A store of format 2 can have bounds of its own ([`MvccStore::set_retention`](crate::MvccStore::set_retention)); every program
-/// that opens it goes by these.
+/// A store of format 2 can have its own limits ([`MvccStore::set_retention`](crate::MvccStore::set_retention)). They
+/// override these in every program that opens the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
-    /// How many revisions can be read; `None` is unbounded.
+    /// Maximum number of readable revisions; `None` means unlimited.
     pub revisions: Option<u64>,
-    /// How old a revision may be; `None` is unbounded. Applied only while the clock is within a day of the newest
-    /// revision, and where no two revisions around the bound lie more than a day apart: a clock that jumps does not take
-    /// the history with it. After a pause, what is older goes once its age has passed since then.
+    /// Maximum age of a revision; `None` means unlimited. The limit applies only while the clock is within a day of the
+    /// newest revision, and only where the revisions around the limit are at most a day apart. So a clock that jumps
+    /// does not remove history. After a longer pause, older revisions are removed once this age has passed since the
+    /// pause.
     pub age: Option<Duration>,
-    /// How many bytes the log and the superseded values may have; `None` is unbounded.
+    /// Maximum number of bytes of the log and the superseded values; `None` means unlimited.
     pub bytes: Option<u64>,
-    /// How old a revision must be before it goes because of `revisions`; `None`: it goes at once. Without it a writer that is
-    /// fast for a second would end the history of a day.
+    /// Minimum age at which `revisions` removes a revision; `None` means at once. Without it, a short burst of writes
+    /// would remove the history of a whole day.
     pub min_age: Option<Duration>,
 }
 
 impl Retention {
-    /// Everything is kept until somebody compacts.
+    /// Keeps all history until a compaction.
     pub const UNBOUNDED: Self = Self { revisions: None, age: None, bytes: None, min_age: None };
 
-    /// For a store that clients of etcd's API write to: they write more than IPAM alone, in bursts, and read what is
-    /// minutes old.
+    /// Limits for a store that clients of etcd's API write to. They write more than IPAM does, in bursts, and read
+    /// revisions that are minutes old.
     pub const WITH_CLIENTS: Self = Self {
         revisions: Some(10_000),
         age: Some(Duration::from_secs(7 * 24 * 60 * 60)),
@@ -151,7 +153,7 @@ impl Default for Retention {
 pub struct Clock(Arc<dyn Fn() -> SystemTime + Send + Sync>);
 
 impl Clock {
-    /// The system's clock.
+    /// The system clock.
     pub fn system() -> Self {
         Self::new(SystemTime::now)
     }
@@ -161,7 +163,7 @@ impl Clock {
         Self(Arc::new(now))
     }
 
-    /// Microseconds since 1970; 0 for anything before.
+    /// Microseconds since 1970; 0 for earlier times.
     pub(crate) fn micros(&self) -> u64 {
         let since = (self.0)().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
@@ -174,12 +176,12 @@ impl fmt::Debug for Clock {
     }
 }
 
-/// A duration as rows record it.
+/// A duration in microseconds, as rows record it.
 pub(crate) fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// The time that a row records.
+/// The time of a row from its microseconds since 1970.
 pub(crate) fn time(micros: u64) -> Option<SystemTime> {
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_micros(micros))
 }

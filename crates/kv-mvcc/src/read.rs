@@ -1,5 +1,5 @@
-//! Reading a state of the store: the trait [`Entries`] by which transactions and reads see it, their evaluation on it, and
-//! [`PinnedReader`], which reads one revision for as long as it takes, in slices, so that commits get their turns in between.
+//! Reads of a state of the store. Transactions and reads see it through the trait [`Entries`], and this file evaluates
+//! them. [`PinnedReader`] reads one revision in slices, so that commits can run in between.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -15,34 +15,33 @@ use crate::error::{compacted, revision};
 use crate::rows::{ROWS_PER_TIME_CHECK, Rows, VisitEntry, next_values};
 use crate::table::{Merge, Table};
 
-/// Where some keys differ from the table: what is there instead, if anything.
+/// Entries that differ from the table; `None` for an absent key.
 pub(crate) type KeyOverlay = BTreeMap<Key, Option<Pointer>>;
 
-/// One state of the store.
+/// A state of the store.
 pub(crate) trait Entries {
-    /// The entry of a key.
     fn entry(&mut self, key: &[u8]) -> Result<Option<Pointer>>;
 
-    /// The entries from `from` (inclusive) to `to` (exclusive; `None`: all the rest), ascending, until `visit` breaks.
+    /// Visits the entries from `from` (inclusive) to `to` (exclusive; `None`: to the end), ascending, until `visit`
+    /// breaks.
     fn each(&mut self, from: &[u8], to: Option<&[u8]>, visit: VisitEntry<'_>) -> Result<()>;
 
-    /// The value of an entry.
     fn value(&mut self, pointer: &Pointer) -> Result<Value>;
 
-    /// The values of entries, in their order.
+    /// The values of entries, in the order of `pointers`.
     fn values(&mut self, pointers: &[Pointer]) -> Result<Vec<Value>> {
         pointers.iter().map(|pointer| self.value(pointer)).collect()
     }
 }
 
-/// The part of an overlay from `from` to `to`, to be merged into a scan of the table.
+/// The entries of an overlay from `from` to `to`, for merging into a scan of the table.
 pub(crate) fn overlaid<'o>(
     overlay: &'o KeyOverlay,
     from: &[u8],
     to: Option<&[u8]>,
 ) -> Merge<impl Iterator<Item = (&'o [u8], Option<Pointer>)> + use<'o>> {
     let to = match to {
-        // A map panics over a range that ends before it starts.
+        // `BTreeMap::range` panics if the range ends before it starts.
         Some(to) => Bound::Excluded(to.max(from)),
         None => Bound::Unbounded,
     };
@@ -50,7 +49,7 @@ pub(crate) fn overlaid<'o>(
     Merge::new(range.map(|(key, pointer)| (key.as_bytes(), *pointer)))
 }
 
-/// Visits the entries of any range; a single key is not scanned for.
+/// Visits the entries of a range. A single key is looked up without a scan.
 fn each_in(
     entries: &mut dyn Entries,
     range: &Range,
@@ -58,7 +57,7 @@ fn each_in(
 ) -> Result<()> {
     if let Range::Key(key) = range {
         if let Some(pointer) = entries.entry(key.as_bytes())? {
-            // There is nothing more to stop.
+            // There is only one entry, so a break needs no handling.
             let _ = visit(key.as_bytes(), pointer);
         }
         return Ok(());
@@ -70,7 +69,7 @@ fn each_in(
     entries.each(from.as_bytes(), to.as_ref().map(Key::as_bytes), visit)
 }
 
-/// The keys of a range and their pointers, ascending.
+/// The keys of a range with their pointers, ascending.
 pub(crate) fn found_in(entries: &mut dyn Entries, range: &Range) -> Result<Vec<(Key, Pointer)>> {
     let mut found = Vec::new();
     each_in(entries, range, &mut |key, pointer| {
@@ -80,7 +79,7 @@ pub(crate) fn found_in(entries: &mut dyn Entries, range: &Range) -> Result<Vec<(
     Ok(found)
 }
 
-/// Reads a range. The revision of the answer is for the caller to fill in.
+/// Reads a range. The caller fills in the revision of the answer.
 pub(crate) fn read(entries: &mut dyn Entries, request: &TxnRange) -> Result<RangeResponse> {
     let limit = usize::try_from(request.limit).ok().filter(|limit| *limit > 0).unwrap_or(usize::MAX);
     let wanted = if request.content == Content::CountOnly { 0 } else { limit };
@@ -103,14 +102,12 @@ pub(crate) fn read(entries: &mut dyn Entries, request: &TxnRange) -> Result<Rang
     Ok(RangeResponse { revision: Revision::UNSET, kvs, count, more })
 }
 
-/// Entries with their values.
 pub(crate) fn with_values(entries: &mut dyn Entries, found: Vec<(Key, Pointer)>) -> Result<Vec<Kv>> {
     let pointers: Vec<Pointer> = found.iter().map(|(_, pointer)| *pointer).collect();
     let values = entries.values(&pointers)?;
     Ok(found.into_iter().zip(values).map(|((key, pointer), value)| kv_of(key, &pointer, value)).collect())
 }
 
-/// True if all compares hold.
 pub(crate) fn all_hold(entries: &mut dyn Entries, compares: &[Compare]) -> Result<bool> {
     for compare in compares {
         if !holds(entries, compare)? {
@@ -139,7 +136,7 @@ fn holds(entries: &mut dyn Entries, compare: &Compare) -> Result<bool> {
     Ok(true)
 }
 
-/// An entry as callers know it.
+/// Converts an entry to the type that callers get.
 pub(crate) fn kv_of(key: Key, pointer: &Pointer, value: Value) -> Kv {
     Kv {
         key,
@@ -151,7 +148,6 @@ pub(crate) fn kv_of(key: Key, pointer: &Pointer, value: Value) -> Kv {
     }
 }
 
-/// Says in all reads of a transaction which revision it was at.
 pub(crate) fn stamp(results: &mut [OpResult], at: Revision) {
     for result in results {
         if let OpResult::Range(answer) = result {
@@ -160,23 +156,23 @@ pub(crate) fn stamp(results: &mut [OpResult], at: Revision) {
     }
 }
 
-/// How long one view may live while more rows remain to read.
+/// Maximum lifetime of a view while rows remain to be read.
 const MAX_VIEW_DURATION: Duration = Duration::from_millis(5);
 
-/// How many views in a row may end before the end of the log is seen. Writers that are faster than the reader let none of
-/// them come to it; then the next view is held until it does, and they wait.
+/// Maximum number of consecutive views that do not reach the end of the log. If writers are faster than the reader,
+/// none of them does. Then the next view is held until it reaches the end, and the writers wait.
 const MAX_CATCH_UP_VIEWS: usize = 8;
 
-/// How a pinned read holds its view.
+/// How long a pinned read holds a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ViewHold {
-    /// A fresh view for each slice.
+    /// A new view for each slice.
     Slices,
-    /// One view to the end: for a read that compaction overtook again and again.
+    /// One view to the end, for a read that compaction overtook repeatedly.
     ToTheEnd,
 }
 
-/// The time that a view may live.
+/// The lifetime of a view.
 #[derive(Clone, Copy)]
 struct ViewSlice {
     opened: Instant,
@@ -193,32 +189,34 @@ impl ViewSlice {
     }
 }
 
-/// The store as it was at one revision.
+/// Reads the store at one revision.
 ///
-/// The table still has the rows of that revision, except for keys that were changed since. Of those the first log row
-/// after the revision says what there was before; they are collected, view by view, as the log grows.
+/// The table still has the rows of that revision, except for keys that were changed later. For these, the first log row
+/// after the revision contains the entry before the change. The reader collects these entries, view by view, as the log
+/// grows.
 pub(crate) struct PinnedReader<'t> {
     table: &'t dyn Table,
     store: &'static str,
-    /// The view in use; `then` covers all that it shows.
+    /// The current view; `then` contains all changes that it shows.
     rows: Option<Rows<'t>>,
     slice: ViewSlice,
     /// The store's revision when the read began.
     current: u64,
-    /// The revision that is read.
+    /// The revision to read.
     at: u64,
-    /// The first place in the log of which it is not known yet what was there before.
+    /// The first log position that was not collected yet.
     seen: LogPosition,
     then: KeyOverlay,
-    /// Which keys the read is about.
+    /// The keys that will be read.
     about: Range,
 }
 
 impl<'t> PinnedReader<'t> {
-    /// Pins a revision, the latest one if `at` is below 1, to read keys in `about`. `floor` is a revision that the store has certainly reached.
+    /// Starts a read of keys in `about` at a revision (below 1: the latest). `floor` is a revision that the store has
+    /// certainly reached.
     ///
     /// # Errors
-    /// `FutureRevision`, `Compacted`; `RevisionRegressed` if the store is behind `floor`.
+    /// `FutureRevision`; `Compacted`; `RevisionRegressed` if the store is below `floor`.
     pub(crate) fn open(
         table: &'t dyn Table,
         store: &'static str,
@@ -248,7 +246,6 @@ impl<'t> PinnedReader<'t> {
         Ok(pinned)
     }
 
-    /// The revision that is read.
     pub(crate) fn at(&self) -> u64 {
         self.at
     }
@@ -258,12 +255,12 @@ impl<'t> PinnedReader<'t> {
         self.current
     }
 
-    /// A view with time left, and all changes between the pinned revision and it.
+    /// A view with time left, and all changes between the pinned revision and the view.
     fn ready(&mut self) -> Result<(&Rows<'t>, &KeyOverlay, ViewSlice)> {
         let rows = match self.rows.take() {
             Some(rows) if !self.slice.is_over() => rows,
             old => {
-                // First of all: a commit may be waiting for it, and another view would wait for that commit.
+                // Drop the old view first: a commit may be waiting for it, and a new view would wait for that commit.
                 drop(old);
                 self.fresh()?
             }
@@ -271,7 +268,7 @@ impl<'t> PinnedReader<'t> {
         Ok((self.rows.insert(rows), &self.then, self.slice))
     }
 
-    /// A new view, of which all changes since the pinned revision are known.
+    /// Opens a new view and collects all changes between the pinned revision and the view.
     fn fresh(&mut self) -> Result<Rows<'t>> {
         let (hold, mut attempts) = (self.slice.hold, 0);
         loop {
@@ -289,7 +286,7 @@ impl<'t> PinnedReader<'t> {
         }
     }
 
-    /// Collects what the log says of changes up to `revision`. False if time ran out before its end.
+    /// Collects changes up to `revision` from the log. Returns false if time ran out before the end.
     fn catch_up(&mut self, rows: &Rows<'t>, revision: u64) -> Result<bool> {
         if self.seen.revision > revision {
             return Ok(true);
@@ -341,7 +338,7 @@ impl Entries for PinnedReader<'_> {
                 Some(key) => from = key,
                 None if stopped => return Ok(()),
                 None => {
-                    // Stopped or not, this is the end.
+                    // This is the end, whether the visit breaks or not.
                     let _ = merge.before(None, visit);
                     return Ok(());
                 }

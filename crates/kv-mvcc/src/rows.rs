@@ -1,5 +1,5 @@
-//! A view of the table, in terms of what its rows mean, and the reading of many values: those that were written one after the
-//! other are read by one scan, which takes a fraction of the time that it takes to look up each.
+//! A view of the table with decoded rows, and reads of many values. Values that were written one after another are read
+//! by one scan, which takes a fraction of the time of single lookups.
 
 use std::cmp::Ordering;
 use std::mem::take;
@@ -12,35 +12,34 @@ use crate::error::corrupt;
 use crate::options::Retention;
 use crate::table::{Table, View};
 
-/// How many rows are read between two looks at the time, and at least each time.
+/// Number of rows that a scan reads between two checks of the time.
 pub(crate) const ROWS_PER_TIME_CHECK: u32 = 64;
 
-/// The callback of a scan of entries, with each key and its pointer.
+/// The callback of a scan of entries, called with each key and its pointer.
 pub(crate) type VisitEntry<'a> = &'a mut dyn FnMut(&[u8], Pointer) -> ControlFlow<()>;
-/// The callback of a scan of the log, with each row's place, contents and cost.
+/// The callback of a scan of the log, called with the position, the content and the cost in bytes of each row.
 pub(crate) type VisitLog<'a> = &'a mut dyn FnMut(LogPosition, LogRow, u64) -> ControlFlow<()>;
 
-/// Some keys that are attached to leases.
+/// A page of keys that are attached to leases.
 #[derive(Default)]
 pub(crate) struct LeasedKeys {
     pub(crate) found: Vec<(LeaseId, Key)>,
-    /// The row at which the next ones begin.
+    /// The row key at which the next page starts; `None` after the last page.
     pub(crate) next: Option<Vec<u8>>,
 }
 
-/// A view with typed reads.
+/// A view with decoded rows.
 pub(crate) struct Rows<'t> {
     view: Box<dyn View + 't>,
     store: &'static str,
 }
 
 impl<'t> Rows<'t> {
-    /// A fresh view.
+    /// Opens a new view.
     pub(crate) fn of(table: &'t dyn Table, store: &'static str) -> Result<Self> {
         Ok(Self { view: table.view()?, store })
     }
 
-    /// The view itself.
     pub(crate) fn view(&self) -> &dyn View {
         &*self.view
     }
@@ -49,7 +48,6 @@ impl<'t> Rows<'t> {
         corrupt(self.store, Operation::Range, damage.0)
     }
 
-    /// Where the store stands.
     pub(crate) fn state(&self) -> Result<StateRow> {
         match self.view.get(codec::STATE_KEY)? {
             Some(row) => codec::decode(codec::STATE_KEY, &row).map_err(|damage| self.corrupt(damage)),
@@ -57,7 +55,7 @@ impl<'t> Rows<'t> {
         }
     }
 
-    /// The bounds on history that the store has of its own.
+    /// The limits on history that are stored in the table.
     pub(crate) fn retention(&self) -> Result<Option<Retention>> {
         match self.view.get(codec::RETENTION_KEY)? {
             Some(row) => {
@@ -77,7 +75,7 @@ impl<'t> Rows<'t> {
         }
     }
 
-    /// The live entries from `from` (inclusive) to `to` (exclusive; `None`: all the rest), ascending.
+    /// Visits the live entries from `from` (inclusive) to `to` (exclusive; `None`: to the end), ascending.
     pub(crate) fn pointers(&self, from: &[u8], to: Option<&[u8]>, visit: VisitEntry<'_>) -> Result<()> {
         let from = codec::current_key(from);
         let to = to.map_or_else(|| codec::end_of(codec::CURRENT).to_vec(), codec::current_key);
@@ -92,7 +90,6 @@ impl<'t> Rows<'t> {
         damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
     }
 
-    /// A lease.
     pub(crate) fn lease(&self, id: LeaseId) -> Result<Option<LeaseRow>> {
         let row_key = codec::lease_key(id);
         match self.view.get(&row_key)? {
@@ -101,7 +98,7 @@ impl<'t> Rows<'t> {
         }
     }
 
-    /// All leases, in the order of their numbers as unsigned ones.
+    /// All leases, ordered by their ids as unsigned numbers.
     pub(crate) fn leases(&self) -> Result<Vec<(LeaseId, LeaseRow)>> {
         let mut found = Vec::new();
         self.scan_rows(&[codec::LEASE], &codec::end_of(codec::LEASE), |row_key, row| {
@@ -114,7 +111,7 @@ impl<'t> Rows<'t> {
     /// The keys that are attached to a lease, ascending.
     pub(crate) fn leased(&self, id: LeaseId) -> Result<Vec<Key>> {
         let (from, mut found) = (codec::leased_key(id, &[]), Vec::new());
-        // The next number is the end; after the last one, the next first byte is.
+        // The end is the next lease id, or the next row kind after the largest id.
         let next =
             id.get().cast_unsigned().checked_add(1).map(|next| [&[codec::LEASED][..], &next.to_be_bytes()].concat());
         let end = next.unwrap_or_else(|| codec::end_of(codec::LEASED).to_vec());
@@ -126,7 +123,7 @@ impl<'t> Rows<'t> {
         Ok(found)
     }
 
-    /// Attached keys with their leases from the row `from` on, at most so many; and the row where to go on.
+    /// Reads at most `most` attached keys with their leases, from the row key `from` on.
     pub(crate) fn attached(&self, from: &[u8], most: usize) -> Result<LeasedKeys> {
         let LeasedKeys { mut found, mut next } = LeasedKeys::default();
         self.scan_rows(from, &codec::end_of(codec::LEASED), |row_key, row| {
@@ -142,7 +139,6 @@ impl<'t> Rows<'t> {
         Ok(LeasedKeys { found, next })
     }
 
-    /// Visits rows until the visit breaks; damage ends it at once.
     fn scan_rows(
         &self,
         from: &[u8],
@@ -160,8 +156,7 @@ impl<'t> Rows<'t> {
         damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
     }
 
-    /// The log from `from` on to the end, which is at revision `newest`. A revision or a place that is missing on the
-    /// way is damage, not something to pass over.
+    /// Visits the log from `from` to its end, which is at revision `newest`. A missing revision or position is damage.
     pub(crate) fn log(&self, from: LogPosition, newest: u64, visit: VisitLog<'_>) -> Result<()> {
         // Revision 1 is the empty store.
         let mut next = from.max(LogPosition::first_of(2));
@@ -182,7 +177,7 @@ impl<'t> Rows<'t> {
                 ControlFlow::Break(())
             }
         })?;
-        // Nothing read yet of the revision that comes next means that the one before it was the last.
+        // If the next position is the first of its revision, the revision before it was the last one.
         let reached = if next.sub > 0 { next.revision } else { next.revision - 1 };
         if damage.is_none() && !broken && reached < newest {
             damage = Some(Damage(format!("the log ends at revision {reached}, before the newest, {newest}")));
@@ -190,8 +185,8 @@ impl<'t> Rows<'t> {
         damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
     }
 
-    /// When the change at `place`, or else the next one, was made, in microseconds since 1970. There must be one; `newest`
-    /// as for [`Self::log`].
+    /// The time of the change at `place`, or else of the next change, in microseconds since 1970. There must be such a
+    /// change. `newest` is as for [`Self::log`].
     pub(crate) fn time_of(&self, place: LogPosition, newest: u64) -> Result<u64> {
         let mut time = 0;
         self.log(place, newest, &mut |_, row, _| {
@@ -201,12 +196,11 @@ impl<'t> Rows<'t> {
         Ok(time)
     }
 
-    /// The value that a pointer points to.
     pub(crate) fn value(&self, pointer: &Pointer) -> Result<Value> {
         let (place, len) = (pointer.place, pointer.len as usize);
         let mut value = Vec::with_capacity(len);
         if pointer.chunks() == 1 {
-            // By far the most, and quicker to look up than to scan for.
+            // Most values have one row, and a lookup is faster than a scan.
             let row_key = codec::value_key(place, 0);
             if let Some(row) = self.view.get(&row_key)? {
                 value.extend_from_slice(codec::unseal(&row_key, &row).map_err(|damage| self.corrupt(damage))?);
@@ -233,12 +227,12 @@ impl<'t> Rows<'t> {
     }
 }
 
-/// Of a value that was written there not everything is left.
+/// The damage of a value that is incomplete.
 fn missing_value_part(place: LogPosition) -> Damage {
     Damage(format!("a value written at revision {} has lost a part", place.revision))
 }
 
-/// A log row that may come where `next` is expected: there, or at the start of the revision after it.
+/// Decodes a log row, which must be at `next` or at the first position of the following revision.
 fn decode_log(row_key: &[u8], row: &[u8], next: LogPosition) -> Result<(LogPosition, LogRow), Damage> {
     let place = codec::log_place(row_key)?;
     if place == next || (next.sub > 0 && place == LogPosition::first_of(next.revision + 1)) {
@@ -247,14 +241,14 @@ fn decode_log(row_key: &[u8], row: &[u8], next: LogPosition) -> Result<(LogPosit
     Err(Damage(format!("a change at revision {} is missing from the log", next.revision)))
 }
 
-/// How many rows a scan passes over on its way from one value to the next.
+/// Maximum number of unwanted rows that a scan reads to reach the next value.
 const MAX_SKIPPED_ROWS: u32 = 16;
 
-/// Adds to `found` the values of these pointers from the first on: that one, and those that a scan which begins there comes by
+/// Appends values of `pointers` to `found`, in order: the first one, and the following ones that the same scan reaches
 /// soon, until `is_over`.
 ///
 /// # Errors
-/// `Corrupt`; those of the table.
+/// `Corrupt`; any error of the table.
 pub(crate) fn next_values(
     rows: &Rows<'_>,
     pointers: &[Pointer],
@@ -292,31 +286,31 @@ pub(crate) fn next_values(
     }
 }
 
-/// True if a scan at one value probably reaches the other soon.
+/// True if a scan that reads the first value probably reaches the second one soon.
 fn is_near(one: LogPosition, other: LogPosition) -> bool {
     let from = if one.revision == other.revision { one.sub } else { 0 };
     one < other && other.revision - one.revision <= 1 && other.sub - from <= MAX_SKIPPED_ROWS
 }
 
-/// A scan for values.
+/// The state of a scan for values.
 struct ValueScan<'v> {
-    /// The pointers whose values are not found yet.
+    /// The pointers whose values are still missing.
     pointers: &'v [Pointer],
     found: &'v mut Vec<Value>,
-    /// The part of the first value so far, and its number of rows.
+    /// The bytes of the first value that were read so far, and the number of their rows.
     value: Vec<u8>,
     chunks: u32,
-    /// How many rows were passed over since the last one that was wanted.
+    /// The number of unwanted rows since the last wanted one.
     between: u32,
 }
 
 impl ValueScan<'_> {
-    /// True if nothing would be lost by an end here.
+    /// True if the scan can stop here without losing a partial value.
     fn is_between(&self) -> bool {
         self.chunks == 0
     }
 
-    /// Takes the next row; breaks where it is better to look up the next value.
+    /// Takes the next row. Breaks if a lookup of the next value is better than more of the scan.
     fn row(&mut self, key: &[u8], row: &[u8]) -> Result<ControlFlow<()>, Damage> {
         let Some(pointer) = self.pointers.first() else { return Ok(ControlFlow::Break(())) };
         match key.cmp(codec::value_key(pointer.place, self.chunks).as_slice()) {
@@ -334,7 +328,7 @@ impl ValueScan<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Takes what is whole; an empty value has no row.
+    /// Takes complete values. An empty value is complete without a row.
     fn take_whole(&mut self) {
         while let Some((pointer, rest)) = self.pointers.split_first() {
             if self.chunks != pointer.chunks() || self.value.len() != pointer.len as usize {
@@ -354,7 +348,7 @@ mod tests {
     use crate::store::MvccStore;
     use crate::{MemoryTable, Options, Table, Write};
 
-    /// Values of no row, of one and of several; some written anew, one after the other or all over the place.
+    /// A store whose values have zero, one or several rows. Some are overwritten, in order or scattered.
     async fn filled(table: &MemoryTable) -> MvccStore {
         let store = MvccStore::open(Box::new(table.clone()), Options::default()).unwrap();
         let value = |number: usize| number.to_le_bytes()[..1].repeat([0, 10, 300, 6139, 6140, 20_000][number % 6]);
@@ -380,7 +374,7 @@ mod tests {
         pointers
     }
 
-    /// All of them, and in how many steps.
+    /// Reads all values, and counts the steps.
     fn read(rows: &Rows<'_>, pointers: &[Pointer], is_over: bool) -> Result<(Vec<Value>, usize)> {
         let (mut found, mut steps) = (Vec::new(), 0);
         while found.len() < pointers.len() {

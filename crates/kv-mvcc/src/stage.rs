@@ -1,4 +1,4 @@
-//! The effect of a group of transactions, computed in memory before any of it is written.
+//! Computes the effect of a group of transactions in memory, before any of it is written.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -13,15 +13,16 @@ use crate::read::{Entries, KeyOverlay, all_hold, found_in, kv_of, overlaid, read
 use crate::rows::{Rows, VisitEntry};
 use crate::table::Write;
 
-/// The most that one transaction may touch, in bytes of rows. With what else its commit may hold (the rest of its
-/// group and expired history) that keeps a commit below 64 MiB.
+/// Maximum number of bytes of rows that one transaction may touch. A commit also contains the rest of its group and the
+/// removal of expired history; this limit keeps it below 64 MiB.
 pub(crate) const MAX_TXN_TOUCHED_BYTES: usize = 48 * 1024 * 1024;
-/// The cost of a change in rows besides its key (three times) and its value, rounded up.
+/// The bytes of rows for a change besides its key (three times) and its value, rounded up.
 const CHANGE_OVERHEAD_BYTES: usize = 160;
 
-/// A state on top of the table's, and the changes that lead there.
+/// A state on top of the table, and the changes that lead to it.
 ///
-/// The view is held while a group is staged. That holds up nobody: the only one who commits is the one who stages.
+/// The view is held while a group is staged. This blocks no commit, because the writer that stages is the only one that
+/// commits.
 pub(crate) struct StagedState<'r, 't> {
     rows: &'r Rows<'t>,
     store: &'static str,
@@ -29,11 +30,11 @@ pub(crate) struct StagedState<'r, 't> {
     fresh: HashMap<LogPosition, Value>,
     log: Vec<(LogPosition, LogRow)>,
     tally: ChangeTotals,
-    /// How the keys that the transaction at hand touches stood before it, for when it fails halfway.
+    /// The staged entries before the current transaction, to restore them if it fails halfway.
     undo: Vec<(Key, Option<Option<Pointer>>)>,
 }
 
-/// The numbers that go with the changes.
+/// The new state row and the size of the changes.
 #[derive(Clone, Copy)]
 struct ChangeTotals {
     state: StateRow,
@@ -41,21 +42,21 @@ struct ChangeTotals {
 }
 
 impl<'r, 't> StagedState<'r, 't> {
-    /// On top of the table, where the store stands at `state`.
+    /// An empty stage on top of the table in this state.
     pub(crate) fn new(rows: &'r Rows<'t>, store: &'static str, state: StateRow) -> Self {
         let tally = ChangeTotals { state, bytes: 0 };
         Self { rows, store, staged: KeyOverlay::new(), fresh: HashMap::new(), log: Vec::new(), tally, undo: Vec::new() }
     }
 
-    /// Roughly how many bytes will be written.
+    /// The approximate number of bytes to write.
     pub(crate) fn bytes(&self) -> usize {
         self.tally.bytes
     }
 
-    /// Runs one transaction on top of those before it; `now` is in microseconds since 1970.
+    /// Runs a transaction on top of the earlier ones. `now` is in microseconds since 1970.
     ///
     /// # Errors
-    /// Those of reading, and `TooLarge`; the stage is then as it was before.
+    /// `TooLarge`; any error of reading. The stage is then unchanged.
     pub(crate) fn apply(&mut self, txn: &Txn, now: u64) -> Result<TxnResponse> {
         let (before, log) = (self.tally, self.log.len());
         let result = self.run(txn, now);
@@ -75,10 +76,10 @@ impl<'r, 't> StagedState<'r, 't> {
         result.map_err(|error| error.with_outcome(Outcome::NotApplied))
     }
 
-    /// Ends a lease and deletes the keys that are attached to it, in their order and at one revision. The stage is new.
+    /// Ends a lease and deletes its keys, in ascending order and at one revision. The stage must be new.
     ///
     /// # Errors
-    /// `LeaseNotFound`; `TooLarge`; those of reading.
+    /// `LeaseNotFound`; `TooLarge`; any error of reading.
     pub(crate) fn revoke(&mut self, id: LeaseId, now: u64) -> Result<()> {
         self.check_lease(Some(id))?;
         let mut place = LogPosition::first_of(self.tally.state.revision + 1);
@@ -100,7 +101,7 @@ impl<'r, 't> StagedState<'r, 't> {
         Ok(())
     }
 
-    /// The revision is that of the changes before this place, if there are any.
+    /// Takes over the revision of the changes before `place`, if there were any.
     fn advance(&mut self, place: LogPosition, time: u64) {
         if place.sub > 0 {
             self.tally.state.revision = place.revision;
@@ -165,7 +166,7 @@ impl<'r, 't> StagedState<'r, 't> {
         place: LogPosition,
         time: u64,
     ) -> Result<()> {
-        // Requests are checked: a value is far shorter than that.
+        // Requests were checked, so a value is far shorter than this.
         let len = u32::try_from(value.len())
             .map_err(|_| Error::new(ErrorKind::TooLarge { bytes: value.len() }, Operation::Txn, self.store))?;
         let (create_revision, version) = old.map_or((place.revision, 1), |old| (old.create_revision, old.version + 1));
@@ -191,7 +192,7 @@ impl<'r, 't> StagedState<'r, 't> {
         Ok(OpResult::Delete { count, prevs })
     }
 
-    /// Records that a key goes from `old` to `new`.
+    /// Records the change of a key from `old` to `new`.
     fn change(&mut self, key: &Key, old: Option<Pointer>, new: Option<Pointer>, place: LogPosition, time: u64) {
         let state = &mut self.tally.state;
         if let Some(old) = old {
@@ -209,7 +210,7 @@ impl<'r, 't> StagedState<'r, 't> {
         self.undo.push((key.clone(), before));
     }
 
-    /// The rows to write, all but that of the state, and where the store then stands. Empty if nothing had an effect.
+    /// The rows to write, except for the state row, and the new state. Empty if the transactions changed nothing.
     ///
     /// # Errors
     /// `Corrupt` if a row cannot be encoded.
@@ -217,7 +218,7 @@ impl<'r, 't> StagedState<'r, 't> {
         let damaged = |damage: codec::Damage| corrupt(self.store, Operation::Txn, damage.0);
         let mut state = self.tally.state;
         let mut writes = Vec::with_capacity(self.staged.len() + 2 * self.log.len() + 2);
-        // Whether a key is attached to a lease in the end.
+        // Row keys of attached keys, with whether they are attached at the end.
         let mut leased = BTreeMap::new();
         for (place, row) in &self.log {
             let key = codec::log_key(*place);
@@ -269,7 +270,7 @@ impl Entries for StagedState<'_, '_> {
             flow
         })?;
         if flow.is_continue() {
-            // Stopped or not, this is the end.
+            // This is the end, whether the visit breaks or not.
             let _ = merge.before(None, visit);
         }
         Ok(())

@@ -1,7 +1,8 @@
-//! The store: its handle and what it shares, the reading of a whole revision in parts, and the history that it keeps.
+//! The store: its handle, the state that all handles share, paged reads of a whole revision, and the history that it
+//! keeps.
 //!
-//! A range says how many keys there are beyond its limit, and so looks at all of them each time. A caller that reads a whole store
-//! in parts wants the parts only, and none larger than its memory: see [`SnapshotPage`].
+//! A range read counts the keys beyond its limit, so it visits all of them each time. [`SnapshotPage`] serves callers
+//! that read a whole store in pages of limited memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,20 +29,21 @@ use crate::table::{Table, Write};
 use crate::watch::{WatchIndex, watch as watch_log};
 use crate::writer::{JobQueue, WriteJob};
 
-/// How often a read of the latest state begins again, when compaction overtook it, before it stops making way.
+/// Maximum number of attempts of a read at the latest revision when compaction overtakes it. The last attempt holds one
+/// view to the end, so that commits wait.
 const MAX_READ_ATTEMPTS: usize = 4;
 
-/// A store with history and watches on an ordered table. Clones are handles to the same store; a watch is one too, and
-/// keeps the table open until it is dropped or the store is closed.
+/// A store with history and watches on an ordered table. Clones are handles to the same store. A watch keeps the table
+/// open, too, until it is dropped or the store is closed.
 ///
-/// It needs a tokio runtime, of either kind; all work on the table happens on the threads that may block.
+/// It needs a tokio runtime of either kind. [`Options::blocking`] decides where work on the table runs.
 #[derive(Clone)]
 pub struct MvccStore {
     inner: Arc<StoreCore>,
     purpose: Purpose,
 }
 
-/// Gets a duration.
+/// The callback that receives the duration of each commit.
 type SyncObserver = Box<dyn Fn(Duration) + Send + Sync>;
 
 /// The state that all handles of a store, its watches and its writer share.
@@ -49,58 +51,57 @@ pub(crate) struct StoreCore {
     pub(crate) name: &'static str,
     pub(crate) id: Uuid,
     pub(crate) format: u32,
-    /// The bounds on history: the store's own, else those that it was opened with.
+    /// The limits on history: those stored in the table, or else those from the options.
     retention: Mutex<Retention>,
     pub(crate) clock: Clock,
     pub(crate) blocking: Blocking,
-    /// A call that works on the table holds this for reading; closing takes the table out.
+    /// Calls that work on the table hold a read lock. Closing takes the table out.
     pub(crate) table: Arc<RwLock<Option<Box<dyn Table>>>>,
     published: Mutex<DurableState>,
     pub(crate) watch_index: Arc<WatchIndex>,
     pub(crate) queue: Mutex<JobQueue>,
-    /// True while it is not known what became of a commit. Only the writer looks at it.
+    /// True while the outcome of a commit is unknown. Only the writer reads this.
     pub(crate) poisoned: AtomicBool,
     pub(crate) reserve: Option<Arc<dyn SpaceReserve>>,
-    /// Gets the time that the table took for each commit.
+    /// Called with the duration of each commit of the table.
     pub(crate) observer: OnceLock<SyncObserver>,
-    /// True while a part of the reserve may be gone. Only a release writes then.
+    /// True while a part of the reserved space may be missing. Then only releases may write.
     pub(crate) spent: AtomicBool,
 }
 
-/// The state that is known to be durable.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DurableState {
     pub(crate) state: StateRow,
-    /// True from the moment at which somebody closes the store.
+    /// True as soon as [`MvccStore::close`] is called.
     pub(crate) closed: bool,
 }
 
-/// Where a store stands.
+/// The revision, history and size of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StoreStatus {
     /// The newest revision.
     pub revision: Revision,
-    /// The mark: the oldest revision that can be read; unset if all can.
+    /// The compaction mark: the oldest readable revision; unset if all revisions are readable.
     pub compacted: Revision,
-    /// The oldest revision that clients of etcd's API may read; unset if all can.
+    /// The oldest revision that clients of etcd's API may read; unset if they may read all.
     pub oldest_for_clients: Revision,
-    /// When the newest revision was committed; `None` before the first write.
+    /// The time of the newest commit; `None` before the first write.
     pub time: Option<SystemTime>,
-    /// The bytes of the log and of the superseded values that it keeps.
+    /// The bytes of the log and of the superseded values.
     pub log_bytes: u64,
-    /// How many keys there are.
+    /// The number of live keys.
     pub live: u64,
     /// The format of the rows.
     pub format: u32,
 }
 
 impl MvccStore {
-    /// Opens the store on a table, or makes a new one if the table has no rows. This blocks.
+    /// Opens a store on a table, or creates one if the table has no rows. This blocks.
     ///
     /// # Errors
-    /// `UnknownFormat` if a newer program wrote it and `Corrupt` if rows are missing or damaged, or if it is not the
-    /// store with [`Options::expected_id`]; the table is then as it was. Those of the table.
+    /// `UnknownFormat` if a newer program wrote the store. `Corrupt` if rows are missing or damaged, or if the store's
+    /// id is not [`Options::expected_id`]. In both cases the table is unchanged. Otherwise any error of the table.
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
         let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve, format } = options;
         let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection, format));
@@ -127,29 +128,28 @@ impl MvccStore {
         Ok(Self { inner, purpose })
     }
 
-    /// A handle to the same store that writes for this purpose.
+    /// A handle to the same store whose writes have this purpose.
     #[must_use]
     pub fn with_purpose(&self, purpose: Purpose) -> Self {
         Self { inner: Arc::clone(&self.inner), purpose }
     }
 
-    /// Tells `observer` from now on how long the table took for each commit, from its first byte until it was durable.
-    /// A second observer of the same store gets nothing.
+    /// Calls `observer` after each successful commit with its duration, from the first write until it was durable. Only
+    /// the first observer of a store is used.
     pub fn observe_commits(&self, observer: impl Fn(Duration) + Send + Sync + 'static) {
         let _ = self.inner.observer.set(Box::new(observer));
     }
 
-    /// The state that all handles share.
     pub(crate) fn inner(&self) -> &Arc<StoreCore> {
         &self.inner
     }
 
-    /// The id that the store got when it was made.
+    /// The id of the store, assigned when it was created.
     pub fn id(&self) -> Uuid {
         self.inner.id
     }
 
-    /// Where the store stands.
+    /// The current revision, history and size of the store.
     pub fn status(&self) -> StoreStatus {
         let state = self.inner.published().state;
         StoreStatus {
@@ -163,30 +163,30 @@ impl MvccStore {
         }
     }
 
-    /// Reads every row, in slices, and checks that it is whole and that all of them fit together.
+    /// Reads every row, a few at a time, and checks that the rows are intact and consistent with each other.
     ///
     /// # Errors
-    /// `Corrupt` says what is wrong; those of the table.
+    /// `Corrupt` with a description of the damage; any error of the table.
     pub async fn verify(&self) -> Result<Verification> {
         self.inner.blocking(Operation::Range, |inner, table| verify(table, inner.name)).await
     }
 
-    /// Checks that the disk can be written to and has room for a usual commit. On a full disk a commit may succeed all the
-    /// same, within the engine's files.
+    /// Checks that the disk is writable and has space for a usual commit. On a full disk a commit may succeed anyway,
+    /// in free space within the engine's files.
     ///
     /// # Errors
-    /// `NoSpace`, and `Io` for a read-only file system.
+    /// `NoSpace`; `Io` for a read-only file system.
     pub async fn check_room(&self) -> Result<()> {
         self.inner.blocking(Operation::Txn, |inner, _| inner.check_room()).await
     }
 
-    /// Closes the store for all its handles: waits for the work in flight, then drops the table. From the moment of the
-    /// call on, every new call and every watch fails with `Closed`. Closing again does nothing.
+    /// Closes the store for all its handles: waits for running calls, then drops the table. As soon as this is called,
+    /// every new call and every watch fails with `Closed`. Closing a closed store does nothing.
     ///
-    /// A store that is dropped with its last handle instead closes its table on the thread that drops it.
+    /// If a store is not closed, its table is closed on the thread that drops the last handle.
     ///
     /// # Errors
-    /// `Corrupt` if the engine panicked over it.
+    /// `Corrupt` if the engine panicked while it closed.
     pub async fn close(&self) -> Result<()> {
         let name = self.inner.name;
         self.inner.published().closed = true;
@@ -198,7 +198,7 @@ impl MvccStore {
                 Ok(())
             })
         });
-        // A runtime that shuts down drops the table with the task.
+        // A runtime that shuts down drops the table together with the task.
         closing.await.unwrap_or(Ok(()))
     }
 }
@@ -210,30 +210,28 @@ impl fmt::Debug for MvccStore {
 }
 
 impl StoreCore {
-    /// The part that is known to be durable.
+    /// The newest durable state.
     pub(crate) fn published(&self) -> MutexGuard<'_, DurableState> {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The bounds on history.
     pub(crate) fn retention(&self) -> Retention {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Goes by these bounds on history from now on.
     fn apply_retention(&self, retention: Retention) {
         *self.retention.lock().unwrap_or_else(PoisonError::into_inner) = retention;
     }
 
-    /// An error if somebody closed the store.
+    /// Fails with `Closed` if the store was closed.
     pub(crate) fn check_open(&self, operation: Operation) -> Result<()> {
         if self.published().closed { Err(closed(self.name, operation)) } else { Ok(()) }
     }
 
-    /// Works on the table, on a thread that may block.
+    /// Works on the table where [`Options::blocking`] says.
     ///
     /// # Errors
-    /// Those of `work`; `Closed`; `Corrupt` if the engine panicked.
+    /// Any error of `work`; `Closed`; `Corrupt` if the engine panicked.
     pub(crate) async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
         operation: Operation,
@@ -246,14 +244,14 @@ impl StoreCore {
             Some(table) => guarded(inner.name, operation, || work(&inner, table)),
             None => Err(closed(inner.name, operation)),
         });
-        // The task cannot panic, so it did not run: the runtime is shutting down.
+        // The task does not panic, so it did not run: the runtime is shutting down.
         task.await.unwrap_or_else(|_| Err(closed(self.name, operation)))
     }
 
-    /// Reads at one revision; a read of the latest one begins again if compaction overtakes it.
+    /// Reads at one revision. A read of the latest revision restarts if compaction overtakes it.
     ///
     /// # Errors
-    /// Those of [`PinnedReader::open`] and of `work`.
+    /// Any error of [`PinnedReader::open`] or `work`.
     pub(crate) fn pinned<T>(
         &self,
         table: &dyn Table,
@@ -327,27 +325,26 @@ impl Store for MvccStore {
     }
 }
 
-/// How many keys a part has at most.
 const MAX_PAGE_KEYS: usize = 4096;
 
-/// A part of a store at one revision.
+/// A page of the keys of a store at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SnapshotPage {
-    /// The revision.
+    /// The revision of the page.
     pub at: Revision,
     /// The keys, ascending.
     pub kvs: Vec<Kv>,
-    /// Where to go on; `None` at the end.
+    /// The first key of the next page; `None` after the last page.
     pub next: Option<Key>,
 }
 
 impl MvccStore {
-    /// Reads the keys at or after `from` as they were at revision `at` (below 1: the latest), until there are `bytes` of
-    /// keys and values; at least one key if there is one.
+    /// Reads keys from `from` on at the revision `at` (below 1: the latest), until the page has `bytes` of keys and
+    /// values. A page contains at least one key if there is one.
     ///
     /// # Errors
-    /// `Compacted` and `FutureRevision`, as for any read; those of the table.
+    /// `Compacted` and `FutureRevision`, as for any read; any error of the table.
     pub async fn page(&self, from: Key, at: Revision, bytes: usize) -> Result<SnapshotPage> {
         self.inner()
             .blocking(Operation::Range, move |inner, table| {
@@ -370,32 +367,32 @@ impl MvccStore {
     }
 }
 
-/// The most groups of keys with a name.
+/// Maximum number of groups in [`MvccStore::history_shares`].
 const MAX_HISTORY_SHARES: usize = 1024;
 
-/// The oldest revision that can be read.
+/// The oldest readable revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OldestRevision {
-    /// The revision.
+    /// The number of the revision.
     pub revision: Revision,
-    /// When it was committed; `None` for that of the store without any key.
+    /// The time of its commit; `None` for revision 1, the empty store.
     pub time: Option<SystemTime>,
 }
 
-/// The share of a group of keys in the history.
+/// The part of the history that a group of keys causes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryShare {
-    /// How often its keys were changed.
+    /// The number of changes to the keys of the group.
     pub changes: u64,
     /// The bytes of these changes and of the values that they superseded.
     pub bytes: u64,
 }
 
 impl MvccStore {
-    /// The oldest revision that can be read.
+    /// The oldest readable revision and its time.
     ///
     /// # Errors
-    /// `Corrupt`; those of the table.
+    /// `Corrupt`; any error of the table.
     pub async fn oldest(&self) -> Result<OldestRevision> {
         self.inner()
             .blocking(Operation::Range, |inner, table| {
@@ -412,11 +409,11 @@ impl MvccStore {
             .await
     }
 
-    /// The share of each group of keys in the history. `group` is the group of a key; once there are 1,024 groups, keys
-    /// of further ones count for the group without a name.
+    /// The part of the history that each group of keys causes. `group` maps a key to its group. After 1,024 groups,
+    /// keys of further groups count for the group with the empty name.
     ///
     /// # Errors
-    /// `Corrupt`; those of the table.
+    /// `Corrupt`; any error of the table.
     pub async fn history_shares(
         &self,
         group: impl Fn(&[u8]) -> Vec<u8> + Send + 'static,
@@ -441,16 +438,16 @@ impl MvccStore {
             .await
     }
 
-    /// The bounds on the history that is kept.
+    /// The limits on the history.
     pub fn retention(&self) -> Retention {
         self.inner().retention()
     }
 
-    /// Gives the store bounds on its history, durably: every program that opens it from now on goes by these, whatever its
-    /// [`Options::retention`](crate::Options::retention) says.
+    /// Stores limits on the history. From now on they override [`Options::retention`](crate::Options::retention) in
+    /// every program that opens the store.
     ///
     /// # Errors
-    /// `Unsupported` for a store of an older format; those of a commit.
+    /// `Unsupported` for a store of an older format; any error of a commit.
     pub async fn set_retention(&self, retention: Retention) -> Result<()> {
         self.check_format_for("bounds of its own")?;
         self.inner().change(Operation::Txn, move |inner, table| inner.set_retention(table, retention)).await
@@ -514,7 +511,7 @@ mod tests {
         let then = store.list_at(Range::All, at, kv::Content::Full).await.unwrap().kvs;
         for (bytes, pages) in [(1, 100), (1000, 6), (usize::MAX, 1)] {
             assert_eq!(all(&store, at, bytes).await.unwrap(), (then.clone(), pages));
-            // Later changes are not seen.
+            // The later pages do not show these changes.
             store.put("k050", "other").await.unwrap();
             store.delete(Range::key("k099")).await.unwrap();
             store.put(format!("k0{bytes}x"), "new").await.unwrap();

@@ -1,4 +1,4 @@
-//! The seam: what an engine must offer so that everything else can stand on it. [`Merge`] adds the rows of an overlay to a scan.
+//! The interface of an engine. [`Merge`] adds the rows of an overlay to a scan.
 
 use std::fmt::Debug;
 use std::iter::Peekable;
@@ -6,18 +6,18 @@ use std::ops::ControlFlow;
 
 use kv::Result;
 
-/// The largest value of one row, in bytes. Larger values are cut into several rows above this seam.
+/// Maximum size of the value of a row in bytes. The store splits larger values into several rows.
 ///
-/// sled writes 17 rows as one page and puts a page of more than 128 KiB in a file of its own, which it never syncs and
-/// which makes a commit 18 times as slow.
+/// sled writes 17 rows as one page. It puts a page of more than 128 KiB into a file of its own, which it never syncs
+/// and which makes a commit 18 times slower.
 pub const MAX_ROW_BYTES: usize = 6 * 1024;
 
-/// A change of one row.
+/// A write of one row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Write {
-    /// Set the row.
+    /// Sets the row.
     Put(Vec<u8>, Vec<u8>),
-    /// Remove the row, if it is there.
+    /// Removes the row if it exists.
     Delete(Vec<u8>),
 }
 
@@ -29,7 +29,7 @@ impl Write {
         }
     }
 
-    /// The new value of the row; `None` if it is removed.
+    /// The new value of the row; `None` for a removal.
     pub fn value(&self) -> Option<&[u8]> {
         match self {
             Self::Put(_, value) => Some(value),
@@ -38,44 +38,44 @@ impl Write {
     }
 }
 
-/// The callback of a scan, with each row's key and value; the scan stops on `Break`.
+/// The callback of a scan, called with the key and value of each row. The scan stops on `Break`.
 pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 
-/// An ordered table of rows on some engine. Calls block; they are made on threads that may.
+/// An ordered table of rows, implemented by an engine. All methods may block.
 ///
-/// `examples/sqlite` in the source tree shows a whole one. An engine must see to it that
+/// `examples/sqlite` in the source tree is a complete implementation. An engine must ensure that
 ///
 /// 1. a commit is atomic, and durable (against power loss too) when it returns `Ok`;
-/// 2. a view is a consistent snapshot: it shows all of a commit or nothing, and no later one;
+/// 2. a view is a consistent snapshot: it shows a commit completely or not at all, and no later commits;
 /// 3. no view shows a commit that is not durable yet;
 /// 4. rows are ordered by unsigned byte comparison of their keys.
 ///
-/// The caller's duty in return: after a commit that failed it makes no other one before [`Table::recover`] has succeeded.
+/// In return, after a failed commit the caller makes no further commit until [`Table::recover`] has succeeded.
 pub trait Table: Debug + Send + Sync + 'static {
-    /// A snapshot of the table. It is short-lived: a view may hold up commits, and other views, as long as it exists. No
-    /// thread holds two at once.
+    /// Opens a snapshot of the table. Views are short-lived, because a view may block commits and other views. No
+    /// thread holds two views at a time.
     ///
     /// # Errors
     /// `Io`, `Corrupt`.
     fn view(&self) -> Result<Box<dyn View + '_>>;
 
-    /// Applies all writes or none; no row is named twice. Only one commit runs at a time: callers see to that.
+    /// Applies all writes or none. No two writes have the same key, and callers run only one commit at a time.
     ///
     /// # Errors
-    /// `NoSpace` or `CommitIo` if the engine failed and what it did is not known.
+    /// `NoSpace` or `CommitIo` if the engine failed; the commit may have happened.
     fn commit(&self, writes: &[Write]) -> Result<()>;
 
-    /// Makes the table usable again after a failed commit, by reopening the engine: afterwards views show what is
-    /// really there, all of that commit or nothing of it.
+    /// Makes the table usable after a failed commit by reopening the engine. Afterwards views show the failed commit
+    /// completely or not at all.
     ///
     /// # Errors
-    /// `Io`, `Corrupt`; then it can be tried again.
+    /// `Io`, `Corrupt`; the caller can try again.
     fn recover(&self) -> Result<()>;
 }
 
 /// A snapshot of a [`Table`].
 pub trait View {
-    /// The value of a row.
+    /// Reads the value of a row.
     ///
     /// # Errors
     /// `Io`, `Corrupt`.
@@ -88,7 +88,7 @@ pub trait View {
     fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()>;
 }
 
-/// The rows of an overlay that the scan has not reached, ascending; `None` in place of a value says that the row was removed.
+/// The rows of an overlay that a scan has not reached yet, ascending. `None` instead of a value marks a removed row.
 pub(crate) struct Merge<I: Iterator>(Peekable<I>);
 
 impl<'o, V, I: Iterator<Item = (&'o [u8], Option<V>)>> Merge<I> {
@@ -96,7 +96,7 @@ impl<'o, V, I: Iterator<Item = (&'o [u8], Option<V>)>> Merge<I> {
         Self(overlay.peekable())
     }
 
-    /// Shows the rows that the overlay has before `key`, or all that are left.
+    /// Visits the rows of the overlay before `key`, or all remaining rows if `key` is `None`.
     pub(crate) fn before(
         &mut self,
         key: Option<&[u8]>,
@@ -110,7 +110,7 @@ impl<'o, V, I: Iterator<Item = (&'o [u8], Option<V>)>> Merge<I> {
         ControlFlow::Continue(())
     }
 
-    /// The overlay's version of the row that the scan has reached: `None` if it has none.
+    /// The overlay's version of the row that the scan has reached; `None` if the overlay does not have the row.
     pub(crate) fn instead_of(&mut self, key: &[u8]) -> Option<Option<V>> {
         self.0.next_if(|(row, _)| *row == key).map(|(_, value)| value)
     }

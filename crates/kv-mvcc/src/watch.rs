@@ -1,10 +1,10 @@
-//! Watches: a cursor on the log, and a seat at its tip.
+//! Watches: a cursor on the log, and a registration for changes after its end.
 //!
-//! Catching up, following live, resuming, lagging and being overtaken by compaction are one and the same: read on from
-//! the cursor, if it is not below the mark.
+//! Catching up, following live, resuming, lagging behind and being overtaken by compaction work the same way: the watch
+//! reads on from its cursor, unless the cursor is below the compaction mark.
 //!
-//! The [`WatchIndex`] has the watches that have read all there is. A commit wakes those alone whose range it changes, so that thousands of
-//! quiet watches cost it some microseconds.
+//! The [`WatchIndex`] contains the watches that have read the whole log. A commit wakes only the watches whose range it
+//! changes, so thousands of quiet watches cost it a few microseconds.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -28,14 +28,14 @@ use crate::rows::{ROWS_PER_TIME_CHECK, Rows};
 use crate::store::{MvccStore, StoreCore};
 use crate::table::{Table, Write};
 
-/// How long one look at the log may take.
+/// Time limit of one scan of the log.
 const MAX_SCAN_DURATION: Duration = Duration::from_millis(5);
-/// A quiet watch that reports its progress waits so long after a commit, so that a thousand of them cost little.
+/// Pause after a commit before a quiet watch reports its progress, so that a thousand of these watches cost little.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
-/// How many bytes of events one look at the log may gather; it always takes one event.
+/// Maximum number of bytes of events in one scan of the log; a scan always takes at least one event.
 const MAX_SCAN_BYTES: usize = 1024 * 1024;
 
-/// Watches a checked request.
+/// Opens a watch. The request must have been checked.
 pub(crate) fn watch(inner: Arc<StoreCore>, request: WatchRequest) -> WatchStream {
     let WatchRequest { range, start, prev, progress, .. } = request;
     let registration = inner.watch_index.registration(&range);
@@ -61,33 +61,29 @@ struct LogWatcher {
     prev: Prev,
     progress: Progress,
     cursor: WatchCursor,
-    /// There may be changes after the cursor that the log was not searched for.
+    /// True if the log after the cursor may contain changes.
     is_behind: bool,
     ready: VecDeque<Batch>,
     end: WatchEnd,
 }
 
-/// Whether more can come.
+/// Whether the stream of a watch has ended.
 #[derive(PartialEq, Eq)]
 enum WatchEnd {
     Open,
     Reached,
 }
 
-/// How far a watch has come.
 #[derive(Clone, Default)]
 struct WatchCursor {
-    /// The next place of the log to read.
     next: LogPosition,
-    /// The events so far of a revision that is not read to its end.
+    /// The events so far of a revision that was only read in part.
     partial: Option<Batch>,
 }
 
-/// The result of one scan of the log.
 struct LogScan {
     ready: VecDeque<Batch>,
     cursor: WatchCursor,
-    /// The newest revision.
     newest: u64,
 }
 
@@ -107,7 +103,7 @@ impl LogWatcher {
         }
     }
 
-    /// Waits until there is something after the cursor, and reads some of it; or reports the progress.
+    /// Reads some of the log after the cursor, or waits for news, or reports the progress.
     async fn advance(&mut self) -> Result<()> {
         self.inner.check_open(Operation::Watch)?;
         let next = self.cursor.next.revision;
@@ -119,7 +115,7 @@ impl LogWatcher {
                 self.is_behind = true;
                 self.skip_to(from);
             }
-            // A watch that begins in the future, or has read on, is ahead of that.
+            // A watch that starts in the future, or that has read on, is ahead of the index.
             WatchNews::Passed(passed) if passed < next => self.wait().await,
             WatchNews::Passed(passed) => {
                 self.is_behind = false;
@@ -132,7 +128,7 @@ impl LogWatcher {
         Ok(())
     }
 
-    /// Nothing in the range has changed before this revision.
+    /// Moves the cursor to `next`, because no earlier revision changed the range.
     fn skip_to(&mut self, next: u64) {
         if self.cursor.partial.is_none() && self.cursor.next.revision < next {
             self.cursor.next = LogPosition::first_of(next);
@@ -148,7 +144,7 @@ impl LogWatcher {
         if self.inner.published().state.revision < self.cursor.next.revision {
             self.registration.woken().await;
         }
-        // A change in the range comes at once.
+        // A change in the range is delivered without a pause.
         if !self.registration.has_changed() {
             let _ = timeout(PROGRESS_INTERVAL, self.registration.woken()).await;
         }
@@ -172,24 +168,24 @@ impl LogWatcher {
     }
 }
 
-/// A part of what has happened in a range.
+/// A part of the changes in a range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Changes {
-    /// Whole revisions, ascending; possibly none, where nothing in the range has changed.
+    /// Complete revisions, ascending; empty if the range did not change.
     pub batches: Vec<Batch>,
-    /// Where to go on.
+    /// The revision at which the next part starts.
     pub next: Revision,
-    /// The newest revision. All is read once `next` is above it.
+    /// The newest revision. All changes were read once `next` is above it.
     pub newest: Revision,
 }
 
 impl MvccStore {
-    /// The events that a watch would deliver by now, a part at a time: for a caller that releases the store in between,
-    /// or reads the past only. Takes about 5 ms, and more where a single revision does.
+    /// Reads the events that a watch would deliver up to now, one part at a time. This is for callers that release the
+    /// store between the parts, or only read the past. A call takes about 5 ms, or longer if a single revision does.
     ///
     /// # Errors
-    /// Those of a watch: `Compacted` if its start is below the mark; those of the table.
+    /// As for a watch: `Compacted` if its start is below the compaction mark; any error of the table.
     pub async fn changes(&self, request: WatchRequest) -> Result<Changes> {
         request.check(self.inner().name)?;
         let WatchRequest { range, start, prev, .. } = request;
@@ -198,7 +194,7 @@ impl MvccStore {
             loop {
                 let found = scan(table, inner.name, &range, prev, cursor)?;
                 cursor = found.cursor;
-                // A revision that is read in part is read again.
+                // A revision that was only read in part is read again.
                 let next = cursor.partial.as_ref().map_or(revision(cursor.next.revision), |batch| batch.revision);
                 if next > start || found.newest < start.get().unsigned_abs() {
                     return Ok(Changes { batches: found.ready.into(), next, newest: revision(found.newest) });
@@ -209,7 +205,7 @@ impl MvccStore {
     }
 }
 
-/// Reads a slice of the log in one short view.
+/// Scans a part of the log in one short view.
 fn scan(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, cursor: WatchCursor) -> Result<LogScan> {
     let WatchCursor { mut next, mut partial } = cursor;
     let rows = Rows::of(table, store)?;
@@ -252,7 +248,7 @@ fn scan(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, curso
     Ok(LogScan { ready, cursor: WatchCursor { next, partial }, newest: state.revision })
 }
 
-/// The size that a row counts for.
+/// The number of bytes that a row counts against [`MAX_SCAN_BYTES`].
 fn event_bytes(row: &LogRow, prev: Prev) -> usize {
     let new = match &row.change {
         Change::Put(pointer) => pointer.len as usize,
@@ -262,7 +258,7 @@ fn event_bytes(row: &LogRow, prev: Prev) -> usize {
     row.key.len() + new + old
 }
 
-/// A row of the log as callers know it.
+/// Converts a log row to an event.
 fn event(rows: &Rows<'_>, place: LogPosition, row: LogRow, prev: Prev) -> Result<Event> {
     let key = Key::from(row.key);
     let prev = match row.prev.filter(|_| prev == Prev::Return) {
@@ -288,7 +284,7 @@ fn event(rows: &Rows<'_>, place: LogPosition, row: LogRow, prev: Prev) -> Result
     })
 }
 
-/// The watches of a store.
+/// The registered watches of a store.
 #[derive(Default)]
 pub(crate) struct WatchIndex {
     watches: Mutex<WatchSlots>,
@@ -296,17 +292,16 @@ pub(crate) struct WatchIndex {
 
 #[derive(Default)]
 struct WatchSlots {
-    /// All commits up to this revision were compared with the ranges.
+    /// The newest revision whose commit was compared with the ranges.
     passed: u64,
     slots: Vec<Slot>,
-    /// The slots without a watch.
     free: Vec<usize>,
     ranges: RangeIndex,
-    /// The slots whose watch wants to know of the next commit, whatever that changes.
+    /// The slots whose watch must be woken by the next commit, whatever it changes.
     curious: Vec<usize>,
 }
 
-/// The place of a watch. Its number is the next one's once the watch is gone.
+/// A slot for a watch. It is reused once the watch is gone.
 #[derive(Default)]
 struct Slot {
     watch: Option<SlotWatch>,
@@ -315,7 +310,7 @@ struct Slot {
 
 struct SlotWatch {
     kind: IndexedRange,
-    /// The range may have changed from this revision on.
+    /// The first revision that may have changed the range.
     changed: Option<u64>,
     wake: Arc<Notify>,
 }
@@ -326,7 +321,7 @@ impl WatchSlots {
     }
 }
 
-/// The range of a watch, as the index has it.
+/// The range of a watch, in the form that the index needs.
 #[derive(Clone)]
 enum IndexedRange {
     Key(Vec<u8>),
@@ -339,19 +334,20 @@ impl IndexedRange {
         match range {
             Range::Key(key) => Self::Key(key.as_bytes().to_vec()),
             Range::Prefix(prefix) => Self::Prefix(prefix.as_bytes().to_vec()),
-            // As clients of etcd spell a prefix.
+            // Clients of etcd send a prefix in this form.
             Range::FromTo(from, to) if from.prefix_end().as_ref() == Some(to) => Self::Prefix(from.as_bytes().to_vec()),
             other => Self::Other(other.clone()),
         }
     }
 }
 
-/// Which slots have a key in their range. Watches of a key or of a prefix, as most are, are found without a look at the others.
+/// Finds the slots whose range contains a key. Most watches have a key or a prefix; these are found without visiting
+/// the others.
 #[derive(Default)]
 struct RangeIndex {
     keys: SlotList,
     prefixes: SlotList,
-    /// How many prefixes there are of each length.
+    /// The number of prefixes of each length.
     lengths: Vec<usize>,
     others: Vec<(Range, usize)>,
 }
@@ -386,7 +382,7 @@ impl RangeIndex {
         self.lengths.get_mut(prefix.len())
     }
 
-    /// Adds the slots that have the key in their range.
+    /// Adds the slots whose range contains the key.
     fn find(&self, key: &[u8], found: &mut Vec<usize>) {
         self.keys.find(key, found);
         let lengths = self.lengths.iter().enumerate().filter(|(_, count)| **count > 0);
@@ -397,7 +393,8 @@ impl RangeIndex {
     }
 }
 
-/// Slots by texts. A sorted list is smaller than a map, as a program, too: the plugin has all of this.
+/// A map from keys or prefixes to slots. A sorted list needs less memory and less code than a map, which matters
+/// because the plugin contains it.
 #[derive(Default)]
 struct SlotList(Vec<(Vec<u8>, usize)>);
 
@@ -423,16 +420,15 @@ impl SlotList {
     }
 }
 
-/// The news of a watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WatchNews {
-    /// Its range may have changed from this revision on.
+    /// The range may have changed from this revision on.
     Changed(u64),
-    /// Nothing in its range has changed up to this revision.
+    /// The range has not changed up to this revision.
     Passed(u64),
 }
 
-/// The place of a watch among the others, until it is dropped.
+/// A registered watch; dropping it removes the registration.
 struct WatchRegistration {
     watch_index: Arc<WatchIndex>,
     slot: usize,
@@ -440,7 +436,7 @@ struct WatchRegistration {
 }
 
 impl WatchIndex {
-    /// For a store at this revision.
+    /// An index without watches, for a store at this revision.
     pub(crate) fn at(revision: u64) -> Arc<Self> {
         Arc::new(Self { watches: Mutex::new(WatchSlots { passed: revision, ..WatchSlots::default() }) })
     }
@@ -449,7 +445,7 @@ impl WatchIndex {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A place for a watch of this range. Changes from before are not among its news.
+    /// Registers a watch of a range. Earlier changes are not part of its news.
     fn registration(self: &Arc<Self>, range: &Range) -> WatchRegistration {
         let (kind, wake) = (IndexedRange::of(range), Arc::new(Notify::new()));
         let mut watches = self.watches();
@@ -464,7 +460,8 @@ impl WatchIndex {
         WatchRegistration { watch_index: Arc::clone(self), slot, wake }
     }
 
-    /// Tells of a commit that is published: it led from revision `old` to revision `new` by these writes.
+    /// Wakes the watches whose range `writes` change. The commit led from revision `old` to `new` and must be
+    /// published.
     pub(crate) fn committed(&self, old: u64, new: u64, writes: &[Write]) {
         let mut watches = self.watches();
         watches.passed = new;
@@ -491,7 +488,7 @@ impl WatchIndex {
         }
     }
 
-    /// Tells of a state that is published and was reached by unknown writes.
+    /// Wakes all watches after a recovery that reached revision `new` by unknown writes. The state must be published.
     pub(crate) fn found(&self, new: u64) {
         let mut watches = self.watches();
         let from = watches.passed + 1;
@@ -502,14 +499,14 @@ impl WatchIndex {
         }
     }
 
-    /// Wakes all watches: the store was closed.
+    /// Wakes all watches, because the store was closed.
     pub(crate) fn close(&self) {
         self.watches().slots.iter().filter_map(|slot| slot.watch.as_ref()).for_each(|watch| watch.wake.notify_one());
     }
 }
 
 impl WatchRegistration {
-    /// The news since it was called last.
+    /// The news since the last call.
     fn news(&self) -> WatchNews {
         let mut watches = self.watch_index.watches();
         let changed = watches.watch(self.slot).and_then(|watch| watch.changed.take());
@@ -521,7 +518,7 @@ impl WatchRegistration {
         self.watch_index.watches().watch(self.slot).is_some_and(|watch| watch.changed.is_some())
     }
 
-    /// Has the next commit wake this watch, whatever that changes.
+    /// Makes the next commit wake this watch, whatever it changes.
     fn wants_any(&self) {
         let mut watches = self.watch_index.watches();
         let slot = watches.slots.get_mut(self.slot);
@@ -568,7 +565,7 @@ mod tests {
         watch_index.committed(2, 5, &[put("ba"), Write::Delete(codec::current_key(b"a"))]);
         watch_index.committed(5, 6, &[put("d")]);
         assert_eq!(news(), [passed(6), changed(3), changed(6), changed(3)]);
-        // Rows that are no live keys are no change.
+        // A row that is not a live key does not change a range.
         watch_index.committed(6, 7, &[Write::Put(vec![codec::LOG, b'b'], Vec::new())]);
         assert_eq!(news(), [passed(7); 4]);
         watch_index.found(9);
@@ -580,7 +577,7 @@ mod tests {
         assert_eq!(watches.slots.len(), watches.free.len());
     }
 
-    /// The index finds what a look at each range finds.
+    /// The index finds the same watches as a check of each range.
     #[test]
     fn watch_index_agrees_with_ranges() {
         let mut random = fastrand::Rng::with_seed(7);

@@ -1,15 +1,16 @@
-//! The one place that writes: a queue of jobs, and the call that drains it.
+//! The writer: a queue of jobs, and the task that drains it. All writes of a store happen here.
 //!
-//! Callers put a job into the queue and wait for its answer. The first one starts a task that drains the queue and ends
-//! when it is empty. Transactions that wait together are committed together, each at its own revision. A caller that goes
-//! away changes nothing: its job is done or, if nobody has begun it, dropped.
+//! A caller puts a job into the queue and waits for its answer. The first job starts a task that drains the queue and
+//! ends when the queue is empty. Transactions that wait at the same time are committed together, each at its own
+//! revision. If a caller goes away, its job is dropped if it has not started, and completed otherwise.
 //!
-//! Each commit also sweeps: it takes away a few rows of the history that has expired.
+//! Each commit also removes a few rows of expired history.
 //!
-//! An address that comes back is a write, too, and a full disk would refuse it; but it is what a host needs most then.
-//! So a handle for [`Purpose::Release`] makes room for itself, in this order: it gives up history, which frees room within the
-//! engine's files; and it gives up some of the store's [`SpaceReserve`], again and again until the write goes through or nothing
-//! is left. Every other handle leaves the reserve alone, and writes nothing while a part of it is gone.
+//! A full disk refuses writes, including the release of an address, although a host with a full disk needs its releases
+//! most. So a handle for [`Purpose::Release`] makes room for its write. First it drops history, which frees space
+//! within the engine's files. Then it frees parts of the store's [`SpaceReserve`], one at a time, until the write
+//! succeeds or the reserve is empty. Other handles never use the reserve, and do not write while a part of it is
+//! missing.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -29,36 +30,34 @@ use crate::stage::StagedState;
 use crate::store::StoreCore;
 use crate::table::{Table, Write};
 
-/// The most transactions that share a commit.
 const MAX_GROUP_TXNS: usize = 256;
-/// A group takes no more transactions once it writes this much.
+/// A commit takes no further transactions once it has this many bytes.
 const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 
-/// Where an answer goes.
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 
-/// A change that is no transaction. It answers by itself; without a table it answers that the store was closed.
+/// A change of the table that is not a transaction. The task sends its answer itself; without a table it answers that
+/// the store was closed.
 pub(crate) type TableTask = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Send>;
 
-/// Something to write.
+/// A job of the write queue.
 pub(crate) enum WriteJob {
-    /// A transaction.
+    /// Runs a transaction.
     Txn { txn: Txn, purpose: Purpose, reply: Reply<TxnResponse> },
-    /// Raise the mark.
+    /// Raises the compaction mark.
     Compact { revision: u64, reply: Reply<()> },
-    /// Take away what is below the mark, and say when it is done.
+    /// Removes the rows below the compaction mark, and answers when all of them are gone.
     Sweep { reply: Reply<()> },
-    /// Make room for a release, which failed with `full`.
+    /// Makes room for a release that failed with the error `full`.
     MakeRoom { full: Error, reply: Reply<()> },
-    /// Make another change.
+    /// Makes another change of the table.
     Change(TableTask),
 }
 
-/// The jobs that nobody has begun.
+/// The jobs that have not started.
 #[derive(Default)]
 pub(crate) struct JobQueue {
     jobs: VecDeque<WriteJob>,
-    /// True while a task drains the queue.
     draining: bool,
 }
 
@@ -67,10 +66,10 @@ impl StoreCore {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a job done, and waits for its answer.
+    /// Queues a job and waits for its answer.
     ///
     /// # Errors
-    /// Those of the job; `Closed`.
+    /// Any error of the job; `Closed`.
     pub(crate) async fn submit<T>(
         self: &Arc<Self>,
         operation: Operation,
@@ -79,7 +78,7 @@ impl StoreCore {
         self.check_open(operation)?;
         let (reply, answer) = oneshot::channel();
         self.enqueue(job(reply));
-        // No answer comes from a runtime that shuts down before, or while, the job is done.
+        // There is no answer if the runtime shuts down before or while the job runs.
         let unknown = || closed(self.name, operation).with_outcome(Outcome::Unknown);
         answer.await.unwrap_or_else(|_| Err(unknown()))
     }
@@ -99,7 +98,7 @@ impl StoreCore {
                     drainer.run(table.blocking_read().as_deref());
                 });
             }
-            // Only closing keeps readers out.
+            // Only closing takes the write lock.
             Blocking::InPlace => match self.table.try_read() {
                 Ok(table) => drainer.run(table.as_deref()),
                 Err(_) => drainer.run(None),
@@ -108,7 +107,8 @@ impl StoreCore {
     }
 }
 
-/// Drains the queue. If it is dropped before that is finished, the jobs are dropped with it, which their callers see.
+/// Drains the queue. If it is dropped before the queue is empty, it drops the remaining jobs, and their callers get an
+/// error.
 struct QueueDrainer {
     inner: Arc<StoreCore>,
     finished: bool,
@@ -132,13 +132,13 @@ impl QueueDrainer {
                 refuse(job, &inner);
                 continue;
             };
-            // Panics of engines are caught where they are called. This keeps a fault of our own from stopping all
-            // writing: the job's answer is dropped, which says that its outcome is unknown.
+            // Panics of engines are caught at the call. This catches a bug of our own, so that it does not stop all
+            // later writes. The job's answer is dropped, which tells the caller that the outcome is unknown.
             let _ = caught(|| inner.work(table, job));
         }
     }
 
-    /// The next job; with none left, the drainer is finished.
+    /// Takes the next job. When there is none, the drainer is finished.
     fn next(&mut self) -> Option<WriteJob> {
         let mut queue = self.inner.queue();
         let job = queue.jobs.pop_front();
@@ -154,30 +154,30 @@ impl QueueDrainer {
 /// Answers a job that came after the store was closed.
 fn refuse(job: WriteJob, inner: &StoreCore) {
     let store = inner.name;
-    // A caller that has gone needs no answer.
+    // If the caller is gone, dropping the answer is fine.
     match job {
         WriteJob::Txn { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Compact { reply, .. } => drop(reply.send(Err(closed(store, Operation::Compact)))),
-        // The mark is durable, which is what a compaction promises.
+        // The compaction mark is durable, which is all that a compaction promises.
         WriteJob::Sweep { reply } => drop(reply.send(Ok(()))),
         WriteJob::MakeRoom { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Change(make) => make(inner, None),
     }
 }
 
-/// A group of transactions, worked out and not yet written.
+/// The results of a group of transactions before the commit.
 struct TxnGroup {
     replies: Vec<(Reply<TxnResponse>, Result<TxnResponse>)>,
-    /// Where the store stands before.
+    /// The state before the group.
     old: Option<StateRow>,
-    /// Where it stands after, if anything changes.
+    /// The state after the group and the rows to write; `None` if the group changes nothing.
     new: Option<(StateRow, Vec<Write>)>,
 }
 
 impl StoreCore {
     fn work(self: &Arc<Self>, table: &dyn Table, job: WriteJob) {
         match job {
-            // The caller that waited for it has gone, and cannot distinguish this from a call that came too late.
+            // The caller is gone, so dropping the transaction has the same effect as a request that never arrived.
             WriteJob::Txn { reply, .. } if reply.is_closed() => {}
             WriteJob::Txn { txn, purpose, reply } => self.work_group(table, purpose, txn, reply),
             WriteJob::Compact { revision, reply } => match self.compact(table, revision) {
@@ -190,7 +190,7 @@ impl StoreCore {
                 Ok(SweepProgress::More) => self.queue().jobs.push_back(WriteJob::Sweep { reply }),
                 Ok(SweepProgress::Done | SweepProgress::Nothing) => drop(reply.send(Ok(()))),
                 Err(error) => {
-                    // The mark is durable; what is below it goes with later commits.
+                    // The compaction mark is durable. Later commits remove the rows below it.
                     tracing::warn!(%error, "rows below the compaction mark stay for now");
                     drop(reply.send(Ok(())));
                 }
@@ -198,7 +198,7 @@ impl StoreCore {
         }
     }
 
-    /// Does a transaction and those for the same purpose that wait right behind it.
+    /// Runs a transaction together with the transactions of the same purpose that follow it in the queue.
     fn work_group(&self, table: &dyn Table, purpose: Purpose, txn: Txn, reply: Reply<TxnResponse>) {
         let mut waiting = VecDeque::from([(txn, reply)]);
         let mut group = TxnGroup { replies: Vec::new(), old: None, new: None };
@@ -215,7 +215,7 @@ impl StoreCore {
             Some(failure) => Err(failure.error(self.name, Operation::Txn, failure.outcome())),
             None => found,
         };
-        // A caller that has gone needs no answer.
+        // If the caller is gone, dropping the answer is fine.
         for (reply, found) in group.replies {
             let _ = reply.send(answer(found));
         }
@@ -224,7 +224,7 @@ impl StoreCore {
         }
     }
 
-    /// Works out what a group does; `waiting` is refilled from the queue.
+    /// Computes the effect of a group, and refills `waiting` from the queue.
     fn stage(
         &self,
         table: &dyn Table,
@@ -254,10 +254,10 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Adds to a commit the removal of some history that has expired.
+    /// Adds the removal of some expired history to a commit.
     ///
     /// # Errors
-    /// Those of reading the log.
+    /// Any error of reading the log.
     pub(crate) fn sweep_expired(
         &self,
         rows: &Rows<'_>,
@@ -270,7 +270,7 @@ impl StoreCore {
         sweep(rows, old.revision, &bounds, budget, new, writes)
     }
 
-    /// The next job, if it is a transaction for this purpose whose caller still waits.
+    /// Takes the next job if it is a transaction of this purpose whose caller still waits.
     fn next_txn(&self, purpose: Purpose) -> Option<(Txn, Reply<TxnResponse>)> {
         let mut queue = self.queue();
         loop {
@@ -298,12 +298,12 @@ impl StoreCore {
         self.commit(table, Purpose::Any, Vec::new(), &old, StateRow { compacted: mark, ..old })
     }
 
-    /// Gives up all states but the newest, and takes away a slice of their rows. False if there were none.
+    /// Drops all states except the newest, and removes some of their rows. Returns false if there were none.
     fn give_up_history(&self, table: &dyn Table, purpose: Purpose) -> Result<bool> {
         Ok(self.sweep_some(table, purpose, |state| state.revision)? != SweepProgress::Nothing)
     }
 
-    /// Raises the mark to `mark`, and takes away a slice of what is below it.
+    /// Raises the compaction mark to `mark`, and removes some of the rows below it.
     fn sweep_some(
         &self,
         table: &dyn Table,
@@ -327,10 +327,11 @@ impl StoreCore {
         Ok(progress)
     }
 
-    /// Commits, and publishes once that is durable. If the engine fails, the table is opened again to see what it did.
+    /// Commits, and publishes the new state once it is durable. If the engine fails, the table is reopened to find out
+    /// whether the commit happened.
     ///
     /// # Errors
-    /// The engine's, with the outcome that was found; `Unknown` if nothing could be found out.
+    /// The engine's error with the outcome that was found; `Unknown` if it could not be found out.
     pub(crate) fn commit(
         &self,
         table: &dyn Table,
@@ -364,7 +365,7 @@ impl StoreCore {
         }
     }
 
-    /// Opens the table again, and says where the store really stands.
+    /// Reopens the table and returns its actual state.
     fn recover(&self, table: &dyn Table, purpose: Purpose) -> Result<StateRow> {
         let reopen = || {
             table.recover()?;
@@ -384,14 +385,15 @@ impl StoreCore {
         Ok(state)
     }
 
-    /// Tries again to find out what became of a commit, if one is in doubt.
+    /// Fails unless the store can be written. If the outcome of an earlier commit is unknown, this tries again to find
+    /// it out.
     pub(crate) fn ensure_writable(&self, table: &dyn Table, operation: Operation, purpose: Purpose) -> Result<()> {
         self.check_reserve(operation, purpose)?;
         if !self.poisoned.load(Ordering::Relaxed) {
             return Ok(());
         }
         self.recover(table, purpose).map_err(|error| {
-            // A full disk is the reason that somebody can do something about.
+            // Report a full disk as such, because the user can fix it.
             let kind = if *error.kind() == ErrorKind::NoSpace { ErrorKind::NoSpace } else { ErrorKind::Poisoned };
             Error::new(kind, operation, self.name).with_source(error).with_outcome(Outcome::NotApplied)
         })?;
@@ -399,51 +401,54 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Shows readers what is durable.
+    /// Makes a durable state visible to readers.
     fn publish(&self, state: StateRow) {
         self.published().state = state;
     }
 }
 
-/// Whether there is more to take away.
+/// Whether rows remain to be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SweepProgress {
     More,
     Done,
-    /// There was nothing.
+    /// There were no rows to remove.
     Nothing,
 }
 
-/// How many rows a commit takes away at least, if there is something to take.
+/// Minimum number of expired rows that a commit removes, if there are as many.
 const MIN_SWEPT_ROWS: usize = 32;
-/// How many rows it takes away for each one that it writes.
+/// Number of expired rows that a commit removes for each row that it writes.
 const SWEPT_ROWS_PER_WRITE: usize = 4;
-/// The most rows that one commit takes away.
+/// Maximum number of expired rows that a commit removes.
 const MAX_SWEPT_ROWS: usize = 1024;
-/// How far the clock may be from the newest revision, and one revision from the next, before ages say nothing.
+/// Maximum difference between the clock and the newest revision, and between neighbouring revisions, at which ages are
+/// trusted.
 const MAX_CLOCK_GAP: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How many rows a commit that writes this many takes away.
+/// The number of expired rows that a commit of `writes` rows removes.
 fn sweep_budget(writes: usize) -> usize {
     writes.saturating_mul(SWEPT_ROWS_PER_WRITE).clamp(MIN_SWEPT_ROWS, MAX_SWEPT_ROWS)
 }
 
-/// The history that has expired. Only the mark and the rows decide what can be read; the bounds only move the mark.
+/// The limits that decide which history has expired. They only move the compaction mark. The mark and the rows decide
+/// what is readable.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpiredHistory {
     revisions: Option<u64>,
     bytes: Option<u64>,
-    /// Rows from before this time have expired; in microseconds since 1970.
+    /// Rows from before this time have expired; microseconds since 1970.
     expired_before: Option<u64>,
-    /// Rows from this time on do not expire by the number of revisions.
+    /// The limit on the number of revisions applies only to rows from before this time; microseconds since 1970.
     counted_before: Option<u64>,
 }
 
 impl ExpiredHistory {
-    /// Nothing but what is below the mark already.
+    /// No limits: only history below the compaction mark has expired.
     const MARK_ONLY: Self = Self { revisions: None, bytes: None, expired_before: None, counted_before: None };
 
-    /// Those of `retention` at the time `now`, when the newest revision is from `newest`; both in microseconds.
+    /// The limits of `retention` at the time `now`, when the newest revision is from the time `newest`; both in
+    /// microseconds since 1970.
     pub(crate) fn at(retention: &Retention, now: u64, newest: u64) -> Self {
         let trusted = now.abs_diff(newest) <= micros(MAX_CLOCK_GAP);
         let expired_before = retention.age.filter(|_| trusted).map(|age| now.saturating_sub(micros(age)));
@@ -457,16 +462,17 @@ impl ExpiredHistory {
             || (revision < self.first_counted(state) && self.counted_before.is_some_and(|time| row.time < time))
     }
 
-    /// The oldest revision that the bound on their number keeps; the newest one can always be read.
+    /// The oldest revision that the limit on the number of revisions keeps. The newest revision is always kept.
     fn first_counted(&self, state: &StateRow) -> u64 {
         self.revisions.map_or(0, |most| (state.revision + 1).saturating_sub(most.max(1)))
     }
 
-    /// The same without the bound on age, if nothing is known of the age of what has expired by it.
+    /// Drops the limit on age if the age of the history that it would remove is not certain.
     ///
-    /// Between two revisions that lie far apart either nobody came, or the clock has jumped. A jump makes everything
-    /// before it look old, so it must not be given up until time has passed beyond the gap: ages count where the oldest
-    /// revision that is kept follows the newest one that is not without such a gap.
+    /// Two neighbouring revisions can be far apart because there were no writes, or because the clock has jumped. After
+    /// a jump, all earlier revisions look old, so they must be kept until enough time has passed after the gap. So the
+    /// limit applies only if there is no such gap between the newest expired revision and the oldest revision that is
+    /// kept.
     fn with_known_ages(self, rows: &Rows<'_>, swept: LogPosition, newest: u64) -> Result<Self> {
         let Some(time) = self.expired_before else { return Ok(self) };
         let unaged = Self { expired_before: None, ..self };
@@ -484,12 +490,12 @@ impl ExpiredHistory {
                 (end, kept) = (middle, Some(found));
             }
         }
-        // With nothing to keep but the newest, that is within a day of the clock.
+        // If only the newest revision is kept, it is within a day of the clock.
         let gap = kept.map_or(0, |kept| kept.saturating_sub(expired.1));
         Ok(if gap > micros(MAX_CLOCK_GAP) { unaged } else { self })
     }
 
-    /// True if the log has to be looked at.
+    /// True if the log may contain expired rows.
     fn expire_anything(&self, state: &StateRow) -> bool {
         state.swept.revision < state.compacted
             || self.expired_before.is_some()
@@ -498,11 +504,11 @@ impl ExpiredHistory {
     }
 }
 
-/// Moves the mark over what has expired and takes away rows below it, `budget` of them or a few more. `state` is where
-/// the store will stand with this commit; `rows` show it at revision `newest`, which was committed before.
+/// Moves the compaction mark past expired revisions and removes about `budget` rows below it. `state` is the state that
+/// this commit makes. `rows` show the table at revision `newest`, before this commit.
 ///
 /// # Errors
-/// Those of reading the log.
+/// Any error of reading the log.
 pub(crate) fn sweep(
     rows: &Rows<'_>,
     newest: u64,
@@ -524,7 +530,7 @@ pub(crate) fn sweep(
             return ControlFlow::Break(());
         }
         if place.revision >= state.compacted {
-            // The newest revision stays, so that the log always shows where the store stands.
+            // The newest revision is kept, so that the log always contains the current revision of the store.
             if place.revision >= state.revision || !bounds.has_expired(state, place.revision, &row) {
                 state.swept = place;
                 return ControlFlow::Break(());
@@ -542,10 +548,10 @@ pub(crate) fn sweep(
 }
 
 impl StoreCore {
-    /// Has a transaction carried out.
+    /// Runs a transaction.
     ///
     /// # Errors
-    /// Those of the job; `NoSpace` if nothing is left that could be given up.
+    /// Any error of the job; `NoSpace` if the disk is full and no space can be freed.
     pub(crate) async fn write(self: &Arc<Self>, txn: Txn, purpose: Purpose) -> Result<TxnResponse> {
         if purpose == Purpose::Any {
             return self.submit(Operation::Txn, |reply| WriteJob::Txn { txn, purpose, reply }).await;
@@ -561,11 +567,11 @@ impl StoreCore {
         }
     }
 
-    /// Makes room for a release: by giving up history if that can be written, else by giving up some of the reserve,
-    /// and then history with the room that this made.
+    /// Makes room for a release. It drops history, if that can be written. Otherwise it frees a part of the reserve,
+    /// and then drops history in the freed space.
     ///
     /// # Errors
-    /// `full` if there is nothing left to give up.
+    /// `full` if no space can be freed.
     fn make_room(&self, table: &dyn Table, full: Error) -> Result<()> {
         if matches!(self.give_up_history(table, Purpose::Release), Ok(true)) {
             tracing::warn!("the disk is full: older states of the store were given up for a release");
@@ -574,13 +580,13 @@ impl StoreCore {
         if !self.release_reserved_space(&full, Purpose::Release) {
             return Err(full.with_outcome(Outcome::NotApplied));
         }
-        // It keeps the next ones from using up the reserve. If there is still too little room for it, the release alone
-        // may fit in.
+        // Dropping history saves the reserve for later releases. If it fails for lack of space, the release alone may
+        // still fit.
         let _ = self.give_up_history(table, Purpose::Release);
         Ok(())
     }
 
-    /// Gives up some of the reserve because of this error, if the write is for a release and there is some left.
+    /// Frees a part of the reserve if `full` is a full disk, the write is a release, and some of the reserve is left.
     fn release_reserved_space(&self, full: &Error, purpose: Purpose) -> bool {
         let given_up =
             purpose == Purpose::Release && is_full(full) && self.reserve.as_ref().is_some_and(|one| one.release_part());
@@ -590,7 +596,7 @@ impl StoreCore {
         given_up
     }
 
-    /// Refuses to write for anything but a release while a part of the reserve is gone.
+    /// Fails for writes other than releases while a part of the reserve is missing.
     ///
     /// # Errors
     /// `NoSpace`.
@@ -605,10 +611,10 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Checks that a commit that is no release could be written now.
+    /// Checks that a commit of any purpose could be written now.
     ///
     /// # Errors
-    /// `NoSpace`; `Io` for a disk that cannot be written to.
+    /// `NoSpace`; `Io` for a disk that is not writable.
     pub(crate) fn check_room(&self) -> Result<()> {
         self.check_reserve(Operation::Txn, Purpose::Any)?;
         self.check_reserved_space(Operation::Txn, |reserve| reserve.check_room())

@@ -1,6 +1,6 @@
-//! Random histories against a model that keeps a whole map for every revision.
+//! Random histories against a model that keeps a complete map for every revision.
 
-#![allow(clippy::unwrap_used)] // What is not as expected fails the test.
+#![allow(clippy::unwrap_used)] // A failed unwrap fails the test.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,11 +15,10 @@ use proptest::prelude::*;
 
 type Map = BTreeMap<Key, Kv>;
 
-/// A store in its simplest form.
+/// A simple model of a store.
 struct Model {
-    /// The state at each revision; the first one is revision 1.
+    /// The state at each revision, starting with revision 1.
     states: Vec<Map>,
-    /// The events of each revision.
     events: Vec<Vec<Event>>,
     mark: i64,
 }
@@ -150,11 +149,10 @@ impl Model {
     }
 }
 
-/// One step of a history.
 #[derive(Clone, Debug)]
 enum Step {
     Txns(Vec<Txn>),
-    /// Compact to this many revisions before the newest; negative is after it.
+    /// Compacts to this many revisions before the newest; a negative number is after it.
     Compact(i64),
     Reopen,
 }
@@ -179,7 +177,7 @@ fn range() -> impl Strategy<Value = Range> {
 fn value() -> impl Strategy<Value = Value> {
     prop_oneof![
         8 => "[a-c]{0,2}".prop_map(Value::from),
-        // As long as a row, and around it, and some rows.
+        // About as long as one row, or several rows long.
         1 => (MAX_ROW_BYTES - 6..MAX_ROW_BYTES + 2).prop_map(|len| Value::from(vec![7; len])),
         1 => Just(Value::from(vec![9; 2 * MAX_ROW_BYTES + 1])),
     ]
@@ -233,7 +231,7 @@ fn open(table: &MemoryTable) -> MvccStore {
     MvccStore::open(Box::new(table.clone()), options).unwrap()
 }
 
-/// Runs a history on both, and then reads everything at every revision, and watches from every one.
+/// Runs a history on the store and the model, then compares all reads and watches at every revision.
 async fn run(steps: Vec<Step>, requests: Vec<TxnRange>) {
     let table = MemoryTable::new();
     let mut store = open(&table);
@@ -262,7 +260,7 @@ async fn run(steps: Vec<Step>, requests: Vec<TxnRange>) {
     check_watches(&store, &model, &requests).await;
 }
 
-/// Transactions that are on their way together, so that they may share a commit, run in the order in which they came.
+/// Runs transactions concurrently, so that they may share a commit. They must run in the order in which they arrived.
 async fn apply(store: &MvccStore, model: &mut Model, txns: Vec<Txn>) {
     let answers = futures::future::join_all(txns.iter().map(|txn| store.txn(txn.clone()))).await;
     let mut read_only = Vec::new();
@@ -271,7 +269,7 @@ async fn apply(store: &MvccStore, model: &mut Model, txns: Vec<Txn>) {
         if txn.check("model").is_err() {
             assert!(matches!(answer.unwrap_err().kind(), ErrorKind::InvalidArgument(_)));
         } else if txn.is_read_only() {
-            // It does not wait its turn: it saw some state between the first and the last.
+            // A read does not wait in the queue, so it saw a state between the first and the last.
             read_only.push((txn, answer.unwrap()));
         } else {
             assert_eq!(answer.unwrap(), model.txn(txn), "{txn:?}");

@@ -1,4 +1,4 @@
-//! The errors of stores, and the outcome of a write that failed: it may have happened all the same.
+//! The errors of stores. The error of a failed write says whether the write may have happened anyway.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -13,19 +13,19 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Operation {
-    /// Opening or creating the store.
+    /// Opening or creating a store.
     Open,
-    /// Reading.
+    /// [`Store::range`](crate::Store::range).
     Range,
-    /// Writing, or a transaction that only reads.
+    /// [`Store::txn`](crate::Store::txn), also with reads only.
     Txn,
-    /// Watching.
+    /// [`Store::watch`](crate::Store::watch).
     Watch,
-    /// Compacting.
+    /// [`Store::compact`](crate::Store::compact).
     Compact,
     /// A call of [`transact!`](crate::transact!) as a whole.
     Transact,
-    /// Closing.
+    /// Closing a store.
     Close,
 }
 
@@ -43,40 +43,40 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Whether a write that failed has changed the store.
+/// Whether a failed write has changed the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Outcome {
-    /// It did not and will not happen.
+    /// The write did not happen and will not happen.
     NotApplied,
-    /// It may have happened, or may still happen.
+    /// The write may have happened, or may still happen.
     Unknown,
 }
 
-/// The fault of a request.
+/// Why no store accepts a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum InvalidArgument {
     /// A key without bytes.
     EmptyKey,
-    /// A key over the limit.
+    /// A key over [`MAX_KEY_BYTES`](crate::MAX_KEY_BYTES).
     KeyTooLong {
-        /// How long it is, in bytes.
+        /// The length of the key in bytes.
         bytes: usize,
     },
-    /// A branch that puts a key twice, or puts it and deletes it.
+    /// A branch of a transaction that puts a key twice, or puts and deletes it.
     DuplicateKey(Key),
-    /// More compares, or operations in one branch, than allowed.
+    /// More than [`MAX_TXN_OPS`](crate::MAX_TXN_OPS) compares, or operations in one branch.
     TooManyOps {
-        /// How many there are.
+        /// The number of compares or operations.
         count: usize,
     },
-    /// A watch of a range in which no key can be.
+    /// A watch of a range that can contain no key.
     EmptyWatchRange,
-    /// A revision below 1 where a real one is needed.
+    /// A revision below 1 where a real revision is needed.
     RevisionNotSet,
-    /// A [`Transaction`](crate::Transaction) that writes a key that it has not read.
+    /// A write in a [`Transaction`](crate::Transaction) to a key that the transaction has not read.
     UnguardedWrite(Key),
 }
 
@@ -100,59 +100,59 @@ impl fmt::Display for InvalidArgument {
     }
 }
 
-/// Why a store did not let somebody in.
+/// Why a store rejected the caller's credentials or permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Auth {
     /// No valid user, password or token.
     Unauthenticated,
-    /// The user may not do this.
+    /// The user has no permission for this request.
     Denied,
-    /// The permissions changed while the request was on its way.
+    /// The permissions changed while the request was in flight.
     OldRevision,
 }
 
-/// The kind of an error: match on this, never on text.
+/// The kind of an error. Match on this instead of on text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The request can never be carried out.
+    /// The request is malformed and can never succeed.
     InvalidArgument(InvalidArgument),
-    /// The request, or a value in it, is over the size limit.
+    /// The request, or a value in it, exceeds the size limit.
     TooLarge {
-        /// How large it is, in bytes.
+        /// The size of the request or the value in bytes.
         bytes: usize,
     },
-    /// The revision asked for is below the compaction mark.
+    /// The requested revision is below the compaction mark.
     Compacted {
-        /// The mark: the oldest revision that can be read; unset if the store did not say.
+        /// The oldest readable revision; unset if the store did not report it.
         compact_revision: Revision,
     },
-    /// The revision asked for is above the store's.
+    /// The requested revision is above the store's revision.
     FutureRevision,
-    /// The store has no room. Whether the write happened is not certain on every store.
+    /// The store has no space left. On some stores the write may have happened anyway.
     NoSpace,
-    /// The store has too much to do and refused the request unread.
+    /// The store is overloaded and refused the request without reading it.
     Throttled,
-    /// Authentication or permission.
+    /// Authentication or permission failed.
     Auth(Auth),
-    /// The request never left: no connection.
+    /// There was no connection, so the request was never sent.
     NotSent,
-    /// The member asked has no leader.
+    /// The member that received the request has no leader.
     NoLeader,
-    /// Another process holds the store, and it did not come free in time.
+    /// Another process kept the store lock for longer than the caller waited.
     Locked,
-    /// An earlier error left the handle unable to write; open the store again.
+    /// An earlier error made this handle read-only. Writes need the store to be opened again.
     Poisoned,
     /// The handle was closed.
     Closed,
-    /// No answer in time.
+    /// No answer arrived in time.
     Timeout,
-    /// The connection broke; a watch may be opened again at `resume_from`.
+    /// The connection broke. A watch can be reopened at `resume_from`.
     Disconnected {
-        /// The revision after the last one delivered; unset for anything but a watch.
+        /// The revision after the last delivered one; unset for requests other than a watch.
         resume_from: Revision,
     },
     /// The answer could not be decoded.
@@ -161,35 +161,36 @@ pub enum ErrorKind {
     CommitIo,
     /// The operating system reported an error while reading or opening.
     Io,
-    /// There is no store at this place, and the caller did not want one to be created.
+    /// There is no store at this path, and the caller did not ask to create one.
     Missing,
     /// The store is damaged.
     Corrupt,
-    /// The store is in a format that this program does not know.
+    /// This version does not support the format of the store.
     UnknownFormat {
-        /// The format that was found.
+        /// The format number in the store.
         found: u32,
     },
-    /// The store's revision went back: a restored backup, or another store under the same name.
+    /// The store's revision went back, because a backup was restored or another store has taken its name.
     RevisionRegressed,
-    /// A [`Transaction`](crate::Transaction) guards more than one commit can check.
+    /// A [`Transaction`](crate::Transaction) has more guards than one commit can check.
     ReadSetTooLarge {
-        /// How many guards it has.
+        /// The number of guards.
         guards: usize,
     },
-    /// Other writers got in between at every attempt.
+    /// Other writers changed the guarded keys at every attempt.
     Conflict {
-        /// How many attempts there were.
+        /// The number of attempts.
         attempts: u32,
     },
     /// A put names a lease that does not exist.
     LeaseNotFound,
-    /// The request is not supported here.
+    /// This store does not support the request.
     Unsupported,
 }
 
 impl ErrorKind {
-    /// The outcome of a write that failed in this way; unknown unless the kind proves another one.
+    /// The outcome of a write that failed with this kind: unknown, unless the kind proves that the write did not
+    /// happen.
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::InvalidArgument(_)
@@ -220,7 +221,7 @@ impl ErrorKind {
         }
     }
 
-    /// True if the same request may succeed a little later.
+    /// True if the same request may succeed when it is repeated later.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,
@@ -295,7 +296,7 @@ struct ErrorFields {
 }
 
 impl Error {
-    /// An error of `kind` in `operation` on the store called `store` (an engine's name or an address, never a secret).
+    /// An error of `kind` in `operation`. `store` is an engine's name or an address, never a secret.
     pub fn new(kind: ErrorKind, operation: Operation, store: impl Into<Cow<'static, str>>) -> Self {
         let outcome = match operation {
             Operation::Txn | Operation::Compact | Operation::Transact => kind.outcome(),
@@ -305,28 +306,28 @@ impl Error {
         Self(Box::new(ErrorFields { kind, operation, store, outcome, is_final: false, detail: None, source: None }))
     }
 
-    /// With the error that caused it.
+    /// Sets the error that caused this one.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
         self
     }
 
-    /// With what a person should know or do, in one sentence.
+    /// Sets one sentence for the user, with a fact or with what to do.
     #[must_use]
     pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
         self.0.detail = Some(detail.into());
         self
     }
 
-    /// With another outcome than the kind alone implies. `NotApplied` needs proof, such as having looked.
+    /// Replaces the outcome that the kind implies. `NotApplied` needs proof, for example a read of the store.
     #[must_use]
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
         self.0.outcome = outcome;
         self
     }
 
-    /// The same error of a store that is done with the request: it has happened or never will, so a read tells which.
+    /// Marks the request as ended: it has happened or never will, so one read of the store settles the outcome.
     #[must_use]
     pub fn with_final_outcome(mut self) -> Self {
         self.0.is_final = true;
@@ -343,30 +344,30 @@ impl Error {
         self.0.operation
     }
 
-    /// The store's name.
+    /// The name of the store: an engine's name or an address.
     pub fn store(&self) -> &str {
         &self.0.store
     }
 
-    /// Whether what was asked for may have happened all the same.
+    /// Whether the failed write may have happened anyway.
     pub fn outcome(&self) -> Outcome {
         self.0.outcome
     }
 
-    /// True if nothing can happen after this error any more. While the outcome is unknown, a read of the latest revision
-    /// tells whether the request happened.
+    /// True if the request can have no later effect. If the outcome is unknown, a read of the latest revision settles
+    /// it.
     pub fn is_final(&self) -> bool {
         self.0.is_final || self.0.outcome == Outcome::NotApplied
     }
 
-    /// The advice for a person, if there is any.
+    /// One sentence for the user, if there is one.
     pub fn detail(&self) -> Option<&str> {
         self.0.detail.as_deref()
     }
 }
 
 impl fmt::Display for Error {
-    /// One line: store, operation, kind, detail and all sources.
+    /// Writes one line: store, operation, kind, detail and all sources.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}: {}", self.0.store, self.0.operation, self.0.kind)?;
         if let Some(detail) = &self.0.detail {

@@ -1,7 +1,8 @@
-//! Keys, values, revisions, the spans of keys that a request can name, and leases.
+//! Keys, values, revisions, ranges of keys, and leases.
 //!
-//! A lease is a time to live that keys are attached to, as in etcd. A put attaches its key to a lease, or to none. When the lease
-//! ends, its keys are deleted. Leases are granted and revoked beside a [`Store`](crate::Store), by the program that keeps their time.
+//! A lease is a time to live for keys, as in etcd. A put attaches its key to one lease or to none. When the lease ends,
+//! its keys are deleted. The program that keeps the time grants and revokes leases; the trait [`Store`](crate::Store)
+//! has no methods for them.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -10,13 +11,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-/// A key: raw bytes, ordered by unsigned byte comparison, a proper prefix before what it is a prefix of.
+/// A key: raw bytes in unsigned byte order. A prefix sorts before the keys that it is a prefix of.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Key(Bytes);
 
 impl Key {
-    /// A key of these bytes. Whether a store takes it (not empty, not too long) is checked with the request.
+    /// A key of these bytes. A store checks its length when it gets the request.
     pub fn new(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }
@@ -26,12 +27,12 @@ impl Key {
         &self.0
     }
 
-    /// The bytes of the key, shared rather than copied.
+    /// The bytes of the key, without a copy.
     pub fn bytes(&self) -> Bytes {
         self.0.clone()
     }
 
-    /// The smallest key after this one: itself and a zero byte. Where the next page of a listing starts.
+    /// The smallest key after this one: its bytes and a zero byte. The next page of a listing starts there.
     #[must_use]
     pub fn successor(&self) -> Self {
         let mut bytes = Vec::with_capacity(self.0.len() + 1);
@@ -40,7 +41,7 @@ impl Key {
         Self(bytes.into())
     }
 
-    /// The smallest key after all keys that begin with this one; `None` if there is none (empty, or all 0xff).
+    /// The smallest key after all keys with this prefix; `None` if the prefix is empty or only 0xff bytes.
     pub fn prefix_end(&self) -> Option<Self> {
         let last = self.0.iter().rposition(|byte| *byte != 0xff)?;
         let mut bytes = self.0[..=last].to_vec();
@@ -48,14 +49,14 @@ impl Key {
         Some(Self(bytes.into()))
     }
 
-    /// True if the key has no bytes, which no store accepts.
+    /// True if the key has no bytes. No store accepts an empty key.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
 impl fmt::Display for Key {
-    /// The key as text; bytes that are not printable ASCII are escaped.
+    /// Writes the key as text, and escapes bytes that are not printable ASCII.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.0.escape_ascii())
     }
@@ -97,7 +98,7 @@ impl Borrow<[u8]> for Key {
     }
 }
 
-/// A value: raw bytes. An empty value is a value, not an absence.
+/// A value: raw bytes. An empty value is different from an absent key.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Value(Bytes);
@@ -113,19 +114,19 @@ impl Value {
         &self.0
     }
 
-    /// How many bytes there are.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// True if there are no bytes.
+    /// True if the value has no bytes.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
 impl fmt::Debug for Value {
-    /// The length and the first bytes only: values can be large.
+    /// Writes the length and the first 40 bytes only, because values can be large.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = &self.0[..self.0.len().min(40)];
         let rest = if shown.len() < self.0.len() { "..." } else { "" };
@@ -157,7 +158,8 @@ impl From<Vec<u8>> for Value {
     }
 }
 
-/// A point in the one total order of writes. A fresh store is at 1 and its first write gets 2; 0 means "not set".
+/// The number of a state of the store. A fresh store has revision 1, its first write makes revision 2, and 0 means "not
+/// set".
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Revision(i64);
@@ -166,12 +168,12 @@ impl Revision {
     /// No revision: "latest" in a read, "absent" in a compare.
     pub const UNSET: Self = Self(0);
 
-    /// The revision with this number. Numbers below 1 mean "latest" in a read and are refused elsewhere.
+    /// The revision with this number. A number below 1 means "latest" in a read and is refused elsewhere.
     pub const fn new(number: i64) -> Self {
         Self(number)
     }
 
-    /// The number.
+    /// The number of the revision.
     pub const fn get(self) -> i64 {
         self.0
     }
@@ -182,7 +184,7 @@ impl Revision {
         Self(self.0 + 1)
     }
 
-    /// True for a real revision, that is 1 or more.
+    /// True for a real revision: 1 or more.
     pub const fn is_set(self) -> bool {
         self.0 >= 1
     }
@@ -194,34 +196,34 @@ impl fmt::Display for Revision {
     }
 }
 
-/// Which keys a request is about. Spans are half open; one that ends before it starts is empty, not an error.
+/// The keys that a request covers. Spans are half open. A span that ends before it starts is empty and not an error.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Range {
-    /// This one key.
+    /// One key.
     Key(Key),
-    /// All keys that begin with these bytes; the empty prefix is [`Range::All`].
+    /// All keys that begin with these bytes. The empty prefix equals [`Range::All`].
     Prefix(Key),
-    /// From the first key, inclusive, to the second, exclusive.
+    /// All keys from the first (inclusive) to the second (exclusive).
     FromTo(Key, Key),
-    /// From this key on.
+    /// All keys from this one on (inclusive).
     From(Key),
     /// Every key.
     All,
 }
 
 impl Range {
-    /// The one key.
+    /// The range of one key.
     pub fn key(key: impl Into<Key>) -> Self {
         Self::Key(key.into())
     }
 
-    /// All keys that begin with `prefix`.
+    /// The range of all keys that begin with `prefix`.
     pub fn prefix(prefix: impl Into<Key>) -> Self {
         Self::Prefix(prefix.into())
     }
 
-    /// The first key that may be in the range (inclusive) and where it ends (exclusive; `None` = no upper bound).
+    /// The lower bound (inclusive) and the upper bound (exclusive; `None` means no upper bound).
     pub fn bounds(&self) -> (Key, Option<Key>) {
         match self {
             Self::Key(key) => (key.clone(), Some(key.successor())),
@@ -232,7 +234,7 @@ impl Range {
         }
     }
 
-    /// The rest of the range from a key on, which is a key of the range or comes after one.
+    /// The part of the range from `from` on. `from` must be a key of the range or come after one.
     #[must_use]
     pub fn rest(&self, from: Key) -> Self {
         match self.bounds().1 {
@@ -241,13 +243,13 @@ impl Range {
         }
     }
 
-    /// True if every key of the other range is in this one.
+    /// True if this range contains every key of `other`.
     pub fn covers(&self, other: &Self) -> bool {
         let ((from, to), (other_from, other_to)) = (self.bounds(), other.bounds());
         from <= other_from && to.is_none_or(|to| other_to.is_some_and(|other_to| other_to <= to))
     }
 
-    /// True if the key is in the range.
+    /// True if the range contains the key.
     pub fn contains(&self, key: &[u8]) -> bool {
         match self {
             Self::Key(only) => only.as_bytes() == key,
@@ -258,7 +260,7 @@ impl Range {
         }
     }
 
-    /// True if no key can be in the range.
+    /// True if the range can contain no key.
     pub fn is_empty(&self) -> bool {
         matches!(self, Self::FromTo(from, to) if from >= to)
     }
@@ -276,13 +278,13 @@ impl fmt::Display for Range {
     }
 }
 
-/// The number of a lease.
+/// The id of a lease: any number except 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct LeaseId(NonZeroI64);
 
 impl LeaseId {
-    /// The lease with this number; `None` for 0, which means none.
+    /// The lease with this id; `None` for 0, which means "no lease".
     pub const fn new(number: i64) -> Option<Self> {
         match NonZeroI64::new(number) {
             Some(number) => Some(Self(number)),
@@ -290,44 +292,44 @@ impl LeaseId {
         }
     }
 
-    /// The number.
+    /// The id as a number.
     pub const fn get(self) -> i64 {
         self.0.get()
     }
 
-    /// The number of a lease, or 0 for none.
+    /// The id of a lease as a number, or 0 for `None`.
     pub fn number(lease: Option<Self>) -> i64 {
         lease.map_or(0, Self::get)
     }
 }
 
 impl fmt::Display for LeaseId {
-    /// As etcd's tools write it: hexadecimal digits.
+    /// Writes the id as etcd's tools do: 16 hexadecimal digits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
 }
 
-/// A lease that is granted.
+/// A granted lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// Its number.
+    /// The id of the lease.
     pub id: LeaseId,
-    /// The time to live that was granted, in whole seconds.
+    /// The granted time to live, in whole seconds.
     pub ttl: Duration,
 }
 
 impl Lease {
-    /// The longest time to live, as with etcd.
+    /// The longest time to live, the same as etcd's.
     pub const MAX_TTL: Duration = Duration::from_secs(9_000_000_000);
 }
 
-/// The answer to a grant.
+/// The outcome of a request to grant a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GrantOutcome {
-    /// The lease is there now.
+    /// The lease was granted.
     New,
-    /// There was a lease of this number already; nothing has changed.
+    /// A lease with this id already exists. Nothing has changed.
     Taken,
 }
 

@@ -1,15 +1,15 @@
 #![doc = include_str!("../README.md")]
 //!
-//! # Inside
+//! # The contract
 //!
 //! A store is an ordered map of keys to values in which every write has a revision.
 //!
-//! The semantics are etcd v3's; the numbered rules are in `SEMANTICS.md` beside this crate, and the crate
-//! `conformance` turns each of them into a case. Three groups of people meet here:
+//! The semantics are etcd v3's. `SEMANTICS.md` beside this crate has the numbered rules, and the crate `conformance`
+//! tests a store against each of them.
 //!
-//! - **An author of a store** implements the four methods of [`Store`].
-//! - **A user of a store** holds an `Arc<dyn Store>`, calls [`StoreExt`], and changes things through [`transact!`].
-//! - **A test or a measurement** puts a wrapper of [`wrap`] around a store.
+//! - An **author of a store** implements the four methods of [`Store`].
+//! - A **user of a store** holds an `Arc<dyn Store>`, reads through [`StoreExt`], and changes keys with [`transact!`].
+//! - A **test or a benchmark** puts a wrapper from [`wrap`] around a store.
 
 mod error;
 mod key;
@@ -31,5 +31,5 @@ pub use transact::{
 };
 pub use validate::{MAX_KEY_BYTES, MAX_REQUEST_BYTES, MAX_TXN_OPS, MAX_VALUE_BYTES};
 
-/// The numbered rules of a store, as a page of Markdown.
+/// The numbered rules that every store keeps, as Markdown.
 pub const SEMANTICS: &str = include_str!("../SEMANTICS.md");

@@ -1,41 +1,41 @@
-//! Requests to a store and its answers.
+//! The requests to a store and its answers.
 
 use std::time::SystemTime;
 
 use crate::key::{Key, LeaseId, Range, Revision, Value};
 
-/// How much of what was found comes back.
+/// The part of each key that an answer contains.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Content {
     /// Keys, values and metadata.
     #[default]
     Full,
-    /// Keys and metadata; values are empty.
+    /// Keys and metadata, with empty values.
     KeysOnly,
     /// Only the number of keys.
     CountOnly,
 }
 
-/// Whether a write or an event brings along what was there before.
+/// Whether a write or an event contains the previous state of its keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Prev {
-    /// It does not.
+    /// Without the previous state.
     #[default]
     Omit,
-    /// It does.
+    /// With the previous state.
     Return,
 }
 
-/// Whether a watch reports how far it has come while nothing happens in its range.
+/// Whether a watch reports its revision while its range does not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Progress {
-    /// It does not.
+    /// No progress reports.
     #[default]
     Omit,
-    /// It does, by batches without events.
+    /// Progress reports: batches without events.
     Report,
 }
 
@@ -44,37 +44,37 @@ pub enum Progress {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct RangeRequest {
-    /// Which keys.
+    /// The keys to read.
     pub range: Range,
-    /// The state of which revision; below 1 means the latest.
+    /// The revision to read; below 1 means the latest.
     pub at: Revision,
-    /// How many keys come back at the most; 0 or less means all.
+    /// Maximum number of keys in the answer; 0 or less means all.
     pub limit: i64,
-    /// How much of each key comes back.
+    /// The part of each key in the answer.
     pub content: Content,
 }
 
 impl RangeRequest {
-    /// All of the range, in full, at the latest revision.
+    /// A read of the whole range, in full, at the latest revision.
     pub fn new(range: Range) -> Self {
         Self { range, at: Revision::UNSET, limit: 0, content: Content::Full }
     }
 
-    /// As it was at this revision.
+    /// Reads the state at this revision.
     #[must_use]
     pub fn with_at(mut self, at: Revision) -> Self {
         self.at = at;
         self
     }
 
-    /// No more than this many keys; 0 or less means all.
+    /// Limits the answer to this many keys; 0 or less means all.
     #[must_use]
     pub fn with_limit(mut self, limit: i64) -> Self {
         self.limit = limit;
         self
     }
 
-    /// How much of each key comes back.
+    /// Restricts the answer to this part of each key.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
@@ -82,7 +82,7 @@ impl RangeRequest {
     }
 }
 
-/// How a [`Target`] is compared: the stored thing on the left, the given one on the right.
+/// The operator of a [`Compare`]: the stored property on the left, the given value on the right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum CompareOp {
@@ -97,7 +97,7 @@ pub enum CompareOp {
 }
 
 impl CompareOp {
-    /// Applies the operator.
+    /// True if the operator holds for these values.
     pub fn holds<T: Ord + ?Sized>(self, stored: &T, given: &T) -> bool {
         match self {
             Self::Equal => stored == given,
@@ -108,11 +108,12 @@ impl CompareOp {
     }
 }
 
-/// The property that a compare looks at. An absent key has version, create and mod revision and lease 0, and fails every value compare.
+/// The property that a compare checks, with the given value. An absent key has version, create revision, mod revision
+/// and lease 0, and fails every value compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Target {
-    /// How often the key was written since it was created.
+    /// The number of writes to the key since it was created.
     Version(i64),
     /// The revision that created the key.
     CreateRevision(Revision),
@@ -120,30 +121,30 @@ pub enum Target {
     ModRevision(Revision),
     /// The value, compared as unsigned bytes.
     Value(Value),
-    /// The number of the lease that the key is attached to; 0 for none.
+    /// The id of the lease that the key is attached to; 0 for none.
     Lease(i64),
 }
 
-/// A condition of a [`Txn`]: it holds if it holds for every key in the range; an empty range counts as one absent key.
+/// A condition of a [`Txn`]. It must hold for every key in the range. A range without keys counts as one absent key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Compare {
-    /// Which keys.
+    /// The keys to check.
     pub range: Range,
     /// The operator.
     pub op: CompareOp,
-    /// The compared property, with the given value.
+    /// The property and the given value.
     pub target: Target,
 }
 
 impl Compare {
-    /// `target` of every key in `range` against the given value.
+    /// A compare of `target` for every key in `range`.
     pub fn new(range: Range, op: CompareOp, target: Target) -> Self {
         Self { range, op, target }
     }
 
-    /// True if the condition holds for one key of the range; `None` is a key that is absent.
+    /// True if the condition holds for one key of the range; `None` stands for an absent key.
     pub fn holds(&self, kv: Option<&Kv>) -> bool {
         let number = |stored: fn(&Kv) -> i64, given: i64| self.op.holds(&kv.map_or(0, stored), &given);
         match &self.target {
@@ -155,70 +156,71 @@ impl Compare {
         }
     }
 
-    /// True if the condition holds for these keys, which are all that the range has.
+    /// True if the condition holds for `found`, which must be all keys of the range.
     pub fn holds_for<'k>(&self, found: impl IntoIterator<Item = &'k Kv>) -> bool {
         let mut found = found.into_iter().peekable();
         if found.peek().is_none() { self.holds(None) } else { found.all(|kv| self.holds(Some(kv))) }
     }
 
-    /// The key was last written at exactly this revision; [`Revision::UNSET`] means that it is absent.
+    /// Holds if the key was last written at exactly this revision; [`Revision::UNSET`] means that the key is absent.
     pub fn unchanged(key: impl Into<Key>, mod_revision: Revision) -> Self {
         Self::new(Range::Key(key.into()), CompareOp::Equal, Target::ModRevision(mod_revision))
     }
 
-    /// The key is absent.
+    /// Holds if the key is absent.
     pub fn absent(key: impl Into<Key>) -> Self {
         Self::all_absent(Range::Key(key.into()))
     }
 
-    /// There is no key in the range.
+    /// Holds if the range contains no key.
     pub fn all_absent(range: Range) -> Self {
         Self::new(range, CompareOp::Equal, Target::ModRevision(Revision::UNSET))
     }
 
-    /// Nothing in the range was written after this revision. Deletions leave no trace that this would see.
+    /// Holds if no key of the range was written after this revision. It does not notice deletions.
     pub fn nothing_newer(range: Range, revision: Revision) -> Self {
         Self::new(range, CompareOp::Less, Target::ModRevision(revision.next()))
     }
 
-    /// No key of the range was created after this revision. Writes to older keys and deletions do not matter.
+    /// Holds if no key of the range was created after this revision. It does not notice later writes to older keys, or
+    /// deletions.
     pub fn none_created_after(range: Range, revision: Revision) -> Self {
         Self::new(range, CompareOp::Less, Target::CreateRevision(revision.next()))
     }
 }
 
-/// A read inside a [`Txn`]. It has no revision: it sees the state that the operations before it have made.
+/// A read inside a [`Txn`]. It sees the state that the earlier operations of the branch have made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct TxnRange {
-    /// Which keys.
+    /// The keys to read.
     pub range: Range,
-    /// How many keys come back at the most; 0 or less means all.
+    /// Maximum number of keys in the answer; 0 or less means all.
     pub limit: i64,
-    /// How much of each key comes back.
+    /// The part of each key in the answer.
     pub content: Content,
 }
 
 impl TxnRange {
-    /// All of the range, in full.
+    /// A read of the whole range, in full.
     pub fn new(range: Range) -> Self {
         Self { range, limit: 0, content: Content::Full }
     }
 
-    /// All of the range, without values.
+    /// A read of the whole range, without values.
     pub fn keys_of(range: Range) -> Self {
         Self::new(range).with_content(Content::KeysOnly)
     }
 
-    /// No more than this many keys; 0 or less means all.
+    /// Limits the answer to this many keys; 0 or less means all.
     #[must_use]
     pub fn with_limit(mut self, limit: i64) -> Self {
         self.limit = limit;
         self
     }
 
-    /// How much of each key comes back.
+    /// Restricts the answer to this part of each key.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
@@ -236,50 +238,50 @@ impl From<Range> for TxnRange {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Op {
-    /// Write a key.
+    /// Writes a key.
     Put {
-        /// Which key.
+        /// The key to write.
         key: Key,
-        /// Its new value.
+        /// The new value.
         value: Value,
-        /// Whether the old value comes back.
+        /// Whether the answer contains the previous state of the key.
         prev: Prev,
-        /// The lease that the key is attached to from now on; without one the key leaves the lease that it had.
+        /// The lease that the key is attached to from now on; `None` detaches it from its lease.
         lease: Option<LeaseId>,
     },
-    /// Delete every key of a range; deleting nothing succeeds.
+    /// Deletes every key of a range. A range without keys is not an error.
     Delete {
-        /// Which keys.
+        /// The keys to delete.
         range: Range,
-        /// Whether what was deleted comes back.
+        /// Whether the answer contains the deleted keys.
         prev: Prev,
     },
-    /// Read.
+    /// Reads a range.
     Range(TxnRange),
 }
 
 impl Op {
-    /// Write `key`, without asking for what was there.
+    /// Writes `key`. The answer does not contain the previous state.
     pub fn put(key: impl Into<Key>, value: impl Into<Value>) -> Self {
         Self::Put { key: key.into(), value: value.into(), prev: Prev::Omit, lease: None }
     }
 
-    /// Delete one key, without asking for what was there.
+    /// Deletes one key. The answer does not contain the previous state.
     pub fn delete(key: impl Into<Key>) -> Self {
         Self::Delete { range: Range::Key(key.into()), prev: Prev::Omit }
     }
 
-    /// Delete a range, without asking for what was there.
+    /// Deletes a range. The answer does not contain the deleted keys.
     pub fn delete_range(range: Range) -> Self {
         Self::Delete { range, prev: Prev::Omit }
     }
 
-    /// Read a range in full.
+    /// Reads a range in full.
     pub fn range(range: Range) -> Self {
         Self::Range(TxnRange::new(range))
     }
 
-    /// The same operation, bringing along what was there before. Reads stay as they are.
+    /// Requests the previous state in the answer. Does not change a read.
     #[must_use]
     pub fn with_prev(mut self) -> Self {
         match &mut self {
@@ -289,7 +291,7 @@ impl Op {
         self
     }
 
-    /// The same put, attached to a lease, which must exist. Other operations stay as they are.
+    /// Attaches the key of a put to a lease, which must exist. Does not change other operations.
     #[must_use]
     pub fn with_lease(mut self, to: LeaseId) -> Self {
         if let Self::Put { lease, .. } = &mut self {
@@ -298,33 +300,35 @@ impl Op {
         self
     }
 
-    /// True for operations that can change the store.
+    /// True if the operation can change the store.
     pub fn is_write(&self) -> bool {
         !matches!(self, Self::Range(_))
     }
 }
 
-/// Compares, what to do if all of them hold, and what to do otherwise; atomic, at one revision.
+/// A transaction: compares, the operations that run if all of them hold, and the operations that run otherwise. It is
+/// atomic and has one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Txn {
-    /// All must hold, on the state before the transaction, for `success` to run; none means that it runs.
+    /// The conditions on the state before the transaction; `success` runs if all of them hold, or if there are none.
     pub compares: Vec<Compare>,
-    /// Runs in order if the compares hold.
+    /// The operations that run, in order, if all compares hold.
     pub success: Vec<Op>,
-    /// Runs in order if one of them does not.
+    /// The operations that run, in order, if a compare does not hold.
     pub failure: Vec<Op>,
 }
 
 impl Txn {
-    /// A transaction that does nothing.
+    /// A transaction without compares and operations.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A transaction that changes nothing, and fails if its sender may not write one of `keys`: it deletes them under a
-    /// condition that never holds. etcd judges rights before conditions. A deletion needs no room, so this raises no alarm.
+    /// A transaction that changes nothing and fails if its sender has no permission to write one of `keys`. It deletes
+    /// them under a condition that never holds: etcd checks permissions before conditions. A deletion needs no space,
+    /// so it raises no alarm.
     pub fn trial(keys: impl IntoIterator<Item = Key>) -> Self {
         let deletes: Vec<Op> = keys.into_iter().map(Op::delete).collect();
         let first =
@@ -333,62 +337,63 @@ impl Txn {
         Self::new().with_compares(never).with_success(deletes)
     }
 
-    /// With these compares added.
+    /// Adds compares.
     #[must_use]
     pub fn with_compares(mut self, compares: impl IntoIterator<Item = Compare>) -> Self {
         self.compares.extend(compares);
         self
     }
 
-    /// With these operations added to the branch that runs if the compares hold.
+    /// Adds operations to the branch that runs if the compares hold.
     #[must_use]
     pub fn with_success(mut self, ops: impl IntoIterator<Item = Op>) -> Self {
         self.success.extend(ops);
         self
     }
 
-    /// With these operations added to the branch that runs if a compare does not hold.
+    /// Adds operations to the branch that runs if a compare does not hold.
     #[must_use]
     pub fn with_failure(mut self, ops: impl IntoIterator<Item = Op>) -> Self {
         self.failure.extend(ops);
         self
     }
 
-    /// True if neither branch can change the store.
+    /// True if neither branch contains a write.
     pub fn is_read_only(&self) -> bool {
         !self.success.iter().chain(&self.failure).any(Op::is_write)
     }
 }
 
-/// A watch: every event in a range from a revision on.
+/// A watch of every event in a range from a revision on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct WatchRequest {
-    /// Which keys; it must not be empty.
+    /// The keys to watch; the range must not be empty.
     pub range: Range,
-    /// The first revision of which events come; at least 1. There is no "now": read at R, then watch from R + 1.
+    /// The first revision whose events are delivered; at least 1. There is no "now": read at revision R, then watch
+    /// from R + 1.
     pub start: Revision,
-    /// Whether events bring along what was there before.
+    /// Whether events contain the previous state of their keys.
     pub prev: Prev,
     /// Whether the watch reports its progress.
     pub progress: Progress,
 }
 
 impl WatchRequest {
-    /// Events of `range` from `start` on, inclusive.
+    /// A watch of `range` from `start` on, inclusive.
     pub fn new(range: Range, start: Revision) -> Self {
         Self { range, start, prev: Prev::Omit, progress: Progress::Omit }
     }
 
-    /// Whether events bring along what was there before.
+    /// Sets whether events contain the previous state of their keys.
     #[must_use]
     pub fn with_prev(mut self, prev: Prev) -> Self {
         self.prev = prev;
         self
     }
 
-    /// Whether the watch reports its progress.
+    /// Sets whether the watch reports its progress.
     #[must_use]
     pub fn with_progress(mut self, progress: Progress) -> Self {
         self.progress = progress;
@@ -396,43 +401,43 @@ impl WatchRequest {
     }
 }
 
-/// A stored key: its value and where it stands in the order of writes.
+/// A stored key with its value and its revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Kv {
     /// The key.
     pub key: Key,
-    /// Its value; empty in a keys-only answer.
+    /// The value; empty in a keys-only answer.
     pub value: Value,
     /// The revision that created the key.
     pub create_revision: Revision,
-    /// The revision that last wrote it.
+    /// The revision that last wrote the key.
     pub mod_revision: Revision,
-    /// How often it was written since it was created; 1 at creation.
+    /// The number of writes to the key since it was created; 1 after its creation.
     pub version: i64,
-    /// The lease that the last put attached it to.
+    /// The lease that the last put attached the key to.
     pub lease: Option<LeaseId>,
 }
 
 impl Kv {
-    /// How many bytes the key and its value have.
+    /// The bytes of the key and its value together.
     pub fn size(&self) -> usize {
         self.key.as_bytes().len() + self.value.len()
     }
 }
 
-/// The answer to a range, alone or inside a transaction.
+/// The answer to a read, alone or inside a transaction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RangeResponse {
-    /// The store's revision when the answer was made, also for a read of the past. For a range inside a transaction
-    /// it is the transaction's revision.
+    /// The store's revision at the time of the answer, also for a read of the past; inside a transaction, the
+    /// transaction's revision.
     pub revision: Revision,
-    /// The keys that were found, ascending; cut at the limit, and empty when only the count was asked for.
+    /// The keys in ascending order, cut at the limit; empty if only the count was requested.
     pub kvs: Vec<Kv>,
-    /// How many keys match, whatever the limit.
+    /// The number of keys in the range, regardless of the limit.
     pub count: u64,
-    /// True if the limit cut something off.
+    /// True if the limit cut keys off.
     pub more: bool,
 }
 
@@ -440,29 +445,29 @@ pub struct RangeResponse {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum OpResult {
-    /// Of a put.
+    /// The answer to a put.
     Put {
-        /// The old value, if it was requested and there was one.
+        /// The previous state, if it was requested and the key existed.
         prev: Option<Kv>,
     },
-    /// Of a delete.
+    /// The answer to a deletion.
     Delete {
-        /// How many keys were deleted.
+        /// The number of deleted keys.
         count: u64,
-        /// The deleted keys, ascending, if they were requested.
+        /// The deleted keys in ascending order, if they were requested.
         prevs: Vec<Kv>,
     },
-    /// Of a read.
+    /// The answer to a read.
     Range(RangeResponse),
 }
 
-/// The answer to a transaction. A compare that fails is an answer, not an error.
+/// The answer to a transaction. A compare that does not hold is an answer and not an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct TxnResponse {
     /// The store's revision after the transaction.
     pub revision: Revision,
-    /// True if the compares held.
+    /// True if all compares held.
     pub succeeded: bool,
     /// One result for each operation of the branch that ran, in order.
     pub results: Vec<OpResult>,
@@ -472,44 +477,44 @@ pub struct TxnResponse {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum EventKind {
-    /// It was written.
+    /// The key was written.
     Put,
-    /// It was deleted.
+    /// The key was deleted.
     Delete,
 }
 
-/// One change of one key.
+/// A change of one key at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Event {
     /// The kind of the change.
     pub kind: EventKind,
-    /// The key after it; for a deletion only the key and, as `mod_revision`, the revision of the deletion.
+    /// The key after the change. A deletion fills in only the key and, as `mod_revision`, the revision of the deletion.
     pub kv: Kv,
-    /// The key before it, if it was asked for. Absent for a creation, and possibly at or below the compaction mark.
+    /// The key before the change, if it was requested. `None` for a creation, and possibly if that state was compacted.
     pub prev: Option<Kv>,
 }
 
-/// All events of one revision that a watch is about, in the order in which they happened; or the progress of a watch that has no
-/// event for a while ([`is_progress`](Self::is_progress)).
+/// All events of one revision in the range of a watch, in the order in which they happened; or a progress report
+/// ([`is_progress`](Self::is_progress)).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Batch {
-    /// The revision.
+    /// The revision of the events, or of the progress report.
     pub revision: Revision,
-    /// When it was committed, as far as the store knows. It never goes back from one revision to the next.
+    /// The time of the commit, if the store recorded it. It never goes back from one revision to the next.
     pub time: Option<SystemTime>,
-    /// The events; at least one, save in a report of progress.
+    /// The events: at least one, except in a progress report.
     pub events: Vec<Event>,
 }
 
 impl Batch {
-    /// A report that a watch has delivered all events of its range up to this revision.
+    /// A report that a watch has delivered all events up to this revision.
     pub fn progress(revision: Revision) -> Self {
         Self { revision, time: None, events: Vec::new() }
     }
 
-    /// True for a report of progress, which only a watch with [`Progress::Report`](crate::Progress::Report) gives.
+    /// True for a progress report. Only a watch with [`Progress::Report`](crate::Progress::Report) sends them.
     pub fn is_progress(&self) -> bool {
         self.events.is_empty()
     }

@@ -1,5 +1,5 @@
-//! The trait [`Store`], the shorthands [`StoreExt`] on its four methods, [`Pages`] for ranges that are larger than an answer, and
-//! the [`Purpose`] of the writes through a handle.
+//! The trait [`Store`], the shorthands of [`StoreExt`], [`Pages`] for ranges larger than one answer, and the
+//! [`Purpose`] of a handle's writes.
 
 use std::fmt::{self, Debug};
 use std::sync::Arc;
@@ -14,49 +14,51 @@ use crate::request::{
     Batch, Compare, Content, Kv, Op, OpResult, RangeRequest, RangeResponse, Txn, TxnResponse, WatchRequest,
 };
 
-/// The items of [`Store::watch`]: one for each revision with events, reports of progress if requested, and at last a terminal error.
+/// The items of [`Store::watch`]: one batch for each revision with events, progress reports if requested, and a
+/// terminal error as the last item.
 ///
-/// The stream owns all it needs. Dropping it ends the watch.
+/// The stream borrows nothing. Dropping it ends the watch.
 pub type WatchStream = BoxStream<'static, Result<Batch>>;
 
-/// A store: an ordered map of keys to values with one counter of revisions.
+/// An ordered map of keys to values with one revision counter.
 ///
-/// `SEMANTICS.md` in this crate has the numbered rules; in short, an implementation must ensure that
+/// `SEMANTICS.md` in this crate has the numbered rules. In short, an implementation must ensure that
 ///
-/// 1. every method begins with the request's own `check`, so that all stores refuse the same things;
-/// 2. calls are strictly serialisable, in the total order that revisions give;
-/// 3. a write that was acknowledged survives a crash, and nothing is visible before it would;
-/// 4. a failed write says honestly whether it may have happened ([`Error::outcome`](crate::Error::outcome)), and is
-///    never sent twice on the store's own account, save when it was certainly never sent at all;
+/// 1. every method first calls `check` of its request, so that all stores refuse the same requests;
+/// 2. calls are strictly serialisable, in the order of their revisions;
+/// 3. an acknowledged write survives a crash, and no write is visible before it is durable;
+/// 4. a failed write reports whether it may have happened ([`Error::outcome`](crate::Error::outcome)), and the store
+///    resends a write only if the first request was certainly never sent;
 /// 5. no method blocks the thread that polls it.
 ///
-/// The crate `conformance` judges an implementation.
+/// The crate `conformance` tests an implementation.
 #[async_trait]
 pub trait Store: Debug + Send + Sync + 'static {
-    /// Reads a range of keys at one revision, linearizable when it is the latest.
+    /// Reads a range of keys at one revision. A read of the latest revision is linearizable.
     ///
     /// # Errors
-    /// `Compacted` below the compaction mark and `FutureRevision` above the store's revision, also for absent keys.
+    /// `Compacted` below the compaction mark and `FutureRevision` above the store's revision, for absent keys too.
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse>;
 
-    /// Runs a transaction: all of one branch or nothing, at one revision.
+    /// Runs one branch of a transaction atomically, at one revision.
     ///
     /// # Errors
-    /// An invalid request is refused whole, before anything runs. Any other error carries an
-    /// [`Outcome`](crate::Outcome); a compare that does not hold is no error.
+    /// An invalid request is refused before any part of it runs. Any other error carries an
+    /// [`Outcome`](crate::Outcome). A compare that does not hold is not an error.
     async fn txn(&self, txn: Txn) -> Result<TxnResponse>;
 
-    /// Watches a range from a revision on. The watch is registered when this returns.
+    /// Watches a range from `start` of the request, inclusive. The watch is registered when this returns.
     ///
     /// # Errors
-    /// A request with an empty range or a start below 1. On the stream: `Compacted` when the start is, or falls, below
-    /// the compaction mark, `Disconnected` when the store cannot go on without a gap. Both end it.
+    /// `InvalidArgument` for an empty range or a start below 1. The stream ends with `Compacted` when the compaction
+    /// mark passes the next revision to deliver, and with `Disconnected` when the store cannot continue without a gap.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream>;
 
-    /// Gives up the history before a revision: states below it become unreadable, the state at it stays.
+    /// Drops the history below `revision`. The state at `revision` stays readable, earlier states do not.
     ///
     /// # Errors
-    /// `Compacted` if the mark is there or beyond already, `FutureRevision` above the store's revision.
+    /// `Compacted` if the compaction mark is already at `revision` or above, `FutureRevision` above the store's
+    /// revision.
     async fn compact(&self, revision: Revision) -> Result<()>;
 }
 
@@ -80,16 +82,16 @@ impl<S: Store + ?Sized> Store for Arc<S> {
     }
 }
 
-/// How many keys a page of a listing holds at the most.
+/// Maximum number of keys in one page of [`StoreExt::list_at`].
 const MAX_PAGE_KEYS: usize = 500;
 
-/// A state of a range, and everything that happens to it from then on.
+/// The state of a range at one revision, and a watch of all later changes.
 pub struct Snapshot {
-    /// The revision of the state.
+    /// The revision of `kvs`.
     pub revision: Revision,
     /// The keys at that revision, ascending.
     pub kvs: Vec<Kv>,
-    /// The changes after that revision, without gap or repeat.
+    /// The changes after that revision, without a gap or a repeat.
     pub changes: WatchStream,
 }
 
@@ -99,12 +101,12 @@ impl Debug for Snapshot {
     }
 }
 
-/// The outcome of a write that depends on the state of its key.
+/// The outcome of a write that requires its key to be in a given state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConditionalOutcome {
-    /// The write happened, at this revision.
+    /// The write happened at this revision.
     Done(Revision),
-    /// Nothing was written. The key is as here; `None` if it is absent.
+    /// Nothing was written, because the key has this state instead; `None` if it is absent.
     Found(Option<Kv>),
 }
 
@@ -118,30 +120,31 @@ impl ConditionalOutcome {
     }
 }
 
-/// Shorthands for callers, implemented for every [`Store`]; nobody implements this by hand.
+/// Shorthands for callers, implemented for every [`Store`].
 #[async_trait]
 pub trait StoreExt: Store {
-    /// One key at the latest revision.
+    /// Reads one key at the latest revision.
     ///
     /// # Errors
-    /// Those of [`Store::range`].
+    /// Any error of [`Store::range`].
     async fn get(&self, key: impl Into<Key> + Send) -> Result<Option<Kv>> {
         Ok(self.range(RangeRequest::new(Range::key(key))).await?.kvs.pop())
     }
 
-    /// All of a range at one revision, read in [`Pages`] of about a megabyte, so that no answer is too large and no store is
-    /// held up for long.
+    /// Reads a whole range at one revision, in [`Pages`] of about a megabyte. So no answer is too large, and no read
+    /// blocks the store for long.
     ///
     /// # Errors
-    /// Those of [`Store::range`]; `Compacted` if the history moved past the revision between two pages.
+    /// Any error of [`Store::range`]; `Compacted` if the revision was compacted between two pages.
     async fn list(&self, range: Range) -> Result<RangeResponse> {
         self.list_at(range, Revision::UNSET, Content::Full).await
     }
 
-    /// Like [`list`](Self::list), at a given revision (below 1: the latest) and with as much of each key as asked for.
+    /// Like [`list`](Self::list), but reads at the revision `at` (below 1: the latest), and only the requested part of
+    /// each key.
     ///
     /// # Errors
-    /// Those of [`list`](Self::list).
+    /// As for [`list`](Self::list).
     async fn list_at(&self, range: Range, at: Revision, content: Content) -> Result<RangeResponse> {
         let mut pages = Pages::new(range, at).with_content(content).with_max_keys(MAX_PAGE_KEYS);
         let mut listing = pages.next_answer(self).await?.unwrap_or_default();
@@ -152,18 +155,18 @@ pub trait StoreExt: Store {
         Ok(listing)
     }
 
-    /// How many keys a range has.
+    /// Counts the keys in a range.
     ///
     /// # Errors
-    /// Those of [`Store::range`].
+    /// Any error of [`Store::range`].
     async fn count(&self, range: Range) -> Result<u64> {
         Ok(self.range(RangeRequest::new(range).with_content(Content::CountOnly)).await?.count)
     }
 
-    /// Writes a key whatever is there, and returns the revision of the write.
+    /// Writes a key unconditionally and returns the revision of the write.
     ///
     /// # Errors
-    /// Those of [`Store::txn`].
+    /// Any error of [`Store::txn`].
     async fn put(&self, key: impl Into<Key> + Send, value: impl Into<Value> + Send) -> Result<Revision> {
         Ok(self.txn(Txn::new().with_success([Op::put(key, value)])).await?.revision)
     }
@@ -171,7 +174,7 @@ pub trait StoreExt: Store {
     /// Writes a key if it is absent.
     ///
     /// # Errors
-    /// Those of [`Store::txn`].
+    /// Any error of [`Store::txn`].
     async fn create(&self, key: impl Into<Key> + Send, value: impl Into<Value> + Send) -> Result<ConditionalOutcome> {
         self.update_if(key, value, Revision::UNSET).await
     }
@@ -179,7 +182,7 @@ pub trait StoreExt: Store {
     /// Writes a key if it was last written at `mod_revision` (unset: if it is absent).
     ///
     /// # Errors
-    /// Those of [`Store::txn`].
+    /// Any error of [`Store::txn`].
     async fn update_if(
         &self,
         key: impl Into<Key> + Send,
@@ -191,10 +194,10 @@ pub trait StoreExt: Store {
         conditional(self, key.clone(), mod_revision, Op::put(key, value)).await
     }
 
-    /// Deletes a range, and returns how many keys that were.
+    /// Deletes a range and returns the number of deleted keys.
     ///
     /// # Errors
-    /// Those of [`Store::txn`].
+    /// Any error of [`Store::txn`].
     async fn delete(&self, range: Range) -> Result<u64> {
         let answer = self.txn(Txn::new().with_success([Op::delete_range(range)])).await?;
         Ok(answer
@@ -207,16 +210,16 @@ pub trait StoreExt: Store {
     /// Deletes a key if it was last written at `mod_revision`.
     ///
     /// # Errors
-    /// Those of [`Store::txn`].
+    /// Any error of [`Store::txn`].
     async fn delete_if(&self, key: impl Into<Key> + Send, mod_revision: Revision) -> Result<ConditionalOutcome> {
         let key = key.into();
         conditional(self, key.clone(), mod_revision, Op::delete(key)).await
     }
 
-    /// The state of a range, and a watch from the revision after it: the way to follow a range without gap or repeat.
+    /// Reads a range and watches it from the next revision on, so that the caller sees every change exactly once.
     ///
     /// # Errors
-    /// Those of [`list`](Self::list) and of [`Store::watch`].
+    /// Any error of [`list`](Self::list) or [`Store::watch`].
     async fn snapshot_then_watch(&self, range: Range) -> Result<Snapshot> {
         let listing = self.list(range.clone()).await?;
         let changes = self.watch(WatchRequest::new(range, listing.revision.next())).await?;
@@ -226,7 +229,7 @@ pub trait StoreExt: Store {
 
 impl<S: Store + ?Sized> StoreExt for S {}
 
-/// Runs `op` if `key` was last written at `mod_revision`; otherwise says what is there.
+/// Runs `op` if `key` was last written at `mod_revision`; otherwise returns the state of the key.
 async fn conditional<S: Store + ?Sized>(
     store: &S,
     key: Key,
@@ -248,19 +251,19 @@ async fn conditional<S: Store + ?Sized>(
     Ok(ConditionalOutcome::Found(found))
 }
 
-/// How many bytes of keys and values a page should have.
+/// Default target size of a page: 1 MiB of keys and values.
 const PAGE_BYTES: usize = 1 << 20;
-/// How many keys a page has at first: a single value can have more than a megabyte.
+/// Number of keys in the first page. It is small because one value can have more than a megabyte.
 const FIRST_PAGE_KEYS: usize = 16;
-/// The same without values: as many of the longest keys have about two megabytes.
+/// Number of keys in the first page of a read without values: 500 of the longest keys have about two megabytes.
 const FIRST_PAGE_BARE_KEYS: usize = 500;
-/// How many times as many keys as the page before a page has at most: what comes next may be larger.
+/// Maximum ratio of a page's keys to the previous page's keys, because the next keys may be larger.
 const MAX_PAGE_GROWTH: usize = 8;
-/// How many bytes a key and its value count at least, so that a page of small ones is no listing of everything.
+/// Minimum number of bytes that an entry counts, so that a page of tiny entries does not list everything.
 const MIN_ENTRY_BYTES: usize = 64;
 
-/// All of a range at one revision, about a megabyte at a time, for a caller that reads more than it can hold. The store may
-/// be another one for each page, as long as it is the same data.
+/// Reads a range at one revision, about a megabyte at a time, for callers that cannot hold all of it. Each page may be
+/// read through a different handle, provided that it has the same data.
 #[derive(Debug)]
 pub struct Pages {
     range: Range,
@@ -273,13 +276,13 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Of a range, at a revision (unset: the latest at the first page).
+    /// The pages of a range at a revision. If `at` is unset, the first page fixes it to the latest revision.
     pub fn new(range: Range, at: Revision) -> Self {
         let (content, bytes, limit, most) = (Content::Full, PAGE_BYTES, FIRST_PAGE_KEYS, usize::MAX);
         Self { rest: Some(range.clone()), range, at, content, bytes, limit, most }
     }
 
-    /// With as much of each key as asked for.
+    /// Restricts the pages to this part of each key.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
@@ -287,40 +290,39 @@ impl Pages {
         self
     }
 
-    /// With this many keys to a page at the most.
+    /// Limits each page to this many keys.
     #[must_use]
     pub fn with_max_keys(mut self, keys: usize) -> Self {
         self.most = keys;
         self
     }
 
-    /// With this many bytes of keys and values to a page, about: each page of a cluster costs it a walk through all keys
-    /// that are left, and each page of an embedded store keeps others waiting.
+    /// Sets the target size of a page in bytes of keys and values. Each page costs a cluster a walk through all
+    /// remaining keys, and makes other users of an embedded store wait.
     #[must_use]
     pub fn with_page_bytes(mut self, bytes: usize) -> Self {
         self.bytes = bytes;
         self
     }
 
-    /// The revision; unset before the first page if none was given.
+    /// The revision of the pages; unset before the first page if [`new`](Self::new) got none.
     pub fn revision(&self) -> Revision {
         self.at
     }
 
-    /// True after the last page.
+    /// True if the last page was read.
     pub fn is_over(&self) -> bool {
         self.rest.is_none()
     }
 
-    /// The next keys, ascending; `None` after the last.
+    /// Reads the next keys, ascending; `None` after the last page.
     ///
     /// # Errors
-    /// Those of [`Store::range`]; `Compacted` if the history moved past the revision between two pages.
+    /// Any error of [`Store::range`]; `Compacted` if the revision was compacted between two pages.
     pub async fn next<S: Store + ?Sized>(&mut self, store: &S) -> Result<Option<Vec<Kv>>> {
         Ok(self.next_answer(store).await?.map(|page| page.kvs))
     }
 
-    /// The next page as the store answers it.
     async fn next_answer<S: Store + ?Sized>(&mut self, store: &S) -> Result<Option<RangeResponse>> {
         let Some(range) = &self.rest else { return Ok(None) };
         let limit = i64::try_from(self.limit.clamp(1, self.most.max(1))).unwrap_or(i64::MAX);
@@ -337,13 +339,13 @@ impl Pages {
     }
 }
 
-/// The purpose of the writes through a store or a handle to it.
+/// The purpose of the writes through a handle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Purpose {
     /// Any write.
     #[default]
     Any,
-    /// A release. On a full disk an embedded store drops history, and room that it keeps for that.
+    /// A release of addresses. When the disk is full, an embedded store frees history and reserved space for it.
     Release,
 }

@@ -1,4 +1,4 @@
-//! The one place that says which requests every store refuses, and why. Limits: `SEMANTICS.md`, section X.
+//! The checks that every store applies to a request. `SEMANTICS.md`, section X, lists the limits.
 
 use std::collections::BTreeSet;
 
@@ -6,25 +6,24 @@ use crate::error::{Error, ErrorKind, InvalidArgument, Operation, Result};
 use crate::key::{Key, Range, Revision};
 use crate::request::{Compare, Op, RangeRequest, Target, Txn, WatchRequest};
 
-/// The longest key, in bytes.
+/// Maximum length of a key in bytes.
 pub const MAX_KEY_BYTES: usize = 4096;
-/// The largest value, in bytes.
+/// Maximum length of a value in bytes.
 pub const MAX_VALUE_BYTES: usize = 1_500_000;
-/// The largest transaction, in bytes of its keys and values and 32 more for each compare and operation. It lies between
-/// the largest value, which must fit, and the 1,572,864 bytes that etcd takes.
+/// Maximum size of a transaction: the bytes of its keys and values, plus 32 bytes for each compare and operation. The
+/// limit is above the largest value, which must fit, and below the 1,572,864 bytes that etcd accepts.
 pub const MAX_REQUEST_BYTES: usize = 1_550_000;
-/// The most compares, and the most operations in each branch, of one transaction.
+/// Maximum number of compares, and of operations in each branch, of one transaction.
 pub const MAX_TXN_OPS: usize = 128;
-/// The cost of a compare or an operation on the wire besides its bytes, rounded up.
+/// The overhead of a compare or an operation on the wire, rounded up.
 const OP_OVERHEAD_BYTES: usize = 32;
 
-/// Spells a refusal out as an error of the store that was asked.
 fn refuse<T>(kind: ErrorKind, operation: Operation, store: &'static str) -> Result<T> {
     Err(Error::new(kind, operation, store))
 }
 
 impl RangeRequest {
-    /// Refuses what no store answers. Every [`Store::range`](crate::Store::range) begins with this.
+    /// Checks the rules that all stores share. Every [`Store::range`](crate::Store::range) calls this first.
     ///
     /// # Errors
     /// `InvalidArgument`, in the name of `store`.
@@ -34,7 +33,7 @@ impl RangeRequest {
 }
 
 impl WatchRequest {
-    /// Refuses what no store answers. Every [`Store::watch`](crate::Store::watch) begins with this.
+    /// Checks the rules that all stores share. Every [`Store::watch`](crate::Store::watch) calls this first.
     ///
     /// # Errors
     /// `InvalidArgument`, in the name of `store`.
@@ -51,7 +50,7 @@ impl WatchRequest {
 }
 
 impl Revision {
-    /// Refuses a revision that no store compacts to. Every [`Store::compact`](crate::Store::compact) begins with this.
+    /// Checks that the revision is set. Every [`Store::compact`](crate::Store::compact) calls this first.
     ///
     /// # Errors
     /// `InvalidArgument` below 1, in the name of `store`.
@@ -64,18 +63,18 @@ impl Revision {
 }
 
 impl Txn {
-    /// Refuses what no store carries out. Every [`Store::txn`](crate::Store::txn) begins with this.
+    /// Checks the rules that all stores share. Every [`Store::txn`](crate::Store::txn) calls this first.
     ///
     /// # Errors
-    /// `InvalidArgument` or `TooLarge`, in the name of `store`; either is definite.
+    /// `InvalidArgument` or `TooLarge`, in the name of `store`. Both prove that nothing was written.
     pub fn check(&self, store: &'static str) -> Result<()> {
         self.find_fault().or_else(|kind| refuse(kind, Operation::Txn, store))
     }
 
-    /// Refuses puts that name a lease: for stores that keep none, after [`check`](Self::check).
+    /// Refuses puts with a lease. Stores without leases call this after [`check`](Self::check).
     ///
     /// # Errors
-    /// `LeaseNotFound`, in the name of `store`.
+    /// `LeaseNotFound` if a put names a lease, in the name of `store`.
     pub fn refuse_leases(&self, store: &'static str) -> Result<()> {
         let names_one = |op: &Op| matches!(op, Op::Put { lease: Some(_), .. });
         if self.success.iter().chain(&self.failure).any(names_one) {
@@ -84,7 +83,7 @@ impl Txn {
         Ok(())
     }
 
-    /// How many bytes count against [`MAX_REQUEST_BYTES`].
+    /// The number of bytes that count against [`MAX_REQUEST_BYTES`].
     pub fn size(&self) -> usize {
         let compares: usize = self.compares.iter().map(compare_bytes).sum();
         let ops: usize = self.success.iter().chain(&self.failure).map(op_bytes).sum();
@@ -110,7 +109,7 @@ impl Txn {
     }
 }
 
-/// One branch: its keys, its values, and that it writes no key twice.
+/// Checks the keys and values of one branch, and that it writes no key twice.
 fn check_branch(ops: &[Op]) -> Result<(), ErrorKind> {
     let mut puts = BTreeSet::new();
     for op in ops {
@@ -149,7 +148,8 @@ fn check_length(key: &Key) -> Result<(), ErrorKind> {
     at_most(MAX_KEY_BYTES, key)
 }
 
-/// A bound of a span is where a page starts, too: [after](Key::successor) any key, also the longest one.
+/// A page may start at the [successor](Key::successor) of the longest key, so a bound may be one byte longer than a
+/// key.
 fn check_bound(key: &Key) -> Result<(), ErrorKind> {
     at_most(MAX_KEY_BYTES + 1, key)
 }
@@ -161,7 +161,7 @@ fn at_most(most: usize, key: &Key) -> Result<(), ErrorKind> {
     }
 }
 
-/// Only a single key must not be empty: an empty bound is the start of all keys, an empty prefix is all of them.
+/// Only a single key must not be empty. An empty lower bound or prefix means all keys.
 fn check_range(range: &Range) -> Result<(), ErrorKind> {
     match range {
         Range::Key(key) => check_key(key),
@@ -242,7 +242,7 @@ mod tests {
         let quarter = || vec![0; 400_000];
         let four = ["a", "b", "c", "d"].map(|key| Op::put(key, quarter()));
         assert!(matches!(kind(&Txn::new().with_success(four)), Some(ErrorKind::TooLarge { .. })));
-        // Exactly as much as there may be, and a byte more in each value.
+        // Exactly the limit, then one byte more in each value.
         let of = |bytes: usize| {
             let two = ["a", "b"].map(|key| Op::put(key, vec![0; (bytes - 2 * OP_OVERHEAD_BYTES - 2) / 2]));
             Txn::new().with_success(two)

@@ -1,4 +1,4 @@
-//! The journal on a disk that loses power or is killed at any moment, and as a table like any other.
+//! The journal on a disk that can lose power or be killed at any moment, and the journal as a table.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -9,10 +9,10 @@ use crate::table::Visit;
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Small, so that a few commits fill it.
+/// Small, so that a few commits fill the journal.
 const BYTES: u64 = 4096;
 
-/// The disk of the tests: a journal, and a table that may lose its last commit.
+/// A simulated disk: a journal, and a table that may lose its last commit.
 #[derive(Clone, Debug, Default)]
 struct Disk(Arc<Mutex<DiskState>>);
 
@@ -20,14 +20,14 @@ struct Disk(Arc<Mutex<DiskState>>);
 struct DiskState {
     content: Vec<u8>,
     durable: Vec<u8>,
-    /// Writes that may or may not have got through.
+    /// Writes that may or may not survive.
     unsynced: Vec<(usize, Vec<u8>)>,
     noted: DurableParts,
     table: Rows,
     table_durable: Rows,
-    /// After so many more operations nothing works any more.
+    /// The number of operations until everything fails.
     left: Option<u32>,
-    /// The next sync fails, and the system takes what was written for clean.
+    /// The next sync fails, and the system marks the written pages clean anyway.
     lies: bool,
     syncs: u32,
     commits: u32,
@@ -54,7 +54,7 @@ impl Disk {
         JournaledTable::with_bytes(Box::new(Engine(self.clone())), Box::new(self.clone()), "test", BYTES)
     }
 
-    /// The remains after a power cut, without any of the notes.
+    /// The disk after a power failure, without any notes.
     fn cut_power(&self, random: &mut fastrand::Rng) -> Self {
         let state = self.state();
         let mut content = state.durable.clone();
@@ -188,8 +188,8 @@ fn rows(table: &dyn Table) -> Rows {
     rows
 }
 
-/// The writes of commit `n`: one row that all of them write, rows that come and go, and now and then more than the
-/// journal has room for.
+/// The writes of commit `n`: one row that every commit writes, rows that come and go, and now and then more than fits
+/// into the journal.
 fn writes(n: u32) -> Vec<Write> {
     let length = if n % 17 == 5 { 5000 } else { 100 + n as usize * 37 % 900 };
     let mut writes = vec![
@@ -212,7 +212,7 @@ fn expected(n: u32) -> Rows {
     rows
 }
 
-/// Opens and commits, again and again, until nothing works any more; gives the last commit that was acknowledged.
+/// Opens and commits repeatedly until everything fails. Returns the last acknowledged commit.
 fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
     loop {
         let Ok(table) = disk.open() else { return done };
@@ -261,7 +261,7 @@ fn journal_record_length_is_known_beforehand() {
     }
 }
 
-/// A commit that is too long for the journal goes to the engine at once, in order, whatever the journal has.
+/// A commit that is too long for the journal goes directly to the engine, sorted, whether or not the journal has rows.
 #[test]
 fn journal_is_bypassed_by_large_commit() {
     let disk = Disk::default();
@@ -311,7 +311,7 @@ fn journal_notes_what_opening_found_durable() {
     assert_ne!(noted, DurableParts::default());
     disk.state().noted = DurableParts::default();
     disk.open().unwrap();
-    // The engine may have lost what it shows, so it gets one more checkpoint.
+    // The engine may have lost the commit that it shows, so it gets one more checkpoint.
     assert_eq!(disk.state().noted, DurableParts { checkpoint: noted.checkpoint + 1, ..noted });
 }
 
@@ -352,7 +352,7 @@ fn journal_views_are_snapshots_beside_writer() {
                 scans.fetch_add(1, Ordering::Relaxed);
             }
         });
-        // Until it has had many looks on the way.
+        // Commits until the reader has made many scans.
         let mut n = 0;
         while !reader.is_finished() {
             let seen = scans.load(Ordering::Relaxed);
@@ -381,7 +381,7 @@ fn journal_is_refused_when_not_of_table() {
     refused("the table's row is damaged");
     disk.state().table.clone_from(&good);
     let table = disk.open().unwrap();
-    // The journal is full more than once, and then the table is as it was before.
+    // The journal fills up more than once. Then the table is set back to its earlier state.
     (4..40).for_each(|n| table.commit(&writes(n)).unwrap());
     drop(table);
     disk.state().table = good;

@@ -1,10 +1,10 @@
-//! Reading the log in parts gives what a watch gives.
+//! Reads of the log in parts return what a watch delivers.
 
 use futures::StreamExt;
 use kv::{Batch, ErrorKind, Op, Prev, Range, Revision, Store, StoreExt, Txn, WatchRequest};
 use kv_mvcc::{MvccStore, memory};
 
-/// Everything that a watch delivers up to the newest revision, which must be in the range.
+/// Everything that a watch delivers up to the newest revision, which must change the range.
 async fn watched(store: &MvccStore, request: WatchRequest) -> Vec<Batch> {
     let newest = store.status().revision;
     let mut stream = store.watch(request).await.unwrap();
@@ -15,7 +15,7 @@ async fn watched(store: &MvccStore, request: WatchRequest) -> Vec<Batch> {
     batches
 }
 
-/// The same in parts, and how many parts that were.
+/// Reads the same changes in parts, and counts the parts.
 async fn in_parts(store: &MvccStore, mut request: WatchRequest) -> (Vec<Batch>, usize) {
     let (mut batches, mut parts) = (Vec::new(), 0);
     loop {
@@ -35,7 +35,7 @@ async fn in_parts(store: &MvccStore, mut request: WatchRequest) -> (Vec<Batch>, 
 #[tokio::test]
 async fn changes_in_parts_match_watch() {
     let store = memory();
-    // More in one revision than a part has, and more revisions than a part has.
+    // A revision that is larger than a part, and more revisions than fit into a part.
     let large = "x".repeat(30_000);
     let ops = (0..40).map(|number| Op::put(format!("a/{number:02}"), large.clone()));
     store.txn(Txn::new().with_success(ops)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Clocks that jump by years, at any moment: no history is given up for it, and none stays for ever.
+//! Clocks that jump by years at any moment. They must not remove history too early, and must not keep it for ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -11,22 +11,22 @@ use proptest::prelude::*;
 const HOUR: i64 = 3600;
 const DAY: i64 = 24 * HOUR;
 const TEN_YEARS: i64 = 3652 * DAY;
-/// How long revisions are kept in these tests.
+/// The maximum age of revisions in these tests, in seconds.
 const AGE: i64 = 3 * DAY;
-/// A clock that is less than this off is believed, so ages are as exact as this.
+/// Maximum error, in seconds, of a clock that is trusted. Ages are exact to this.
 const TRUST: i64 = DAY;
 
 /// A store whose clock a test sets.
 struct Watched {
     store: MvccStore,
     table: MemoryTable,
-    /// The time of the clock, in seconds since 2026.
+    /// The store's clock, in seconds since 2026.
     clock: Arc<AtomicI64>,
-    /// How much time has really passed.
+    /// The real time, in seconds since 2026.
     now: i64,
-    /// How far the clock is off.
+    /// The error of the clock in seconds.
     off: i64,
-    /// When each revision was really made, from revision 2 on.
+    /// The real time of each revision, starting with revision 2.
     made: Vec<i64>,
 }
 
@@ -48,7 +48,6 @@ impl Watched {
         Self { store, table, clock, now: 0, off: 0, made: Vec::new() }
     }
 
-    /// Makes a revision after this time.
     async fn commit_after(&mut self, seconds: i64) {
         self.now += seconds;
         self.clock.store(self.now + self.off, Ordering::SeqCst);
@@ -58,7 +57,7 @@ impl Watched {
         self.made.push(self.now);
     }
 
-    /// How long ago the newest revision was made that cannot be read any more; `None` if all can be read.
+    /// The real age of the newest revision that was removed; `None` if all are readable.
     async fn age_of_what_is_gone(&self) -> Option<i64> {
         let newest = self.store.status().revision.get();
         for revision in 2..=newest {
@@ -80,7 +79,7 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// After a number of seconds the clock is this far off, and a revision is made.
+/// Steps: wait some seconds, maybe change the error of the clock, then make a revision.
 fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     let off = prop_oneof![4 => Just(None), 1 => Just(Some(0)), 1 => Just(Some(TEN_YEARS)), 1 => Just(Some(-TEN_YEARS))];
     prop::collection::vec((0..5 * HOUR, off), 1..most).prop_map(|steps| {
@@ -92,7 +91,7 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     })
 }
 
-/// Two commits by a clock that is ten years ahead: to the second one, the first one is the newest.
+/// Two commits with a clock that is ten years ahead. At the second one, the first is the newest revision.
 #[tokio::test]
 async fn clock_ten_years_ahead_takes_no_history() {
     let mut watched = Watched::new(None);
@@ -104,7 +103,7 @@ async fn clock_ten_years_ahead_takes_no_history() {
         watched.commit_after(HOUR).await;
     }
     assert_eq!(watched.age_of_what_is_gone().await, None);
-    // Revisions from before the jump go when three days have passed since then.
+    // Revisions from before the jump are removed three days after it.
     for _ in 0..50 {
         watched.commit_after(HOUR).await;
     }
@@ -112,7 +111,8 @@ async fn clock_ten_years_ahead_takes_no_history() {
     watched.store.verify().await.unwrap();
 }
 
-/// A machine that was off for a month: nobody has seen that time pass, so what is older goes three days after that.
+/// A machine that was off for a month. The store did not see that time pass, so older revisions are removed three days
+/// later.
 #[tokio::test]
 async fn clock_after_idle_month_drops_history_when_age_is_sure() {
     let mut watched = Watched::new(None);
@@ -132,7 +132,7 @@ async fn clock_after_idle_month_drops_history_when_age_is_sure() {
 proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 2000, ..ProptestConfig::with_cases(64) })]
 
-    /// Removed history is as old as it must be, by a clock that is right, whatever the store's clock does meanwhile.
+    /// Removed history is old enough by the real time, whatever the store's clock does.
     #[test]
     fn clock_drops_only_old_history_by_age(steps in steps(120)) {
         block_on(async {
@@ -145,7 +145,7 @@ proptest! {
                 }
             }
             watched.store.verify().await.unwrap();
-            // Once the clock goes on without jumps from where it was last, ages count again.
+            // Once the clock continues without jumps, ages count again.
             watched.off = TEN_YEARS;
             for _ in 0..AGE / HOUR + 30 {
                 watched.commit_after(HOUR).await;
@@ -156,7 +156,7 @@ proptest! {
         });
     }
 
-    /// While ages say nothing, the other bounds hold.
+    /// While ages are not trusted, the other limits apply.
     #[test]
     fn clock_never_makes_store_grow(steps in steps(200)) {
         block_on(async {
@@ -164,7 +164,7 @@ proptest! {
             for (after, off) in steps {
                 watched.off = off;
                 watched.commit_after(after).await;
-                // Log, value and live key of each revision that can be read, and the metadata.
+                // The log row, value and live key of each readable revision, and the metadata.
                 let rows = crate::wrapped::rows(&watched.table as &dyn Table).len();
                 assert!(rows <= 20 * 3 + 4, "{rows} rows");
             }

@@ -1,4 +1,5 @@
-//! Damage is found: at open, or by a check, or at the latest when the row is used; it is never taken for health.
+//! Damage is found at open, by a check, or at the latest when the row is used. A damaged store never passes for an
+//! intact one.
 
 use futures::StreamExt;
 use kv::{ErrorKind, Op, Range, RangeRequest, Revision, Store, StoreExt, Txn, WatchRequest};
@@ -6,7 +7,7 @@ use kv_mvcc::{MAX_ROW_BYTES, MemoryTable, MvccStore, Options, Table, Write};
 
 use crate::wrapped::rows;
 
-/// A store with live and deleted keys, history, a mark and a long value.
+/// A store with live and deleted keys, history, a compaction mark and a long value.
 async fn sample() -> MemoryTable {
     let table = MemoryTable::new();
     let store = open(&table).unwrap();
@@ -25,7 +26,6 @@ fn open(table: &MemoryTable) -> kv::Result<MvccStore> {
     MvccStore::open(Box::new(table.clone()), Options::default())
 }
 
-/// A table with these rows.
 fn table_of(rows: &[(Vec<u8>, Vec<u8>)]) -> MemoryTable {
     let table = MemoryTable::new();
     let writes: Vec<_> = rows.iter().map(|(key, value)| Write::Put(key.clone(), value.clone())).collect();
@@ -33,7 +33,7 @@ fn table_of(rows: &[(Vec<u8>, Vec<u8>)]) -> MemoryTable {
     table
 }
 
-/// The finding when a store is opened and then checked.
+/// The error of opening the store and then verifying it.
 async fn found(table: &MemoryTable) -> Option<ErrorKind> {
     match open(table) {
         Ok(store) => store.verify().await.err().map(|error| error.kind().clone()),
@@ -58,7 +58,7 @@ async fn damage_is_found_when_bit_is_flipped() {
     let rows = rows(&sample().await);
     for at in 0..rows.len() {
         let bits = 8 * rows[at].1.len();
-        // All of them in short rows, some of them in long ones.
+        // All bits of short rows, some bits of long ones.
         for bit in (0..bits).step_by((bits / 256).max(1)) {
             let mut flipped = rows.clone();
             flipped[at].1[bit / 8] ^= 1 << (bit % 8);
@@ -139,7 +139,7 @@ async fn damage_is_found_when_whole_store_is_lost() {
 #[tokio::test]
 async fn newer_format_is_refused() {
     let table = sample().await;
-    // Format 3, as the next version would write it.
+    // Format 3, as a future version would write it.
     let mut row = 3_u32.to_be_bytes().to_vec();
     let mut sum = crc32fast::Hasher::new();
     sum.update(b"mformat");

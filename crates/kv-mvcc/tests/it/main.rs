@@ -1,6 +1,6 @@
-//! Tests of the store on tables in memory: healthy, failing, slow and damaged ones.
+//! Tests of the store on tables in memory: working, failing, slow and damaged ones.
 
-#![allow(clippy::unwrap_used)] // What is not as expected fails the test.
+#![allow(clippy::unwrap_used)] // A failed unwrap fails the test.
 
 mod changes;
 mod clocks;

@@ -1,4 +1,4 @@
-//! Handles for different purposes on one store whose disk is full.
+//! Handles with different purposes on a store whose disk is full.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use kv_mvcc::{Options, SpaceReserve};
 
 use crate::wrapped::{Fault, Wrapped};
 
-/// A reserve that can be given up, and put back only while there is room.
+/// A reserve that can be freed, and restored only while the disk has space.
 #[derive(Debug, Default)]
 struct StoredRetention {
     given_up: AtomicUsize,

@@ -1,4 +1,4 @@
-//! How much history stays, and that giving it up takes its rows away.
+//! How much history is kept, and that the rows of removed history are gone.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -76,13 +76,13 @@ async fn retention_by_revisions_with_minimum_age() {
     }
     // Second 20 is revision 22; the revisions before it are more than 300 s old.
     assert_eq!(oldest(&store).await, 22);
-    // Revision 22 is 300 s old exactly. All but five revisions go once the last of them is older.
+    // Revision 22 is exactly 300 s old. Once the last of them is older, all but five revisions are removed.
     seconds.store(700, Ordering::SeqCst);
     for _ in 0..10 {
         store.put("k", "v").await.unwrap();
     }
     assert_eq!(oldest(&store).await, store.status().revision.get() - 9, "the ten that are younger stay");
-    // Bytes are a bound all the same.
+    // The limit on bytes still applies.
     for _ in 0..50 {
         store.put("k", vec![b'x'; 900]).await.unwrap();
     }
@@ -165,7 +165,7 @@ async fn retention_by_bytes() {
     }
     let kept = 101 - oldest(&store).await + 1;
     assert!((8..=11).contains(&kept), "{kept} revisions of about 1,000 bytes");
-    // A single revision that is over the bound stays: it is the newest.
+    // A single revision that exceeds the limit is kept while it is the newest.
     store.put("k", vec![b'x'; 50_000]).await.unwrap();
     store.put("k", "small").await.unwrap();
     assert_eq!(oldest(&store).await, store.status().revision.get());
@@ -184,7 +184,7 @@ async fn retention_by_age() {
     }
     // Hour 99 is revision 101; exactly two days before it is hour 51, revision 53.
     assert_eq!(oldest(&store).await, 53);
-    // A clock that jumped by years says nothing.
+    // A clock that jumped by years is not trusted.
     seconds.store(1000 * DAY, Ordering::SeqCst);
     store.put("k", "v").await.unwrap();
     assert_eq!(oldest(&store).await, 53);
@@ -244,7 +244,7 @@ async fn retention_bounds_store_under_endless_writes() {
         }
         most = most.max(crate::wrapped::rows(&table as &dyn Table).len());
     }
-    // At the most five rows each for a revision that can be read: log, value, and those of its deletions.
+    // At most five rows for each readable revision: the log row, the value, and the log rows of its deletions.
     assert!(most < 600, "{most} rows");
     store.verify().await.unwrap();
 }

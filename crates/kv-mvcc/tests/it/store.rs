@@ -1,4 +1,4 @@
-//! The four methods of a store, where a case of its own is clearer than the conformance suite.
+//! Cases of the four store methods that are clearer here than in the conformance suite.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A table around a table, which fails or is slow as a test wants it.
+//! A table in memory with injected faults and delays.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,25 +7,24 @@ use std::time::{Duration, Instant};
 use kv::{Error, ErrorKind, Operation, Result};
 use kv_mvcc::{MemoryTable, MvccStore, Options, Table, View, Visit, Write};
 
-/// The fate of the next commit.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// It is reported as failed, and it is.
+    /// The commit fails, and nothing is written.
     Refused(&'static ErrorKind),
-    /// It is reported as failed, and is there all the same.
+    /// The commit is reported as failed, but is written.
     Applied,
-    /// The engine panics and has done nothing.
+    /// The engine panics, and nothing is written.
     Panic,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// How many commits go well before the fault, and the fault.
+    /// The number of commits that succeed before the fault, and the fault.
     fault: Mutex<Option<(usize, Fault)>>,
-    /// As long as this is set, the table cannot be recovered.
+    /// While this is set, recovery fails.
     broken: AtomicBool,
     failed: AtomicBool,
-    /// How long each row of a scan takes, in microseconds.
+    /// The time that a scan takes for each row, in microseconds.
     row_micros: AtomicUsize,
     views: AtomicUsize,
     commits: AtomicUsize,
@@ -47,12 +46,12 @@ impl Wrapped {
         self.fail_after(0, fault);
     }
 
-    /// Has a commit fail after so many that go well.
+    /// Makes a commit fail after `commits` successful ones.
     pub(crate) fn fail_after(&self, commits: usize, fault: Fault) {
         *self.shared.fault.lock().unwrap() = Some((commits, fault));
     }
 
-    /// True while the fault has not been met.
+    /// True until the fault has occurred.
     pub(crate) fn has_fault(&self) -> bool {
         self.shared.fault.lock().unwrap().is_some()
     }
@@ -141,7 +140,6 @@ impl View for WrappedView<'_> {
     }
 }
 
-/// All rows of a table.
 pub(crate) fn rows(table: &dyn Table) -> Vec<(Vec<u8>, Vec<u8>)> {
     let mut rows = Vec::new();
     let view = table.view().unwrap();
@@ -153,7 +151,7 @@ pub(crate) fn rows(table: &dyn Table) -> Vec<(Vec<u8>, Vec<u8>)> {
     rows
 }
 
-/// How many rows begin with this byte.
+/// The number of rows whose key begins with this byte.
 pub(crate) fn count(table: &dyn Table, tag: u8) -> usize {
     rows(table).iter().filter(|(key, _)| key[0] == tag).count()
 }

@@ -1,7 +1,9 @@
-//! Optimistic, serialisable transactions: read at one revision, decide, commit if nothing that was read has changed.
+//! Optimistic, serialisable transactions: read at one revision, decide, and commit if the keys that were read have not
+//! changed.
 //!
-//! This file has the attempts of a transaction, the guarded commit at the end of each, and the settling of a commit of unknown
-//! outcome, which the docs of [`transact!`](crate::transact!) prove sound. [`Transaction`] is what the body of an attempt reads and writes.
+//! This file contains the attempts of a transaction, the guarded commit at the end of each attempt, and the settling of
+//! a commit with an unknown outcome. The docs of [`transact!`](crate::transact!) prove that settling is sound.
+//! [`Transaction`] has the reads and writes of the body.
 
 mod transaction;
 
@@ -23,12 +25,11 @@ use crate::wrap::tracing_targets::TRANSACT;
 
 pub use transaction::{MAX_CREATION_GUARDED_KEYS, MAX_GUARDED_KEYS, Transaction};
 
-/// The longest pause before another attempt.
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long a whole call may take, from waiting for a lock to the answer.
+/// The time limit of a whole call, from waiting for a lock to the answer.
 ///
-/// Its last fifth is for settling a write whose outcome is unknown: no new attempt starts in it.
+/// The last fifth of it is reserved for settling a write with an unknown outcome. No new attempt starts in it.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     start: Instant,
@@ -36,7 +37,7 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// A deadline this far from now.
+    /// A deadline that ends `budget` from now.
     pub fn after(budget: Duration) -> Self {
         Self { start: Instant::now(), budget }
     }
@@ -46,48 +47,48 @@ impl Deadline {
         self.budget.saturating_sub(self.start.elapsed())
     }
 
-    /// The remaining time in which work may start.
+    /// The time that is left for new attempts.
     pub fn remaining_for_work(&self) -> Duration {
         (self.budget / 5 * 4).saturating_sub(self.start.elapsed())
     }
 
-    /// True when all of it is over.
+    /// True if no time is left.
     pub fn is_over(&self) -> bool {
         self.remaining().is_zero()
     }
 
-    /// True when only settling may go on.
+    /// True if only settling may continue.
     pub fn work_is_over(&self) -> bool {
         self.remaining_for_work().is_zero()
     }
 }
 
-/// How [`transact!`](crate::transact!) goes about it.
+/// The limits of a [`transact!`](crate::transact!) call, and keys to read early.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TransactOptions {
-    /// When to give up.
+    /// The time limit of the call.
     pub deadline: Deadline,
-    /// After how many attempts to give up; Calico's clients try a hundred times.
+    /// Maximum number of attempts. The default is 100, as in Calico's clients.
     pub attempts: u32,
-    /// Keys that the first request reads along with what it is about.
+    /// Keys that the first request of each attempt reads in addition.
     pub extra_reads: Vec<Key>,
 }
 
 impl TransactOptions {
-    /// Until the deadline, or a hundred attempts.
+    /// Options with this deadline and at most 100 attempts.
     pub fn new(deadline: Deadline) -> Self {
         Self { deadline, attempts: 100, extra_reads: Vec::new() }
     }
 
-    /// With another bound on the attempts.
+    /// Sets the maximum number of attempts.
     #[must_use]
     pub fn with_attempts(mut self, attempts: u32) -> Self {
         self.attempts = attempts;
         self
     }
 
-    /// Reading these keys along with whatever is read first, so that the body can read them without another round trip.
+    /// Adds keys to the first request of each attempt, so that the body can read them without another round trip.
     #[must_use]
     pub fn with_extra_reads(mut self, keys: impl IntoIterator<Item = Key>) -> Self {
         self.extra_reads.extend(keys);
@@ -95,19 +96,20 @@ impl TransactOptions {
     }
 }
 
-/// The result of [`transact!`](crate::transact!): the value of its body, and the revision at which it is true.
+/// The result of a successful [`transact!`](crate::transact!).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Committed<T> {
-    /// The value of the body.
+    /// The value that the body returned.
     pub value: T,
-    /// The revision of the commit; for a body that wrote nothing the revision that it read.
+    /// The revision of the commit; if the body wrote nothing, the revision that it read.
     pub revision: Revision,
-    /// How many attempts it took.
+    /// The number of attempts.
     pub attempts: u32,
 }
 
-/// Runs a body until its reads and writes have happened at one revision, as if nobody else were there: a
-/// `Result<`[`Committed`]`<T>, E>`, where the body is a `Result<T, E>` and `E` can be made from [`Error`](crate::Error).
+/// Runs a body until its reads and writes have taken effect together at one revision, isolated from other writers.
+/// Returns `Result<`[`Committed`]`<T>, E>` for a body of type `Result<T, E>`; `E` must implement
+/// `From<`[`Error`](crate::Error)`>`.
 ///
 /// ```
 /// # async fn example(store: std::sync::Arc<dyn kv::Store>, options: kv::TransactOptions) -> kv::Result<()> {
@@ -122,30 +124,31 @@ pub struct Committed<T> {
 /// # }
 /// ```
 ///
-/// The body reads and writes through the [`Transaction`] that it is given. It may run several times, so it must have no
-/// effects besides. When it is `Ok`, its writes are committed together, provided that nothing it read through
-/// [`get`](Transaction::get) and [`list`](Transaction::list) has changed; otherwise it runs again on fresh data. When
-/// it is an error, or writes nothing, its answer is true as of the one revision that it read, and nothing is written.
+/// The body reads and writes through the [`Transaction`] that it gets. It may run several times, so it must have no
+/// other effects. When it returns `Ok`, its writes are committed together, if no key that it read through
+/// [`get`](Transaction::get) and [`list`](Transaction::list) has changed. Otherwise it runs again on fresh data. When
+/// it returns an error or writes nothing, nothing is written, and its result is true at the one revision that it read.
 ///
-/// A write whose reply is lost is settled before anything else happens, by the history of a key that it writes:
+/// If the answer to a commit is lost, the call first settles its outcome. The history of one written key decides:
 ///
-/// - If it writes a key that was there, its guard on that key's mod revision holds until the first change of the key and
-///   never again. So it happens once at most, and the same transaction can be sent again. If that fails, the first change
-///   of the key is looked at: it was our own, or we were overtaken.
-/// - If every key that it writes was absent, its guards hold again once others have removed what it created. So the same
-///   transaction is sent again only after a check of each state of one of these keys since the attempt: if the key was
-///   created by us in one of them, the transaction has happened, whatever became of the key since. If the history was
-///   compacted, or there is too much of it, the outcome stays unknown.
+/// - If the commit writes a key that existed, it has a guard on the mod revision of that key. The guard holds until the
+///   first change of the key and never again. So the commit can happen at most once, and sending it again is safe. If
+///   the repetition fails, the call reads the first change of the key: either it is this commit, or another writer was
+///   faster.
+/// - If all written keys were absent, the guards hold again once others have deleted what the commit created. So before
+///   the call sends the commit again, it checks each state of one of these keys since the attempt. If this commit
+///   created the key in one of them, the transaction has happened, even if the key was changed or deleted later. If the
+///   history was compacted, or contains too many states, the outcome stays unknown.
 ///
-/// A change is our own if all keys that we write have our values at its revision. Two cases cannot be recognised. A transaction
-/// whose request is still on its way, and that guards only absences, may land after its guards failed and hold again.
-/// Another writer's transaction that wrote the very same keys and values is taken for our own.
+/// The call takes a change for its own if all written keys have the written values at its revision. It cannot recognise
+/// two cases. A commit that is still in flight and only guards absences may be applied after its guards failed and hold
+/// again. And a transaction of another writer with exactly the same keys and values counts as its own.
 ///
-/// It is a macro because an async closure that is given a reference makes a future that is not `Send`.
+/// This is a macro because an async closure that gets a reference makes a future that is not `Send`.
 ///
 /// # Errors
-/// The error of the body, and errors of the store. `Conflict` when the attempts are used up, `Timeout` when the deadline is. An
-/// error with [`Outcome::Unknown`](crate::Outcome::Unknown) means that even settling failed.
+/// Any error of the body or the store. `Conflict` after the last attempt, `Timeout` at the deadline. An error with
+/// [`Outcome::Unknown`](crate::Outcome::Unknown) means that settling failed, too.
 #[macro_export]
 macro_rules! transact {
     ($store:expr, $options:expr, |$tx:ident| $body:expr) => {{
@@ -168,27 +171,28 @@ macro_rules! transact {
     }};
 }
 
-/// The attempts of one [`transact!`](crate::transact!): what its loop is made of.
+/// The attempts of one [`transact!`](crate::transact!) call. The macro's loop consists of [`begin`](Self::begin) and
+/// [`end`](Self::end).
 #[derive(Debug)]
 pub struct Attempts {
     store: Arc<dyn Store>,
     options: TransactOptions,
     made: u32,
     refusal: Option<Error>,
-    /// True until an attempt that relied on a peek ended without the commit that proves it.
+    /// False after an attempt relied on a peek and ended without a commit that proved it.
     may_rely_on_peek: bool,
 }
 
 impl Attempts {
-    /// No attempt made yet.
+    /// The state before the first attempt.
     pub fn new(store: Arc<dyn Store>, options: TransactOptions) -> Self {
         Self { store, options, made: 0, refusal: None, may_rely_on_peek: true }
     }
 
-    /// The next attempt; after the first, a pause comes before it.
+    /// Starts the next attempt, after a pause unless it is the first.
     ///
     /// # Errors
-    /// `Conflict` and `Timeout`, when no other attempt may start.
+    /// `Conflict` after the last attempt, `Timeout` if no time for another attempt is left.
     pub async fn begin(&mut self) -> Result<Transaction> {
         let deadline = self.options.deadline;
         if self.made > 0 {
@@ -207,10 +211,10 @@ impl Attempts {
         Ok(new.with_extra_reads(self.options.extra_reads.clone()))
     }
 
-    /// Commits an attempt whose body had this outcome: `None` if another attempt is due.
+    /// Commits an attempt whose body returned `outcome`. Returns `None` if another attempt is needed.
     ///
     /// # Errors
-    /// The body's, and those of the store.
+    /// The error of the body, or any store error.
     pub async fn end<T, E: From<Error>>(
         &mut self,
         mut attempt: Transaction,
@@ -227,14 +231,14 @@ impl Attempts {
         let value = outcome?;
         match attempt.commit().await? {
             Commit::Done(revision) => return Ok(Some(Committed { value, revision, attempts: self.made })),
-            // Without writes it was no commit: all that it was to delete was absent.
+            // Without writes there was no commit: every key to delete was absent.
             Commit::Overtaken => self.may_rely_on_peek &= attempt.has_writes() || !attempt.relied_on_peek,
             Commit::Refused(error) => self.refusal = Some(error),
         }
         Ok(None)
     }
 
-    /// Gives up, with the store's last refusal as the cause if there was one.
+    /// Adds the store's last refusal, if there was one, as the cause of an error.
     fn attach_last_error(&mut self, error: Error) -> Error {
         match self.refusal.take() {
             Some(refusal) => error.with_source(refusal),
@@ -243,37 +247,37 @@ impl Attempts {
     }
 }
 
-/// The outcome of an attempt to commit.
 enum Commit {
-    /// It happened at this revision; for a body that wrote nothing it is the one that was read.
+    /// Committed at this revision. If the body wrote nothing, this is the revision that it read.
     Done(Revision),
-    /// Something that the attempt relied on has changed.
+    /// A key or range that the attempt relied on has changed.
     Overtaken,
-    /// The store did not do it, and may a little later.
+    /// The store refused the commit with a transient error.
     Refused(Error),
 }
 
-/// The deadline passed between two round trips: nothing is in flight.
+/// The error of a deadline that passed between two round trips, when no request is in flight.
 fn out_of_time() -> Error {
     Error::new(ErrorKind::Timeout, Operation::Transact, "store").with_outcome(Outcome::NotApplied)
 }
 
-/// Waits a random time that grows with the attempts, at most `longest`: writers that collided should not collide again.
+/// Pauses for a random time of at most `longest`. The range grows with the attempts, so that writers that collided do
+/// not collide again.
 async fn pause(attempt: u32, longest: Duration) {
     let ceiling = MAX_PAUSE.min(Duration::from_micros(500) * 2u32.saturating_pow(attempt.min(16)));
     tokio::time::sleep(ceiling.min(longest).mul_f64(fastrand::f64())).await;
 }
 
-/// The most guards of one commit: below the 128 compares of a transaction, with room to spare.
+/// Maximum number of guards in one commit, a little below the 128 compares that a transaction may have.
 const MAX_GUARDS: usize = 120;
 
 impl Transaction {
-    /// Commits what was written.
+    /// Sends the writes and guards of this attempt as one transaction.
     async fn commit(&mut self) -> Result<Commit> {
-        // Deleting what is not there is nothing to do.
+        // Deleting an absent key changes nothing.
         self.writes.retain(|key, value| value.is_some() || self.guards.get(key).is_some_and(|guard| guard.is_set()));
         if self.writes.is_empty() {
-            // A peek is newer than the attempt's revision: only a commit proves what it found.
+            // A peek is newer than the revision of the attempt, so only a commit proves its result.
             return Ok(if self.relied_on_peek { Commit::Overtaken } else { Commit::Done(self.at) });
         }
         if self.is_older_than_a_peek() {
@@ -310,8 +314,9 @@ impl Transaction {
     }
 }
 
-/// Guards against creation, at most this many where there are some: neighbours become one that spans both, those first
-/// whose keys have most in common. A wider guard may fail for a key that does no harm, and never misses one.
+/// Reduces guards against creation to at most `most`: it merges neighbouring ranges into one that spans both, starting
+/// with the keys that share the longest prefix. A wider guard may fail because of an unrelated key, but it never misses
+/// a key.
 fn merged(guards: &BTreeMap<Range, Revision>, most: usize) -> BTreeMap<Range, Revision> {
     if guards.len() <= most {
         return guards.clone();
@@ -334,19 +339,18 @@ fn merged(guards: &BTreeMap<Range, Revision>, most: usize) -> BTreeMap<Range, Re
     spans.into_iter().map(|(bounds, at)| (range(bounds), at)).collect()
 }
 
-/// How often a write is sent again after an error that waiting is not known to cure.
+/// Maximum number of repetitions of a write after errors that are not transient.
 const MAX_HOPELESS_RESENDS: u32 = 2;
-/// How many states of a key are looked at for its creation.
+/// Maximum number of states of a key that the search for its creation reads.
 const MAX_SEARCHED_STATES: i64 = 1024;
-/// How many reads are under way at a time.
 const MAX_CONCURRENT_READS: usize = 64;
 
-/// The key whose history tells whether the commit has happened.
+/// The key whose history shows whether the commit has happened.
 enum SettleClue {
-    /// It was there, last written at this revision: the first change after it decides.
+    /// The key existed and was last written at this revision. Its first change after that decides.
     Changed(Key, Revision),
-    /// All keys that are written were absent, this one among them: its creations decide. The second is the revision up to
-    /// which none of them was ours.
+    /// All written keys were absent, including this one. Its creations after the revision decide; up to the revision,
+    /// none of them is ours.
     Created(Key, Revision),
 }
 
@@ -358,17 +362,17 @@ impl SettleClue {
     }
 }
 
-/// Why one try did not settle it.
+/// Why an attempt to settle failed.
 enum SettleFailure {
-    /// Another try may.
+    /// Another attempt may succeed.
     ForNow(Error),
-    /// No other try can.
+    /// No later attempt can succeed.
     ForGood(Box<dyn StdError + Send + Sync>),
 }
 
 impl Transaction {
-    /// Finds out whether a transaction whose reply was lost has happened, and sends it again if it has not. A transaction that
-    /// cannot happen any more is not sent again.
+    /// Finds out whether a commit whose answer was lost has happened, and sends it again if it has not. If the commit
+    /// cannot happen any more, it is not sent again.
     async fn settle(&self, txn: Txn, mut unknown: Error) -> Result<Commit> {
         let Some(mut clue) = self.clue() else { return Err(unknown) };
         let is_final = unknown.is_final();
@@ -407,7 +411,7 @@ impl Transaction {
         changed.or_else(|| self.writes.keys().next().map(|key| SettleClue::Created(key.clone(), self.newest_seen())))
     }
 
-    /// The newest revision that an answer to this attempt had: its commit was sent after that.
+    /// The newest revision in an answer to this attempt. The commit was sent after it.
     fn newest_seen(&self) -> Revision {
         self.presumed.values().copied().fold(self.at, Revision::max)
     }
@@ -429,7 +433,7 @@ impl Transaction {
         Ok(ours.map_or(Commit::Overtaken, Commit::Done))
     }
 
-    /// Finds this commit by reading; `None` if it has not happened until now.
+    /// Searches for this commit by reads only. Returns `None` if it has not happened so far.
     async fn find_commit(&self, clue: &mut SettleClue) -> Result<Option<Commit>, SettleFailure> {
         let state = self.state_of(clue.key(), Revision::UNSET).await.map_err(read_failure)?;
         let ours = match clue {
@@ -446,7 +450,8 @@ impl Transaction {
         Ok(ours.map(Commit::Done))
     }
 
-    /// The revision of the first change of a key after `guard`, if it was this commit; `written` is when it was last written.
+    /// The revision of the first change of `key` after `guard`, if this commit made it. `written` is the key's current
+    /// mod revision.
     async fn find_change(
         &self,
         key: &Key,
@@ -460,7 +465,7 @@ impl Transaction {
         Ok(self.is_ours(revision).await.map_err(read_failure)?.then_some(revision))
     }
 
-    /// The revision after `after`, at most `until`, at which this commit created the key, if there is one.
+    /// The revision in `after+1..=until` at which this commit created `key`, if there is one.
     async fn find_creation(
         &self,
         key: &Key,
@@ -489,20 +494,20 @@ impl Transaction {
                     return Ok(Some(*revision));
                 }
             }
-            // Since its creation the key was there all the time.
+            // The key existed without interruption since its creation.
             until = created.first().map_or(from, |revision| from.min(revision.get() - 1));
             step = (step * 2).min(MAX_CONCURRENT_READS as i64);
         }
         Ok(None)
     }
 
-    /// A key without its value, at a revision (unset: now).
+    /// Reads a key without its value at a revision (unset: the latest).
     async fn state_of(&self, key: &Key, at: Revision) -> Result<RangeResponse> {
         let request = RangeRequest::new(Range::Key(key.clone())).with_at(at).with_content(Content::KeysOnly);
         self.store.range(request).await
     }
 
-    /// True if everything that this attempt writes was written, as it writes it, at one revision.
+    /// True if all writes of this attempt were made at this revision, with the same values.
     async fn is_ours(&self, revision: Revision) -> Result<bool> {
         let writes: Vec<_> = self.writes.iter().collect();
         for writes in writes.chunks(MAX_CONCURRENT_READS) {
@@ -520,12 +525,12 @@ impl Transaction {
         Ok(true)
     }
 
-    /// When a key, which has changed, changed first after it was looked at.
+    /// The revision of the first change of `key` after this attempt read it. The key must have changed.
     async fn first_change(&self, key: &Key) -> Result<Revision> {
         let looked_at = self.presumed.get(key).copied().unwrap_or(self.at);
         let request = WatchRequest::new(Range::Key(key.clone()), looked_at.next());
         let mut changes = self.store.watch(request).await?;
-        // Dropping a watch on a timer loses nothing: it only reads.
+        // Dropping the watch on a timeout loses nothing, because it only reads.
         match tokio::time::timeout(self.deadline.remaining(), changes.next()).await {
             Ok(Some(batch)) => Ok(batch?.revision),
             Ok(None) | Err(_) => Err(out_of_time()),
@@ -533,12 +538,12 @@ impl Transaction {
     }
 }
 
-/// A read that failed: what waiting does not cure, such as a history that was compacted, stays so.
+/// Converts the error of a read. An error that is not transient, for example a compacted history, will not go away.
 fn read_failure(error: Error) -> SettleFailure {
     if error.kind().is_transient() { SettleFailure::ForNow(error) } else { SettleFailure::ForGood(error.into()) }
 }
 
-/// When the one key was last written that a transaction read instead of writing; unset if it is absent.
+/// The mod revision of the key that the failure branch read; unset if the key is absent.
 fn written_at(answer: &TxnResponse) -> Revision {
     match answer.results.first() {
         Some(OpResult::Range(found)) => found.kvs.first().map_or(Revision::UNSET, |kv| kv.mod_revision),

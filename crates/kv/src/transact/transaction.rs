@@ -1,5 +1,5 @@
-//! The reads and writes of a transaction's body, and its peeks: reads of keys as they are now, newer than the attempt's revision,
-//! as hints for a search.
+//! The reads and writes of a transaction's body. A peek reads keys at the latest revision, newer than the revision of
+//! the attempt, as hints for a search.
 
 use std::collections::BTreeMap;
 use std::slice;
@@ -14,43 +14,43 @@ use crate::request::{Content, Kv, Op, OpResult, RangeRequest, RangeResponse, Txn
 use crate::store::{Store, StoreExt};
 use crate::validate::MAX_TXN_OPS;
 
-/// Maximum number of keys in a range that is guarded against every change: etcd checks each of them in the apply loop of every
-/// member.
+/// Maximum number of keys in a range that is guarded against every change. Each etcd member checks all of them when it
+/// applies the commit.
 pub const MAX_GUARDED_KEYS: usize = 64;
-/// Maximum number of keys in a range that is guarded against new keys only. It is higher because such guards are rare.
+/// Maximum number of keys in a range that is guarded against new keys only. It is higher because these guards are rare.
 pub const MAX_CREATION_GUARDED_KEYS: usize = 4096;
 
 /// One attempt of [`transact!`](crate::transact!).
 ///
-/// The first reply fixes the revision of the attempt; all later reads, except peeks, are of that revision.
+/// The first answer fixes the revision of the attempt. All later reads except peeks read at that revision.
 ///
 /// | Method | The commit fails if | Round trips | Sees own writes |
 /// |---|---|---|---|
 /// | [`get`](Self::get) | the key has changed | 1, none if the key was read or prefetched | yes |
-/// | [`list`](Self::list) | a key of the range came or changed | 1, none if the range was | yes |
+/// | [`list`](Self::list) | a key of the range is created or changed | 1, none if the range was read | yes |
 /// | [`snapshot_get`](Self::snapshot_get) | never | as `get` | yes |
 /// | [`snapshot_list`](Self::snapshot_list) | never | as `list` | yes |
 /// | [`snapshot_keys`](Self::snapshot_keys) | never | as `list`; no values | no |
 /// | [`snapshot_is_empty`](Self::snapshot_is_empty) | never | 1 | no |
-/// | [`peek`](Self::peek) | a key that is then read with `get` is not as it was seen | 1; reads the latest revision | no |
+/// | [`peek`](Self::peek) | a key that [`get`](Self::get) then reads differs from what the peek saw | 1; reads the latest revision | no |
 /// | [`peek_ranges`](Self::peek_ranges) | never | 1, none if all ranges were read; reads the latest revision; no values | no |
 /// | [`guard_creation`](Self::guard_creation) | a key is created in the range | as `peek_ranges` | no |
 /// | [`prefetch`](Self::prefetch) | never | 1 for everything | no |
 /// | [`put`](Self::put), [`delete`](Self::delete) | the key, which must be guarded, has changed | none before the commit | |
 /// | [`revision`](Self::revision), [`written_at`](Self::written_at), [`forget_writes`](Self::forget_writes) | | none | |
 ///
-/// A caller of an unguarded read must know why a change of what it read does no harm.
+/// A caller of an unguarded read must know why a change of those keys does no harm.
 #[derive(Debug)]
 pub struct Transaction {
     pub(super) store: Arc<dyn Store>,
     pub(super) deadline: Deadline,
-    /// The revision of the attempt; unset until the first reply.
+    /// The revision of the attempt; unset until the first answer.
     pub(super) at: Revision,
-    /// Keys as they are at `at`, present or absent.
+    /// Keys with their state at `at`; `None` for an absent key.
     seen: BTreeMap<Key, Option<Kv>>,
-    /// Ranges of which `seen` holds every key.
+    /// Ranges whose keys are all in `seen`.
     listed: Vec<Range>,
-    /// The keys of ranges of which no values were read.
+    /// The keys of ranges that were read without values.
     pub(super) keys: BTreeMap<Range, Vec<Key>>,
     /// The keys of ranges that a peek read, with the revision of the peek.
     peeked_ranges: BTreeMap<Range, (Vec<Key>, Revision)>,
@@ -58,22 +58,22 @@ pub struct Transaction {
     pub(super) absent: BTreeMap<Key, Revision>,
     /// Keys that a peek found written after `at`, with their mod revisions.
     pub(super) newer: BTreeMap<Key, Revision>,
-    /// Keys that the commit relies on and that a peek found absent, with the revision of the peek.
+    /// Keys that the commit expects to be absent because a peek found them absent, with the revision of the peek.
     pub(super) presumed: BTreeMap<Key, Revision>,
-    /// Keys that the commit relies on, with their mod revisions; unset for absent ones.
+    /// Keys that must be unchanged at the commit, with their mod revisions; unset for absent keys.
     pub(super) guards: BTreeMap<Key, Revision>,
-    /// Ranges that the commit relies on.
+    /// Ranges in which no key may be created or changed until the commit.
     pub(super) guarded_ranges: Vec<Range>,
-    /// Ranges in which no key may be created after a revision.
+    /// Ranges in which no key may be created until the commit, with the revision from which this counts.
     pub(super) creation_guards: BTreeMap<Range, Revision>,
-    /// The values that the commit writes; `None` deletes.
+    /// The values to write at the commit; `None` deletes the key.
     pub(super) writes: BTreeMap<Key, Option<Value>>,
-    /// Keys that the first request reads along.
+    /// Keys that the first request reads in addition.
     extra_reads: Vec<Key>,
     stale: bool,
-    /// False for an attempt after one that relied on a peek and could not prove it.
+    /// False after an earlier attempt relied on a peek without a commit that proved it.
     pub(super) may_rely_on_peek: bool,
-    /// True once something is taken to be absent because a peek said so, which is newer than the attempt's revision.
+    /// True once a read returned "absent" because a peek said so. The peek is newer than the revision of the attempt.
     pub(super) relied_on_peek: bool,
 }
 
@@ -101,27 +101,26 @@ impl Transaction {
         }
     }
 
-    /// The same, with keys that its first request reads along.
     pub(super) fn with_extra_reads(mut self, keys: Vec<Key>) -> Self {
         self.extra_reads = keys;
         self
     }
 
-    /// The revision that this attempt reads; unset before its first read.
+    /// The revision of this attempt; unset before its first read.
     pub fn revision(&self) -> Revision {
         self.at
     }
 
-    /// True if history moved past the revision of the attempt, so that it has to start anew.
+    /// True if the revision of the attempt was compacted, so that the transaction must run another attempt.
     pub(super) fn is_stale(&self) -> bool {
         self.stale
     }
 
-    /// Reads many keys and ranges in one round trip, so that reading them later costs none. It guards nothing. A range with
-    /// [`Content::KeysOnly`] is for [`snapshot_keys`](Self::snapshot_keys); limits are not for here.
+    /// Reads keys and ranges in one round trip, so that later reads of them need none. It adds no guards. A range with
+    /// [`Content::KeysOnly`] serves [`snapshot_keys`](Self::snapshot_keys). Limits of ranges are ignored.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub async fn prefetch(&mut self, keys: Vec<Key>, ranges: Vec<TxnRange>) -> Result<()> {
         let keys = keys.into_iter().filter(|key| !self.knows(key)).map(|key| (Range::Key(key), Content::Full));
         let mut wanted: Vec<_> = keys.collect();
@@ -135,12 +134,14 @@ impl Transaction {
         self.fetch(wanted).await
     }
 
-    /// One key. The commit will fail if it has changed by then. One that a [`peek`](Self::peek) found absent is not read:
-    /// the commit will fail unless it is absent. The peek is newer than the attempt's revision, so an attempt that relies on
-    /// it and ends without a commit counts for nothing; the next attempt reads the key.
+    /// Reads one key. The commit fails if the key has changed by then.
+    ///
+    /// A key that a [`peek`](Self::peek) found absent is not read: this returns `None`, and the commit fails if the key
+    /// exists by then. The peek is newer than the revision of the attempt. So an attempt that relies on it and ends
+    /// without a commit is discarded, and the next attempt reads the key.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub async fn get(&mut self, key: &Key) -> Result<Option<Value>> {
         if let Some(peeked_at) = self.absent.get(key)
             && self.may_rely_on_peek
@@ -157,11 +158,12 @@ impl Transaction {
         Ok(value)
     }
 
-    /// Every key of a range, ascending. The commit will fail if any has come or changed by then, but not if one has
-    /// gone: for lists of which an entry less does no harm. Costs one guard, however many keys there are.
+    /// Reads every key of a range, ascending. The commit fails if a key of the range was created or changed by then,
+    /// but not if one was deleted. Use it for lists in which a missing entry does no harm. It costs one guard, however
+    /// many keys there are.
     ///
     /// # Errors
-    /// Those of the store; `ReadSetTooLarge` if there are more than 64.
+    /// `ReadSetTooLarge` if the range has more than 64 keys; any store error.
     pub async fn list(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
         self.load(range).await?;
         let known = self.known(range);
@@ -172,11 +174,11 @@ impl Transaction {
         Ok(known)
     }
 
-    /// The keys of a range, ascending, without a guard and without reading values. The transaction's own writes are
-    /// not among them.
+    /// Reads the keys of a range, ascending, without values and without a guard. It does not see the transaction's own
+    /// writes.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub async fn snapshot_keys(&mut self, range: &Range) -> Result<Vec<Key>> {
         if let Some(keys) = self.keys.get(range) {
             return Ok(keys.clone());
@@ -195,10 +197,10 @@ impl Transaction {
         Ok(listing.kvs.into_iter().map(|kv| kv.key).collect())
     }
 
-    /// True if there is no key in a range, without a guard and without reading values.
+    /// True if a range contains no key. Reads no values and adds no guard.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub async fn snapshot_is_empty(&mut self, range: &Range) -> Result<bool> {
         let request = RangeRequest::new(range.clone()).with_at(self.at).with_limit(1).with_content(Content::KeysOnly);
         let answers = self.send_ranges(vec![request]).await?;
@@ -208,15 +210,15 @@ impl Transaction {
         Ok(answers.iter().all(|answer| answer.kvs.is_empty()))
     }
 
-    /// When a key that was read was last written; `None` if it is absent, or was not read.
+    /// The revision of the last write to a key; `None` if the key is absent or was not read.
     pub fn written_at(&self, key: &Key) -> Option<Revision> {
         self.seen.get(key)?.as_ref().map(|kv| kv.mod_revision)
     }
 
-    /// One key, without a guard.
+    /// Reads one key without a guard.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub async fn snapshot_get(&mut self, key: &Key) -> Result<Option<Value>> {
         if let Some(written) = self.writes.get(key) {
             return Ok(written.clone());
@@ -227,37 +229,36 @@ impl Transaction {
         Ok(self.seen.get(key).and_then(|kv| kv.as_ref().map(|kv| kv.value.clone())))
     }
 
-    /// Every key of a range, ascending, without a guard.
+    /// Reads every key of a range, ascending, without a guard.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub async fn snapshot_list(&mut self, range: &Range) -> Result<Vec<(Key, Value)>> {
         self.load(range).await?;
         Ok(self.known(range))
     }
 
-    /// Writes a key at the commit. It must have been read with [`get`](Self::get) or [`list`](Self::list).
+    /// Writes a key at the commit. The body must have read the key with [`get`](Self::get) before.
     ///
     /// # Errors
-    /// `InvalidArgument` if it has not: an unguarded write could not be settled if its reply were lost.
+    /// `InvalidArgument` if the key is not guarded: an unguarded write could not be settled if its answer were lost.
     pub fn put(&mut self, key: &Key, value: impl Into<Value>) -> Result<()> {
         self.write(key, Some(value.into()))
     }
 
-    /// Deletes a key at the commit. It must have been read with [`get`](Self::get) or [`list`](Self::list).
+    /// Deletes a key at the commit. The body must have read the key with [`get`](Self::get) before.
     ///
     /// # Errors
-    /// `InvalidArgument` if it has not.
+    /// `InvalidArgument` if the key is not guarded.
     pub fn delete(&mut self, key: &Key) -> Result<()> {
         self.write(key, None)
     }
 
-    /// True if something will be written.
     pub(super) fn has_writes(&self) -> bool {
         !self.writes.is_empty()
     }
 
-    /// Forgets all writes, for a caller that wants to know only how a body would end. Returns the keys that it would write.
+    /// Drops all writes and returns their keys, for a caller that only needs the result of a body.
     pub fn forget_writes(&mut self) -> Vec<Key> {
         std::mem::take(&mut self.writes).into_keys().collect()
     }
@@ -284,14 +285,14 @@ impl Transaction {
         Ok(())
     }
 
-    /// True if nothing needs to be read to know this key.
+    /// True if the state of the key is known without another read.
     fn knows(&self, key: &Key) -> bool {
         self.seen.contains_key(key)
             || self.listed.iter().any(|range| range.contains(key.as_bytes()))
             || self.keys.iter().any(|(range, keys)| range.contains(key.as_bytes()) && keys.binary_search(key).is_err())
     }
 
-    /// Makes sure that every key of the range is in `seen`.
+    /// Reads a range into `seen`, unless it was read before.
     async fn load(&mut self, range: &Range) -> Result<()> {
         let known = match range {
             Range::Key(key) => self.knows(key),
@@ -300,7 +301,7 @@ impl Transaction {
         if known { Ok(()) } else { self.fetch(vec![(range.clone(), Content::Full)]).await }
     }
 
-    /// The range as this transaction sees it: what was read, under what it writes.
+    /// The range as this transaction sees it: the keys read, overlaid with the writes.
     fn known(&self, range: &Range) -> Vec<(Key, Value)> {
         let (from, to) = range.bounds();
         let mut present: BTreeMap<&Key, &Value> = span(&self.seen, &from, to.as_ref())
@@ -315,7 +316,8 @@ impl Transaction {
         present.into_iter().map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
-    /// Reads ranges: the first time in one transaction that fixes the revision, later at that revision.
+    /// Reads ranges. The first call of an attempt reads them in one transaction, which fixes the revision; later calls
+    /// read at that revision.
     async fn fetch(&mut self, mut ranges: Vec<(Range, Content)>) -> Result<()> {
         if ranges.is_empty() {
             return Ok(());
@@ -360,7 +362,7 @@ impl Transaction {
         }
     }
 
-    /// Asks the store, and again while it says that a little later may do: this only reads.
+    /// Sends a transaction that only reads. Repeats it after transient errors.
     async fn send_txn(&mut self, txn: Txn) -> Result<TxnResponse> {
         let mut attempt = 0;
         loop {
@@ -371,7 +373,7 @@ impl Transaction {
         }
     }
 
-    /// The same for several reads at once.
+    /// Sends several reads concurrently. Repeats all of them after a transient error.
     async fn send_ranges(&mut self, reads: Vec<RangeRequest>) -> Result<Vec<RangeResponse>> {
         let mut attempt = 0;
         loop {
@@ -383,7 +385,7 @@ impl Transaction {
         }
     }
 
-    /// Waits before a read is asked again, or returns the error if that has no prospect.
+    /// Pauses before a read is repeated. Returns the error if it is not transient or no time is left.
     async fn pause_after(&mut self, attempt: &mut u32, error: Error) -> Result<()> {
         if !error.kind().is_transient() || self.deadline.work_is_over() {
             self.stale |= matches!(error.kind(), ErrorKind::Compacted { .. });
@@ -406,20 +408,22 @@ fn span<'m, V>(map: &'m BTreeMap<Key, V>, from: &Key, to: Option<&Key>) -> impl 
 }
 
 impl Transaction {
-    /// Many keys in one request, as they are now, in the order of `keys`; `None` for those that are absent. A hint: it is
-    /// newer than the attempt's revision, guards nothing, is not kept and does not see what this transaction writes.
+    /// Reads keys at the latest revision in one request, in the order of `keys`; `None` for absent keys. The result is
+    /// a hint: it is newer than the revision of the attempt, has no guard, is not kept and does not contain the writes
+    /// of this transaction.
     ///
-    /// [`get`](Self::get) the key that matters. It usually reads nothing if the key was found absent here, and the attempt
-    /// starts anew if the key was found here as written after the attempt's revision.
+    /// [`get`](Self::get) the key that the decision depends on. If the peek found the key absent, the `get` usually
+    /// needs no read. If the peek found it written after the revision of the attempt, the commit fails and the body
+    /// runs again.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub async fn peek(&mut self, keys: &[Key], content: Content) -> Result<Vec<Option<Kv>>> {
         self.peek_with(keys, content, &[]).await
     }
 
-    /// Like [`peek`](Self::peek), and reads the keys of ranges along with the rest, so that
-    /// [`peek_ranges`](Self::peek_ranges) knows them.
+    /// Like [`peek`](Self::peek), but the request reads the keys of `ranges` as well, so that
+    /// [`peek_ranges`](Self::peek_ranges) needs no read for them.
     ///
     /// # Errors
     /// Any store error.
@@ -439,9 +443,9 @@ impl Transaction {
         Ok(found.into_iter().map(|(kv, _)| kv).collect())
     }
 
-    /// The keys of ranges, without values, in the order of `ranges`: as of the attempt's revision where they were
-    /// prefetched, else as they are now, which takes one request for all. Guards nothing, and does not see what this
-    /// transaction writes.
+    /// Reads the keys of ranges, without values, in the order of `ranges`. Ranges that were prefetched are returned at
+    /// the revision of the attempt. The others are read at the latest revision, in one request. It adds no guards and
+    /// does not see the writes of this transaction.
     ///
     /// # Errors
     /// Any store error.
@@ -453,9 +457,9 @@ impl Transaction {
         Ok(ranges.iter().map(|range| self.keys_in(range).map(|(keys, _)| keys).unwrap_or_default()).collect())
     }
 
-    /// The keys of a range, without values. The commit will fail if a key is created in the range after they were read, so
-    /// that it knows every key that is there; writes to those keys and deletions do no harm. Reads as
-    /// [`peek_ranges`](Self::peek_ranges) does.
+    /// Reads the keys of a range, without values, as [`peek_ranges`](Self::peek_ranges) does. The commit fails if a key
+    /// was created in the range after that read, so the list is still complete at the commit. Changes and deletions of
+    /// the listed keys do not matter.
     ///
     /// # Errors
     /// `ReadSetTooLarge` if the range has more than 4,096 keys; any store error.
@@ -469,7 +473,7 @@ impl Transaction {
         Ok(keys)
     }
 
-    /// The keys of a range and the revision at which they were read, if it or a range around it was.
+    /// The keys of a range and the revision at which they were read, if the range or one that covers it was read.
     fn keys_in(&self, range: &Range) -> Option<(Vec<Key>, Revision)> {
         if let Some(keys) = self.keys.get(range) {
             return Some((keys.clone(), self.at));
@@ -480,14 +484,14 @@ impl Transaction {
         Some((keys.iter().filter(|key| range.contains(key.as_bytes())).cloned().collect(), at))
     }
 
-    /// True if the commit relies on a key as it was before a peek found it. The guards need not notice: a key that is absent
-    /// at `at` and at the commit may have been there for the peek.
+    /// True if the commit relies on a state of a key that a peek found replaced. The guards need not notice this: a key
+    /// that is absent at `at` and at the commit may have existed at the peek.
     pub(super) fn is_older_than_a_peek(&self) -> bool {
         self.newer.iter().any(|(key, seen)| self.guards.get(key).is_some_and(|guard| guard != seen))
     }
 
-    /// Keys as they are now, each with the revision of the answer, and the keys of ranges: as many in one request as one can
-    /// ask for.
+    /// Reads keys, and the keys of ranges, at the latest revision, in as few requests as possible. Each state comes
+    /// with the revision of its answer.
     async fn read_newest(
         &mut self,
         keys: &[Key],

@@ -1,5 +1,5 @@
-//! Stores around a store, which count calls and bytes, fail as networks and servers do, log every call, or only rehearse writes.
-//! Tests, metrics and benchmarks are built on these rather than on hooks inside the code.
+//! Wrappers around a store: they count calls and bytes, inject the faults of networks and servers, log every call, or
+//! rehearse writes. Tests, metrics and benchmarks use them, so that stores need no hooks.
 
 mod rehearsal;
 
@@ -21,15 +21,15 @@ use crate::store::{Store, WatchStream};
 
 pub use rehearsal::Rehearsal;
 
-/// The targets of what this crate logs.
+/// The log targets of this crate.
 pub mod tracing_targets {
-    /// Calls of a store.
+    /// Calls of a [`Store`](crate::Store).
     pub const STORE: &str = "margay::store";
-    /// Transactions.
+    /// Calls of [`transact!`](crate::transact!).
     pub const TRANSACT: &str = "margay::transact";
 }
 
-/// The calls that went through a [`CountingStore`] store so far. A call is a round trip.
+/// Number of calls and bytes that went through a [`CountingStore`]. Each call is one round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallCounts {
     /// Calls of [`Store::range`].
@@ -47,7 +47,7 @@ pub struct CallCounts {
 }
 
 impl CallCounts {
-    /// Round trips of reads and transactions together.
+    /// Reads and transactions together.
     pub fn round_trips(&self) -> u64 {
         self.ranges + self.txns
     }
@@ -63,7 +63,7 @@ struct Counters {
     bytes_received: AtomicU64,
 }
 
-/// A store that counts what goes through it. Clones count together.
+/// A store that counts calls and bytes. Clones share their counters.
 #[derive(Clone, Debug)]
 pub struct CountingStore<S> {
     inner: S,
@@ -71,12 +71,12 @@ pub struct CountingStore<S> {
 }
 
 impl<S: Store> CountingStore<S> {
-    /// Counts around this store, from zero.
+    /// A wrapper around `inner` with all counters at zero.
     pub fn new(inner: S) -> Self {
         Self { inner, counters: Arc::default() }
     }
 
-    /// The counts since the last call; they start again from zero.
+    /// Returns the counts since the last call and resets them to zero.
     pub fn take(&self) -> CallCounts {
         let take = |counter: &AtomicU64| counter.swap(0, Relaxed);
         CallCounts {
@@ -129,26 +129,26 @@ impl<S: Store> Store for CountingStore<S> {
     }
 }
 
-/// Something that goes wrong with one call.
+/// A fault of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The request never left: `NotSent`.
+    /// The request is not sent: `NotSent`.
     NotSent,
-    /// The request got lost on the way: it is not carried out, and the caller sees a `Timeout`.
+    /// The request is lost on the way and not carried out. The caller gets `Timeout`.
     RequestLost,
-    /// The request was carried out, and the reply got lost: `Disconnected`.
+    /// The request is carried out, and the answer is lost. The caller gets `Disconnected`.
     ReplyLost,
-    /// The caller sees a `Timeout`, and a transaction is carried out only when [`FaultyStore::deliver_held`] is called.
+    /// The caller gets `Timeout`. A transaction is carried out later, by [`FaultyStore::deliver_held`].
     Held,
-    /// It takes this much longer.
+    /// The call is delayed by this time.
     Delay(Duration),
-    /// A watch ends with `Disconnected` after its first batch; any other call with `NotSent`.
+    /// A watch ends with `Disconnected` after its first batch. Any other call fails with `NotSent`.
     Disconnect,
 }
 
-/// Decides which calls go wrong. Called once for each call, in the order in which they begin.
+/// Decides which calls fail. The wrapper asks once for each call, in the order in which the calls begin.
 pub trait Faults: Send + Sync + 'static {
-    /// The fault of this call, if it has one.
+    /// The fault of this call, if any.
     fn next(&self, operation: Operation) -> Option<Fault>;
 }
 
@@ -158,7 +158,7 @@ impl<F: Fn(Operation) -> Option<Fault> + Send + Sync + 'static> Faults for F {
     }
 }
 
-/// A store that fails as [`Faults`] say. Clones share everything.
+/// A store with injected [`Faults`]. Clones share the faults and the held transactions.
 #[derive(Clone)]
 pub struct FaultyStore<S> {
     inner: S,
@@ -167,12 +167,13 @@ pub struct FaultyStore<S> {
 }
 
 impl<S: Store> FaultyStore<S> {
-    /// Faults around this store.
+    /// A wrapper around `inner` with these faults.
     pub fn new(inner: S, faults: impl Faults) -> Self {
         Self { inner, faults: Arc::new(faults), held: Arc::default() }
     }
 
-    /// Faults around this store: each given transaction fails as listed, in order, and everything after works.
+    /// A wrapper whose first transactions have the listed faults, in order. All later transactions and all other calls
+    /// work.
     pub fn script(inner: S, faults: impl IntoIterator<Item = Option<Fault>>) -> Self {
         let script: Mutex<VecDeque<Option<Fault>>> = Mutex::new(faults.into_iter().collect());
         Self::new(inner, move |operation| match operation {
@@ -181,10 +182,10 @@ impl<S: Store> FaultyStore<S> {
         })
     }
 
-    /// Carries out the transactions that were held back, in order, as a thawed server would.
+    /// Carries out the held transactions in order, as a server does when it resumes.
     ///
     /// # Errors
-    /// Those of the store, for the first that fails.
+    /// The first error of the inner store. Later transactions stay held.
     pub async fn deliver_held(&self) -> Result<Vec<TxnResponse>> {
         let mut answers = Vec::new();
         while let Some(txn) = self.pop_held() {
@@ -197,7 +198,7 @@ impl<S: Store> FaultyStore<S> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Applies the faults that come before the call: `Ok` with the fault that follows it.
+    /// Applies faults that strike before the call. Returns the fault that is still to be applied.
     async fn request(&self, operation: Operation) -> Result<Option<Fault>> {
         let fault = self.faults.next(operation);
         match fault {
@@ -213,7 +214,7 @@ impl<S: Store> FaultyStore<S> {
         }
     }
 
-    /// Lets an answer get lost on the way back.
+    /// Applies faults that strike after the call.
     fn reply<T>(&self, fault: Option<Fault>, operation: Operation, answer: T) -> Result<T> {
         match fault {
             Some(Fault::ReplyLost) => {
@@ -275,12 +276,12 @@ impl<S: Store> Store for FaultyStore<S> {
     }
 }
 
-/// A store that logs each call at debug level: what was asked, how long it took, what came of it. Never a value.
+/// A store that logs each call at debug level with its keys, duration and result. It never logs values.
 #[derive(Clone, Debug)]
 pub struct TracedStore<S>(S);
 
 impl<S: Store> TracedStore<S> {
-    /// Logs around this store.
+    /// A wrapper around `inner`.
     pub fn new(inner: S) -> Self {
         Self(inner)
     }

@@ -1,4 +1,4 @@
-//! Writes that are only tried.
+//! A store that rehearses writes without making them.
 
 use std::collections::BTreeMap;
 
@@ -14,11 +14,11 @@ use crate::store::{Store, StoreExt, WatchStream};
 
 const NAME: &str = "rehearsal";
 
-/// A store on which nothing is written: what is, stays in the memory of this handle, on top of the inner store as it was
-/// at the first call. All else is as it would be: compares are made, revisions count on, and reads see what was written.
-/// So whatever works on a store can be rehearsed, with every check that it makes.
+/// A store that keeps all writes in the memory of this handle, on top of the inner store at the revision of the first
+/// call. Everything else works as usual: compares are evaluated, revisions count up, and reads see the rehearsed
+/// writes. So a caller can rehearse any change with all its checks.
 ///
-/// The inner store has to keep the history back to the first call. Watching and compacting are `Unsupported`.
+/// The inner store must keep its history back to the first call. `watch` and `compact` are `Unsupported`.
 #[derive(Debug)]
 pub struct Rehearsal<S> {
     inner: S,
@@ -27,27 +27,26 @@ pub struct Rehearsal<S> {
 
 #[derive(Debug, Default)]
 struct RehearsalState {
-    /// The inner store's revision that all stands on; unset before the first call.
+    /// The revision of the inner store under the rehearsal; unset before the first call.
     base: Revision,
-    /// The newest revision, those that are only pretended included.
+    /// The newest revision, including rehearsed ones.
     newest: Revision,
-    /// The revision of the last write.
     last: Revision,
-    /// The writes, oldest first; `None` is a deletion.
+    /// The rehearsed writes of each key, oldest first; `None` is a deletion.
     written: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
 }
 
 impl<S: Store> Rehearsal<S> {
-    /// On top of this store.
+    /// A rehearsal on top of `inner`.
     pub fn new(inner: S) -> Self {
         Self { inner, state: Mutex::default() }
     }
 
-    /// The state, which the first call fixes the revision of.
+    /// The state; the first call fixes its base revision.
     async fn state(&self) -> Result<MutexGuard<'_, RehearsalState>> {
         let mut state = self.state.lock().await;
         if !state.base.is_set() {
-            // Any key will do: every answer has the revision.
+            // Any key will do, because every answer contains the revision.
             let request = RangeRequest::new(Range::key("/")).with_content(Content::CountOnly);
             state.base = self.inner.range(request).await?.revision;
             state.newest = state.base;
@@ -55,7 +54,7 @@ impl<S: Store> Rehearsal<S> {
         Ok(state)
     }
 
-    /// Reads at a revision. That of the answer is for the caller to fill in.
+    /// Reads at a revision. The caller fills in the revision of the answer.
     async fn read(&self, state: &RehearsalState, request: &TxnRange, at: Revision) -> Result<RangeResponse> {
         let below = at.min(state.base);
         if !state.within(&request.range).any(|(_, versions)| versions[0].0 <= at) {
@@ -100,7 +99,6 @@ impl<S: Store> Rehearsal<S> {
         Ok(true)
     }
 
-    /// Runs the operations of a transaction at a revision.
     async fn run(&self, state: &mut RehearsalState, ops: &[Op], at: Revision) -> Result<Vec<OpResult>> {
         let mut results = Vec::with_capacity(ops.len());
         for op in ops {
@@ -124,7 +122,7 @@ impl<S: Store> Rehearsal<S> {
 }
 
 impl RehearsalState {
-    /// The writes in a range.
+    /// The rehearsed writes in a range.
     fn within<'s>(&'s self, range: &Range) -> impl Iterator<Item = (&'s Key, &'s Vec<(Revision, Option<Kv>)>)> {
         let (from, to) = range.bounds();
         self.written.range(from..).take_while(move |(key, _)| to.as_ref().is_none_or(|to| *key < to))
@@ -147,7 +145,7 @@ impl RehearsalState {
         self.written.entry(key.clone()).or_default().push((at, kv));
     }
 
-    /// Takes back what was written at a revision.
+    /// Drops the writes of a revision.
     fn undo(&mut self, at: Revision) {
         self.written.retain(|_, versions| {
             versions.retain(|(revision, _)| *revision != at);

@@ -1,4 +1,4 @@
-//! Keys as they are now, beside an attempt that reads an older revision.
+//! Peeks at the latest revision in an attempt that reads an older revision.
 
 use kv::wrap::{CountingStore, Fault, FaultyStore};
 use kv::{Committed, Content, Error, Key, Range, Revision, Store, StoreExt, Value, transact};
@@ -27,13 +27,14 @@ async fn peek_guards_absent_key_without_reading_it() {
     .unwrap();
     assert_eq!((committed.value, committed.attempts), (Some("another's".into()), 2));
     let counts = store.take();
-    // Twice the first read and the peek, a commit that fails, the write in between; then one read of what is there.
+    // Two attempts with a first read and a peek each, a commit that fails, one that succeeds, and the write in between;
+    // then the final read.
     assert_eq!((counts.txns, counts.ranges), (7, 1));
 }
 
 #[tokio::test]
 async fn peek_alone_is_no_answer_without_commit() {
-    /// The value that a body without writes saw, and its revision.
+    /// The value that a body without writes saw, and the revision of the attempt.
     type Answer = (Option<Value>, Revision);
     let (other, key) = (Key::from("other"), Key::from("k"));
     for ending in ["a value", "an error", "a deletion of nothing"] {
@@ -41,7 +42,7 @@ async fn peek_alone_is_no_answer_without_commit() {
         store.put("k", "old").await.unwrap();
         let saw: Result<Committed<Answer>, Box<dyn std::error::Error>> = transact!(shared(&store), options(), |tx| {
             tx.snapshot_get(&other).await?;
-            // Once: it is there at the revision of the first attempt, and gone at the peek.
+            // Only in the first attempt: the key exists at its revision and is gone at the peek.
             store.delete(Range::key("k")).await?;
             tx.peek(std::slice::from_ref(&key), Content::KeysOnly).await?;
             let seen = (tx.get(&key).await?, tx.revision());
@@ -81,7 +82,7 @@ async fn peek_alone_makes_no_key_again() {
             let peeked = tx.peek(std::slice::from_ref(&key), Content::Full).await?;
             let was_there = peeked[0].is_some();
             if attempts == 1 {
-                // The key is absent at the revision of the attempt and at the commit, and was there between the two.
+                // The key is absent at the revision of the attempt and at the commit, and exists in between.
                 store.delete(Range::key("k")).await?;
             }
             tx.get(&key).await?;

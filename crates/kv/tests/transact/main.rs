@@ -22,7 +22,7 @@ fn number(value: Option<Value>) -> u64 {
     value.map_or(0, |value| std::str::from_utf8(value.as_bytes()).unwrap().parse().unwrap())
 }
 
-/// A handle on a store as callers hold it.
+/// A handle of the type that callers hold.
 fn shared(store: &(impl Store + Clone)) -> Arc<dyn Store> {
     Arc::new(store.clone())
 }
@@ -72,7 +72,7 @@ async fn transact_reads_one_revision_and_prefetches_in_one_trip() {
         let a = number(tx.snapshot_get(&"a".into()).await?);
         assert!(tx.get(&"b".into()).await?.is_none());
         assert_eq!(tx.list(&Range::prefix("p/")).await?.len(), 1);
-        // Not prefetched, yet read as of the same revision.
+        // The prefetch did not contain this range, but it is read at the same revision.
         let all = tx.snapshot_list(&Range::All).await?;
         assert_eq!(all[0], (Key::from("a"), Value::from("1")));
         Ok::<_, Error>(a)
@@ -102,7 +102,7 @@ async fn transact_sees_its_own_writes() {
     assert_eq!(store.list(Range::All).await.unwrap().kvs.len(), 1);
 }
 
-/// Runs a body that reads in a given way while another writer does something in between, once.
+/// Runs a body that reads with `read` while another writer interferes once, and returns the number of attempts.
 async fn attempts_with(
     read: impl AsyncFn(&mut Transaction) -> Result<(), Error>,
     interfere: impl AsyncFn(&kv_mvcc::MvccStore),
@@ -239,7 +239,7 @@ async fn transact_writes_once_when_write_lands_late() {
 
 #[tokio::test(start_paused = true)]
 async fn transact_tells_other_writer_from_lost_reply() {
-    // Our commit is lost on its way; before we ask again, somebody else writes the key.
+    // Our commit is lost on its way to the store. Another writer changes the key before the commit is sent again.
     let inner = kv_mvcc::memory();
     inner.put("n", "5").await.unwrap();
     let other = inner.clone();
@@ -329,7 +329,7 @@ async fn transact_knows_absent_keys_from_listing() {
     assert_eq!(store.take().round_trips(), 1);
 }
 
-/// A store at which another writer adds a hundred after a given transaction.
+/// A store at which another writer adds 100 after a given transaction.
 #[derive(Clone, Debug)]
 struct Meddler<S> {
     inner: S,
