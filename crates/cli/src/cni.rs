@@ -1,6 +1,5 @@
 //! The names that CNI allows a runtime to pass to a plugin. The plugin refuses every other name, so a DEL could never
-//! release
-//! addresses that were recorded under one.
+//! release addresses that were recorded under one.
 
 /// Length limit of an interface name in the kernel, in bytes.
 const MAX_INTERFACE_BYTES: usize = 15;

@@ -1,8 +1,6 @@
 //! Runs commands: the global options, the three kinds of commands, and the steps around each command. These choose and
-//! open
-//! the store, keep the writes of a dry run in memory, close the store, and then print the answer: text for people, JSON
-//! for
-//! programs, and notes on stderr.
+//! open the store, keep the writes of a dry run in memory, close the store, and then print the answer: text for people,
+//! JSON for programs, and notes on stderr.
 //!
 //! After a command that changes pools in an embedded store, the NAT rules of this machine for pools with `natOutgoing`
 //! are refreshed. The plugin writes these rules only when a container starts, so the rules of a deleted pool would stay
@@ -254,8 +252,7 @@ impl StoreCommand for OpeningCommand<'_> {
 
 impl StoreAccess<'_> {
     /// Opens the store, carries out the command, and closes the store. A dry run writes nothing; if the store does not
-    /// exist
-    /// and the command would create it, the dry run uses an empty store in memory.
+    /// exist and the command would create it, the dry run uses an empty store in memory.
     pub(crate) async fn carry_out(self, command: &dyn OpenStoreCommand) -> Result<CommandAnswer> {
         command.check()?;
         run_with_progress(&format!("working on {self}"), async {
@@ -285,9 +282,8 @@ impl StoreAccess<'_> {
         .await
     }
 
-    /// Runs a command on an embedded store, and refreshes this machine's NAT rules if the command may have changed
-    /// pools. In
-    /// a cluster Felix maintains these rules.
+    /// Runs a command. If it may have changed the pools of an embedded store, refreshes this machine's NAT rules. In a
+    /// cluster Felix maintains these rules.
     async fn run_and_refresh_rules(self, command: &dyn OpenStoreCommand, operator: &Operator) -> Result<CommandAnswer> {
         let deadline = Deadline::after(command.timeout_after_open());
         let work = command.run(operator, deadline);

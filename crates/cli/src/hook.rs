@@ -1,13 +1,10 @@
 //! `margay watch --exec` and `--webhook`: hand each event to a receiver, in order. The receiver is a program that gets
-//! the
-//! event on its stdin, or a URL to which the event is posted, signed with a secret. A cursor file has the revision up
-//! to
-//! which all events were handled.
+//! the event on its stdin, or a URL to which the event is posted, signed with a secret. A cursor file has the revision
+//! up to which all events were handled.
 //!
 //! The store's own history is the queue: while an attempt fails, the watch is closed, and it later restarts at the
-//! cursor. So an
-//! event is only lost if the store compacts its history before; the receiver then gets a `gap` event and the state. An
-//! event may arrive twice, since the cursor is written after the last event of a revision was handled.
+//! cursor. So an event is only lost if the store compacts its history before; the receiver then gets a `gap` event and
+//! the state. An event may arrive twice, since the cursor is written after the last event of a revision was handled.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -92,8 +89,7 @@ impl Hook {
     }
 
     /// Retries until an attempt succeeds. Starts no attempt after `until`, nor once a signal has arrived. Calls
-    /// `failed` with a
-    /// message after each failed attempt.
+    /// `failed` with a message after each failed attempt.
     pub(crate) fn deliver(
         &self,
         delivery: &Delivery,
@@ -200,8 +196,7 @@ impl CursorFile {
     }
 
     /// Records that there was nothing to handle up to this revision. Writes the file at most every 10 s, since a busy
-    /// cluster
-    /// reports progress twice a second; [`Self::finish`] writes the rest.
+    /// cluster reports progress twice a second; [`Self::finish`] writes the rest.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -266,8 +261,7 @@ impl ProgramReceiver {
     }
 
     /// Runs the program, which must end with exit code 0. Its processes have their own process group, which is ended if
-    /// the run
-    /// times out or is interrupted.
+    /// the run times out or is interrupted.
     fn run(&self, json: &str, interrupt: &Interrupt) -> std::result::Result<(), String> {
         let mut command = Command::new(&self.path);
         let mut child = command.stdin(Stdio::piped()).process_group(0).spawn().map_err(|error| error.to_string())?;
@@ -300,8 +294,7 @@ fn exit_reason(status: ExitStatus) -> String {
 }
 
 /// Ends all processes of a run's group with SIGTERM, and after [`EXIT_GRACE`] with SIGKILL. Returns when the first
-/// process of the
-/// group has ended.
+/// process of the group has ended.
 fn end_program(child: &mut Child) {
     let Ok(group) = i32::try_from(child.id()).map(Pid::from_raw) else { return };
     _ = killpg(group, Signal::SIGTERM);

@@ -1,9 +1,8 @@
 //! The operator command `margay`.
 //!
 //! [`args`] parses a command into a value of [`subcommands`], which says what it needs from the store. [`command`]
-//! carries it out: it chooses
-//! and opens the store, lets the command make an answer, and closes the store. Only then the answer is printed on
-//! stdout. Everything else goes to stderr.
+//! carries it out: it chooses and opens the store, lets the command make an answer, and closes the store. Only then the
+//! answer is printed on stdout. Everything else goes to stderr.
 
 mod args;
 mod cni;
@@ -50,8 +49,7 @@ pub struct Library;
 pub struct Readme;
 
 /// Runs the command and returns its exit code: 0 if it succeeded, 1 if something failed or the usage was wrong, and 130
-/// if a signal
-/// interrupted it and it could end in an orderly way.
+/// if a signal interrupted it and it could end in an orderly way.
 ///
 /// `drivers` are the stores that the program is built with. `args` starts with the program's name, like
 /// [`std::env::args_os`].
@@ -130,8 +128,7 @@ fn log_to_stderr(level: LogLevel) {
 }
 
 /// The last panic and its place in the code. A panic of an engine on a damaged store is caught by the engine's caller
-/// and
-/// becomes an ordinary error; only a panic that reaches [`main`] is reported.
+/// and becomes an ordinary error; only a panic that reaches [`main`] is reported.
 static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
 /// The main function of a program that is built with these stores.

@@ -22,8 +22,7 @@ pub(crate) enum StoreUse {
     /// Reads an existing store.
     Read,
     /// Reads all blocks of an existing store. Processes that wait for the store lock get it in between, except while a
-    /// daemon
-    /// has the store.
+    /// daemon has the store.
     ReadAll,
     /// Writes to an existing store.
     Write,
@@ -135,7 +134,7 @@ impl<'a> StoreAccess<'a> {
         Ok(done)
     }
 
-    /// Which nodes the store accepts. In an embedded store, the first node need not be registered.
+    /// Which nodes the store accepts. An embedded store without registered nodes accepts the node of the first request.
     pub(crate) fn nodes(self) -> Nodes {
         if self.location.is_shared() { Nodes::Registered } else { Nodes::FirstSeen }
     }

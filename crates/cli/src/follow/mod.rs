@@ -1,14 +1,11 @@
 //! Reads the history of a store and follows its changes. This file reads the files of an embedded store, and opens and
-//! closes
-//! the store for each read. [`watch_reader`] reads a store that stays open.
+//! closes the store for each read. [`watch_reader`] reads a store that stays open.
 //!
 //! A reader returns parts: first a state of the store, then every change after it. If the store compacts history before
-//! the
-//! reader has read it, the reader reports the gap and continues with a state. A reader of the past continues with the
-//! oldest state. Any other reader continues with the newest state, and reads all of it before it returns any of it.
-//! Otherwise
-//! every state could be compacted while a slow caller handles it, and the reader would never reach the changes after
-//! it.
+//! the reader has read it, the reader reports the gap and continues with a state. A reader of the past continues with
+//! the oldest state. Any other reader continues with the newest state, and reads all of it before it returns any of it.
+//! Otherwise every state could be compacted while a slow caller handles it, and the reader would never reach the
+//! changes after it.
 
 mod watch_reader;
 
@@ -42,8 +39,7 @@ pub(crate) enum HistoryPart {
     /// Changes, one batch for each revision, with the former value of each key.
     Happened(Vec<Batch>),
     /// The history after the first revision, up to the second one, was compacted before it was read. The state at the
-    /// second
-    /// revision follows.
+    /// second revision follows.
     GivenUp(Revision, Revision),
     /// The store cannot be reached, for this reason. The caller should read again a little later; the reader then
     /// continues.
@@ -55,8 +51,7 @@ pub(crate) enum HistoryPart {
 
 pub(crate) enum FollowStop {
     /// The store is not the store that was read before, or was reset to one of its earlier states. Its changes do not
-    /// continue
-    /// what the reader has read, even when its revision later exceeds the last revision that was read.
+    /// continue what the reader has read, even when its revision later exceeds the last revision that was read.
     OtherStore(CommandFailure),
     Failed(CommandFailure),
 }
@@ -102,10 +97,8 @@ impl<'l> Follower<'l> {
     }
 
     /// Returns the next parts, possibly none. An embedded store is closed when this returns; while another process
-    /// waits for the
-    /// store, it stays open for a few milliseconds at most. A watch waits for changes for 250 ms. When a daemon starts
-    /// or
-    /// ends, the reader switches between the daemon and the files.
+    /// waits for the store, it stays open for a few milliseconds at most. A watch waits for changes for 250 ms. When a
+    /// daemon starts or ends, the reader switches between the daemon and the files.
     ///
     /// # Errors
     /// [`FollowStop::OtherStore`] if the store was replaced or reset; any store error.
@@ -248,8 +241,7 @@ impl<'l> FilesReader<'l> {
     }
 
     /// The position and the store's id from which a daemon can continue; `None` if this reader must continue itself, as
-    /// one of
-    /// the past does.
+    /// one of the past does.
     fn position_to_leave(&self) -> Option<(ReadPosition, Option<String>)> {
         let may_leave = !self.is_past && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_));
         may_leave.then(|| (self.position.clone(), self.id.clone()))

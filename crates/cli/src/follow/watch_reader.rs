@@ -1,19 +1,15 @@
 //! Reads a store that stays open, which is etcd or the store of a daemon: a state in pages, then a watch.
 //!
 //! An etcd watch does not say when it has reported all events up to a revision, and servers before 3.4.25 answer a
-//! progress request too early. So a reader of the past compares the reported events with the newest state. When
-//! the keys and their mod revisions are equal and no event arrives for a while, the past is complete. Only keys that
-//! were
+//! progress request too early. So a reader of the past compares the reported events with the newest state. When the
+//! keys and their mod revisions are equal and no event arrives for a while, the past is complete. Only keys that were
 //! created and deleted after the last change of every present key can be missing, if the server reports them late.
 //!
 //! In a cluster most revisions change keys outside of the watched range. The server's progress reports move the watch
-//! past
-//! them. Without these reports the position of a quiet watch would stay at its last event until it is compacted. So
-//! [`IdleProbe`] compares the block and affinity keys and their mod revisions at the watch's position with those at the
-//! newest
-//! revision: every change of an address also changes one of these keys. If they are equal, and no event arrives for a
-//! while
-//! after that, the watch has reported everything up to that revision.
+//! past them. Without these reports the position of a quiet watch would stay at its last event until it is compacted.
+//! So [`IdleProbe`] compares the block and affinity keys and their mod revisions at the watch's position with those at
+//! the newest revision: every change of an address also changes one of these keys. If they are equal, and no event
+//! arrives for a while after that, the watch has reported everything up to that revision.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -133,9 +129,8 @@ impl<'l> WatchReader<'l> {
     }
 
     /// Reads the newest state: a part for its revision, then the blocks, which contain every address and its holder.
-    /// The watch for later
-    /// changes starts before this returns: the caller may need longer to handle the state than the store keeps its
-    /// history.
+    /// The watch for later changes starts before this returns: the caller may need longer to handle the state than the
+    /// store keeps its history.
     async fn read_state(&mut self, first: impl FnOnce(Revision) -> HistoryPart) -> Result<Vec<HistoryPart>, ReadError> {
         let listing = self.store().await?.list(Range::Prefix(keys::blocks_prefix(None))).await?;
         let at = listing.revision;
@@ -321,16 +316,14 @@ impl<'l> WatchReader<'l> {
         }
         if self.past.is_none() && mark.is_set() && mark <= read {
             // A stream without progress reports restarts at its last event, which is now compacted. The position is
-            // later, so a new
-            // stream can start there.
+            // later, so a new stream can start there.
             return Some(HistoryPart::Happened(Vec::new()));
         }
         Some(self.resume_after_loss(read, mark))
     }
 
     /// Continues with the newest state because the changes after a revision were compacted; in the past, with the state
-    /// at the compaction
-    /// mark.
+    /// at the compaction mark.
     fn resume_after_loss(&mut self, read: Revision, mark: Revision) -> HistoryPart {
         if let Some(past) = &mut self.past {
             past.reported.clear();
@@ -389,8 +382,7 @@ async fn oldest_revision(store: &dyn Store) -> kv::Result<Revision> {
 }
 
 /// How long the watch must be quiet before the first probe, and the upper limit. The wait doubles after each probe,
-/// since a
-/// probe lists the keys twice.
+/// since a probe lists the keys twice.
 const IDLE_WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(64)];
 
 /// Finds out up to which revision a quiet watch is complete. The module documentation explains how.
@@ -416,10 +408,8 @@ impl IdleProbe {
     }
 
     /// Returns the revision up to which everything was reported, if it is known now. The caller guarantees that
-    /// everything up to
-    /// `at` was reported, and that the watch was quiet for a while since the last call. Store errors are ignored: the
-    /// watch
-    /// reports them.
+    /// everything up to `at` was reported, and that the watch was quiet for a while since the last call. Store errors
+    /// are ignored: the watch reports them.
     fn take_reached(&mut self, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
         if let Some(candidate) = self.candidate.take() {
             return Some(candidate);

@@ -1,9 +1,8 @@
 //! `margay gc --gone` and `--free`: free everything that departed nodes hold, and report it.
 //!
 //! For each node the workload endpoints are deleted first, then the addresses are released, then the blocks. So no
-//! container gets
-//! an address that an endpoint still has. After an interruption the same command continues. The guards of each
-//! commit are its addresses, as they were read, and that the node is still not registered.
+//! container gets an address that an endpoint still has. After an interruption the same command continues. The guards
+//! of each commit are its addresses, as they were read, and that the node is still not registered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -125,8 +124,7 @@ fn read_departed_nodes(
 }
 
 /// Refuses a list that cannot be of the nodes of this store: it lacks this machine although the store has it as a node,
-/// or it has
-/// none of the registered nodes. It was probably made on another cluster.
+/// or it has none of the registered nodes. It was probably made on another cluster.
 fn check_list(
     list: &BTreeSet<String>,
     known: &KnownNodes,

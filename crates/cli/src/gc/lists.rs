@@ -1,7 +1,6 @@
 //! Reads the lists for `margay gc` that other programs write, from a file, a folder or standard input. They list a
 //! runtime's containers or attachments, in the formats that runtimes print (recognised by the content), or the existing
-//! nodes,
-//! as `kubectl` prints them or as a person types them.
+//! nodes, as `kubectl` prints them or as a person types them.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -101,8 +100,7 @@ fn read_text(from: impl Read) -> io::Result<String> {
         return Err(io::Error::other("it is longer than any list"));
     }
     // Empty lists have their own message. A byte order mark would change the first name in the list, and that
-    // container's addresses
-    // would be freed.
+    // container's addresses would be freed.
     match text_fault(&bytes).filter(|fault| *fault != TextFault::Empty) {
         None => String::from_utf8(bytes).map_err(io::Error::other),
         Some(fault) => Err(io::Error::other(fault.to_string())),

@@ -1,6 +1,5 @@
 //! `margay gc`: frees addresses that nothing on this machine uses any more. [`departed`] frees what departed nodes
-//! hold;
-//! [`node_move`] moves what a renamed node holds.
+//! hold; [`node_move`] moves what a renamed node holds.
 //!
 //! The stores are read and closed, then the network namespaces are scanned, then the stores are opened again to free
 //! the leftovers. So no container waits for a scan, and an address that is assigned in between is no candidate.
@@ -291,8 +290,7 @@ fn decide<'l>(
 }
 
 /// Finds the workload endpoints of the allocations that may be freed. Without such allocations the endpoints are not
-/// read,
-/// so that a scan without findings costs no more.
+/// read, so that a scan without findings costs no more.
 async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindings<'_>) -> Result<()> {
     if found.ready.is_empty() {
         return Ok(());
@@ -477,8 +475,7 @@ impl Machine {
     }
 
     /// [`evidence`](Self::evidence), but refused inside a container. Only the interfaces of the whole machine show
-    /// whether it
-    /// has an address of another node.
+    /// whether it has an address of another node.
     ///
     /// # Errors
     /// The errors of [`evidence`](Self::evidence); this process runs in a container.

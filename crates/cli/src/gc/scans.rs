@@ -2,12 +2,10 @@
 //!
 //! For each store a file has the unused addresses and when a scan first found them unused. The files are in memory
 //! (`/run`), so they end with the boot. If a file is lost, the next collection only waits longer. A file that another
-//! user
-//! could have written counts as lost.
+//! user could have written counts as lost.
 //!
 //! In a cluster, a scan reads the node's own blocks and the blocks in which the node is known to hold something. Once a
-//! day it reads
-//! all other blocks by their keys.
+//! day it reads all other blocks by their keys.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -169,8 +167,7 @@ const FULL_SCAN_SPREAD: Duration = Duration::from_secs(60 * 60);
 /// In a cluster with at most this number of blocks, the first scan of a boot reads all of them.
 const MAX_BLOCKS_FOR_EARLY_SCAN: u64 = 64;
 /// In a larger cluster the first scan of all blocks is delayed by a random time of up to this much for each block, and
-/// at most
-/// a day. So a cluster is read at a steady rate even if all its nodes start at once.
+/// at most a day. So a cluster is read at a steady rate even if all its nodes start at once.
 const SCAN_DELAY_PER_BLOCK: Duration = Duration::from_secs(17);
 
 /// A node's memory of the blocks of a cluster in which it holds something.

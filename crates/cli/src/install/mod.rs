@@ -1,6 +1,5 @@
 //! `margay install`: replaces Calico's plugin `calico-ipam` on this node by Margay's and, as a second step, `calico`;
-//! and restores
-//! Calico's plugins. The report names the programs that CNI calls run now, the changes, and the next step.
+//! and restores Calico's plugins. The report names the programs that CNI calls run now, the changes, and the next step.
 
 mod plugin_folder;
 mod program;
@@ -595,8 +594,7 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
 }
 
 /// Returns a warning if calls run both of Margay's plugins, but from different files or in different versions although
-/// one
-/// file could serve for both.
+/// one file could serve for both.
 fn warn_of_different_programs(path: &PluginPath) -> Option<String> {
     let ours = |role| {
         let file = path.first(role)?;

@@ -1,8 +1,7 @@
 //! A folder of plugins in which `calico-ipam`, or the main plugin `calico`, is replaced by Margay's.
 //!
 //! The files for undoing an installation are in the subfolder `.margay`, or `.margay-main` for the main plugin. So they
-//! are on
-//! the same file system as the plugins, and move with them:
+//! are on the same file system as the plugins, and move with them:
 //!
 //! | File | Content |
 //! |---|---|
@@ -11,8 +10,7 @@
 //! | `state.json` | which version is installed, and which it replaced |
 //!
 //! After each step the same command can continue, and `--undo` can undo. The plugin's file only changes by a rename
-//! from one complete file
-//! to another.
+//! from one complete file to another.
 
 use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
 use std::io::{self, BufReader, ErrorKind, Write};
@@ -196,8 +194,8 @@ impl PluginFolder {
     }
 
     /// Puts Margay's plugin beside its final place. The main plugin becomes a hard link to the IPAM plugin if the file
-    /// system
-    /// allows that. Then the main plugin can see that both are one program, and calls IPAM without starting a process.
+    /// system allows that. Then the main plugin can see that both are one program, and calls IPAM without starting a
+    /// process.
     fn stage(&self, plugin: &Path, staged: &Path) -> io::Result<()> {
         remove_if_there(staged)?;
         if self.role == Role::Ipam || fs::hard_link(plugin.canonicalize()?, staged).is_err() {

@@ -1,6 +1,5 @@
 //! The two plugins of Calico that Margay replaces. Also runs a plugin's file, to ask for its version and whether it
-//! could assign
-//! addresses.
+//! could assign addresses.
 
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -153,8 +152,7 @@ impl PluginProgram {
 }
 
 /// Checks with the verb STATUS, which changes nothing, whether Margay's plugin could carry out an ADD on this network.
-/// STATUS takes
-/// a second at most. It is repeated if it fails, since a cluster may just be electing its leader.
+/// STATUS takes a second at most. It is repeated if it fails, since a cluster may just be electing its leader.
 ///
 /// # Errors
 /// The failure that the plugin reports, which may name configuration members and paths, but no secrets.

@@ -1,9 +1,8 @@
 //! The folders in which this node's container runtime looks for plugins.
 //!
 //! A runtime finds the main plugin `calico` in a list of folders. It passes the list to the main plugin as `CNI_PATH`,
-//! where
-//! that finds `calico-ipam`. Both take the first file of that name. containerd has one folder (`bin_dir`), and since
-//! 2.1 a list (`bin_dirs`). CRI-O has a list (`plugin_dirs`), followed by the older `plugin_dir`.
+//! where that finds `calico-ipam`. Both take the first file of that name. containerd has one folder (`bin_dir`), and
+//! since 2.1 a list (`bin_dirs`). CRI-O has a list (`plugin_dirs`), followed by the older `plugin_dir`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -146,8 +145,7 @@ impl PluginPath {
 }
 
 /// Reads containerd's folders from its own dump of its configuration, since how imported files are merged depends on
-/// its version. If
-/// the program is not on `PATH`, reads the configuration file.
+/// its version. If the program is not on `PATH`, reads the configuration file.
 fn read_containerd(config: &Path) -> Result<Option<PluginPath>> {
     if !config.exists() {
         return Ok(None);

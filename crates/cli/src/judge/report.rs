@@ -1,6 +1,5 @@
 //! Prints the results of a run in the requested format, and its progress on a terminal. A table has a line for each
-//! case as
-//! it ends, then the ignored cases by reason, and the failures. JSON and JUnit XML are for programs.
+//! case as it ends, then the ignored cases by reason, and the failures. JSON and JUnit XML are for programs.
 
 use std::fmt;
 use std::io::{

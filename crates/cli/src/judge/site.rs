@@ -99,8 +99,7 @@ impl NewStoresHarness {
 }
 
 /// Retries a removal until `limit` has passed if a folder is not empty. sled's threads may still write files after a
-/// case was
-/// stopped.
+/// case was stopped.
 fn retry_until_empty(limit: Duration, mut remove: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let started = Instant::now();
     loop {

@@ -1,6 +1,5 @@
 //! Formats answers: tables, numbers and JSON as calicoctl prints them. Also writes files atomically and shows the
-//! progress of
-//! a command on a terminal. Nothing here depends on a store.
+//! progress of a command on a terminal. Nothing here depends on a store.
 
 mod yaml;
 
@@ -66,8 +65,7 @@ pub(crate) enum Column {
 }
 
 /// Renders a table that ends in a line break. All headings are left-aligned. The table is as wide as its content,
-/// whatever
-/// the terminal's width.
+/// whatever the terminal's width.
 pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_style(TABLE_STYLE);
@@ -103,8 +101,7 @@ const MIN_COLUMN_WIDTH: usize = 5;
 const COLUMN_GAP: usize = 3;
 
 /// Pads cells to aligned columns, the last column included, and adds an empty line at the end, like calicoctl. The
-/// first row has the
-/// headings.
+/// first row has the headings.
 pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -155,8 +152,7 @@ pub(crate) fn format_share(number: f64, whole: f64) -> String {
 }
 
 /// Serialises objects at every depth with their fields in [`field_order`]. Fields that are not in it follow in
-/// alphabetical
-/// order.
+/// alphabetical order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SortedJson<'a>(pub(crate) &'a Value);
 

@@ -1,6 +1,5 @@
 //! YAML as calicoctl prints it: fields in alphabetical order, list items not indented, quotes as Go's library chooses
-//! them. The
-//! library that reads YAML in this crate would write different quotes.
+//! them. The library that reads YAML in this crate would write different quotes.
 
 use serde_json::Value;
 
