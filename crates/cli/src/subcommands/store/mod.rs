@@ -1,4 +1,4 @@
-//! The verbs that look after a store as a whole; those that create, upgrade, verify and compact it are in this file.
+//! Commands about a store as a whole. `verify`, `compact`, `upgrade` and `create` are in this file.
 
 mod backup;
 mod status;
@@ -21,7 +21,7 @@ use crate::error::{CommandFailure, Result};
 use crate::install::{PLUGIN_FOLDERS, PluginProgram};
 use crate::store::{StoreAccess, StoreUse};
 
-/// Looking after a store as a whole.
+/// Commands about a store as a whole.
 #[derive(Debug, Subcommand)]
 pub(crate) enum StoreSubcommand {
     /// Show the store's engine and size, the revisions that can be read, and the process that has it now
@@ -156,7 +156,7 @@ impl StoreCommand for Upgrade {
     }
 }
 
-/// Fails if a folder of plugins has a Margay plugin that cannot read the newest format.
+/// Fails if a plugin folder has a Margay plugin that cannot read the newest format.
 fn refuse_older_plugins() -> Result<()> {
     for folder in PLUGIN_FOLDERS {
         for name in ["margay-ipam", "margay-cni", "calico-ipam", "calico"] {
@@ -181,7 +181,7 @@ struct VerifiedJson {
     value_bytes: u64,
 }
 
-/// `margay store verify`.
+/// The command `store verify`.
 pub(crate) struct Verify;
 
 #[async_trait(?Send)]
@@ -236,11 +236,10 @@ struct CompactedJson {
     after: HistoryExtent,
 }
 
-/// The extent of a store's history.
 #[derive(Serialize)]
 struct HistoryExtent {
     oldest_revision: i64,
-    /// The length of the log in bytes; unknown after a dry run.
+    /// The length of the log in bytes; unknown in a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
     log_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -284,7 +283,7 @@ impl StoreCommand for Compact {
         }
         match embedded.compact(mark).await {
             Ok(()) => {}
-            // That history was removed before.
+            // This history was compacted before.
             Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
             Err(error) => return Err(failed(error)),
         }
@@ -319,7 +318,7 @@ fn human_size(bytes: Option<u64>) -> HumanBytes {
     HumanBytes(bytes.unwrap_or_default())
 }
 
-/// The history that would be removed; the room that it frees is known only afterwards.
+/// The answer of a dry run. How much room it would free is only known after a real run.
 fn would_compact(
     at: StoreAccess<'_>,
     before: HistoryExtent,
