@@ -247,7 +247,7 @@ struct ProgramReceiver {
 
 impl ProgramReceiver {
     /// # Errors
-    /// There is no such program.
+    /// The program does not exist.
     fn new(path: &Path, timeout: Duration) -> Result<Self> {
         // A relative path is relative to this folder; PATH is not searched.
         let path = fs::canonicalize(path).map_err(|error| {

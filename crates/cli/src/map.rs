@@ -13,7 +13,7 @@ use crate::output::printable;
 /// block.
 const MAX_BLOCKS_IN_DETAIL: usize = 64;
 
-/// What one sign of a drawing stands for.
+/// The unit for which a drawing has one sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapDetail {
     /// An address in pools with at most [`MAX_BLOCKS_IN_DETAIL`] blocks, otherwise a block.
@@ -170,7 +170,7 @@ impl MapSection {
     }
 }
 
-/// What a sign means that stands for one address or several.
+/// The meaning of a sign for one address, or for several that share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressSign {
     /// All these addresses have this use. If they differ, the use that takes precedence in [`AddressSign::of`].

@@ -52,7 +52,7 @@ impl RenamedEndpoint {
     }
 }
 
-/// What was moved, or would be.
+/// The report of a move, planned or done.
 #[derive(Debug, Serialize)]
 struct NodeMoveReport {
     applied: bool,

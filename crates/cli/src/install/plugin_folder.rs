@@ -26,7 +26,7 @@ use crate::error::{CommandFailure, Result};
 /// Version of the format of the state file.
 const STATE_FORMAT: u32 = 1;
 
-/// What is installed in a folder, and what it replaced.
+/// The installed program of a folder, and the program that it replaced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InstallState {
     format: u32,

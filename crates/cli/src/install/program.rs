@@ -87,7 +87,7 @@ const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// contain a login.
 const LOGIN_VARIABLES: [&str; 4] = ["ETCD_USERNAME", "ETCD_PASSWORD", "CALICO_ETCD_USERNAME", "CALICO_ETCD_PASSWORD"];
 
-/// What a plugin's file turned out to be.
+/// The identity of a plugin file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PluginProgram {
     /// Margay's plugin, with its version.
@@ -207,7 +207,7 @@ fn ask_status(
     Err(if why.is_empty() { "it fails without saying why".to_owned() } else { why })
 }
 
-/// What a program printed, and whether it succeeded.
+/// The output of a program, and whether it succeeded.
 #[derive(Debug)]
 pub(super) struct ProgramOutput {
     pub(super) success: bool,

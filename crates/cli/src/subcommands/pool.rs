@@ -395,7 +395,7 @@ impl OpenStoreCommand for AssignPrefix {
     }
 }
 
-/// What to do if the pool is in use.
+/// Whether the arguments allow deleting the pool while it is in use.
 pub(super) fn in_use(leave: &BridgedPoolArgs, name: &str) -> InUse {
     let given = leave.yes_delete_bridged_pool.iter().any(|named| named == name);
     if given { InUse::DeleteBridged } else { InUse::Refuse }

@@ -152,7 +152,7 @@ fn status_of(holding: Holding) -> AddressStatus {
     }
 }
 
-/// What is recorded about an address.
+/// The recorded facts about an address.
 #[derive(Clone, Debug)]
 struct AddressReport {
     ip: IpAddr,

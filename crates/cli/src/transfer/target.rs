@@ -309,7 +309,7 @@ fn guards(batch: &[Change], before: FormerContents) -> Vec<Compare> {
 /// Maximum number of differing keys that are listed.
 const MAX_NAMED_KEYS: usize = 10;
 
-/// What to do with differences between source and target.
+/// How differences between source and target are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FillMode {
     /// Writes missing keys. Any other difference is an error.

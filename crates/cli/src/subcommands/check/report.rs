@@ -43,7 +43,7 @@ fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserial
 #[serde(rename_all = "camelCase", default, expecting = "struct Row")]
 pub(crate) struct ReportedAddress {
     pub(crate) ip: String,
-    /// The handle under which it is held; empty if there is none.
+    /// The handle that holds the address; empty if there is none.
     pub(crate) handle: String,
     pub(crate) sequence_number: Option<u64>,
     pod: String,

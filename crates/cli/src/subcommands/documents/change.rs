@@ -290,7 +290,7 @@ struct DocumentEntry {
     error: Option<String>,
 }
 
-/// What became of each document.
+/// The outcome for each document.
 #[derive(Debug)]
 struct WriteReport {
     verb: VerbForms,

@@ -87,7 +87,7 @@ fn answer(tables: &[DocumentTable], scope: &NamespaceScope<'_>, value: &Value) -
     Ok(CommandAnswer::new("", &SortedJson(value))?.with_layout(text(TableWidth::Usual), text(TableWidth::Wide)))
 }
 
-/// What to type after `margay get` to see all documents of a kind.
+/// The argument of `margay get` that shows all documents of a kind.
 pub(super) fn short(kind: DocumentKind) -> &'static str {
     match kind {
         DocumentKind::Pool => "ippool",

@@ -64,7 +64,7 @@ const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of leases that are taken over before the store is closed for a moment, so that containers can start.
 const MAX_LEASES_PER_OPENING: usize = 16;
 
-/// What another plugin's records contain.
+/// The usable and unusable records of another plugin.
 #[derive(Debug, Default)]
 pub(super) struct ForeignLeases {
     /// One lease for each interface of a container.
