@@ -152,7 +152,7 @@ impl CursorFile {
     /// # Errors
     /// The file cannot be read, is not a cursor, is about another store than `store`, or was refused before.
     pub(crate) fn load(path: &Path, store: &str) -> Result<Self> {
-        let advice = "remove the file to begin with what is in use now, or name another one";
+        let advice = "remove the file to begin with what is in use now, or name another file";
         let failed = |why: String| CommandFailure::new(format!("the cursor {} {why}", path.display())).hint(advice);
         let saved = match fs::read(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,

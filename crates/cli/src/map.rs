@@ -117,7 +117,7 @@ impl DrawnBlock {
 
     /// The block's counts as text.
     fn reported(&self) -> String {
-        let owner = if self.owner.is_empty() { "nobody's" } else { &self.owner };
+        let owner = if self.owner.is_empty() { "no owner" } else { &self.owner };
         let mut reported = format!("{} ({owner}): {} of {} in use", self.cidr, self.in_use, self.uses.len());
         for (count, what) in
             [(self.borrowed, "borrowed"), (self.in_cooldown, "in cooldown"), (self.reserved, "reserved")]

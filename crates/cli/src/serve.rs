@@ -14,7 +14,7 @@ use crate::error::{CommandFailure, Result};
 use crate::times::{parse_duration, parse_interval};
 
 pub(crate) const HELP: &str = "\
-Plugins and commands find the daemon by the store, and go on without it. Other
+Plugins and commands find the daemon by the store, and work without it. Other
 processes that want the store's files get them at once.
 
 Examples:

@@ -190,7 +190,7 @@ fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Opt
             "some other command or program has the store open; end it, or try again, longer with --lock-timeout 5m"
         }
         (ErrorKind::UnknownFormat { .. }, _) => {
-            "nothing was changed; use the margay that made the store, or a later one; this one is told by: margay --version"
+            "nothing was changed; use the margay that made the store, or a later one; to see which one this is: margay --version"
         }
         (ErrorKind::Io, Some(io::ErrorKind::PermissionDenied)) => "nothing was changed; try it with sudo",
         (ErrorKind::Io, Some(io::ErrorKind::ReadOnlyFilesystem)) => {

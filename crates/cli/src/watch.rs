@@ -34,7 +34,7 @@ One line for each address that is assigned or released, and each block that is
 claimed or released; with -o json one object a line. It ends with Ctrl-C (130).
 
 With --cursor no event is lost while this command is not running. An event may
-come twice, and a \"gap\" says that the store has given up history.
+come twice, and a \"gap\" says that the store has removed history.
 
 Examples:
   margay watch --node node1 --pool main --for 10m
@@ -73,7 +73,7 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "FILE", requires = "webhook")]
     pub(crate) webhook_secret: Option<PathBuf>,
 
-    /// After this time an attempt counts as failed and is repeated
+    /// Repeat an attempt that takes longer
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "60s")]
     pub(crate) attempt_timeout: Duration,
 
@@ -190,7 +190,7 @@ async fn follow(
                 DeliveryOutcome::Interrupted => return Ok(INTERRUPTED),
                 DeliveryOutcome::Late => {
                     return Err(CommandFailure::new("the time is over, and not all events were handled")
-                        .hint("with --cursor the next run goes on there"));
+                        .hint("with --cursor the next run continues there"));
                 }
             }
             if printer.left == 0 && !printer.finishes_list {

@@ -203,7 +203,7 @@ fn check_identity(at: StoreAccess<'_>, known: Option<&str>, found: &str) -> Resu
 
 fn replaced(at: StoreAccess<'_>) -> FollowStop {
     let failure = CommandFailure::new(format!("{at} was replaced by another store meanwhile"));
-    FollowStop::OtherStore(failure.hint("begin anew to see what is in it"))
+    FollowStop::OtherStore(failure.hint("start the command again to see what is in it"))
 }
 
 impl ReadPosition {

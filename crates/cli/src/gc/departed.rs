@@ -107,9 +107,7 @@ fn read_departed_nodes(
             return Err(CommandFailure::new(
                 "no node is registered in the store, so nobody can tell which are gone; nothing was freed",
             )
-            .hint(
-                "list the nodes that there are with --nodes FILE, or name the one that is gone: --node NAME --free",
-            ));
+            .hint("list the existing nodes with --nodes FILE, or name the node that is gone: --node NAME --free"));
         }
         Some(list) => check_list(list, &known, &nodes, &ours)?,
         None => {}
@@ -165,8 +163,8 @@ fn this_machine_failure(node: &str, why: &str) -> CommandFailure {
     ))
 }
 
-/// Frees the addresses of a node, and releases its blocks. The store is closed after every 16 commits, so that
-/// containers can start in between.
+/// Frees the addresses of a node, and releases its blocks. The store is closed for a moment after every
+/// [`MAX_COMMITS_PER_OPENING`] commits, so that containers can start.
 async fn free(at: StoreAccess<'_>, estate: &DepartedNode, report: &mut DepartedNodeReport) -> Result<()> {
     let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MAX_ENDPOINTS_PER_COMMIT).collect();
     for some in endpoints.chunks(MAX_COMMITS_PER_OPENING) {
@@ -353,7 +351,7 @@ impl DepartedNodeReport {
             ),
         };
         if !self.changed.is_empty() {
-            _ = writeln!(text, "left {}, assigned anew or released meanwhile", count_addresses(self.changed.len()));
+            _ = writeln!(text, "left {}, assigned again or released meanwhile", count_addresses(self.changed.len()));
         }
         let left = self.left.text();
         if !left.is_empty() {

@@ -33,10 +33,10 @@ use crate::error::{CommandFailure, Result};
 use crate::store::{StoreAccess, StoreUse};
 
 pub(crate) const HELP: &str = "\
-Without --apply it only shows. Never freed are addresses that an interface of
-this machine has, and those whose network namespace is there. A container's
-workload endpoint goes with its addresses. Run it as root, where the container
-runtime runs.
+Without --apply it only shows what it would free. It never frees an address that
+an interface of this machine has, or whose network namespace exists. A
+container's workload endpoint is deleted with its addresses. Run it as root,
+where the container runtime runs.
 
 Examples:
   margay gc --boot --apply
@@ -98,7 +98,7 @@ pub(crate) struct Gc {
     #[arg(long, conflicts_with = "store")]
     all_stores: bool,
 
-    /// Like --all-stores, but without the stores of clusters
+    /// Like --all-stores, but no clusters
     #[arg(long, conflicts_with_all = ["store", "all_stores"])]
     local_stores: bool,
 

@@ -152,7 +152,7 @@ impl KeptCounts {
             (self.no_workloads, "of tunnels or other non-workloads"),
             (list.listed, "in the list"),
             (list.young, "given after the list was made, or less than 60 seconds before"),
-            (list.undated, "of which nobody knows when they were given"),
+            (list.undated, "assigned at an unknown time"),
             (list.of_other_networks, "in networks that the list is not about"),
             (list.live_unlisted, "of those in use not in the list"),
         ];
@@ -252,7 +252,7 @@ impl GcReport {
             }
         };
         if !store.changed.is_empty() {
-            _ = writeln!(text, "left {}, assigned anew or released meanwhile", count_addresses(store.changed.len()));
+            _ = writeln!(text, "left {}, assigned again or released meanwhile", count_addresses(store.changed.len()));
         }
         if !store.waiting.is_empty() {
             let (count, apart) = (count_addresses(store.waiting.len()), MIN_SCAN_INTERVAL.as_secs());

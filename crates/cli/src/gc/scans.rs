@@ -152,7 +152,7 @@ fn read_stored_scan(path: &Path) -> Option<ScanFile> {
         || about.mode() & 0o077 != 0
         || about.len() > MAX_SCAN_FILE_BYTES
     {
-        tracing::warn!(path = %path.display(), "these scans are not surely ours, so they do not count");
+        tracing::warn!(path = %path.display(), "ignoring the earlier scans in this file: it is not a private file of this user");
         return None;
     }
     let mut bytes = Vec::new();

@@ -21,7 +21,7 @@ use crate::command::{CommandAnswer, Invocation, StandaloneCommand};
 use crate::error::{CommandFailure, Result};
 
 pub(crate) const HELP: &str = "\
-calico-node puts its own back when it starts, unless told not to, once:
+calico-node restores its own plugin when it starts. To prevent that, once:
   kubectl -n kube-system set env daemonset/calico-node -c install-cni \\
     UPDATE_CNI_BINARIES=false
 
@@ -57,7 +57,7 @@ pub(crate) struct Install {
     #[arg(long, conflicts_with = "status")]
     pub(crate) dry_run: bool,
 
-    /// A folder in which the runtime looks for plugins; give all, in its order
+    /// A folder in which the runtime looks for plugins; all in order
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     pub(crate) cni_bin_dir: Vec<PathBuf>,
 
@@ -123,7 +123,7 @@ fn install(role: Role, args: &Install, path: &PluginPath, invocation: &mut Invoc
             let failure = CommandFailure::new(format!("{} is no plugin of Margay's: {program}", plugin.display()));
             return Err(failure.hint(match role {
                 Role::Ipam => "name Margay's plugin, built for this machine, with --plugin FILE".to_owned(),
-                Role::Main => format!("an older one knows no main plugin: first {}", Role::Ipam.install()),
+                Role::Main => format!("an older version has no main plugin: first {}", Role::Ipam.install()),
             }));
         }
     };
@@ -490,7 +490,7 @@ impl InstalledFolder {
     }
 
     fn previous_reported(&self) -> &str {
-        self.previous_version().unwrap_or("it tells no version")
+        self.previous_version().unwrap_or("it reports no version")
     }
 }
 

@@ -74,7 +74,7 @@ impl PluginPath {
             (Some(one), Some(other)) if one.folders != other.folders => Err(CommandFailure::new(format!(
                 "this node has containerd and CRI-O, which look for plugins in different folders: {one}; {other}"
             ))
-            .hint("name the folders of the one that runs pods, in their order: --cni-bin-dir DIR")),
+            .hint("name the folders of the runtime that runs pods, in their order: --cni-bin-dir DIR")),
             (Some(path), _) | (None, Some(path)) => Ok(path),
             (None, None) => Ok(Self { folders: vec![DEFAULT_FOLDER.into()], source: PathSource::Default }),
         }

@@ -22,8 +22,8 @@ use crate::output::{Column, Columns, TableRow, as_text, printable, table};
 use crate::store::StoreUse;
 
 pub(crate) const HELP: &str = "\
-It goes through an assignment as the plugin does, up to the commit, and writes nothing. The exit code is 0 also where
-the answer is that a container would get no address.
+Goes through an assignment as the plugin does, up to the commit, and writes nothing. The exit code is 0 even if the
+answer is that a container would get no address.
 
 Examples:
   margay ipam explain --node node1
@@ -346,7 +346,7 @@ impl OutcomeReport {
 
     /// The report of an outcome that this version does not know.
     fn of_unknown() -> Self {
-        let text = "nothing is known of what would come of it".to_owned();
+        let text = "the outcome is not known to this version".to_owned();
         let (address, block, pool, source) = (None, None, None, None);
         Self {
             address,
@@ -426,7 +426,7 @@ fn hint(error: &Error, explained: &Explanation) -> Option<String> {
         ),
         Error::Exhausted { .. } => {
             "the pools are full; make another one with: margay pool create NAME CIDR, or see who has the addresses with: \
-             margay ipam show --show-blocks, and what nobody uses any more with: margay gc --boot"
+             margay ipam show --show-blocks, and which are unused with: margay gc --boot"
                 .to_owned()
         }
         Error::Pool(error) => match error {

@@ -38,7 +38,7 @@ Examples:
     #[command(
         visible_alias = "rm",
         after_help = "\
-A pool from which addresses are in use is left alone, and it is said where they are.
+A pool with addresses in use is not deleted; the error says where they are.
 
 Examples:
   margay pool delete lab
@@ -158,8 +158,8 @@ pub(crate) struct AssignPrefix {
 /// The option that allows deleting the pool of a bridged network while it is in use.
 #[derive(Debug, Args)]
 pub(crate) struct BridgedPoolArgs {
-    /// Delete this pool of a bridged network although its containers have addresses; they keep them, but the gateway's
-    /// address is not kept free any more
+    /// Delete this pool of a bridged network although its containers have addresses; they keep them, but the gateway is
+    /// not kept free any more
     #[arg(long, value_name = "POOL")]
     pub(crate) yes_delete_bridged_pool: Vec<String>,
 }

@@ -187,7 +187,7 @@ fn require_current(reports: &[CheckReport], current: &StoreInspection) -> Result
         return Ok(());
     }
     Err(CommandFailure::new("Calico's ClusterInformation was changed after all of these reports were made").hint(
-        "make another report with: margay ipam check --report FILE; or release all the same with --force: what has \
+        "make another report with: margay ipam check --report FILE; or release anyway with --force: what has \
          changed since is left alone in any case",
     ))
 }

@@ -25,8 +25,8 @@ See what is set with: margay ipam show --show-configuration";
 pub(crate) const SPLIT: &str = "\
 Blocks and addresses stay where they are, and containers may come and go
 meanwhile. The parts are named split-NAME-0, split-NAME-1, ...; networks that
-name the pool have to name the parts from then on. A split that was broken off
-goes on when it is asked for again.
+name the pool must name the parts from then on. An interrupted split continues
+when the command is given again.
 
 Examples:
   margay ipam split 2 --name main --dry-run

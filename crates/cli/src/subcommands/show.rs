@@ -196,7 +196,7 @@ impl AddressReport {
             && let (Some(name), Some(until)) = (attributes.get(STICKY), attributes.get(STICKY_UNTIL))
         {
             answer = answer.note(format!(
-                "nobody uses {}: it waits for {}, until: {}",
+                "{} has no holder: it waits for {}, until: {}",
                 self.ip,
                 printable(name),
                 printable(until)

@@ -71,7 +71,7 @@ pub(crate) struct Unpin {
 /// The arguments of `ipam list`.
 #[derive(Debug, Args)]
 pub(crate) struct ListStickyAddresses {
-    /// Only pinned addresses, which no other workload ever gets
+    /// Only addresses that are pinned
     #[arg(long)]
     pub(crate) pinned: bool,
 }

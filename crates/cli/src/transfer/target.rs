@@ -271,7 +271,7 @@ impl<'l> Target<'l> {
         let answer = open.store().txn(txn).await.map_err(|error| self.failed(error))?;
         if !answer.succeeded {
             return Err(CommandFailure::new(format!("{} was changed by somebody else meanwhile", self.at))
-                .hint("give the same command again: it goes on where it was"));
+                .hint("give the same command again: it continues where it stopped"));
         }
         Ok(answer)
     }
@@ -502,7 +502,7 @@ fn foreign_keys_failure(found: &Differences) -> CommandFailure {
     CommandFailure::new(format!(
         "the store has keys that are other than in the file, or not in it; nothing was written over:{list}"
     ))
-    .hint("somebody else has written to the store; --abort removes what it has, and then it can be filled anew")
+    .hint("another process has written to the store; remove what it has with --abort, and fill it again")
 }
 
 /// A SHA-256 over keys and values, each preceded by its length.

@@ -152,7 +152,7 @@ fn advice(error: &Error) -> Option<String> {
             Some(format!("see which there are with: margay get {}", super::get::short(*kind)))
         }
         Error::Document(DocumentError::Conflict(..)) => Some(
-            "somebody has changed it since it was read: read it again with margay get, or leave \
+            "it was changed after it was read: read it again with margay get, or leave \
              metadata.resourceVersion away"
                 .to_owned(),
         ),

@@ -46,7 +46,7 @@ Examples:
   cat node.json | margay create -f - --skip-exists";
 
 const APPLY: &str = "\
-What is there is replaced: what the document's spec does not say gets its default.
+An existing document is replaced: fields that the new spec lacks get their defaults.
 
 Examples:
   margay apply -f pools.yaml
@@ -58,7 +58,7 @@ Examples:
   margay get ippool -o json > pools.json && margay replace -f pools.json";
 
 const DELETE: &str = "\
-A pool of which addresses are in use is refused, and it is said where they are.
+A pool with addresses in use is refused; the error says where they are.
 An endpoint is deleted whether its container runs or not: Felix then cuts the
 container off. Profiles cannot be deleted.
 

@@ -19,14 +19,14 @@ Examples:
   margay migrate sled:///var/lib/margay/ipam.sled etcd://10.0.0.1:2379
   margay migrate sled:///var/lib/margay/ipam.sled etcd://10.0.0.1:2379 --finish
 
-1. Without --finish all is copied and compared. Plugins go on using FROM; on TO
-   they are refused. Again, it brings TO up to date with what has changed.
+1. Without --finish all is copied and compared. Plugins continue to use FROM; on
+   TO they are refused. A repeated run brings TO up to date.
 2. Stop the runtime, so that nothing changes any more, and run it once more.
 3. --finish compares once more, refuses if anything differs, and opens TO.
 4. Name TO in the network's configuration and start the runtime.
 
-FROM is never written to. Calico's own programs do not know that TO is not to be
-used yet. The login and the certificates are the same for both.";
+FROM is never written to. Calico's own programs do not notice that TO must not
+be used yet. The login and the certificates are the same for both.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Migrate {
@@ -139,7 +139,7 @@ impl MigrationStores<'_> {
                         self.to,
                         compared.list_keys()
                     ))
-                    .hint("see to it that nobody uses it, and give the same command again")
+                    .hint("stop the programs that use it, and give the same command again")
                     .into());
                 }
             }

@@ -29,10 +29,10 @@ pub(crate) enum MovingSubcommand {
     /// Write everything that IPAM has, at one revision, to a file
     #[command(after_help = EXPORT_HELP)]
     Export(Export),
-    /// Fill an empty store from a file, or with the addresses of another plugin
+    /// Fill an empty store from a file or another plugin's records
     #[command(after_help = IMPORT_HELP, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
     Import(Import),
-    /// Copy everything that IPAM has to another store, and switch to it
+    /// Copy all that IPAM has to another store, and switch to it
     #[command(after_help = migrate::HELP)]
     Migrate(Migrate),
 }
@@ -93,8 +93,8 @@ Examples:
 
 The file is one of `margay export` or `margay store backup`, and is checked
 first. The store must have no pools and no addresses; nodes that it has stay as
-they are. Until all is there and was read back, every plugin is refused. If it
-is broken off, give the same command again: it goes on.";
+they are. Until all is there and was read back, every plugin is refused. If the
+import is interrupted, give the same command again: it continues.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Import {
@@ -125,13 +125,13 @@ pub(crate) struct Import {
 /// Sources of addresses that another plugin has assigned.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TakeOverSubcommand {
-    /// Take over the addresses that host-local has assigned in one network
+    /// Take over the addresses that host-local assigned in one network
     #[command(after_help = take_over::HOST_LOCAL_HELP)]
     HostLocal(FromHostLocal),
     /// Take over the addresses that podman's containers have in one network
     #[command(after_help = take_over::PODMAN_HELP)]
     Podman(FromPodman),
-    /// Take over the addresses that whereabouts has assigned in one network
+    /// Take over the addresses that whereabouts assigned in one network
     #[command(after_help = whereabouts::HELP)]
     Whereabouts(FromWhereabouts),
 }
@@ -212,7 +212,7 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
                 "{at} was changed by somebody else meanwhile:{}",
                 compared.list_keys()
             ))
-            .hint("--abort removes what it has; then it can be filled anew"));
+            .hint("remove what it has with --abort, and import again"));
         }
     }
     target.unmark().await?;

@@ -25,8 +25,8 @@ Examples:
   margay import whereabouts records.yaml --network storage --dry-run
   margay import whereabouts records.yaml --network storage --range 10.9.0.0/16
 
-The pods say on which node each address is, and which addresses nobody uses any
-more: those are left out. Without pods in the file all addresses are --node's.
+The pods say on which node each address is. Addresses whose pod is gone are left
+out. Without pods in the file all addresses are --node's.
 The pools must be there: margay pool create NAME CIDR --manual.";
 
 #[derive(Debug, Args)]

@@ -70,7 +70,7 @@ fn check_takes_calicoctl_report_flags() {
         }
         // A known format is still a format if a report is requested as well.
         assert!(check(&lab, &format!("-o json -o {path}")).json()["problems"].is_number());
-        // An option that may be a slip of the pen makes no file.
+        // A value that may be a typing error does not create a file.
         let refused = check(&lab, "-o jsn").failure();
         assert!(refused.contains("possible values: table, wide, yaml, json"), "{refused}");
         assert!(refused.contains("--report jsn"), "{refused}");
