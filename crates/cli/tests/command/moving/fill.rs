@@ -49,7 +49,7 @@ impl Places {
     }
 }
 
-/// Writes the documents of a real Calico cluster: 233 addresses in use, three nodes.
+/// Writes the documents of a real Calico cluster: 242 addresses in use, three nodes.
 pub(crate) fn calicos(location: &Location) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/calico/cluster.json");
     let documents: Vec<serde_json::Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
