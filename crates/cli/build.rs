@@ -1,4 +1,4 @@
-//! Links the program as the plugin; see `crates/cni-plugin/build.rs`.
+//! Links the program with the same options as the plugin; see `crates/cni-plugin/build.rs` for the reason.
 
 use std::env;
 

@@ -1,4 +1,4 @@
-//! The command line, and the way from it to the commands.
+//! Defines the command line, and maps each parsed command to the value that carries it out.
 
 use std::ffi::OsString;
 
@@ -67,7 +67,7 @@ may fill up: an ADD takes 0.61 of host-local's time on sled and 0.52 on redb
 with the daemon, 2.2 and 0.60 without; on a full disk sled removed 19 of 200
 containers and redb all; power cuts lost nothing on either.";
 
-/// The definition of the command, whose help names these stores.
+/// The clap definition of `margay`. Its help lists the URLs of these stores.
 pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
     let (urls, forms, local) = (drivers.urls(), drivers.url_forms(), drivers.local_names("", ""));
     let from = format!("The store to copy: {urls}");
@@ -79,7 +79,7 @@ pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
     let with_help = |arg: Arg, name: &str, help: &str| {
         if arg.get_id() == name { arg.help(help.to_owned()) } else { arg }
     };
-    // `mut_args` leaves an argument in its place; `mut_arg` moves it to the end.
+    // `mut_args` keeps the position of an argument; `mut_arg` would move it to the end.
     let command = Cli::command().mut_args(|arg| with_help(arg, "store", &urls));
     command.mut_subcommands(|command| match command.get_name() {
         "migrate" => command.mut_args(|arg| with_help(arg, "from", &from)),
@@ -94,10 +94,10 @@ pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
     })
 }
 
-/// Parses the command line of a program with these stores.
+/// Parses the arguments of a program that is built with these stores.
 ///
 /// # Errors
-/// Wrong usage, or a wish for help.
+/// Wrong usage, or a request for help or the version, which clap returns as an error, too.
 pub(crate) fn parse(drivers: &Drivers, args: &[OsString]) -> Result<Cli, clap::Error> {
     let mut definition = definition(drivers);
     let parsed = definition.try_get_matches_from_mut(args).and_then(|matches| Cli::from_arg_matches(&matches));
@@ -136,7 +136,7 @@ pub(crate) enum Command {
     Moving(MovingSubcommand),
     #[command(flatten)]
     Documents(DocumentsSubcommand),
-    /// Take back addresses that nobody on this machine uses any more
+    /// Release addresses that nothing on this machine uses any more
     #[command(after_help = gc::HELP)]
     Gc(Gc),
     /// Show assignments and releases of addresses, as they happen
@@ -151,10 +151,10 @@ pub(crate) enum Command {
     /// Put Margay's plugin in the place of Calico's, and go back
     #[command(after_help = install::HELP)]
     Install(Install),
-    /// Judge a store by the rules that every store has to keep
+    /// Test a store against the rules that every store must keep
     #[command(after_help = judge::HELP)]
     Conformance(Conformance),
-    /// Print what makes a shell complete the commands of margay
+    /// Print the completion script of a shell
     #[command(after_help = manual::COMPLETIONS)]
     Completions(Completions),
     /// Write a man page for each command, for packagers
@@ -174,10 +174,10 @@ Examples:
   margay ipam show --show-configuration
   margay ipam show -o json | jq '.pools[] | {name, available}'")]
     Show(Show),
-    /// Draw the blocks: what is in use, free, reserved, resting, borrowed
+    /// Draw the blocks: addresses in use, free, reserved, in cooldown, borrowed
     #[command(after_help = map::HELP)]
     Map(Map),
-    /// Check that everything IPAM keeps is in order, and mend what can be mended without a guess
+    /// Check that IPAM's documents are in order, and mend what can be mended without a guess
     #[command(after_help = check::HELP)]
     Check(Check),
     /// Release addresses, whatever their holder
@@ -208,10 +208,10 @@ A released address can be handed out at once. Release nothing that a running con
     /// Assign a prefix of a pool to a node, which keeps it
     #[command(after_help = pool::ASSIGN_PREFIX)]
     AssignPrefix(AssignPrefix),
-    /// Keep an address for the workload of a name, for ever
+    /// Keep an address for the workload with a name, for ever
     #[command(after_help = sticky::PIN_HELP)]
     Pin(Pin),
-    /// Keep an address for its workload no longer
+    /// Stop keeping an address for its workload
     #[command(after_help = sticky::UNPIN_HELP)]
     Unpin(Unpin),
     /// List the addresses that workloads keep, in use or waiting
@@ -220,7 +220,7 @@ A released address can be handed out at once. Release nothing that a running con
 }
 
 impl Command {
-    /// The command as a value.
+    /// The command to carry out, and the kind of store access that it needs.
     pub(crate) fn task(&self) -> Task<'_> {
         match self {
             Self::Pool(PoolSubcommand::Create(create)) if create.auto.is_some() => OnStore(create),
@@ -305,7 +305,7 @@ mod tests {
         assert!(help.contains("sled:///path, redb:///path or etcd://host:port"), "{help}");
     }
 
-    /// Each command of the book, on every page, is one that can be typed.
+    /// Every command line on every page of the book parses.
     #[test]
     fn args_parse_every_command_of_book() {
         let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
@@ -320,7 +320,8 @@ mod tests {
                 let parsed = Cli::try_parse_from(std::iter::once("margay".to_owned()).chain(words));
                 let is_right = match &parsed {
                     Ok(_) => true,
-                    // A command that the book shows as refused is refused for its meaning, not for its spelling.
+                    // The book also shows commands that are refused. They must be refused for a value, not for unknown
+                    // arguments.
                     Err(error) => matches!(
                         error.kind(),
                         clap::error::ErrorKind::DisplayHelp
@@ -335,7 +336,7 @@ mod tests {
         assert!(found > 60, "only {found} commands were found");
     }
 
-    /// So is what the systemd units call.
+    /// Every `ExecStart` of the systemd units parses.
     #[test]
     fn args_parse_what_systemd_units_call() {
         let units = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd");
@@ -349,13 +350,13 @@ mod tests {
         }
         assert_eq!(calls.len(), 4, "{calls:?}");
         for mut call in calls {
-            // An administrator's further options, of which there are none at first.
+            // A variable for an administrator's further options, empty by default.
             call.retain(|word| word != "$MARGAY_SERVE");
             Cli::try_parse_from(&call).unwrap_or_else(|error| panic!("{call:?}: {error}"));
         }
     }
 
-    /// The words of a line up to a pipe or a redirection, as a shell takes them apart.
+    /// Splits a line into words as a shell does, up to the first pipe or redirection.
     fn words(line: &str) -> Vec<String> {
         let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
         for sign in line.chars() {

@@ -1,16 +1,16 @@
-//! CNI's rules for what a runtime hands a plugin. The plugin refuses a call that breaks them, so nothing can ever be released
-//! for such a container.
+//! The names that CNI allows a runtime to pass to a plugin. The plugin refuses every other name, so a DEL could never
+//! release addresses that were recorded under one.
 
-/// The length of the longest name that the kernel takes, in bytes.
+/// Length limit of an interface name in the kernel, in bytes.
 const MAX_INTERFACE_BYTES: usize = 15;
 
-/// True for a container's id or a network's name: a letter or digit, then letters, digits and `_.-`.
+/// True for a valid container id or network name: a letter or digit, then letters, digits and `_.-`.
 pub(crate) fn is_cni_name(id: &str) -> bool {
     id.starts_with(|first: char| first.is_ascii_alphanumeric())
         && id.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
 }
 
-/// True for an interface's name.
+/// True for a valid interface name.
 pub(crate) fn is_interface_name(name: &str) -> bool {
     (1..=MAX_INTERFACE_BYTES).contains(&name.len())
         && !matches!(name, "." | "..")

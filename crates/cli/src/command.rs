@@ -1,9 +1,10 @@
-//! How every command runs: the options that all share, the three kinds of commands, and the work around them. The store
-//! is chosen and opened, a dry run is kept from it, the store is closed, and then the answer is printed: text for
-//! people, JSON for programs, and notes beside it.
+//! Runs commands: the global options, the three kinds of commands, and the steps around each command. These choose and
+//! open the store, keep the writes of a dry run in memory, close the store, and then print the answer: text for people,
+//! JSON for programs, and notes on stderr.
 //!
-//! After a command that changes pools of a store of one machine, the machine's rules for pools with `natOutgoing` are
-//! refreshed. The plugin makes these rules only when a container starts, so those of a deleted pool would stay until then.
+//! After a command that changes pools in an embedded store, the NAT rules of this machine for pools with `natOutgoing`
+//! are refreshed. The plugin writes these rules only when a container starts, so the rules of a deleted pool would stay
+//! until then.
 
 use std::collections::BTreeMap;
 use std::io::{
@@ -35,7 +36,7 @@ use crate::times::parse_duration;
 
 const GLOBAL_HEADING: &str = "Global options";
 
-/// The global options.
+/// The options that every command accepts.
 #[derive(Debug, Args)]
 pub(crate) struct GlobalOptions {
     /// The URL of the store
@@ -69,9 +70,9 @@ pub(crate) struct GlobalOptions {
     _allow_version_mismatch: bool,
 }
 
-// The values say enough by themselves: a doc comment on a variant would blow up every help text.
+// No doc comments on the variants below: clap would print them in the help of every command.
 
-/// How an answer is printed.
+/// The output format of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Format {
     #[value(alias = "ps")]
@@ -82,7 +83,7 @@ pub(crate) enum Format {
     Json,
 }
 
-/// How much is logged.
+/// The log level, as given on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogLevel {
     Off,
@@ -93,73 +94,71 @@ pub(crate) enum LogLevel {
     Trace,
 }
 
-/// The longest time for a command once its store is open.
+/// Time limit of a command, counted from when its store is open.
 const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
-/// The longest time for a command that reads all blocks: on a slow disk, of which other processes use a part, that can take
+/// Time limit of a command that reads all blocks. On a slow disk that other processes use as well, this can take
 /// minutes.
 pub(crate) const READ_ALL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A command.
+/// A command, by how it accesses stores.
 pub(crate) enum Task<'a> {
     OnOpenStore(&'a dyn OpenStoreCommand),
     OnStore(&'a dyn StoreCommand),
     Standalone(&'a dyn StandaloneCommand),
 }
 
-/// A command on one store, which is open when it runs.
+/// A command that runs on one store, which is opened for it.
 #[async_trait(?Send)]
 pub(crate) trait OpenStoreCommand {
-    /// The use that it makes of the store.
+    /// How the command uses the store.
     fn store_use(&self) -> StoreUse;
 
-    /// True if it only says what it would do: all of its checks are made, and its writes go to memory.
+    /// True for a dry run: the command makes all of its checks, and its writes only go to memory.
     fn dry_run(&self) -> bool {
         false
     }
 
-    /// The longest time for it once the store is open.
+    /// Time limit of the command, counted from when the store is open.
     fn timeout_after_open(&self) -> Duration {
         if self.store_use() == StoreUse::ReadAll { READ_ALL_TIMEOUT } else { DEFAULT_COMMAND_TIMEOUT }
     }
 
-    /// True if it may change pools, for which this machine has rules.
+    /// True if the command may change pools. This machine's NAT rules depend on them.
     fn changes_pools(&self) -> bool {
         false
     }
 
-    /// Refuses what is wrong whatever the store has, before a store is made for it.
+    /// Refuses arguments that are wrong whatever is in the store. Runs before a store is created for the command.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Carries out the command.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer>;
 }
 
-/// A command on one store that opens the store by itself, perhaps several times, or works on its files.
+/// A command that opens its one store itself, perhaps several times, or works on the store's files.
 #[async_trait(?Send)]
 pub(crate) trait StoreCommand {
-    /// For a command that needs an embedded store: its name, and what does the same for a cluster.
+    /// For a command that needs an embedded store: its name, and what to use on a cluster instead.
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
         None
     }
 
-    /// The words that a terminal shows while the command takes long; `None` if it shows its own.
+    /// The text of the progress spinner on a terminal; `None` if the command shows its own progress.
     fn progress_text(&self) -> Option<&'static str> {
         None
     }
 
-    /// Carries out the command.
     async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer>;
 }
 
-/// A command without a store, with several, or one that runs until it is stopped.
+/// A command that uses no store or several stores, or that runs until it is stopped.
 pub(crate) trait StandaloneCommand {
-    /// Carries out the command, and returns the exit code.
+    /// Carries out the command and returns the exit code.
     fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8>;
 }
 
-/// A call of the program: its options, the stores that it is made with, its environment and its streams.
+/// One call of the program: its options, the stores that it is built with, its environment and its streams.
 pub(crate) struct Invocation<'a> {
     pub(crate) options: &'a GlobalOptions,
     pub(crate) drivers: &'a Drivers,
@@ -169,7 +168,7 @@ pub(crate) struct Invocation<'a> {
 }
 
 impl<'a> Invocation<'a> {
-    /// Carries out a command, and returns the exit code.
+    /// Carries out a command and returns the exit code.
     pub(crate) fn carry_out(&mut self, task: &Task<'_>) -> Result<u8> {
         match task {
             Task::OnOpenStore(command) => self.run_on_store(&OpeningCommand(*command)),
@@ -178,14 +177,14 @@ impl<'a> Invocation<'a> {
         }
     }
 
-    /// Carries out a command on the chosen store, and prints its answer.
+    /// Carries out a command on the configured store and prints its answer.
     pub(crate) fn run_on_store(&mut self, command: &dyn StoreCommand) -> Result<u8> {
         let ChosenStore { location, .. } = self.choose()?;
         if let Some((what, instead)) = command.only_embedded(self.drivers).filter(|_| location.is_shared()) {
             return Err(CommandFailure::new(format!("{what} is not for {}", location.facts().name)).hint(instead));
         }
         let at = self.store_at(&location);
-        // A name server that does not answer yet must not hold up the answer.
+        // The runtime lives until the answer is printed: its drop waits for name lookups that still run.
         let runtime = runtime()?;
         let answer = runtime.block_on(async {
             match command.progress_text() {
@@ -197,7 +196,7 @@ impl<'a> Invocation<'a> {
         Ok(0)
     }
 
-    /// A store as this call opens it.
+    /// How this call opens the store at `location`.
     pub(crate) fn store_at<'l>(&self, location: &'l Location) -> StoreAccess<'l>
     where
         'a: 'l,
@@ -209,12 +208,12 @@ impl<'a> Invocation<'a> {
         }
     }
 
-    /// Prints an answer in the form that was asked for.
+    /// Prints an answer in the requested format.
     pub(crate) fn print(&mut self, answer: CommandAnswer) -> Result<()> {
         answer.print(self.options.output, self.out, self.err)
     }
 
-    /// Chooses the store, and says which it is unless its URL was given.
+    /// Chooses the store. Prints which one, unless its URL was given.
     pub(crate) fn choose(&mut self) -> Result<ChosenStore> {
         let chosen = self.locate(self.options.store.as_deref())?;
         for problem in &chosen.unreadable {
@@ -226,22 +225,22 @@ impl<'a> Invocation<'a> {
         Ok(chosen)
     }
 
-    /// The store at a URL, with the credentials for it; without a URL the one that the configuration names.
+    /// Finds the store at a URL, with its credentials, or without a URL the store that the configuration names.
     pub(crate) fn locate(&self, url: Option<&str>) -> Result<ChosenStore> {
-        // The file in which Calico's operators configure the datastore.
+        // Calico's operators configure their datastore in this file.
         let file = self.options.config.as_deref();
         let file = file.map_or(ConfigFile::IfThere(DEFAULT_CONFIG_FILE.as_ref()), ConfigFile::Given);
         let chosen = for_operator(self.drivers, url, file, self.env, &self.options.cni_conf_dir);
         chosen.map_err(|error| self.explain(&error))
     }
 
-    /// The failure for a configuration that leads to no store.
+    /// The failure for a configuration that names no usable store, with advice.
     pub(crate) fn explain(&self, error: &ConfigError) -> CommandFailure {
         CommandFailure::new(error).hint(self.drivers.advice(error))
     }
 }
 
-/// A command on an open store, with its opening.
+/// Opens the store for a command that expects it open.
 struct OpeningCommand<'a>(&'a dyn OpenStoreCommand);
 
 #[async_trait(?Send)]
@@ -252,8 +251,8 @@ impl StoreCommand for OpeningCommand<'_> {
 }
 
 impl StoreAccess<'_> {
-    /// Opens the store for a command, carries it out, and closes the store. A dry run writes nothing, and one that would
-    /// make the store begins with an empty one.
+    /// Opens the store, carries out the command, and closes the store. A dry run writes nothing; if the store does not
+    /// exist and the command would create it, the dry run uses an empty store in memory.
     pub(crate) async fn carry_out(self, command: &dyn OpenStoreCommand) -> Result<CommandAnswer> {
         command.check()?;
         run_with_progress(&format!("working on {self}"), async {
@@ -283,8 +282,8 @@ impl StoreAccess<'_> {
         .await
     }
 
-    /// Runs a command, and refreshes the rules of this machine for pools if it may have changed some. In a cluster Felix
-    /// makes them.
+    /// Runs a command. If it may have changed the pools of an embedded store, refreshes this machine's NAT rules. In a
+    /// cluster Felix maintains these rules.
     async fn run_and_refresh_rules(self, command: &dyn OpenStoreCommand, operator: &Operator) -> Result<CommandAnswer> {
         let deadline = Deadline::after(command.timeout_after_open());
         let work = command.run(operator, deadline);
@@ -295,12 +294,12 @@ impl StoreAccess<'_> {
     }
 }
 
-/// The runtime for a command's calls.
+/// Builds the runtime of an ordinary command, with one thread.
 pub(crate) fn runtime() -> Result<Runtime> {
     build_runtime(Builder::new_current_thread())
 }
 
-/// The runtime for a watch. Its second thread reads what the store reports while the first one waits for a receiver.
+/// Builds the runtime of a watch. Its second thread reads the store's reports while the first one waits for a receiver.
 pub(crate) fn watch_runtime() -> Result<Runtime> {
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(1);
@@ -311,11 +310,12 @@ fn build_runtime(mut builder: Builder) -> Result<Runtime> {
     builder.enable_all().build().map_err(|error| CommandFailure::new(format!("cannot start: {error}")))
 }
 
-/// The answer of a command. It is printed after the store is closed, so that a slow reader delays nobody.
+/// The answer of a command. It is printed after the store is closed, so that a slow reader of stdout blocks no other
+/// process.
 #[derive(Debug)]
 pub(crate) struct CommandAnswer {
     text: String,
-    /// The text for `-o wide`, if it has more than the other one.
+    /// The text for `-o wide`, if it differs from `text`.
     wide: Option<String>,
     layout: Layout,
     json: String,
@@ -324,17 +324,17 @@ pub(crate) struct CommandAnswer {
     stdout_is_taken: bool,
 }
 
-/// The end of a text.
+/// How the end of an answer's text is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// One line break, however many the text has.
+    /// Exactly one line break, however many the text ends with.
     Trimmed,
-    /// The end that the text has.
+    /// The text as it is.
     Exact,
 }
 
 impl CommandAnswer {
-    /// An answer in both forms.
+    /// An answer as text and as JSON.
     pub(crate) fn new(text: impl Into<String>, json: &impl Serialize) -> Result<Self> {
         let json = serde_json::to_string_pretty(json).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
         Ok(Self {
@@ -348,41 +348,41 @@ impl CommandAnswer {
         })
     }
 
-    /// An answer that is a list, which JSON has under this name.
+    /// An answer that is a table, or in JSON a list under the member `name`.
     pub(crate) fn rows<R: TableRow>(name: &'static str, rows: &[R]) -> Result<Self> {
         Self::new(table(rows), &BTreeMap::from([(name, rows)]))
     }
 
-    /// Sets a short text, which replaces the other one, and a wide one. Both are printed to the last line break.
+    /// Sets a short and a wide text, which replace the text. Both are printed exactly, with their line breaks at the
+    /// end.
     pub(crate) fn with_layout(mut self, text: String, wide: String) -> Self {
         (self.text, self.wide, self.layout) = (text, Some(wide), Layout::Exact);
         self
     }
 
-    /// Adds notes.
     pub(crate) fn notes(self, notes: impl IntoIterator<Item = String>) -> Self {
         notes.into_iter().fold(self, Self::note)
     }
 
-    /// Adds a note that a person should read beside the answer.
+    /// Adds a note, which is printed on stderr.
     pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
         self.notes.push(note.into());
         self
     }
 
-    /// Makes the answer incomplete: it is printed, and then the command fails with this failure.
+    /// Marks the answer as incomplete: it is printed, and then the command fails with this failure.
     pub(crate) fn incomplete(mut self, failure: CommandFailure) -> Self {
         self.failure = Some(failure);
         self
     }
 
-    /// Prints the answer on stderr, because the requested data is on stdout.
+    /// Prints the answer on stderr, because stdout has the requested data.
     pub(crate) fn on_stderr(mut self) -> Self {
         self.stdout_is_taken = true;
         self
     }
 
-    /// Makes it the answer of a dry run: "Successfully ..." becomes "Dry run: would have ...".
+    /// Turns the answer into the answer of a dry run: "Successfully ..." becomes "Dry run: would have ...".
     pub(crate) fn into_dry_run(mut self) -> Self {
         let reported = |line: &str| match line.strip_prefix("Successfully ") {
             Some(done) => format!("Dry run: would have {done}"),
@@ -426,11 +426,11 @@ impl Layout {
     }
 }
 
-/// Does work that may change pools. If the networks of pools have changed, the rules are refreshed. If that fails, the
-/// answer gets a note: the pools are changed all the same.
+/// Runs work that may change pools. If the networks of pools have changed, refreshes the NAT rules. If that fails, the
+/// answer gets a note: the pools are changed anyway.
 ///
 /// # Errors
-/// Those of the work.
+/// Any error of the work.
 async fn follow_pool_changes(
     operator: &Operator,
     location: &Location,
@@ -453,7 +453,7 @@ async fn follow_pool_changes(
     })
 }
 
-/// The networks of the pools of a store.
+/// The networks of a store's pools, and those that are masqueraded.
 #[derive(Debug, PartialEq, Eq)]
 struct PoolNetworks {
     masqueraded: Vec<IpNet>,
@@ -461,7 +461,7 @@ struct PoolNetworks {
 }
 
 impl PoolNetworks {
-    /// Reads them; `None` if the store cannot be read, which the work reports by itself.
+    /// Reads the pools' networks; `None` if the store cannot be read. The work then reports the error.
     async fn read(operator: &Operator, deadline: Deadline) -> Option<Self> {
         let pools = operator.ipam().inventory(deadline).await.ok()?.pools;
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();

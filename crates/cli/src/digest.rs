@@ -1,21 +1,20 @@
-//! Digests, and bytes as hexadecimal text.
+//! SHA-256 digests, and bytes as hexadecimal text.
 
 use std::fmt;
 use std::io::{self, Write};
 
 use ring::digest::{Context, Digest, SHA256};
 
-/// A SHA-256 digest of bytes that are added one after the other, by [`Write`] too.
+/// A SHA-256 digest of bytes that are added piece by piece, also through [`Write`].
 #[derive(Clone)]
 pub(crate) struct Sha256(Context);
 
 impl Sha256 {
-    /// Adds bytes.
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// The digest of all bytes so far, in hexadecimal digits.
+    /// The digest of all bytes so far, as hexadecimal text.
     pub(crate) fn hex(&self) -> String {
         hex(self.digest())
     }
@@ -54,7 +53,7 @@ impl Write for Sha256 {
     }
 }
 
-/// Two lower-case digits for each byte.
+/// Formats bytes as lower-case hexadecimal text.
 pub(crate) fn hex(bytes: impl AsRef<[u8]>) -> String {
     bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,38 +1,37 @@
-//! The failure of a command, in words for a person.
+//! The failure of a command, as it is printed for people.
 
 use std::fmt::Display;
 use std::io;
 
-/// A result of a command.
+/// The result of a command.
 pub(crate) type Result<T, E = CommandFailure> = std::result::Result<T, E>;
 
-/// A command that failed: the fault, and the advice if there is any.
+/// A failed command: a message, and a hint if there is one.
 #[derive(Debug)]
 pub(crate) struct CommandFailure {
     message: String,
     hint: Option<String>,
-    /// True if the reader of stdout went away, which is not reported.
+    /// True if the reader of stdout has closed it; this is not reported.
     pub(crate) silent: bool,
 }
 
 impl CommandFailure {
-    /// A failure without advice.
     pub(crate) fn new(message: impl Display) -> Self {
         Self { message: message.to_string(), hint: None, silent: false }
     }
 
-    /// Adds advice.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
 
-    /// The fault, without the advice.
+    /// The message without the hint.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
-    /// Prints the fault and the advice on stderr. An error of stderr is ignored: nobody could read of it.
+    /// Prints the message and the hint on stderr. An error of stderr is ignored, since there is no other place to
+    /// report it.
     pub(crate) fn print(&self, err: &mut dyn io::Write) {
         if self.silent {
             return;
@@ -57,7 +56,7 @@ impl From<ipam_core::Error> for CommandFailure {
 }
 
 impl From<io::Error> for CommandFailure {
-    /// An error of stdout; errors of files and stores are converted where they happen.
+    /// Converts an error of stdout; errors of files and stores are converted where they happen.
     fn from(error: io::Error) -> Self {
         let silent = error.kind() == io::ErrorKind::BrokenPipe;
         Self { silent, ..Self::new(format!("cannot write the answer: {error}")) }

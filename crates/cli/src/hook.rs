@@ -1,10 +1,10 @@
-//! `margay watch --exec` and `--webhook`: a receiver gets each event, in order. The receiver is a program that is run with
-//! the event on its stdin, or a URL to which the event is posted, signed with a secret. A cursor keeps the revision up to
-//! which events are handled.
+//! `margay watch --exec` and `--webhook`: hand each event to a receiver, in order. The receiver is a program that gets
+//! the event on its stdin, or a URL to which the event is posted, signed with a secret. A cursor file has the revision
+//! up to which all events were handled.
 //!
-//! The store's own history is the queue: the watch ends while an attempt fails, and goes on at the cursor. So an event is lost only
-//! if the store gives up its history before; the receiver then gets a `gap`, and the state. An event may come twice:
-//! the cursor is written after the last event of a revision was handled.
+//! The store's own history is the queue: while an attempt fails, the watch is closed, and it later restarts at the
+//! cursor. So an event is only lost if the store compacts its history before; the receiver then gets a `gap` event and
+//! the state. An event may arrive twice, since the cursor is written after the last event of a revision was handled.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -30,19 +30,18 @@ use crate::error::{CommandFailure, Result};
 use crate::interrupt::Interrupt;
 use crate::output::write_whole_file;
 
-/// The waits before a failed attempt is repeated: they double up to the second one.
+/// The wait before a failed attempt is repeated, and the upper limit up to which the wait doubles.
 const RETRY_WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
-/// The pause between two glances at a running program, or at signals.
+/// How often a running program and the signal flag are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// An event for the receiver.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivery {
-    /// The event as a line of JSON.
     pub(crate) json: String,
-    /// The kind of event and its address, for notes.
+    /// The kind of event and its address, for messages.
     pub(crate) name: String,
-    /// The revision that is handled when this event is; `None` if further events of it follow.
+    /// The revision that is handled completely with this event; `None` if further events of the revision follow.
     pub(crate) completes: Option<Revision>,
 }
 
@@ -50,13 +49,13 @@ pub(crate) struct Delivery {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeliveryOutcome {
     Done,
-    /// A signal came first.
+    /// A signal arrived first.
     Interrupted,
-    /// The time was over after a failed attempt.
+    /// The deadline passed after a failed attempt.
     Late,
 }
 
-/// The receiver of events.
+/// Delivers events to a program or a URL, with retries.
 #[derive(Debug)]
 pub(crate) struct Hook {
     receiver: Receiver,
@@ -70,18 +69,18 @@ enum Receiver {
 }
 
 impl Hook {
-    /// A program.
+    /// Creates a hook that runs a program.
     ///
     /// # Errors
-    /// There is no such program.
+    /// The program does not exist.
     pub(crate) fn program(path: &Path, timeout: Duration) -> Result<Self> {
         Ok(Self { receiver: Receiver::Program(ProgramReceiver::new(path, timeout)?), first_wait: RETRY_WAITS[0] })
     }
 
-    /// A URL, and the file of the secret with which requests are signed.
+    /// Creates a hook that posts to a URL. `secret` is the file of the secret that signs requests.
     ///
     /// # Errors
-    /// The URL is none of http or https; the secret or the certificates of the system cannot be read.
+    /// The URL is neither http nor https; the secret or the system's certificates cannot be read.
     pub(crate) fn webhook(url: &str, secret: Option<&Path>, timeout: Duration) -> Result<Self> {
         Ok(Self {
             receiver: Receiver::Webhook(Box::new(WebhookReceiver::new(url, secret, timeout)?)),
@@ -89,8 +88,8 @@ impl Hook {
         })
     }
 
-    /// Gives the receiver the event until an attempt succeeds, and begins none after `until`. `failed` is called after each
-    /// attempt that did not succeed.
+    /// Retries until an attempt succeeds. Starts no attempt after `until`, nor once a signal has arrived. Calls
+    /// `failed` with a message after each failed attempt.
     pub(crate) fn deliver(
         &self,
         delivery: &Delivery,
@@ -124,36 +123,36 @@ impl Hook {
     }
 }
 
-/// The time between two writes that only record that nothing has happened.
+/// How often the cursor file is written if there is nothing to handle.
 const CURSOR_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A file with the last revision whose events were all handled.
+/// The cursor file: the last revision whose events were all handled.
 #[derive(Debug)]
 pub(crate) struct CursorFile {
     path: PathBuf,
     saved: CursorContent,
-    /// The revision up to which there was nothing more to handle, perhaps not in the file yet.
+    /// The revision up to which there was nothing to handle. It may not be in the file yet.
     reached: Revision,
     written: Instant,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct CursorContent {
-    /// The id of the store, or of the cluster; empty in the cursors of earlier versions beside a daemon.
+    /// The id of the store or cluster; empty in cursors that earlier versions wrote while a daemon had the store.
     store: String,
     revision: i64,
-    /// Why no watch goes on at this cursor any more.
+    /// Why no watch continues at this cursor any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
 }
 
 impl CursorFile {
-    /// Reads the file; it need not be there. A cursor without a store's id becomes one of this store.
+    /// Reads the file, if it exists. A cursor without a store's id becomes one of this store.
     ///
     /// # Errors
-    /// The file cannot be read, is none of ours, is about another store than `store`, or was refused before.
+    /// The file cannot be read, is not a cursor, is about another store than `store`, or was refused before.
     pub(crate) fn load(path: &Path, store: &str) -> Result<Self> {
-        let advice = "remove the file to begin with what is in use now, or name another one";
+        let advice = "remove the file to begin with what is in use now, or name another file";
         let failed = |why: String| CommandFailure::new(format!("the cursor {} {why}", path.display())).hint(advice);
         let saved = match fs::read(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => None,
@@ -183,7 +182,7 @@ impl CursorFile {
         Some(Revision::new(self.saved.revision)).filter(|revision| revision.is_set())
     }
 
-    /// Records that all up to this revision was handled.
+    /// Records that everything up to this revision was handled, and writes the file.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -196,8 +195,8 @@ impl CursorFile {
         self.write()
     }
 
-    /// Records that there was nothing to handle up to this revision: in the file only now and then, since a busy cluster
-    /// gets there twice a second, and when the watch ends ([`Self::finish`]).
+    /// Records that there was nothing to handle up to this revision. Writes the file at most every 10 s, since a busy
+    /// cluster reports progress twice a second; [`Self::finish`] writes the rest.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -206,7 +205,7 @@ impl CursorFile {
         if self.written.elapsed() < CURSOR_INTERVAL { Ok(()) } else { self.finish() }
     }
 
-    /// Writes what was reached.
+    /// Writes the revision that was reached.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -214,8 +213,8 @@ impl CursorFile {
         self.save(self.reached)
     }
 
-    /// Records that the store does not go on at this cursor. Otherwise a later start could skip events: the store's revision
-    /// grows, and passes the cursor.
+    /// Records that the store cannot continue at this cursor. Otherwise a later run could skip events, once the store's
+    /// revision has grown beyond the cursor.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -235,41 +234,40 @@ impl CursorFile {
     }
 }
 
-/// The time that a run has after SIGTERM until SIGKILL.
+/// Time between SIGTERM and SIGKILL when a run is ended.
 const EXIT_GRACE: Duration = Duration::from_secs(1);
 
-/// The program.
+/// A program that handles events.
 #[derive(Debug)]
 struct ProgramReceiver {
     path: PathBuf,
-    /// A run that takes longer is killed and counts as failed.
+    /// A run that takes longer is ended and counts as failed.
     timeout: Duration,
 }
 
 impl ProgramReceiver {
     /// # Errors
-    /// There is no such program.
+    /// The program does not exist.
     fn new(path: &Path, timeout: Duration) -> Result<Self> {
-        // A relative path is one of this folder, not of PATH.
+        // A relative path is relative to this folder; PATH is not searched.
         let path = fs::canonicalize(path).map_err(|error| {
             CommandFailure::new(format!("cannot run {}: {error}", path.display())).hint("give the path of a program")
         })?;
         Ok(Self { path, timeout })
     }
 
-    /// The program's path.
     fn name(&self) -> String {
         self.path.display().to_string()
     }
 
-    /// Runs the program, which must end with exit code 0. Its processes have a group of their own, which ends with a run that
-    /// is given up.
+    /// Runs the program, which must end with exit code 0. Its processes have their own process group, which is ended if
+    /// the run times out or is interrupted.
     fn run(&self, json: &str, interrupt: &Interrupt) -> std::result::Result<(), String> {
         let mut command = Command::new(&self.path);
         let mut child = command.stdin(Stdio::piped()).process_group(0).spawn().map_err(|error| error.to_string())?;
         let written = child.stdin.take().map_or(Ok(()), |mut stdin| writeln!(stdin, "{json}"));
         match written {
-            // A program need not read all of it.
+            // The program need not read its whole stdin.
             Err(error) if error.kind() != ErrorKind::BrokenPipe => {
                 end_program(&mut child);
                 return Err(error.to_string());
@@ -295,16 +293,16 @@ fn exit_reason(status: ExitStatus) -> String {
     status.code().map_or_else(|| status.to_string(), |code| format!("exit code {code}"))
 }
 
-/// Ends a run and all processes of its group: with SIGTERM, and after a while with SIGKILL. Returns when its first process
-/// has ended.
+/// Ends all processes of a run's group with SIGTERM, and after [`EXIT_GRACE`] with SIGKILL. Returns when the first
+/// process of the group has ended.
 fn end_program(child: &mut Child) {
     let Ok(group) = i32::try_from(child.id()).map(Pid::from_raw) else { return };
     _ = killpg(group, Signal::SIGTERM);
     let until = Instant::now() + EXIT_GRACE;
     loop {
-        // The group has its first process until that was waited for.
+        // A zombie keeps the group alive, so the first process must be reaped.
         _ = child.try_wait();
-        // A run that has become another user's cannot be signalled, and has not ended for that.
+        // EPERM means that the run now belongs to another user; it still runs.
         if killpg(group, None) == Err(Errno::ESRCH) {
             return;
         }
@@ -317,18 +315,17 @@ fn end_program(child: &mut Child) {
     _ = child.wait();
 }
 
-/// The header with the signature: `sha256=`, and the HMAC-SHA256 of the body under the secret, in hexadecimal digits.
+/// The header with the signature: `sha256=` and the HMAC-SHA256 of the body under the secret, in hexadecimal.
 const SIGNATURE_HEADER: &str = "Margay-Signature";
 
-/// The advice for a secret that is none.
 const MAKE_SECRET_HINT: &str = "make one with: openssl rand -hex 32";
 
-/// The URL.
+/// A URL to which events are posted.
 #[derive(Debug)]
 struct WebhookReceiver {
     url: String,
     agent: Agent,
-    /// The secret, which `Debug` does not print.
+    /// The secret key. `Debug` does not print it.
     key: Option<Key>,
 }
 
@@ -351,7 +348,7 @@ impl WebhookReceiver {
         Ok(Self { url: url.to_owned(), agent: config.build().into(), key: secret.map(read_key).transpose()? })
     }
 
-    /// The URL without a login and without what is behind the `?`: both may be secret.
+    /// The URL without its login and query, both of which may be secret.
     fn name(&self) -> String {
         let (scheme, rest) = self.url.split_once("://").unwrap_or_default();
         let rest = rest.split(['?', '#']).next().unwrap_or_default();
@@ -369,19 +366,19 @@ impl WebhookReceiver {
         match request.send(json) {
             Ok(answer) if answer.status().is_success() => Ok(()),
             Ok(answer) => Err(format!("its answer is {}", answer.status())),
-            // The text could have the URL, and so a secret.
+            // The error's text could quote the URL, which may have a secret in it.
             Err(ureq::Error::BadUri(_)) => Err("it is no URL that can be reached".to_owned()),
             Err(error) => Err(error.to_string()),
         }
     }
 }
 
-/// The key from a file; white space at the end does not count.
+/// Reads the key from a file. White space at its end does not count.
 fn read_key(path: &Path) -> Result<Key> {
     let failed = |why: String| CommandFailure::new(format!("the secret {} {why}", path.display()));
     let secret = fs::read(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
     let secret = secret.trim_ascii_end();
-    // A secret of random bytes may begin like UTF-16.
+    // A secret of random bytes may start with the bytes of a UTF-16 byte order mark by chance.
     let is_text = str::from_utf8(secret).is_ok();
     match text_fault(secret) {
         Some(TextFault::Empty) => return Err(failed("is empty".to_owned()).hint(MAKE_SECRET_HINT)),
@@ -394,7 +391,7 @@ fn read_key(path: &Path) -> Result<Key> {
     Ok(Key::new(HMAC_SHA256, secret))
 }
 
-/// The certificates that the system trusts, or those of `SSL_CERT_FILE`.
+/// The certificates that the system trusts, or those in `SSL_CERT_FILE` if that is set.
 fn tls_config() -> Result<TlsConfig> {
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
@@ -458,7 +455,7 @@ mod tests {
         assert_eq!(CursorFile::load(&path, "a").unwrap().revision(), Some(Revision::new(8)));
         let other = format!("{:?}", CursorFile::load(&path, "b").unwrap_err());
         assert!(other.contains("is about another store, a, and this one is b"), "{other}");
-        // The cursor of an earlier version.
+        // A cursor that an earlier version wrote.
         fs::write(&path, r#"{"store":"","revision":7}"#).unwrap();
         CursorFile::load(&path, "a").unwrap().save(Revision::new(8)).unwrap();
         assert!(CursorFile::load(&path, "b").is_err());
@@ -514,7 +511,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(600));
         assert!(!late.exists(), "a child has outlived its run");
         fs::remove_file(&clean).unwrap();
-        // A signal comes.
+        // The run is ended when a signal arrives.
         interrupt.flag().store(true, std::sync::atomic::Ordering::SeqCst);
         let ready = format!("trap ': >{}; exit 0' TERM; sleep 60 & wait", clean.display());
         let hook = ProgramReceiver { timeout: Duration::from_secs(60), ..program(folder.path(), &ready) };

@@ -1,4 +1,4 @@
-//! Signals that ask a run to end.
+//! Signals that ask a command to end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,10 +8,11 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::error::{CommandFailure, Result};
 
-/// The exit code of an interrupted run.
+/// The exit code of an interrupted command.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Catches signals as long as it lives: the first one requests an orderly end, the next one ends the process.
+/// Catches SIGINT, SIGTERM and SIGHUP until it is dropped. The first signal requests an orderly end, the second one
+/// ends the process.
 #[derive(Debug)]
 pub(crate) struct Interrupt {
     flag: Arc<AtomicBool>,
@@ -23,7 +24,7 @@ impl Interrupt {
         let flag = Arc::new(AtomicBool::new(false));
         let mut this = Self { flag: flag.clone(), ids: Vec::new() };
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // In this order: otherwise the signal that sets the flag would also end the process.
+            // The order matters: otherwise the signal that sets the flag would also end the process.
             let registered = [
                 signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED.into(), flag.clone()),
                 signal_hook::flag::register(signal, flag.clone()),
@@ -35,12 +36,12 @@ impl Interrupt {
         Ok(this)
     }
 
-    /// A flag that becomes true when a signal comes.
+    /// A flag that becomes true when a signal arrives.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         self.flag.clone()
     }
 
-    /// True if a signal came.
+    /// True if a signal has arrived.
     pub(crate) fn came(&self) -> bool {
         self.flag.load(Ordering::SeqCst)
     }

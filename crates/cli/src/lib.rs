@@ -1,8 +1,8 @@
 //! The operator command `margay`.
 //!
-//! A command is parsed ([`args`]), becomes a value that says what it needs ([`subcommands`]), and is carried out ([`command`]): the
-//! store is chosen and opened, the command makes an answer, and the store is closed. Only then the answer is printed on
-//! stdout; everything else is on stderr.
+//! [`args`] parses a command into a value of [`subcommands`], which says what it needs from the store. [`command`]
+//! carries it out: it chooses and opens the store, lets the command make an answer, and closes the store. Only then the
+//! answer is printed on stdout. Everything else goes to stderr.
 
 mod args;
 mod cni;
@@ -38,7 +38,8 @@ use crate::command::{Invocation, LogLevel};
 use crate::error::CommandFailure;
 use crate::subcommands::check::{report_hint, with_report};
 
-/// The examples of the page on the library. They are tests of this crate, because it depends on all the others.
+/// Runs the examples of the page about the library as doctests. They are here because this crate depends on all the
+/// others.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/library.md")]
 pub struct Library;
@@ -47,11 +48,11 @@ pub struct Library;
 #[doc = include_str!("../README.md")]
 pub struct Readme;
 
-/// Runs the command and returns its exit code: 0, or 1 if something failed, wrong usage included; 130 if it was
-/// interrupted and could end in an orderly way.
+/// Runs the command and returns its exit code: 0 if it succeeded, 1 if something failed or the usage was wrong, and 130
+/// if a signal interrupted it and it could end in an orderly way.
 ///
-/// `drivers` are the stores that the program is made with. `args` begins with the program's name, as [`std::env::args_os`]
-/// does.
+/// `drivers` are the stores that the program is built with. `args` starts with the program's name, like
+/// [`std::env::args_os`].
 pub fn run(
     drivers: &Drivers,
     args: impl IntoIterator<Item = OsString>,
@@ -81,12 +82,12 @@ pub fn run(
     }
 }
 
-/// Plays the role for which a case of `margay conformance` has started this process, if any. Returns the exit code.
+/// If a case of `margay conformance` started this process, plays its role and returns the exit code.
 fn play_role(drivers: &Drivers) -> Option<ExitCode> {
     conformance::play_role(&judge::site::JoiningHarness(drivers.clone()))
 }
 
-/// Reports a bug, and returns the exit code.
+/// Reports a panic as a bug, and returns the exit code.
 fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
     let failure = CommandFailure::new(format!("internal error: {what}"));
     failure
@@ -95,7 +96,7 @@ fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
     1
 }
 
-/// Prints help and version on stdout, and an error of the usage on stderr.
+/// Prints help and version on stdout, and wrong usage on stderr.
 fn print_usage(usage: &clap::Error, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let text = usage.render();
     if usage.use_stderr() {
@@ -122,17 +123,17 @@ fn log_to_stderr(level: LogLevel) {
         LogLevel::Trace => LevelFilter::TRACE,
     };
     let subscriber = tracing_subscriber::fmt().with_max_level(level).with_writer(stderr).with_ansi(false).finish();
-    // After the first of several commands in one process there is a subscriber already.
+    // Fails harmlessly if an earlier command in this process has set a subscriber.
     _ = tracing::subscriber::set_global_default(subscriber);
 }
 
-/// The last panic and its place. A panic of an engine on a damaged store is caught where it happens and becomes an
-/// ordinary error; only a panic that reaches [`main`] is reported.
+/// The last panic and its place in the code. A panic of an engine on a damaged store is caught by the engine's caller
+/// and becomes an ordinary error; only a panic that reaches [`main`] is reported.
 static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
-/// The whole program, made with these stores.
+/// The main function of a program that is built with these stores.
 pub fn main(drivers: &Drivers) -> ExitCode {
-    // Only a case of `margay conformance` starts this program with a role and without any argument.
+    // Only a case of `margay conformance` starts this program with a role, and then without arguments.
     if std::env::args_os().len() == 1
         && let Some(code) = play_role(drivers)
     {

@@ -1,4 +1,4 @@
-//! The completions for shells, and the man pages. Both come from the definition of the command itself.
+//! Shell completions and man pages. Both are generated from the definition of the command.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,11 +27,11 @@ pub(crate) struct Completions {
 
 #[derive(Debug, Args)]
 pub(crate) struct ManPages {
-    /// Where to
+    /// The folder to write to
     pub(crate) folder: PathBuf,
 }
 
-/// The end of every page. The plugin's page is in another section than the page of `margay ipam`: the names are equal.
+/// The end of every page. `margay-ipam` (8) is the plugin; `margay-ipam` (1) is the page of `margay ipam`.
 const SEE_ALSO: &str = "\
 .SH \"SEE ALSO\"
 .BR margay (1),
@@ -40,7 +40,7 @@ the plugin
 ";
 
 impl StandaloneCommand for Completions {
-    /// Prints the script by which a shell completes the commands.
+    /// Prints the completion script of a shell.
     fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut definition(invocation.drivers), "margay", &mut script);
@@ -51,7 +51,7 @@ impl StandaloneCommand for Completions {
 }
 
 impl StandaloneCommand for ManPages {
-    /// Writes a man page for each command into a folder, which is made if it does not exist.
+    /// Writes a man page for each command into a folder, which is created if necessary.
     fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         let folder = &self.folder;
         let mut command = definition(invocation.drivers).disable_help_subcommand(true);

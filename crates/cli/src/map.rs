@@ -1,4 +1,4 @@
-//! Drawings of blocks: which addresses are in use, in a terminal or as a picture, SVG alone or in a page of HTML.
+//! Draws which addresses of blocks are in use: as text for a terminal, as SVG, or as an HTML page with the SVG.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -9,45 +9,42 @@ use serde::Serialize;
 
 use crate::output::printable;
 
-/// The most blocks of a pool that is drawn with a sign for each address; larger pools have a sign for each block.
+/// Maximum number of blocks of a pool that is drawn with a sign for each address. Larger pools have a sign for each
+/// block.
 const MAX_BLOCKS_IN_DETAIL: usize = 64;
 
-/// The detail of a drawing.
+/// The unit for which a drawing has one sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapDetail {
-    /// Addresses in pools with few blocks, otherwise blocks.
+    /// An address in pools with at most [`MAX_BLOCKS_IN_DETAIL`] blocks, otherwise a block.
     Auto,
-    /// A sign for each address.
     Addresses,
-    /// A sign for each block.
     Blocks,
 }
 
-/// The blocks of a pool, or all blocks that are in no pool.
+/// The blocks of a pool, or the blocks that are in no pool.
 #[derive(Debug, Serialize)]
 pub(crate) struct MapSection {
     /// The pool's name; `None` for blocks that are in no pool.
     pub(crate) pool: Option<String>,
-    /// Its network.
+    /// The pool's network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cidr: Option<String>,
-    /// The number of blocks that fit into the pool; `None` if it is too large.
+    /// The number of blocks that fit into the pool; `None` if it is too large to count.
     #[serde(skip)]
     pub(crate) places: Option<u64>,
-    /// Its blocks.
     blocks: Vec<DrawnBlock>,
 }
 
-/// A block.
+/// A block and the use of its addresses.
 #[derive(Debug, Serialize)]
 struct DrawnBlock {
-    /// The block.
     cidr: String,
-    /// The node or other owner of the block; empty if there is none.
+    /// The node or virtual owner of the block; empty if it has none.
     owner: String,
-    /// Addresses in use, borrowed ones too.
+    /// Addresses in use, including borrowed ones.
     in_use: usize,
-    /// Addresses in use by other nodes than the owner.
+    /// Addresses in use by nodes other than the owner.
     borrowed: usize,
     /// Released addresses in cooldown.
     in_cooldown: usize,
@@ -55,7 +52,7 @@ struct DrawnBlock {
     reserved: usize,
     /// Addresses that can be assigned.
     free: usize,
-    /// A sign for each address.
+    /// One sign for each address.
     addresses: String,
     #[serde(skip)]
     uses: Vec<AddressUse>,
@@ -63,7 +60,7 @@ struct DrawnBlock {
     net: IpNet,
 }
 
-/// The sections to draw: these pools, or all pools and the blocks that are in no pool.
+/// The sections to draw: the named pools, or all pools and the blocks that are in no pool.
 pub(crate) fn sections(census: Census, pools: &[String]) -> Vec<MapSection> {
     let wanted = |name: &str, cidr: IpNet| {
         pools.is_empty() || pools.iter().any(|pool| pool == name || *pool == cidr.to_string())
@@ -107,7 +104,7 @@ impl DrawnBlock {
         }
     }
 
-    /// The tenths of the block that cannot be assigned; 10 only if no address can be assigned, and 0 only if all can.
+    /// How many tenths of the block cannot be assigned. 10 only if no address can be assigned, and 0 only if all can.
     fn tenths(&self) -> usize {
         let all = self.uses.len();
         let gone = all - self.free;
@@ -118,9 +115,9 @@ impl DrawnBlock {
         }
     }
 
-    /// The numbers of the block in words.
+    /// The block's counts as text.
     fn reported(&self) -> String {
-        let owner = if self.owner.is_empty() { "nobody's" } else { &self.owner };
+        let owner = if self.owner.is_empty() { "no owner" } else { &self.owner };
         let mut reported = format!("{} ({owner}): {} of {} in use", self.cidr, self.in_use, self.uses.len());
         for (count, what) in
             [(self.borrowed, "borrowed"), (self.in_cooldown, "in cooldown"), (self.reserved, "reserved")]
@@ -134,7 +131,7 @@ impl DrawnBlock {
 }
 
 impl MapSection {
-    /// True if there is a sign for each address.
+    /// True if the drawing has a sign for each address.
     fn in_detail(&self, detail: MapDetail) -> bool {
         match detail {
             MapDetail::Auto => self.blocks.len() <= MAX_BLOCKS_IN_DETAIL,
@@ -143,7 +140,6 @@ impl MapSection {
         }
     }
 
-    /// The heading: the pool and its numbers.
     fn heading(&self) -> String {
         let sum = |of: fn(&DrawnBlock) -> usize| self.blocks.iter().map(of).sum::<usize>();
         let name = match (&self.pool, &self.cidr) {
@@ -177,7 +173,7 @@ impl MapSection {
 /// The meaning of a sign for one address, or for several that share it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressSign {
-    /// The use of all these addresses; if they differ, the one that comes first in [`AddressSign::of`].
+    /// All these addresses have this use. If they differ, the use that takes precedence in [`AddressSign::of`].
     All(AddressUse),
     /// Some of these addresses are in use, and none is borrowed.
     Some,
@@ -196,17 +192,15 @@ fn use_row(wanted: AddressUse) -> (char, &'static str) {
     USES.iter().find(|(found, ..)| *found == wanted).map_or((' ', ""), |(_, sign, _, colour)| (*sign, colour))
 }
 
-/// The sign of an address.
 fn sign(wanted: AddressUse) -> char {
     use_row(wanted).0
 }
 
-/// The colour of an address in a picture.
 fn colour(wanted: AddressUse) -> &'static str {
     use_row(wanted).1
 }
 
-/// The colour of a block of which so many tenths cannot be assigned.
+/// The colour of a block by how many tenths of it cannot be assigned.
 fn colour_of_tenths(tenths: usize) -> &'static str {
     const COLOURS: [&str; 11] = [
         "#e8e8e8", "#cfe0f2", "#b5d2ec", "#9ac3e6", "#7fb3df", "#63a3d8", "#4793d0", "#2c82c7", "#1470bd", "#005eb0",
@@ -216,7 +210,7 @@ fn colour_of_tenths(tenths: usize) -> &'static str {
 }
 
 impl AddressSign {
-    /// The sign of several addresses: if they differ, borrowed ones come first, then used, resting and free ones.
+    /// The sign of several addresses. If they differ, borrowed takes precedence, then used, in cooldown, and free.
     fn of(uses: &[AddressUse]) -> Self {
         let has = |wanted| uses.contains(&wanted);
         match uses {
@@ -228,7 +222,6 @@ impl AddressSign {
         }
     }
 
-    /// The sign.
     fn sign(self) -> char {
         match self {
             Self::All(found) => sign(found),
@@ -236,7 +229,7 @@ impl AddressSign {
         }
     }
 
-    /// The number of its colour in a terminal; `None` for the usual one.
+    /// The SGR colour number in a terminal; `None` for the default colour.
     fn terminal_colour(self) -> Option<u8> {
         match self {
             Self::All(AddressUse::Free) => None,
@@ -248,7 +241,7 @@ impl AddressSign {
     }
 }
 
-/// The sign of a block of which so many tenths cannot be assigned.
+/// The sign of a block by how many tenths of it cannot be assigned.
 fn sign_of_tenths(tenths: usize) -> char {
     match tenths {
         0 => '.',
@@ -257,7 +250,7 @@ fn sign_of_tenths(tenths: usize) -> char {
     }
 }
 
-/// The number of the colour of such a block in a terminal.
+/// The SGR colour number of such a block in a terminal.
 fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
     match tenths {
         0 => None,
@@ -267,27 +260,25 @@ fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
     }
 }
 
-/// In pools with more places for blocks than this, only claimed blocks are drawn.
+/// In pools that fit more blocks than this, only claimed blocks are drawn.
 const MAX_PLACES: u64 = 4096;
-/// The length of the longest name of an owner that is drawn whole.
+/// Longest owner name that is drawn in full, in characters.
 const MAX_OWNER_CHARS: usize = 24;
-/// The least number of signs of a line, however narrow the terminal is.
+/// Minimum number of signs in a line, however narrow the terminal is.
 const MIN_SIGNS: usize = 8;
 /// The sign of a place without a claimed block.
 const UNCLAIMED_SIGN: char = '-';
 
-/// The look of a drawing.
+/// How a drawing is laid out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MapStyle {
-    /// The number of columns.
+    /// The width in columns.
     pub(crate) width: usize,
-    /// True if there are colours.
     pub(crate) colours: bool,
-    /// The detail.
     pub(crate) detail: MapDetail,
 }
 
-/// Draws pools one below the other, with the meaning of the signs at the end.
+/// Draws pools one below the other, with a legend at the end.
 pub(crate) fn draw(sections: &[MapSection], style: MapStyle) -> String {
     let mut text = String::new();
     let (mut has_addresses, mut has_blocks) = (false, false);
@@ -319,7 +310,7 @@ pub(crate) fn draw(sections: &[MapSection], style: MapStyle) -> String {
     text
 }
 
-/// Draws a line for each block, with a sign for each address, or for several if there is not enough room.
+/// Draws a line for each block. A sign stands for one address, or for several if the line is too short.
 fn draw_addresses(blocks: &[DrawnBlock], style: MapStyle, text: &mut String) {
     let cidrs = blocks.iter().map(|block| block.cidr.len()).max().unwrap_or_default();
     let owners = blocks.iter().map(|block| shorten_owner(&block.owner).chars().count()).max().unwrap_or_default();
@@ -348,13 +339,13 @@ fn shorten_owner(owner: &str) -> String {
     format!("{kept}~")
 }
 
-/// Draws a sign for each block, and for each place without a block if there are not too many places.
+/// Draws a sign for each block, and for each place without a block unless there are more than [`MAX_PLACES`].
 fn draw_blocks(section: &MapSection, style: MapStyle, text: &mut String) {
     let places = block_places(section);
     let label = |place: &BlockPlace<'_>| place.first.to_string();
     let labels = places.iter().map(|place| label(place).len()).max().unwrap_or_default();
     let room = style.width.saturating_sub(labels + 2).max(MIN_SIGNS);
-    // A power of two, so that lines begin at round addresses.
+    // A power of two, so that lines start at round addresses.
     let each = 1 << room.ilog2();
     for line in places.chunks(each) {
         let Some(first) = line.first() else { continue };
@@ -368,7 +359,7 @@ fn draw_blocks(section: &MapSection, style: MapStyle, text: &mut String) {
     }
 }
 
-/// A place for a block.
+/// A place for a block in a pool, by its first address.
 struct BlockPlace<'a> {
     first: IpAddr,
     block: Option<&'a DrawnBlock>,
@@ -394,7 +385,7 @@ impl DrawnBlock {
     }
 }
 
-/// Writes signs; neighbours of one colour share its escape sequence.
+/// Writes signs. Neighbours of one colour share an escape sequence.
 fn paint(cells: impl Iterator<Item = (char, Option<u8>)>, colours: bool, text: &mut String) {
     let mut now = None;
     for (sign, colour) in cells {
@@ -409,14 +400,14 @@ fn paint(cells: impl Iterator<Item = (char, Option<u8>)>, colours: bool, text: &
     }
 }
 
-/// Sizes in pixels.
+/// Sizes of the picture in pixels.
 const SVG_WIDTH: usize = 1000;
 const SVG_MARGIN: usize = 20;
 const SVG_LINE: usize = 18;
 const SVG_LABEL: usize = 330;
 const SVG_CELL: usize = 12;
 
-/// A picture of all pools.
+/// Draws all pools as an SVG picture.
 pub(crate) fn draw_svg(sections: &[MapSection], detail: MapDetail) -> String {
     let mut body = String::new();
     let mut y = SVG_MARGIN;
@@ -446,7 +437,7 @@ pub(crate) fn draw_svg(sections: &[MapSection], detail: MapDetail) -> String {
     )
 }
 
-/// The picture in a page of its own, with a text about it, and lines below it.
+/// An HTML page with the picture. `about` is the text above it, `below` the paragraphs after it.
 pub(crate) fn html(sections: &[MapSection], detail: MapDetail, about: &str, below: &[String]) -> String {
     let below: String = below.iter().map(|line| format!("<p>{}</p>\n", escape_xml(line))).collect();
     format!(
@@ -458,7 +449,7 @@ pub(crate) fn html(sections: &[MapSection], detail: MapDetail, about: &str, belo
     )
 }
 
-/// Draws a line for each block; neighbouring addresses of the same use share a rectangle.
+/// Draws a line for each block. Neighbouring addresses with the same use share a rectangle.
 fn svg_addresses(blocks: &[DrawnBlock], top: usize, body: &mut String) -> usize {
     let mut y = top;
     let room = SVG_WIDTH - SVG_LABEL - 2 * SVG_MARGIN;
@@ -489,7 +480,6 @@ fn svg_addresses(blocks: &[DrawnBlock], top: usize, body: &mut String) -> usize 
     y
 }
 
-/// Draws a square for each block.
 fn svg_blocks(section: &MapSection, top: usize, body: &mut String) -> usize {
     let each = 64;
     let mut y = top;
@@ -531,7 +521,7 @@ fn svg_legend(top: usize, body: &mut String) -> usize {
     y
 }
 
-/// A label, cut if there is no room for it.
+/// Shortens a label that is too long for its column.
 fn clip_label(label: &str) -> String {
     const MAX_LABEL_CHARS: usize = 44;
     if label.chars().count() <= MAX_LABEL_CHARS {
@@ -541,7 +531,6 @@ fn clip_label(label: &str) -> String {
     }
 }
 
-/// A text, escaped for XML.
 fn escape_xml(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

@@ -14,7 +14,7 @@ use crate::error::{CommandFailure, Result};
 use crate::times::{parse_duration, parse_interval};
 
 pub(crate) const HELP: &str = "\
-Plugins and commands find the daemon by the store, and go on without it. Other
+Plugins and commands find the daemon by the store, and work without it. Other
 processes that want the store's files get them at once.
 
 Examples:
@@ -29,11 +29,11 @@ Examples:
 /// The arguments of `margay serve`.
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// The store in this folder, in place of the configured one
+    /// The store in this folder, instead of the configured one
     #[arg(long, value_name = "FOLDER")]
     pub(crate) folder: Option<PathBuf>,
 
-    /// Offer numbers for Prometheus and a page to look at: 127.0.0.1:PORT, or unix:PATH
+    /// Offer metrics for Prometheus and a status page: 127.0.0.1:PORT, or unix:PATH
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) http: Vec<String>,
 
@@ -45,7 +45,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Vec<String>,
 
-    /// A URL by which clients of etcd's API reach it, where that is not the one of --listen
+    /// The URL at which clients reach etcd's API, if it is not the URL of --listen
     #[arg(long, value_name = "URL", requires = "listen")]
     pub(crate) advertise: Vec<String>,
 
@@ -65,7 +65,7 @@ pub(crate) struct Serve {
     #[arg(long, requires = "listen")]
     pub(crate) insecure_loopback: bool,
 
-    // In an example only: with so long a name the help would not fit a screen.
+    // Hidden and only in an example: with an option name of this length the help would not fit a screen.
     /// How often a watch of etcd's API that wants it reports its progress: 10m if not given, at least 100ms
     #[arg(long, value_name = "TIME", value_parser = parse_interval, requires = "listen", hide = true)]
     pub(crate) watch_progress_interval: Option<Duration>,
@@ -105,8 +105,8 @@ impl StandaloneCommand for Serve {
             return Ok(0);
         }
         let mut builder = tokio::runtime::Builder::new_multi_thread();
-        // The work is reads and commits, which are short. Each further thread would have a heap of its own: with eight
-        // callers and watches that was 30 MiB more.
+        // The work consists of short reads and commits. Each further thread would have its own heap: with eight
+        // callers and watches, that was 30 MiB more.
         let runtime = builder.worker_threads(2).max_blocking_threads(4).enable_all().build();
         let runtime = runtime.map_err(|error| CommandFailure::new(format!("cannot start: {error}")))?;
         let defaults = Retention::WITH_CLIENTS;
@@ -148,7 +148,6 @@ impl StandaloneCommand for Serve {
     }
 }
 
-/// The store in a folder.
 fn in_folder(invocation: &Invocation<'_>, folder: &Path) -> Result<Location> {
     if !folder.is_absolute() {
         return Err(CommandFailure::new(format!("{} is not an absolute path", folder.display())));

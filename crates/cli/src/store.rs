@@ -1,4 +1,4 @@
-//! The store that a command works on: how it is opened, and closed.
+//! Opens and closes the store that a command works on.
 
 use std::fmt;
 use std::io;
@@ -13,32 +13,32 @@ use kv::{ErrorKind, Store};
 
 use crate::error::{CommandFailure, Result};
 
-/// The longest wait for the store lock, by default. Plugins hold it for milliseconds.
+/// Default limit of the wait for the store lock. Plugins hold it for milliseconds.
 pub(crate) const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The use that a command makes of a store.
+/// How a command uses a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoreUse {
-    /// It reads an existing store.
+    /// Reads an existing store.
     Read,
-    /// It reads all blocks of an existing store. Other processes that wait for the store lock get it in between; a daemon
-    /// keeps it.
+    /// Reads all blocks of an existing store. Processes that wait for the store lock get it in between, except while a
+    /// daemon has the store.
     ReadAll,
-    /// It writes to an existing store.
+    /// Writes to an existing store.
     Write,
-    /// It writes, and makes the store if there is none.
+    /// Writes, and creates the store if there is none.
     Make,
-    /// It releases addresses or history, and may use the ballast for that on a full disk.
+    /// Releases addresses or history. On a full disk it may use the ballast.
     Release,
 }
 
-/// A store, and how it is opened.
+/// A store's location, and how the store is opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreAccess<'a> {
     pub(crate) location: &'a Location,
-    /// The longest wait for the store lock.
+    /// How long an opening waits for the store lock.
     pub(crate) wait: Duration,
-    /// The folder of the networks that use the store.
+    /// The folder of the CNI network configurations.
     pub(crate) conf_dir: &'a Path,
 }
 
@@ -54,7 +54,7 @@ impl<'a> StoreAccess<'a> {
         Self { location, wait: DEFAULT_LOCK_TIMEOUT, conf_dir: Path::new("/nowhere") }
     }
 
-    /// Another store, opened in the same way.
+    /// Another store, opened with the same options.
     pub(crate) fn other<'b>(self, location: &'b Location) -> StoreAccess<'b>
     where
         'a: 'b,
@@ -62,23 +62,23 @@ impl<'a> StoreAccess<'a> {
         StoreAccess { location, ..self }
     }
 
-    /// The store with another longest wait for its lock.
+    /// The same store with another limit of the wait for its lock.
     pub(crate) fn with_wait(self, wait: Duration) -> Self {
         Self { wait, ..self }
     }
 
-    /// Opens the store, through its daemon if there is one. A store that does not exist yet has no daemon.
+    /// Opens the store, through its daemon if one runs. A store that does not exist yet has no daemon.
     pub(crate) async fn open(self, store_use: StoreUse) -> Result<OpenStore> {
         let sharing = if store_use == StoreUse::ReadAll { Sharing::InTurns } else { Sharing::Served };
         self.open_with(self.options(store_use).with_sharing(sharing)).await
     }
 
-    /// Opens the store's own files; its daemon hands the store over for that.
+    /// Opens the store's own files. A daemon hands the store over for that.
     pub(crate) async fn open_files(self, store_use: StoreUse) -> Result<OpenStore> {
         self.open_with(self.options(store_use)).await
     }
 
-    /// Opens the store to read it, through its daemon if there is one; `None` if there is no store.
+    /// Opens the store to read it, through its daemon if one runs; `None` if there is no store.
     pub(crate) async fn open_existing(self) -> Result<Option<OpenStore>> {
         match datastore::open(self.location, &self.options(StoreUse::Read).with_sharing(Sharing::Served)).await {
             Err(error) if *error.kind() == ErrorKind::Missing => Ok(None),
@@ -98,7 +98,7 @@ impl<'a> StoreAccess<'a> {
         }
     }
 
-    /// Opens the store, works on its documents, and closes it, also after an error.
+    /// Opens the store, works on its documents, and closes the store, even after an error.
     pub(crate) async fn with_operator<T>(
         self,
         store_use: StoreUse,
@@ -109,7 +109,8 @@ impl<'a> StoreAccess<'a> {
         self.with_operator_on(open, store, work).await
     }
 
-    /// Works on the documents of `store`, which is the open store or a wrapper of it, and closes it, also after an error.
+    /// Works on the documents of `store`, which is the open store or a wrapper of it. Closes `open` afterwards, even
+    /// after an error.
     pub(crate) async fn with_operator_on<T>(
         self,
         open: OpenStore,
@@ -120,7 +121,7 @@ impl<'a> StoreAccess<'a> {
         self.run_and_close(open, async move |_: &OpenStore| work(&operator).await).await
     }
 
-    /// Works on an open store and closes it, also after an error.
+    /// Works on an open store and closes it, even after an error.
     pub(crate) async fn run_and_close<T, E: From<CommandFailure>>(
         self,
         open: OpenStore,
@@ -133,23 +134,21 @@ impl<'a> StoreAccess<'a> {
         Ok(done)
     }
 
-    /// The nodes that the store accepts: in the store of a single host, the host need not be registered.
+    /// Which nodes the store accepts. An embedded store without registered nodes accepts the node of the first request.
     pub(crate) fn nodes(self) -> Nodes {
         if self.location.is_shared() { Nodes::Registered } else { Nodes::FirstSeen }
     }
 
-    /// True if another process waits for the store lock.
     pub(crate) async fn has_waiters(self) -> Result<bool> {
         Ok(maintenance::waiting(self.location).await.map_err(|error| self.explain(error))? > 0)
     }
 
-    /// The failure for an error of the store, with advice.
+    /// The failure for an error of this store, with advice.
     pub(crate) fn explain(self, error: kv::Error) -> CommandFailure {
         explain(self.location, error)
     }
 }
 
-/// The failure for an error of a store, with advice.
 fn explain(location: &Location, error: kv::Error) -> CommandFailure {
     let is_here = location.path().is_some();
     let hint = match error.kind() {
@@ -174,7 +173,7 @@ fn explain(location: &Location, error: kv::Error) -> CommandFailure {
     CommandFailure::from(error).hint(hint)
 }
 
-/// The folder of a location as the store of another engine: of the engine whose files are there, else of any other.
+/// The same folder as a store of another engine: the engine whose files it has, or else any other engine.
 fn other_engine(location: &Location) -> Option<Location> {
     let (folder, drivers) = (location.path()?, location.drivers());
     let own = location.facts().name;
@@ -183,15 +182,15 @@ fn other_engine(location: &Location) -> Option<Location> {
     found.or_else(|| others().next()).map(|driver| drivers.at_folder(driver, folder))
 }
 
-/// The advice for an error of a store; `is_here` is true for a store on this machine.
+/// The advice for an error of a store. `is_here` is true for an embedded store.
 fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Option<&'static str> {
     Some(match (kind, system) {
-        // A store that was open through a daemon counts as closed when others have it for too long.
+        // A store that was open through a daemon counts as closed if other processes have it for too long.
         (ErrorKind::Locked | ErrorKind::Closed, _) => {
             "some other command or program has the store open; end it, or try again, longer with --lock-timeout 5m"
         }
         (ErrorKind::UnknownFormat { .. }, _) => {
-            "nothing was changed; use the margay that made the store, or a later one; this one is told by: margay --version"
+            "nothing was changed; use the margay that made the store, or a later one; to see which one this is: margay --version"
         }
         (ErrorKind::Io, Some(io::ErrorKind::PermissionDenied)) => "nothing was changed; try it with sudo",
         (ErrorKind::Io, Some(io::ErrorKind::ReadOnlyFilesystem)) => {
@@ -211,7 +210,7 @@ fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Opt
     })
 }
 
-/// The kind of the operating system's error, if that is the cause.
+/// The kind of the operating system error that caused a store's error, if there is one.
 fn system_error(error: &kv::Error) -> Option<io::ErrorKind> {
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {

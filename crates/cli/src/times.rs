@@ -1,4 +1,4 @@
-//! Times as people type and read them.
+//! Times and durations as people type and read them.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -9,17 +9,16 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use time::OffsetDateTime;
 
-/// The beginning of a span of time.
+/// The start of a time span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SinceTime {
-    /// This time.
     At(OffsetDateTime),
-    /// The time that is so long ago.
+    /// A time before now.
     Ago(Duration),
 }
 
 impl SinceTime {
-    /// The time, with `now` as the present.
+    /// The start, given the current time.
     pub(crate) fn time(self, now: OffsetDateTime) -> OffsetDateTime {
         match self {
             Self::At(at) => at,
@@ -48,18 +47,18 @@ impl FromStr for SinceTime {
     }
 }
 
-/// A span of time: a whole number and `s`, `m`, `h` or `d`.
+/// Parses a duration: a whole number and `s`, `m`, `h` or `d`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     parse_span(text).ok_or_else(|| "not a duration such as 90s, 15m, 2h or 3d".to_owned())
 }
 
-/// Parses a duration as etcd's flags take it, such as `1m30s`, `1.5s` or `500us`, or as [`parse_duration`] does.
+/// Parses a duration in the form of etcd's flags, such as `1m30s`, `1.5s` or `500us`, or of [`parse_duration`].
 pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<SignedDuration>().ok().and_then(|parsed| Duration::try_from(parsed).ok());
     parsed.map_or_else(|| parse_duration(text), Ok)
 }
 
-/// A time in UTC and in this machine's zone: `2026-11-21T10:00:00Z` and `2026-11-21 11:00:00 +01`.
+/// Formats a time in UTC and in this machine's time zone: `2026-11-21T10:00:00Z` and `2026-11-21 11:00:00 +01`.
 pub(crate) fn utc_and_local(at: OffsetDateTime) -> [String; 2] {
     let local = Timestamp::from_second(at.unix_timestamp())
         .map(|at| at.to_zoned(TimeZone::system()).strftime("%Y-%m-%d %H:%M:%S %Z").to_string());

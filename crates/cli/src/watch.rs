@@ -1,6 +1,6 @@
-//! `margay watch`: prints addresses as they are assigned and released.
+//! `margay watch`: prints events as addresses are assigned and released.
 //!
-//! Lines are printed after the store is closed, so that a slow reader delays nobody.
+//! Lines are printed after the store is closed, so that a slow reader of stdout blocks no other process.
 
 use std::io::Write;
 use std::num::NonZeroU64;
@@ -34,7 +34,7 @@ One line for each address that is assigned or released, and each block that is
 claimed or released; with -o json one object a line. It ends with Ctrl-C (130).
 
 With --cursor no event is lost while this command is not running. An event may
-come twice, and a \"gap\" says that the store has given up history.
+come twice, and a \"gap\" says that the store has removed history.
 
 Examples:
   margay watch --node node1 --pool main --for 10m
@@ -45,11 +45,11 @@ Examples:
 /// The arguments of `watch`.
 #[derive(Debug, Args)]
 pub(crate) struct Watch {
-    /// Only what concerns this node
+    /// Only events of this node
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 
-    /// Only what is in this pool
+    /// Only events in this pool
     #[arg(long, value_name = "NAME")]
     pub(crate) pool: Option<String>,
 
@@ -57,7 +57,7 @@ pub(crate) struct Watch {
     #[arg(long)]
     pub(crate) list: bool,
 
-    /// End after so many lines
+    /// End after this number of lines
     #[arg(long, value_name = "N")]
     pub(crate) count: Option<NonZeroU64>,
 
@@ -73,11 +73,11 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "FILE", requires = "webhook")]
     pub(crate) webhook_secret: Option<PathBuf>,
 
-    /// Repeat a run or a post that takes longer
+    /// Repeat an attempt that takes longer
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "60s")]
     pub(crate) attempt_timeout: Duration,
 
-    /// Keep in this file which events were handled, and go on there
+    /// Keep in this file which events were handled, and continue there
     #[arg(long, value_name = "FILE")]
     pub(crate) cursor: Option<PathBuf>,
 
@@ -86,13 +86,13 @@ pub(crate) struct Watch {
     pub(crate) time: Option<Duration>,
 }
 
-/// The longest time to read the network of a pool.
+/// Time limit of reading the network of a pool.
 const POOL_READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// The pause before the next check for changes.
+/// Pause between two checks for changes.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl StandaloneCommand for Watch {
-    /// Watches until it is interrupted or has printed enough.
+    /// Watches until a signal arrives or an end condition of the arguments is met.
     fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         let location = invocation.choose()?.location;
         let interrupt = Interrupt::listen()?;
@@ -165,7 +165,7 @@ async fn follow(
     interrupt: &Interrupt,
     until: Option<Instant>,
 ) -> Result<u8> {
-    // The state at the beginning is printed in any case.
+    // The initial state is printed in any case.
     let (mut is_current, mut may_end) = (false, false);
     loop {
         if interrupt.came() {
@@ -190,7 +190,7 @@ async fn follow(
                 DeliveryOutcome::Interrupted => return Ok(INTERRUPTED),
                 DeliveryOutcome::Late => {
                     return Err(CommandFailure::new("the time is over, and not all events were handled")
-                        .hint("with --cursor the next run goes on there"));
+                        .hint("with --cursor the next run continues there"));
                 }
             }
             if printer.left == 0 && !printer.finishes_list {
@@ -200,13 +200,12 @@ async fn follow(
     }
 }
 
-/// The id of a store, as a cursor records it.
+/// Reads the id of a store that a cursor records.
 async fn read_store_id(at: StoreAccess<'_>) -> Result<String> {
     let open = at.open(StoreUse::Read).await?;
     at.run_and_close(open, async |open: &OpenStore| Ok(read_identity(at, open).await?.id)).await
 }
 
-/// The network of a pool.
 async fn read_pool_network(at: StoreAccess<'_>, name: &str) -> Result<IpNet> {
     let read =
         async |operator: &Operator| Ok(operator.ipam().inventory(Deadline::after(POOL_READ_TIMEOUT)).await?.pools);
@@ -217,30 +216,30 @@ async fn read_pool_network(at: StoreAccess<'_>, name: &str) -> Result<IpNet> {
     })
 }
 
-/// The printer of events.
+/// Prints the selected events, or hands them to the hook.
 struct EventPrinter<'a> {
     node: Option<HistoryOf>,
     pool: Option<IpNet>,
     format: Format,
-    /// The number of lines that are still to come.
+    /// The number of lines that are still to be printed.
     left: u64,
-    /// True if the first events are what is in use.
+    /// True if the watch starts with a list of what is in use.
     begins_with_state: bool,
-    /// True if more of a list comes, without which the cursor does not move.
+    /// True while a list is not complete. Until then the cursor does not move.
     finishes_list: bool,
-    /// True if a list was reported to its end, and the cursor is not behind it yet.
+    /// True if a list is complete, but the cursor has not moved past it yet.
     ends_list: bool,
     hook: Option<Hook>,
     cursor: Option<CursorFile>,
-    /// The events for the hook that were not handled yet.
+    /// Events that the hook has not handled yet.
     deliveries: Vec<Delivery>,
-    /// The revision up to which the hook has handled all when it has handled these.
+    /// The revision up to which everything is handled once these deliveries are.
     handled: Option<Revision>,
     out: &'a mut dyn Write,
     err: &'a mut dyn Write,
 }
 
-/// A part of the history that was removed before it was read.
+/// An event that reports history that was compacted before it was read.
 #[derive(Serialize)]
 struct GapEvent {
     event: &'static str,
@@ -260,7 +259,7 @@ impl EventPrinter<'_> {
             HistoryPart::Begins(at, _) => {
                 self.note(&format!("watching {store} from revision {at} on"));
                 if self.begins_with_state && self.hook.is_some() {
-                    // The receiver may have a list of an earlier watch.
+                    // The receiver may still have the list of an earlier watch.
                     self.queue_gap(Revision::UNSET, at)?;
                 }
             }
@@ -296,7 +295,7 @@ impl EventPrinter<'_> {
         Ok(())
     }
 
-    /// Runs the hook for all events that wait for it.
+    /// Runs the hook for all waiting events.
     fn deliver(
         &mut self,
         follower: &mut Follower<'_>,
@@ -311,7 +310,8 @@ impl EventPrinter<'_> {
                 _ = writeln!(self.err, "note: {note}");
                 follower.pause();
             };
-            // The watch goes on meanwhile: a store drops one that nobody reads, and its events with it.
+            // `block_in_place` lets the watch continue: a store drops a watch that is not read, and its events are
+            // lost.
             match block_in_place(|| hook.deliver(&delivery, interrupt, until, failed)) {
                 DeliveryOutcome::Done => {}
                 ended => return Ok(ended),
@@ -328,11 +328,11 @@ impl EventPrinter<'_> {
         Ok(DeliveryOutcome::Done)
     }
 
-    /// Prints an event, if the arguments select it.
+    /// Prints an event if the arguments select it.
     fn print_event(&mut self, happening: &BlockEvent, row: impl FnOnce() -> EventRow) -> Result<()> {
         let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(happening))
             && self.pool.is_none_or(|pool| pool.contains(&happening.block.network()));
-        // A cursor stands behind a whole revision, or a whole list.
+        // A cursor can only stand after a whole revision or a whole list, so `--count` does not cut these off.
         if !is_wanted || (self.left == 0 && self.cursor.is_none()) {
             return Ok(());
         }
@@ -348,7 +348,7 @@ impl EventPrinter<'_> {
         }
     }
 
-    /// Reports that history is missing: as a note, and for programs also in the output.
+    /// Reports missing history: as a note, and in JSON and YAML also as an event.
     fn report_gap(&mut self, after: Revision, up_to: Revision) -> Result<()> {
         self.note(&format!(
             "what happened after revision {after}, up to revision {up_to}, was given up by the store before it was \
@@ -365,7 +365,7 @@ impl EventPrinter<'_> {
         self.queue(&GapEvent::new(after, up_to), format!("a gap up to revision {up_to}"))
     }
 
-    /// Records in the cursor that the store does not go on there, if that is why the reader ends.
+    /// If the store cannot continue at the cursor, records this in the cursor file.
     fn record_stop(&mut self, stop: FollowStop) -> CommandFailure {
         if let (FollowStop::OtherStore(why), Some(cursor)) = (&stop, &mut self.cursor)
             && let Err(unwritten) = cursor.refuse(why.message())
@@ -375,14 +375,14 @@ impl EventPrinter<'_> {
         stop.into()
     }
 
-    /// Lets an event wait for the hook.
+    /// Queues an event for the hook.
     fn queue(&mut self, event: &impl Serialize, name: String) -> Result<()> {
         let json = serde_json::to_string(event).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
         self.deliveries.push(Delivery { json, name, completes: None });
         Ok(())
     }
 
-    /// A line of JSON, or a document of YAML.
+    /// Prints a line of JSON or a document of YAML.
     fn print_document(&mut self, what: &impl Serialize) -> Result<()> {
         let failed = |error| CommandFailure::new(format!("JSON: {error}"));
         match self.format {

@@ -1,10 +1,11 @@
-//! Reading the history of a store, and following its changes. An embedded store is read here in several openings: it is
-//! opened, read a little, and closed. A store that stays open is read in [`watch_reader`].
+//! Reads the history of a store and follows its changes. This file reads the files of an embedded store, and opens and
+//! closes the store for each read. [`watch_reader`] reads a store that stays open.
 //!
-//! The reader returns parts: first a state, then every change after it. If the store removed history before it was
-//! read, the reader reports that, and the state from which it goes on. A reader of the past goes on at the oldest state.
-//! Any other reader goes on at the newest one, and has read all of it before it returns any of it: otherwise a slow caller
-//! could lose each state, and never come to the changes after it.
+//! A reader returns parts: first a state of the store, then every change after it. If the store compacts history before
+//! the reader has read it, the reader reports the gap and continues with a state. A reader of the past continues with
+//! the oldest state. Any other reader continues with the newest state, and reads all of it before it returns any of it.
+//! Otherwise every state could be compacted while a slow caller handles it, and the reader would never reach the
+//! changes after it.
 
 mod watch_reader;
 
@@ -19,43 +20,39 @@ use self::watch_reader::WatchReader;
 use crate::error::{CommandFailure, Result};
 use crate::store::{StoreAccess, StoreUse};
 
-/// The place at which the reader begins.
+/// Where a reader starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FollowStart {
-    /// The oldest state that the store has; the reader goes up to the revision that is the newest one now.
+    /// The oldest state that the store has. The reader ends at the revision that is the newest one at the start.
     Oldest,
-    /// The newest state.
     Newest,
-    /// The first change after the newest state.
     Next,
-    /// The first change after this revision.
     After(Revision),
 }
 
-/// A part of the history.
 #[derive(Clone, Debug)]
 pub(crate) enum HistoryPart {
-    /// The reader begins at this revision. The state of the revision follows, unless it begins with changes.
+    /// The reader starts at this revision. The state at the revision follows, unless the reader starts with changes.
     Begins(Revision, Option<SystemTime>),
-    /// Some keys with their values at this revision.
+    /// Some of the keys with their values at this revision.
     Listed(Revision, Vec<Kv>),
-    /// The changes, one revision each, with the former value of each key.
+    /// Changes, one batch for each revision, with the former value of each key.
     Happened(Vec<Batch>),
-    /// The history after the first revision, up to the second one, was removed unread. The state at the second revision
-    /// follows.
+    /// The history after the first revision, up to the second one, was compacted before it was read. The state at the
+    /// second revision follows.
     GivenUp(Revision, Revision),
-    /// The store cannot be reached, because of this. The caller reads again a little later; the reader goes on here.
+    /// The store cannot be reached, for this reason. The caller should read again a little later; the reader then
+    /// continues.
     Interrupted(String),
-    /// Everything up to this revision was reported. It also follows the last key of a state, unless only the past is read.
+    /// Everything up to this revision was reported. Also follows the last key of a state, except in a reader of the
+    /// past.
     Reached(Revision),
 }
 
-/// Why a reader ends.
 pub(crate) enum FollowStop {
-    /// The store is not the one that was read before, or is one of its earlier states. The changes after the place that the
-    /// reader had reached are no continuation, also if the revision grows beyond that place later.
+    /// The store is not the store that was read before, or was reset to one of its earlier states. Its changes do not
+    /// continue what the reader has read, even when its revision later exceeds the last revision that was read.
     OtherStore(CommandFailure),
-    /// Anything else.
     Failed(CommandFailure),
 }
 
@@ -73,7 +70,7 @@ impl From<FollowStop> for CommandFailure {
     }
 }
 
-/// The reader.
+/// Reads the history of a range of keys and follows its changes.
 pub(crate) struct Follower<'l> {
     at: StoreAccess<'l>,
     range: Range,
@@ -81,14 +78,14 @@ pub(crate) struct Follower<'l> {
 }
 
 enum StoreReader<'l> {
-    /// It opens the files again and again.
+    /// Opens the store's files for each read.
     Embedded(Box<FilesReader<'l>>),
-    /// It watches a store that others keep open.
+    /// Watches a cluster, or a store that a daemon keeps open.
     Watched(Box<WatchReader<'l>>),
 }
 
 impl<'l> Follower<'l> {
-    /// A reader of this range of a store.
+    /// Creates a reader for a range of keys, through the store's daemon if one runs.
     pub(crate) async fn new(at: StoreAccess<'l>, range: Range, start: FollowStart) -> Self {
         let position = ReadPosition::Before(start);
         let reader = if at.location.is_shared() {
@@ -99,12 +96,12 @@ impl<'l> Follower<'l> {
         Self { at, range, reader }
     }
 
-    /// The next parts; possibly none. An embedded store is closed when this returns, and stays open for a few
-    /// milliseconds at most while another process waits for it. A watch waits a quarter of a second for changes. When a
-    /// daemon has ended, or has begun to keep the store open, the reader goes over from the one to the other.
+    /// Returns the next parts, possibly none. An embedded store is closed when this returns; while another process
+    /// waits for the store, it stays open for a few milliseconds at most. A watch waits for changes for 250 ms. When a
+    /// daemon starts or ends, the reader switches between the daemon and the files.
     ///
     /// # Errors
-    /// Those of the store.
+    /// [`FollowStop::OtherStore`] if the store was replaced or reset; any store error.
     pub(crate) async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
         let left = match &self.reader {
             StoreReader::Embedded(one) => one.position_to_leave(),
@@ -119,7 +116,7 @@ impl<'l> Follower<'l> {
         }
     }
 
-    /// Goes on at a place of this store, through its daemon if there is one.
+    /// Continues at a position of this store, through its daemon if one runs.
     async fn switch_reader(&mut self, position: ReadPosition, id: Option<String>) -> Result<(), FollowStop> {
         let next = StoreReader::of_files(self.at, &self.range, position, id.clone()).await;
         match (&next, &self.reader) {
@@ -131,10 +128,11 @@ impl<'l> Follower<'l> {
         Ok(())
     }
 
-    /// False if there is certainly nothing new. The caller checks it before it reads on after [`HistoryPart::Reached`].
+    /// False if there is certainly nothing new. Callers check this before they read again after
+    /// [`HistoryPart::Reached`].
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub(crate) async fn is_worth_reading(&self) -> Result<bool> {
         match &self.reader {
             StoreReader::Embedded(one) => one.is_worth_reading().await,
@@ -142,19 +140,18 @@ impl<'l> Follower<'l> {
         }
     }
 
-    /// Ends the watch until the next read, so that changes do not pile up in memory.
+    /// Ends the watch until the next read, so that changes do not accumulate in memory.
     pub(crate) fn pause(&mut self) {
         if let StoreReader::Watched(one) = &mut self.reader {
             one.pause();
         }
     }
 
-    /// True if a daemon has the store.
+    /// True if the reader is connected to a daemon of the store.
     pub(crate) fn is_served(&self) -> bool {
         matches!(&self.reader, StoreReader::Watched(one) if !one.id().is_empty())
     }
 
-    /// Closes the store.
     pub(crate) async fn close(self) -> Result<()> {
         match self.reader {
             StoreReader::Embedded(_) => Ok(()),
@@ -164,7 +161,8 @@ impl<'l> Follower<'l> {
 }
 
 impl<'l> StoreReader<'l> {
-    /// A reader of an embedded store with this id, if that is known: through its daemon, or of its files.
+    /// Creates a reader of an embedded store, through its daemon or of its files. `id` is the store's id, if it is
+    /// known.
     async fn of_files(at: StoreAccess<'l>, range: &Range, position: ReadPosition, id: Option<String>) -> Self {
         match served::connect(at.location, at.wait).await {
             Some(daemon) => Self::Watched(Box::new(WatchReader::new(at, range.clone(), position, Some(daemon)))),
@@ -173,20 +171,19 @@ impl<'l> StoreReader<'l> {
     }
 }
 
-/// The place that a reader has reached.
+/// How far a reader has read.
 #[derive(Clone, Debug)]
 enum ReadPosition {
-    /// Nothing was read yet.
     Before(FollowStart),
-    /// The state at this revision, from this key on.
+    /// In the middle of the state at this revision; this key is next.
     State(Revision, Key),
-    /// The newest state, because the changes after this revision were removed.
+    /// The newest state is next, because the changes after this revision were compacted.
     Lost(Revision),
-    /// The changes from this revision on.
+    /// The changes from this revision on are next.
     Log(Revision),
 }
 
-/// Refuses a place after the newest revision: it is another store's, or one of a state that was lost.
+/// Refuses a position after the newest revision: the store is another one, or was reset to an earlier state.
 fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Result<(), FollowStop> {
     if after <= newest {
         return Ok(());
@@ -196,7 +193,7 @@ fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Result
     Err(FollowStop::OtherStore(failure))
 }
 
-/// Refuses another store than the one that was read before, if that is known.
+/// Refuses a store whose id differs from the known one.
 fn check_identity(at: StoreAccess<'_>, known: Option<&str>, found: &str) -> Result<(), FollowStop> {
     if known.is_none_or(|known| known == found) {
         return Ok(());
@@ -206,11 +203,12 @@ fn check_identity(at: StoreAccess<'_>, known: Option<&str>, found: &str) -> Resu
 
 fn replaced(at: StoreAccess<'_>) -> FollowStop {
     let failure = CommandFailure::new(format!("{at} was replaced by another store meanwhile"));
-    FollowStop::OtherStore(failure.hint("begin anew to see what is in it"))
+    FollowStop::OtherStore(failure.hint("start the command again to see what is in it"))
 }
 
 impl ReadPosition {
-    /// The last revision that was read, perhaps in part, or after which the reader begins; unset if it begins with a state.
+    /// The last revision that was read, perhaps in part, or after which the reader starts; unset if it starts with a
+    /// state.
     fn read(&self) -> Revision {
         match *self {
             Self::Before(FollowStart::After(at)) | Self::State(at, _) | Self::Lost(at) => at,
@@ -220,20 +218,19 @@ impl ReadPosition {
     }
 }
 
-/// The number of bytes of keys and values that one opening reads. They are in memory until they are printed.
+/// Maximum number of bytes of keys and values that one opening reads. They stay in memory until they are printed.
 const MAX_TURN_BYTES: usize = 16 << 20;
-/// The number of bytes that a page of a state should have; to read it takes about a millisecond.
+/// Target size of a page of a state, in bytes; reading one takes about a millisecond.
 const PAGE_BYTES: usize = 256 << 10;
 
-/// The reader of an embedded store.
+/// Reads an embedded store by opening its files for each read.
 #[derive(Debug)]
 struct FilesReader<'l> {
     at: StoreAccess<'l>,
     range: Range,
-    /// The id of the store; `None` before the first opening.
     id: Option<String>,
     position: ReadPosition,
-    /// True if only the past is read.
+    /// True if the reader ends at the revision that was the newest one at its start.
     is_past: bool,
 }
 
@@ -243,7 +240,8 @@ impl<'l> FilesReader<'l> {
         Self { at, range, id, position, is_past }
     }
 
-    /// The place, and the store's id, from which a daemon can go on. The past is read to its end here.
+    /// The position and the store's id from which a daemon can continue; `None` if this reader must continue itself, as
+    /// one of the past does.
     fn position_to_leave(&self) -> Option<(ReadPosition, Option<String>)> {
         let may_leave = !self.is_past && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_));
         may_leave.then(|| (self.position.clone(), self.id.clone()))
@@ -252,11 +250,12 @@ impl<'l> FilesReader<'l> {
     async fn is_worth_reading(&self) -> Result<bool> {
         let ReadPosition::Log(next) = self.position else { return Ok(true) };
         let newest = maintenance::newest(self.at.location).await.map_err(|error| self.at.explain(error))?;
-        // Not only a higher revision counts: another store, with a lower one, may be in its place.
+        // A lower revision counts as well: another store may have replaced this one.
         Ok(newest.is_none_or(|newest| newest.next() != next))
     }
 
-    /// Reads the next parts. A state comes as a whole: the history could move past it while the caller delivers a part.
+    /// Returns the next parts. A state is returned as a whole: it could be compacted while the caller handles a part of
+    /// it.
     async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
         let mut parts = self.read_turn().await?;
         while !self.is_past && matches!(self.position, ReadPosition::State(..) | ReadPosition::Lost(_)) {
@@ -265,7 +264,7 @@ impl<'l> FilesReader<'l> {
         Ok(parts)
     }
 
-    /// Opens the store, reads the next parts, and closes it.
+    /// Opens the store, reads the next parts, and closes the store.
     async fn read_turn(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
         let at = self.at;
         let open = at.open_files(StoreUse::Read).await?;
@@ -279,7 +278,7 @@ impl<'l> FilesReader<'l> {
         let id = store.id().to_string();
         check_identity(self.at, self.id.as_deref(), &id)?;
         self.id = Some(id);
-        // A copy of the store from before has the same id.
+        // A restored copy of the store's folder has the same id, but perhaps a lower revision.
         check_after(self.at, self.position.read(), store.status().revision)?;
         let (mut parts, mut bytes) = (Vec::new(), 0);
         loop {
@@ -301,7 +300,6 @@ impl<'l> FilesReader<'l> {
         }
     }
 
-    /// Reads the next part.
     async fn read_part(&mut self, store: &MvccStore) -> kv::Result<HistoryPart> {
         match self.position.clone() {
             ReadPosition::Before(FollowStart::After(after)) => {
@@ -331,7 +329,8 @@ impl<'l> FilesReader<'l> {
                 let end = self.range.bounds().1;
                 let next = page.next.filter(|next| end.as_ref().is_none_or(|end| next < end));
                 self.position = next.map_or(ReadPosition::Log(at.next()), |next| ReadPosition::State(at, next));
-                // The newest state stays in memory as a whole, and its blocks say all of it.
+                // The newest state is held in memory as a whole. Blocks are enough for it: they contain every address
+                // and its holder.
                 let counts = |kv: &Kv| self.is_past || keys::parse_block(&kv.key).is_some();
                 let within = |kv: &Kv| self.range.contains(kv.key.as_bytes()) && counts(kv);
                 Ok(HistoryPart::Listed(at, page.kvs.into_iter().filter(within).collect()))
@@ -349,7 +348,8 @@ impl<'l> FilesReader<'l> {
         }
     }
 
-    /// Goes on at the newest state if an error says that the next revision was compacted; in the past, at the oldest state.
+    /// Continues with the newest state, or in the past with the oldest one, if the error says that history was
+    /// compacted.
     fn part_when_compacted(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.position.read();
@@ -362,7 +362,6 @@ impl<'l> FilesReader<'l> {
     }
 }
 
-/// The approximate size of a part in memory, in bytes.
 fn part_size(part: &HistoryPart) -> usize {
     let of_batch = |batch: &Batch| -> usize {
         batch.events.iter().map(|event| event.kv.size() + event.prev.as_ref().map_or(0, Kv::size)).sum()

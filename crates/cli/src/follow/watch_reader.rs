@@ -1,15 +1,15 @@
-//! Reading a store that stays open, etcd or the store of a daemon: a state in pages, then a watch.
+//! Reads a store that stays open, which is etcd or the store of a daemon: a state in pages, then a watch.
 //!
-//! A watch of etcd reports events, but not that it has reported all of them, and servers before 3.4.25 answer the
-//! request for progress too early. So a reader of the past compares the reported events with the state: when the keys
-//! and their revisions equal the newest state, and no event comes for a while, the past is complete. It can only lack
-//! keys that were made and deleted after the last change of every present key, if the server reports them late.
+//! An etcd watch does not say when it has reported all events up to a revision, and servers before 3.4.25 answer a
+//! progress request too early. So a reader of the past compares the reported events with the newest state. When the
+//! keys and their mod revisions are equal and no event arrives for a while, the past is complete. Only keys that were
+//! created and deleted after the last change of every present key can be missing, if the server reports them late.
 //!
-//! The revisions of a cluster are mostly those of other keys. A watch goes on over them as the server reports its progress.
-//! If it does not, the watch of a quiet range would stay at its last event until compaction passes it. Then [`IdleProbe`] compares
-//! the keys of blocks and affinities, and their revisions, at the watch's place with those of the newest revision:
-//! nothing happens without a change of one of them. If they are equal, and no event comes for a while after that, the watch
-//! has reported everything up to that revision.
+//! In a cluster most revisions change keys outside of the watched range. The server's progress reports move the watch
+//! past them. Without these reports the position of a quiet watch would stay at its last event until it is compacted.
+//! So [`IdleProbe`] compares the block and affinity keys and their mod revisions at the watch's position with those at
+//! the newest revision: every change of an address also changes one of these keys. If they are equal, and no event
+//! arrives for a while after that, the watch has reported everything up to that revision.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,38 +31,38 @@ use super::{FollowStart, FollowStop, HistoryPart, ReadPosition, check_after, rep
 use crate::error::{CommandFailure, Result};
 use crate::store::{StoreAccess, StoreUse};
 
-/// The number of keys of a page. A block can be larger than a megabyte, but rarely is larger than 50 kilobytes.
+/// Number of keys in a page. A block can exceed 1 MB, but rarely exceeds 50 kB.
 const MAX_PAGE_KEYS: i64 = 64;
-/// The time to wait for the next event. etcd serves watches that lag behind every 100 ms.
+/// How long a read waits for the next event. etcd serves watches that lag behind every 100 ms.
 const EVENT_TIMEOUT: Duration = Duration::from_millis(250);
-/// The longest time without an event before the past is complete.
+/// How long a reader of the past waits for a missing event before it fails.
 const PAST_TIMEOUT: Duration = Duration::from_secs(30);
-/// The most revisions in a report.
+/// Maximum number of batches that one read returns.
 const MAX_BATCHES: usize = 1000;
 
-/// The reader of a store that stays open.
+/// Reads the history of a store that stays open.
 pub(crate) struct WatchReader<'l> {
     at: StoreAccess<'l>,
     range: Range,
     position: ReadPosition,
-    /// The store of a daemon; `None` for a cluster.
+    /// The store's daemon; `None` for a cluster.
     daemon: Option<ServedStore>,
-    /// The daemon cannot be reached any more.
+    /// True if the daemon cannot be reached any more.
     is_cut_off: bool,
-    /// The cluster, once it was needed.
+    /// The open cluster; `None` until it is first needed.
     open: Option<OpenStore>,
     changes: Option<WatchStream>,
-    /// The progress, if only the past is read.
+    /// The progress of a reader of the past; `None` for other readers.
     past: Option<PastProgress>,
     idle: IdleProbe,
 }
 
-/// The end of the past, and the events that were reported of it.
+/// How much of the past a reader has seen, compared with the newest state.
 struct PastProgress {
     head: Revision,
     /// The keys of the newest state, with their mod revisions.
     goal: BTreeMap<Key, Revision>,
-    /// The same, as the reported events have it.
+    /// The keys and mod revisions that result from the reported events.
     reported: BTreeMap<Key, Revision>,
     last: Instant,
 }
@@ -82,12 +82,12 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// The id of the daemon's store.
+    /// The id of the daemon's store; empty for a cluster.
     pub(super) fn id(&self) -> &str {
         self.daemon.as_ref().map_or("", ServedStore::id)
     }
 
-    /// The place, and the store's id, from which another daemon or the files can go on, once the daemon is gone.
+    /// The position and the store's id from which another daemon or the files can continue, once this daemon is gone.
     pub(super) fn position_to_leave(&self) -> Option<(ReadPosition, Option<String>)> {
         self.is_cut_off.then(|| (self.position.clone(), Some(self.id().to_owned())))
     }
@@ -128,8 +128,9 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// The whole newest state, after a part that names its revision: the blocks, which say all of it. The watch of what comes
-    /// next begins before the caller delivers the state, since that may take longer than the store keeps its history.
+    /// Reads the newest state: a part for its revision, then the blocks, which contain every address and its holder.
+    /// The watch for later changes starts before this returns: the caller may need longer to handle the state than the
+    /// store keeps its history.
     async fn read_state(&mut self, first: impl FnOnce(Revision) -> HistoryPart) -> Result<Vec<HistoryPart>, ReadError> {
         let listing = self.store().await?.list(Range::Prefix(keys::blocks_prefix(None))).await?;
         let at = listing.revision;
@@ -140,7 +141,7 @@ impl<'l> WatchReader<'l> {
         Ok(vec![first(at), HistoryPart::Listed(at, listing.kvs), HistoryPart::Reached(at)])
     }
 
-    /// Begins a watch. Nothing that was seen beside an earlier one counts for it.
+    /// Starts a watch. A probe that ran beside an earlier watch says nothing about this one, so it is dropped.
     async fn watch(&mut self, next: Revision) -> Result<WatchStream, ReadError> {
         self.idle.restart();
         let progress = if self.past.is_some() { Progress::Omit } else { Progress::Report };
@@ -148,7 +149,7 @@ impl<'l> WatchReader<'l> {
         Ok(self.store().await?.watch(request).await?)
     }
 
-    /// The store. A cluster is opened when it is needed first.
+    /// The store. A cluster is opened at the first call.
     async fn store(&mut self) -> Result<Arc<dyn Store>> {
         if let Some(daemon) = &self.daemon {
             return Ok(Arc::new(daemon.clone()));
@@ -186,7 +187,7 @@ impl<'l> WatchReader<'l> {
         Ok(HistoryPart::Begins(first, time))
     }
 
-    /// The next page of a state of the past.
+    /// Reads the next page of a state, for a reader of the past.
     async fn read_page(&mut self, at: Revision, from: Key) -> Result<HistoryPart, ReadError> {
         let request = RangeRequest::new(self.range.rest(from)).with_at(at).with_limit(MAX_PAGE_KEYS);
         let page = self.store().await?.range(request).await?;
@@ -201,7 +202,7 @@ impl<'l> WatchReader<'l> {
         Ok(HistoryPart::Listed(at, page.kvs))
     }
 
-    /// The next batches, if one comes soon.
+    /// Returns the next batches, if an event arrives within [`EVENT_TIMEOUT`].
     async fn follow(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         if let Some(past) = self.past.as_ref().filter(|past| next > past.head) {
             return Ok(HistoryPart::Reached(past.head));
@@ -219,7 +220,7 @@ impl<'l> WatchReader<'l> {
         while let Some(batch) = first.take() {
             match batch {
                 Ok(batch) => batches.push(batch),
-                // The next read gets the error again, at once.
+                // The watch repeats the error at the next read.
                 Err(_) if !batches.is_empty() => return Ok(self.part_of_batches(next, batches)),
                 Err(error) => return Err(error.into()),
             }
@@ -236,7 +237,7 @@ impl<'l> WatchReader<'l> {
         Ok(self.part_of_batches(next, batches))
     }
 
-    /// Moves a quiet watch of a cluster on, over the revisions of other keys.
+    /// Moves the position of a quiet cluster watch past the revisions of other keys.
     async fn probe_idle(&mut self, next: Revision) {
         if self.past.is_some() || self.daemon.is_some() {
             return;
@@ -247,9 +248,9 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Makes a part of these batches, and records its events.
+    /// Builds a part of these batches, and records their events.
     fn part_of_batches(&mut self, next: Revision, mut batches: Vec<Batch>) -> HistoryPart {
-        // At the compaction mark etcd may not know the former values any more: then a state comes next.
+        // At the compaction mark etcd may no longer have the former values. The reader then continues with a state.
         let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
         if let Some(known) = batches.iter().position(is_unknown) {
             let mark = batches.get(known).map_or(next, |batch| batch.revision);
@@ -259,7 +260,7 @@ impl<'l> WatchReader<'l> {
                 return self.resume_after_loss(Revision::new(next.get() - 1), mark);
             }
         }
-        // Handles of an earlier revision may come late.
+        // A batch below `next`, such as a change of a handle, may arrive late. It must not move the position back.
         self.position = ReadPosition::Log(batches.last().map_or(next, |batch| batch.revision.next().max(next)));
         if let Some(past) = &mut self.past {
             batches.retain(|batch| batch.revision <= past.head);
@@ -277,7 +278,7 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// The part when no event came: whether everything was reported.
+    /// Returns the part for a read without events, which says whether everything was reported.
     fn part_when_quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {
@@ -292,7 +293,8 @@ impl<'l> WatchReader<'l> {
         )))
     }
 
-    /// Lets the next read begin the watch anew, if the error is transient. A cluster itself has tried that for long.
+    /// Lets the next read restart the watch if the error is transient. For a cluster, the store has retried long enough
+    /// before.
     fn part_when_disconnected(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let may_go_on = self.past.is_none()
             && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_))
@@ -302,24 +304,26 @@ impl<'l> WatchReader<'l> {
         may_go_on.then(|| HistoryPart::Interrupted(error.to_string()))
     }
 
-    /// Goes on at a state if an error says that the next revision was compacted.
+    /// Continues with a state if the error says that history was compacted.
     fn part_when_compacted(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.position.read();
         self.changes = None;
         if self.past.is_some() && !mark.is_set() {
-            // A failed read does not report the compaction mark; a watch does.
+            // Only a watch reports the compaction mark; a failed read does not. So the next read watches.
             self.position = ReadPosition::Log(read);
             return Some(HistoryPart::Happened(Vec::new()));
         }
         if self.past.is_none() && mark.is_set() && mark <= read {
-            // A stream without progress stays at its last event, and the place is beyond that: a new stream begins there.
+            // A stream without progress reports restarts at its last event, which is now compacted. The position is
+            // later, so a new stream can start there.
             return Some(HistoryPart::Happened(Vec::new()));
         }
         Some(self.resume_after_loss(read, mark))
     }
 
-    /// Goes on at the newest state, because the changes after a revision were removed; in the past, at the compaction mark.
+    /// Continues with the newest state because the changes after a revision were compacted; in the past, with the state
+    /// at the compaction mark.
     fn resume_after_loss(&mut self, read: Revision, mark: Revision) -> HistoryPart {
         if let Some(past) = &mut self.past {
             past.reported.clear();
@@ -331,7 +335,6 @@ impl<'l> WatchReader<'l> {
     }
 }
 
-/// Why there is no next part.
 enum ReadError {
     Store(kv::Error),
     Stop(FollowStop),
@@ -355,12 +358,11 @@ impl From<FollowStop> for ReadError {
     }
 }
 
-/// The newest revision.
 async fn newest_revision(store: &dyn Store) -> kv::Result<Revision> {
     Ok(store.range(revision_request()).await?.revision)
 }
 
-/// The oldest revision that can be read.
+/// The oldest revision that can still be read.
 async fn oldest_revision(store: &dyn Store) -> kv::Result<Revision> {
     let first = Revision::new(1);
     let revision_request = revision_request();
@@ -368,7 +370,7 @@ async fn oldest_revision(store: &dyn Store) -> kv::Result<Revision> {
         Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
         other => return other.map(|_| first),
     }
-    // A watch that begins too early fails at once, with the revision at which it may begin.
+    // A watch that starts too early fails at once and reports the revision at which it may start.
     let mut refused = store.watch(WatchRequest::new(revision_request.range, first)).await?;
     match refused.next().await {
         Some(Err(error)) => match error.kind() {
@@ -379,34 +381,35 @@ async fn oldest_revision(store: &dyn Store) -> kv::Result<Revision> {
     }
 }
 
-/// The quiet times before a look: they double up to the second one, since a look lists the keys twice.
+/// How long the watch must be quiet before the first probe, and the upper limit. The wait doubles after each probe,
+/// since a probe lists the keys twice.
 const IDLE_WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(64)];
 
-/// A quiet time.
+/// Finds out up to which revision a quiet watch is complete. The module documentation explains how.
 struct IdleProbe {
     wait: Duration,
     next: Instant,
-    /// The look that goes on beside the watch, if there is one.
+    /// The probe that runs now, if any.
     probe: JoinSet<Option<Revision>>,
-    /// The revision up to which there was nothing to report at the last look.
+    /// The revision that the last probe found unchanged. It counts if no event arrives until the next call.
     candidate: Option<Revision>,
 }
 
 impl IdleProbe {
-    /// It begins now.
     fn new() -> Self {
         Self { wait: IDLE_WAITS[0], next: Instant::now() + IDLE_WAITS[0], probe: JoinSet::new(), candidate: None }
     }
 
-    /// It begins anew, since the watch has reported something.
+    /// Restarts the quiet time, since the watch has reported an event.
     fn restart(&mut self) {
         self.next = Instant::now() + self.wait;
         self.probe = JoinSet::new();
         self.candidate = None;
     }
 
-    /// The revision up to which all was reported, if it is known now. All up to `at` was reported before, and the watch was
-    /// quiet for a while since the last call. An error of the store is left to the watch.
+    /// Returns the revision up to which everything was reported, if it is known now. The caller guarantees that
+    /// everything up to `at` was reported, and that the watch was quiet for a while since the last call. Store errors
+    /// are ignored: the watch reports them.
     fn take_reached(&mut self, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
         if let Some(candidate) = self.candidate.take() {
             return Some(candidate);
@@ -423,12 +426,12 @@ impl IdleProbe {
     }
 }
 
-/// A request that costs little, for the revision alone.
+/// A cheap request that only returns the store's revision.
 fn revision_request() -> RangeRequest {
     RangeRequest::new(Range::key(keys::config())).with_content(Content::CountOnly)
 }
 
-/// The newest revision, if the blocks and affinities are there as they are at `at`.
+/// Returns the newest revision if no block or affinity key has changed since `at`.
 async fn newest_if_unchanged(store: &dyn Store, at: Revision) -> kv::Result<Option<Revision>> {
     let newest = store.range(revision_request()).await?.revision;
     if newest <= at {
@@ -451,7 +454,7 @@ mod tests {
 
     use super::*;
 
-    /// The answer within a second or two without an event.
+    /// Polls the probe for up to 1.5 s without an event.
     async fn reached(idle: &mut IdleProbe, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
         for _ in 0..150 {
             if let Some(reached) = idle.take_reached(store, at) {

@@ -1,8 +1,8 @@
-//! `margay gc --gone` and `--free`: the estates of nodes that are gone for good, their fate, and the report of it.
+//! `margay gc --gone` and `--free`: free everything that departed nodes hold, and report it.
 //!
-//! The workload endpoints are deleted first, then the addresses are released, then the blocks: no other container gets
-//! an address that an endpoint still has. The same command goes on with a run that was broken off. The guards of each
-//! commit are its addresses, as they were read, and that the node is still not registered.
+//! For each node the workload endpoints are deleted first, then the addresses are released, then the blocks. So no
+//! container gets an address that an endpoint still has. After an interruption the same command continues. The guards
+//! of each commit are its addresses, as they were read, and that the node is still not registered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -24,7 +24,7 @@ use crate::error::{CommandFailure, Result};
 use crate::output::{Column, printable, render};
 use crate::store::{StoreAccess, StoreUse};
 
-/// Finds the nodes and their estates, and with `--apply` frees them.
+/// Finds the departed nodes and what they hold. With `--apply`, frees it.
 pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> Result<u8> {
     let list = args.nodes.as_deref().map(|path| lists::read_nodes(path, args.empty)).transpose()?;
     let location = invocation.choose()?.location;
@@ -36,7 +36,7 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> Result<u8> {
         Some(node) => (read_named_node(at, &runtime, node, &own)?, Vec::new()),
         None => read_departed_nodes(at, &runtime, list.as_ref(), &own)?,
     };
-    // The stores were read before: an address that is assigned meanwhile is no candidate.
+    // The machine is scanned after the stores are read, so an address that is assigned in between is no candidate.
     let evidence = machine.whole_evidence()?;
     let mut reports = Vec::new();
     for estate in estates.values() {
@@ -64,10 +64,10 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> Result<u8> {
     }
 }
 
-/// Nodes by name.
+/// Departed nodes by name.
 type DepartedNodesByName = BTreeMap<String, DepartedNode>;
 
-/// The estate of a named node; an error unless it is gone.
+/// Reads what a named node holds. Fails if the node is still registered or is this machine.
 fn read_named_node(
     at: StoreAccess<'_>,
     runtime: &Runtime,
@@ -88,7 +88,7 @@ fn read_named_node(
     Ok(found.departed)
 }
 
-/// The estates of all nodes that are gone, and the nodes that are skipped.
+/// Reads what all departed nodes hold. Also returns the nodes that are skipped.
 fn read_departed_nodes(
     at: StoreAccess<'_>,
     runtime: &Runtime,
@@ -107,9 +107,7 @@ fn read_departed_nodes(
             return Err(CommandFailure::new(
                 "no node is registered in the store, so nobody can tell which are gone; nothing was freed",
             )
-            .hint(
-                "list the nodes that there are with --nodes FILE, or name the one that is gone: --node NAME --free",
-            ));
+            .hint("list the existing nodes with --nodes FILE, or name the node that is gone: --node NAME --free"));
         }
         Some(list) => check_list(list, &known, &nodes, &ours)?,
         None => {}
@@ -123,8 +121,8 @@ fn read_departed_nodes(
     Ok((estates, skipped))
 }
 
-/// Refuses a list that cannot be of the nodes of this store: a list without this machine, if the machine is a node of
-/// the store, and a list without any registered node. Such a list was made elsewhere.
+/// Refuses a list that cannot be of the nodes of this store: it lacks this machine although the store has it as a node,
+/// or it has none of the registered nodes. It was probably made on another cluster.
 fn check_list(
     list: &BTreeSet<String>,
     known: &KnownNodes,
@@ -146,7 +144,7 @@ fn check_list(
     Ok(())
 }
 
-/// Why a node is this very machine under another name; `None` if it is not.
+/// Why a node is this machine under another name; `None` if it is another machine.
 fn why_this_machine(estate: &DepartedNode, evidence: &Evidence) -> Option<String> {
     let of_endpoints = estate.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
     let mut units = estate.holds.iter().map(|hold| hold.unit).chain(of_endpoints.map(|ip| IpNet::from(*ip)));
@@ -165,8 +163,8 @@ fn this_machine_failure(node: &str, why: &str) -> CommandFailure {
     ))
 }
 
-/// Frees the addresses of a node, and releases its blocks. The store is opened for some commits at a time, so that
-/// containers can start meanwhile.
+/// Frees the addresses of a node, and releases its blocks. The store is closed for a moment after every
+/// [`MAX_COMMITS_PER_OPENING`] commits, so that containers can start.
 async fn free(at: StoreAccess<'_>, estate: &DepartedNode, report: &mut DepartedNodeReport) -> Result<()> {
     let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MAX_ENDPOINTS_PER_COMMIT).collect();
     for some in endpoints.chunks(MAX_COMMITS_PER_OPENING) {
@@ -205,7 +203,7 @@ async fn free(at: StoreAccess<'_>, estate: &DepartedNode, report: &mut DepartedN
                 match operator.ipam().give_up_block(&estate.node, *cidr, Deadline::after(STORE_CALL_TIMEOUT)).await {
                     Ok(true) => report.gave_up.push(*cidr),
                     Ok(false) => {}
-                    // One block that cannot be read must not keep the other blocks from their release.
+                    // One unreadable block must not keep the other blocks from being released.
                     Err(error @ ipam_core::Error::Malformed(_)) => damaged = Some(error),
                     Err(error) => return Err(escaped_failure(error)),
                 }
@@ -221,12 +219,12 @@ async fn free(at: StoreAccess<'_>, estate: &DepartedNode, report: &mut DepartedN
     damaged.map_or(Ok(()), |error| Err(escaped_failure(error)))
 }
 
-/// A failure with control characters escaped: the error may have names from the store in it.
+/// Makes a failure with control characters escaped, since the error may quote names from the store.
 fn escaped_failure(error: ipam_core::Error) -> CommandFailure {
     CommandFailure::new(printable(&error.to_string()))
 }
 
-/// Why an address may be freed: there is only one reason.
+/// The reason why addresses of departed nodes may be freed.
 const REASON: &str = "node_gone";
 
 /// An address that may be freed.
@@ -237,7 +235,7 @@ struct Candidate {
     network: Option<String>,
     interface: Option<String>,
     reason: &'static str,
-    /// The recorded time of its assignment.
+    /// When the address was assigned, according to its attributes.
     since: Option<String>,
 }
 
@@ -266,7 +264,7 @@ impl Candidate {
     }
 }
 
-/// The numbers of addresses that stay in a node's blocks, by reason.
+/// How many addresses stay in a node's blocks, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct DepartedKeptCounts {
     two_owners: usize,
@@ -275,7 +273,7 @@ struct DepartedKeptCounts {
 }
 
 impl DepartedKeptCounts {
-    /// The numbers in words; empty if all are 0.
+    /// The counts as text; empty if all are 0.
     fn text(&self) -> String {
         let parts = [
             (self.two_owners, "of virtual machines, or on their way to another owner"),
@@ -288,21 +286,21 @@ impl DepartedKeptCounts {
     }
 }
 
-/// One node.
+/// The report on one departed node.
 #[derive(Debug, Serialize)]
 struct DepartedNodeReport {
     store: String,
     node: String,
-    /// True if not everything could be freed.
+    /// True if something could not be freed.
     failed: bool,
     candidates: Vec<Candidate>,
     freed: Vec<IpAddr>,
-    /// The addresses that were assigned again or released meanwhile.
+    /// Addresses that were assigned again or released after they were read. They stay as they are.
     changed: Vec<IpAddr>,
-    /// Its workload endpoints.
+    /// The workload endpoints of the node.
     endpoints: Vec<EndpointRow>,
     deleted_endpoints: Vec<EndpointRow>,
-    /// The node's own blocks, which are released.
+    /// The blocks that are affine to the node, which are released.
     blocks: Vec<IpNet>,
     gave_up: Vec<IpNet>,
     left: DepartedKeptCounts,
@@ -353,7 +351,7 @@ impl DepartedNodeReport {
             ),
         };
         if !self.changed.is_empty() {
-            _ = writeln!(text, "left {}, assigned anew or released meanwhile", count_addresses(self.changed.len()));
+            _ = writeln!(text, "left {}, assigned again or released meanwhile", count_addresses(self.changed.len()));
         }
         let left = self.left.text();
         if !left.is_empty() {
@@ -362,18 +360,18 @@ impl DepartedNodeReport {
     }
 }
 
-/// A node that was not touched.
+/// A departed node that is left alone, and why.
 #[derive(Debug, Serialize)]
 struct SkippedNode {
     node: String,
     why: String,
 }
 
-/// All nodes.
+/// The report on all departed nodes.
 #[derive(Debug, Serialize)]
 struct DepartedReport {
     applied: bool,
-    /// The node that was named.
+    /// The node of `--node`.
     #[serde(skip)]
     node: Option<String>,
     stores: Vec<DepartedNodeReport>,
@@ -411,7 +409,6 @@ impl DepartedReport {
     }
 }
 
-/// A number of blocks in words.
 pub(super) fn count_blocks(count: usize) -> String {
     if count == 1 { "1 block".to_owned() } else { format!("{count} blocks") }
 }

@@ -1,6 +1,6 @@
-//! The lists that other programs make for `margay gc`, from a file, a folder or standard input: a runtime's containers or
-//! attachments, in the forms that runtimes print (the content shows the form), and the existing nodes, as `kubectl`
-//! prints them or as a person writes them.
+//! Reads the lists for `margay gc` that other programs write, from a file, a folder or standard input. They list a
+//! runtime's containers or attachments, in the formats that runtimes print (recognised by the content), or the existing
+//! nodes, as `kubectl` prints them or as a person types them.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -16,16 +16,15 @@ use crate::cni::is_cni_name;
 use crate::error::{CommandFailure, Result};
 use crate::output::printable;
 
-/// A size that no list exceeds.
+/// Size limit of a list, in bytes.
 const MAX_LIST_BYTES: u64 = 64 << 20;
 
-/// A list as it was read.
+/// The text of a list, and when the list was made.
 struct ListInput {
-    /// Its name in messages.
+    /// The list's name in messages.
     name: String,
-    /// Its contents.
     text: String,
-    /// A time that is not after the making of the list.
+    /// The latest time at which the list can have been made.
     made: SystemTime,
 }
 
@@ -33,7 +32,7 @@ impl ListInput {
     /// Reads a file, or standard input for `-`.
     ///
     /// # Errors
-    /// A file cannot be read, is no text, or is too long.
+    /// The file cannot be read, is not UTF-8 text, or is longer than [`MAX_LIST_BYTES`].
     fn read(path: &Path) -> Result<Self> {
         let now = SystemTime::now();
         if path.as_os_str() == "-" {
@@ -42,7 +41,7 @@ impl ListInput {
         }
         let read = || {
             let file = File::open(path)?;
-            // A time in the future counts as now.
+            // A file time in the future counts as now.
             let made = file.metadata()?.modified()?.min(now);
             Ok((read_text(file)?, made))
         };
@@ -50,12 +49,12 @@ impl ListInput {
         Ok(Self { name: printable(&path.display().to_string()), text, made })
     }
 
-    /// The error for a fault in the list.
+    /// The failure for a fault in the list.
     fn wrong(&self, what: &str, expected: &str) -> CommandFailure {
         CommandFailure::new(format!("nothing was freed: {}: {what}", self.name)).hint(expected)
     }
 
-    /// Refuses an empty list, unless `is_meant` says that this is right.
+    /// Refuses an empty list, unless `is_meant` says that it is meant to be empty.
     ///
     /// # Errors
     /// The list is empty.
@@ -67,10 +66,10 @@ impl ListInput {
     }
 }
 
-/// The contents of the files of a folder, with their names. A file that is deleted meanwhile is left out.
+/// Reads the files of a folder, in the order of their names. Files that are deleted meanwhile are left out.
 ///
 /// # Errors
-/// A path cannot be read, or is no file.
+/// A path cannot be read, or is not a file.
 fn read_folder(path: &Path) -> Result<Vec<ListInput>> {
     let failed = |path: &Path, error: &io::Error| cannot_read(&path.display().to_string(), error);
     let entries = fs::read_dir(path)
@@ -100,8 +99,8 @@ fn read_text(from: impl Read) -> io::Result<String> {
     if bytes.len() as u64 > MAX_LIST_BYTES {
         return Err(io::Error::other("it is longer than any list"));
     }
-    // An empty list has a message of its own. With a mark the first name in it would be another one, and that container's
-    // addresses would be freed.
+    // Empty lists have their own message. A byte order mark would change the first name in the list, and that
+    // container's addresses would be freed.
     match text_fault(&bytes).filter(|fault| *fault != TextFault::Empty) {
         None => String::from_utf8(bytes).map_err(io::Error::other),
         Some(fault) => Err(io::Error::other(fault.to_string())),
@@ -110,25 +109,24 @@ fn read_text(from: impl Read) -> io::Result<String> {
 
 /// The member of a network configuration in which CNI lists attachments.
 const CNI_MEMBER: &str = "cni.dev/valid-attachments";
-/// The name that CNI's specification once had for it: libcni writes both.
+/// The former name of that member in the CNI specification. libcni writes both.
 const CNI_FORMER_MEMBER: &str = "cni.dev/attachments";
-/// libcni's name for its record of an attachment.
+/// The `kind` of the files in which libcni records attachments.
 const CNI_CACHE_KIND: &str = "cniCacheV1";
-/// The accepted forms.
 const EXPECTED_ATTACHMENTS: &str = "give the array of cni.dev/valid-attachments, what crictl pods -o json or podman ps -a --format json \
                         prints, a container's id in each line, or the folder /var/lib/cni/results";
 
-/// The contents of a list, and the network if it is about only one.
+/// A parsed list of attachments, and its network if it is about only one.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ParsedList {
     network: Option<String>,
     listed: Vec<ListedAttachment>,
 }
 
-/// Reads lists. An empty one is refused unless it `may_be_empty`.
+/// Reads lists of attachments. An empty list is refused unless `may_be_empty`.
 ///
 /// # Errors
-/// A file cannot be read, or is no such list; the error names the place.
+/// A file cannot be read, or is in none of the accepted formats. The message names the file and the element.
 pub(super) fn read_attachments(paths: &[PathBuf], may_be_empty: bool) -> Result<Vec<RuntimeList>> {
     paths
         .iter()
@@ -148,7 +146,7 @@ fn read_file(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
     })
 }
 
-/// The folder in which libcni keeps a file for each attachment.
+/// Reads the folder in which libcni keeps a file for each attachment.
 fn read_cache(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
     let made = SystemTime::now();
     let files = read_folder(path)?;
@@ -177,7 +175,7 @@ fn parse_lines(text: &str) -> Result<Vec<ListedAttachment>, String> {
     lines.map(|(number, line)| parse_container(line).map_err(|what| format!("line {}: {what}", number + 1))).collect()
 }
 
-/// A container of which only the id is known.
+/// Parses a container's id. Network and interface stay unknown.
 fn parse_container(id: &str) -> Result<ListedAttachment, String> {
     match is_cni_name(id) {
         true => Ok(ListedAttachment { container: id.to_owned(), ..ListedAttachment::default() }),
@@ -216,7 +214,7 @@ fn each(
     numbered.map(|(number, one)| read(one).map_err(|what| format!("element {}: {what}", number + 1))).collect()
 }
 
-/// An element of an array: CNI's, or podman's.
+/// Parses an element of an array, which is in CNI's or podman's format.
 fn parse_element(value: &Value) -> Result<ListedAttachment, String> {
     match value.get("Id") {
         Some(_) => parse_container(text_of(value, "Id")?),
@@ -242,19 +240,18 @@ fn parse_cached(value: &Value) -> Result<ListedAttachment, String> {
     Ok(ListedAttachment { interface: Some(interface?), network: Some(network?), ..named })
 }
 
-/// A member that must be a text.
+/// Returns a member that must be a text.
 fn text_of<'v>(value: &'v Value, name: &str) -> Result<&'v str, String> {
     let text = value.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     text.ok_or_else(|| format!("it has no text {name}"))
 }
 
-/// The accepted forms.
 const EXPECTED_NODES: &str = "give what kubectl get nodes -o name or -o json prints, or a node's name in each line";
 
-/// Reads a list. An empty one is refused unless it `may_be_empty`.
+/// Reads a list of nodes. An empty list is refused unless `may_be_empty`.
 ///
 /// # Errors
-/// The file cannot be read, or is no such list; the error names the place.
+/// The file cannot be read, or is in none of the accepted formats. The message names the file and the element.
 pub(super) fn read_nodes(path: &Path, may_be_empty: bool) -> Result<BTreeSet<String>> {
     let list = ListInput::read(path)?;
     let nodes = parse_nodes(&list.text).map_err(|what| list.wrong(&what, EXPECTED_NODES))?;
@@ -282,7 +279,7 @@ fn parse_nodes(text: &str) -> Result<BTreeSet<String>, String> {
     lines.map(name).collect()
 }
 
-/// The name of a node, if the value is a node.
+/// Returns the name of a Kubernetes node; `None` if the value is not a node.
 fn node_name(value: &Value) -> Option<String> {
     let is_node = value.get("kind").is_none_or(|kind| kind == "Node");
     let name = value.pointer("/metadata/name").and_then(Value::as_str).filter(|name| !name.is_empty());

@@ -1,8 +1,8 @@
-//! `margay gc`: frees the addresses that nothing on this machine uses any more. The estates of nodes that are gone
-//! are in [`departed`], those of a renamed node in [`node_move`].
+//! `margay gc`: frees addresses that nothing on this machine uses any more. [`departed`] frees what departed nodes
+//! hold; [`node_move`] moves what a renamed node holds.
 //!
 //! The stores are read and closed, then the network namespaces are scanned, then the stores are opened again to free
-//! the leftovers. So no container waits for a scan, and an address that is assigned meanwhile is no candidate.
+//! the leftovers. So no container waits for a scan, and an address that is assigned in between is no candidate.
 
 mod departed;
 mod lists;
@@ -33,10 +33,10 @@ use crate::error::{CommandFailure, Result};
 use crate::store::{StoreAccess, StoreUse};
 
 pub(crate) const HELP: &str = "\
-Without --apply it only shows. Never freed are addresses that an interface of
-this machine has, and those whose network namespace is there. A container's
-workload endpoint goes with its addresses. Run it as root, where the container
-runtime runs.
+Without --apply it only shows what it would free. It never frees an address that
+an interface of this machine has, or whose network namespace exists. A
+container's workload endpoint is deleted with its addresses. Run it as root,
+where the container runtime runs.
 
 Examples:
   margay gc --boot --apply
@@ -82,7 +82,7 @@ pub(crate) struct Gc {
     #[arg(long)]
     pub(crate) apply: bool,
 
-    /// Take an empty list as such, instead of refusing it
+    /// Accept an empty list instead of refusing it
     #[arg(long)]
     pub(crate) empty: bool,
 
@@ -94,11 +94,11 @@ pub(crate) struct Gc {
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 
-    /// Go through every store that the CNI configuration names; one that does not exist is no error
+    /// Go through every store that the CNI configuration names; missing stores are no error
     #[arg(long, conflicts_with = "store")]
     all_stores: bool,
 
-    /// The same, but leave out those of clusters
+    /// Like --all-stores, but no clusters
     #[arg(long, conflicts_with_all = ["store", "all_stores"])]
     local_stores: bool,
 
@@ -111,41 +111,40 @@ pub(crate) struct Gc {
     pub(crate) looks: PathBuf,
 }
 
-/// The longest time for one read of a store, or one commit.
+/// Time limit of one read of a store, or of one commit.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// The number of commits before the store is closed for a moment, so that containers can start.
+/// Number of commits before the store is closed for a moment, so that containers can start.
 const MAX_COMMITS_PER_OPENING: usize = 16;
 
-/// The request, and its evidence.
+/// The arguments of a collection, this machine, and the runtimes' lists.
 struct GcRequest<'r> {
     args: &'r Gc,
     machine: &'r Machine,
     lists: &'r [RuntimeList],
 }
 
-/// A store and the findings in it.
+/// The findings of a scan in one store.
 struct StoreFindings<'l> {
     at: StoreAccess<'l>,
     report: StoreReport,
-    /// The holdings of the node.
+    /// The addresses that the node holds.
     holdings: Holdings,
-    /// The allocations that may be freed.
     ready: Vec<Allocation>,
-    /// The same, with the workload endpoints that are deleted with them.
+    /// The allocations in `ready`, each with the workload endpoint that is deleted with it.
     going: Vec<Hold>,
-    /// The time until all waiting addresses may be freed.
+    /// The time until all waiting addresses may be freed, if there are any.
     missing: Option<Duration>,
 }
 
 impl StandaloneCommand for Gc {
-    /// Finds the leftovers, and with `--apply` frees them.
+    /// Finds the leftovers. With `--apply`, frees them.
     fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         match &self.move_to {
             Some(to) => return invocation.run_on_store(&NodeMove::new(self, to)?),
             None if self.gone || self.free => return departed::run(self, invocation),
             None => {}
         }
-        // Lists are read first: the older a list is, the fewer addresses are freed because of it.
+        // The lists are read first: the earlier a list was made, the fewer addresses it can free.
         let lists = lists::read_attachments(&self.attachments, self.empty)?;
         let stores = match choose_stores(self, invocation)? {
             StoreChoice::These(stores) => stores,
@@ -187,7 +186,7 @@ impl StandaloneCommand for Gc {
     }
 }
 
-/// Reads all stores, scans the machine, and decides.
+/// Reads all stores, scans the machine, and decides which addresses may be freed.
 fn scan_once<'l>(
     request: &GcRequest<'_>,
     stores: &[StoreAccess<'l>],
@@ -199,7 +198,7 @@ fn scan_once<'l>(
     for at in stores {
         match runtime.block_on(read_holdings(request, *at)) {
             Ok(found) => read.push((*at, Ok(found))),
-            // One of several stores that cannot be read must not keep the other stores from being cleaned.
+            // With several stores, a store that cannot be read must not keep the others from being cleaned.
             Err(failure) if args.all_stores || args.local_stores => {
                 failure.print(err);
                 read.push((*at, Err(())));
@@ -223,14 +222,13 @@ impl<'l> StoreFindings<'l> {
         Self { at, report, holdings, ready, going, missing: None }
     }
 
-    /// Adds allocations that may be freed.
     fn add(&mut self, allocations: Vec<Allocation>, reason: FreeReason) {
         self.report.candidates.extend(allocations.iter().map(|one| LeftoverRow::new(one, reason)));
         self.ready.extend(allocations);
     }
 }
 
-/// The holdings of the node in a store, read in one opening; `None` if there is no store.
+/// Reads what the node holds in a store, in one opening; `None` if there is no store.
 async fn read_holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> Result<Option<(Operator, Holdings)>> {
     let Some(open) = at.open_existing().await? else { return Ok(None) };
     let operator = Operator::new(open.store(), at.nodes());
@@ -239,7 +237,7 @@ async fn read_holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> Result<O
     Ok(Some((operator, holdings)))
 }
 
-/// The addresses that the node holds, in the blocks that this scan reads.
+/// Reads the addresses that the node holds, in the blocks that this scan covers.
 async fn read_blocks_of_node(request: &GcRequest<'_>, at: StoreAccess<'_>, operator: &Operator) -> Result<Holdings> {
     let GcRequest { args, machine: Machine { node, boot_id }, .. } = request;
     let Some(memory) = ScanMemory::of(&args.looks, at.location, node, boot_id) else {
@@ -252,7 +250,7 @@ async fn read_blocks_of_node(request: &GcRequest<'_>, at: StoreAccess<'_>, opera
     Ok(holdings)
 }
 
-/// Sorts the allocations: those that may be freed, those that need another scan, and those that stay.
+/// Sorts the allocations: some may be freed, some need another scan, and the others stay.
 fn decide<'l>(
     request: &GcRequest<'_>,
     at: StoreAccess<'l>,
@@ -291,13 +289,13 @@ fn decide<'l>(
     Ok(found)
 }
 
-/// Finds the workload endpoints of the allocations that may be freed. They are read only if there are such
-/// allocations, so that a scan without findings costs no more.
+/// Finds the workload endpoints of the allocations that may be freed. Without such allocations the endpoints are not
+/// read, so that a scan without findings costs no more.
 async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindings<'_>) -> Result<()> {
     if found.ready.is_empty() {
         return Ok(());
     }
-    // A store may know the node under a name that the plugin does not use any more.
+    // The store may have the node under a former name.
     let names = [found.holdings.node.as_str(), node];
     let endpoints = found.at.with_operator(StoreUse::ReadAll, async |operator| {
         Ok(operator.ipam().node_endpoints(|node| names.contains(&node), Deadline::after(STORE_CALL_TIMEOUT)).await?)
@@ -312,10 +310,10 @@ async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindin
     Ok(())
 }
 
-/// Takes the unused addresses that are not in the lists. The other unused addresses are counted by reason.
+/// Selects the unused addresses that are not in the lists to be freed. Counts the other unused addresses by reason.
 ///
 /// # Errors
-/// The lists cannot be of this machine.
+/// The lists name none of the addresses that are in use here, so they are not of this machine.
 fn take_unlisted(
     lists: &[RuntimeList],
     judged: &mut JudgedAllocations,
@@ -344,7 +342,7 @@ fn take_unlisted(
     })
 }
 
-/// Takes the addresses that are unused now and were unused at a scan at least [`MIN_SCAN_INTERVAL`] ago.
+/// Selects the addresses to be freed that are unused now and were unused in a scan at least [`MIN_SCAN_INTERVAL`] ago.
 fn take_unused_twice(
     request: &GcRequest<'_>,
     unused: Vec<(Allocation, FreeReason)>,
@@ -370,7 +368,7 @@ fn take_unused_twice(
     Ok(())
 }
 
-/// Frees the allocations that may be freed.
+/// Frees the allocations that were selected, with their workload endpoints.
 async fn free(found: &mut StoreFindings<'_>) -> Result<()> {
     let batches = batches(&found.going);
     for some in batches.chunks(MAX_COMMITS_PER_OPENING) {
@@ -389,7 +387,7 @@ async fn free(found: &mut StoreFindings<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The estates of the `wanted` nodes in a store, read in several openings.
+/// Reads what the `wanted` departed nodes hold in a store, in several openings.
 async fn survey(
     at: StoreAccess<'_>,
     wanted: impl Fn(&KnownNodes, &str) -> bool + Send + Sync,
@@ -400,18 +398,18 @@ async fn survey(
     .await
 }
 
-/// The stores of a collection.
+/// The stores of one run.
 enum StoreChoice {
-    /// These stores, at least one.
+    /// At least one store.
     These(Vec<ChosenStore>),
     /// No store, for this reason.
     None(String),
 }
 
-/// Chooses the stores.
+/// Chooses the stores of one run.
 ///
-/// For the systemd units a machine without a network of ours is no error. Nor is a machine that has only stores of
-/// clusters, for the unit that runs before there is a network.
+/// With `--all-stores`, no network of Margay on this machine is no error; the systemd units rely on that. With
+/// `--local-stores`, neither are networks with stores of clusters only: that unit runs before the network is up.
 fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> Result<StoreChoice> {
     if !args.all_stores && !args.local_stores {
         return Ok(StoreChoice::These(vec![invocation.choose()?]));
@@ -441,11 +439,10 @@ fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> Result<StoreChoi
     })
 }
 
-/// The evidence of this machine.
+/// This machine, as the source of evidence.
 struct Machine {
-    /// The boot's whole id.
+    /// The id of the current boot, in full.
     boot_id: String,
-    /// The node's name.
     node: String,
 }
 
@@ -461,10 +458,10 @@ impl Machine {
         })
     }
 
-    /// The addresses in use on this machine.
+    /// Scans which addresses are in use on this machine.
     ///
     /// # Errors
-    /// Not everything can be scanned, or the kernel does not report when it began.
+    /// A network namespace cannot be scanned, or the kernel does not report its boot id or uptime.
     fn evidence(&self) -> Result<Evidence> {
         let host::NetnsScan { addresses: live, namespaces, within } = host::scan().map_err(|blind| {
             CommandFailure::new(format!("nothing was freed: {blind}")).hint(
@@ -477,11 +474,11 @@ impl Machine {
         Ok(Evidence { boot, up, live, namespaces, within })
     }
 
-    /// The same, but of the whole machine. It serves for addresses of other nodes: only the machine's interfaces show
-    /// whether this machine has them.
+    /// [`evidence`](Self::evidence), but refused inside a container. Only the interfaces of the whole machine show
+    /// whether it has an address of another node.
     ///
     /// # Errors
-    /// Those of `evidence`; this process runs in a container.
+    /// The errors of [`evidence`](Self::evidence); this process runs in a container.
     fn whole_evidence(&self) -> Result<Evidence> {
         let evidence = self.evidence()?;
         match evidence.within {
@@ -494,7 +491,7 @@ impl Machine {
     }
 }
 
-/// All names that this machine may have in a store.
+/// The names that this machine may have in a store.
 fn own_names() -> BTreeSet<String> {
     let hostname = host::hostname();
     let mut names = BTreeSet::from([host::node_name(""), hostname.to_lowercase(), hostname]);

@@ -1,7 +1,7 @@
-//! `margay gc --move-to`: the estate of a node becomes another node's, and containers keep their addresses.
+//! `margay gc --move-to`: moves everything that a node holds to another node. Containers keep their addresses.
 //!
-//! An embedded store stays open from the first commit to the last: a DEL in between would search for its address under
-//! one name while it is recorded under the other one. One commit moves some thirty blocks.
+//! An embedded store stays open from the first commit to the last. A DEL in between would search for its address under
+//! one node name while it is recorded under the other. One commit moves about thirty blocks.
 
 use std::fmt::Write as _;
 
@@ -22,23 +22,23 @@ use crate::error::{CommandFailure, Result};
 use crate::output::{Column, printable, render};
 use crate::store::{StoreAccess, StoreUse};
 
-/// A block that is the node's own, or has addresses of the node.
+/// A block that is affine to the node, or in which the node has addresses.
 #[derive(Debug, Serialize)]
 struct MovedBlock {
     block: IpNet,
-    /// True if the block is the node's own.
+    /// True if the block is affine to the node.
     own: bool,
     addresses: usize,
 }
 
-/// A handle that gets another name.
+/// A handle whose name contains the node's name, before and after.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct RenamedHandle {
     from: String,
     to: String,
 }
 
-/// A workload endpoint that gets another name.
+/// A workload endpoint whose name contains the node's name, before and after.
 #[derive(Debug, Serialize)]
 struct RenamedEndpoint {
     namespace: String,
@@ -52,7 +52,7 @@ impl RenamedEndpoint {
     }
 }
 
-/// The blocks and addresses that were moved, or would be.
+/// The report of a move, planned or done.
 #[derive(Debug, Serialize)]
 struct NodeMoveReport {
     applied: bool,
@@ -62,17 +62,17 @@ struct NodeMoveReport {
     blocks: Vec<MovedBlock>,
     handles: Vec<RenamedHandle>,
     endpoints: Vec<RenamedEndpoint>,
-    /// True if the store's record of its one node gets the new name.
+    /// True if the store's record of its only node gets the new name.
     pinned: bool,
-    /// True if the node has anything, even only an affinity to a block that does not exist.
+    /// True if the node holds anything, even only an affinity to a block that does not exist.
     #[serde(skip)]
     has_any: bool,
-    /// The nodes that have anything, if the named node does not.
+    /// The nodes that hold anything, if the named node does not.
     #[serde(skip)]
     others: Vec<String>,
 }
 
-/// The estate of a node that is to become another one's.
+/// A request to move what one node holds to another.
 pub(super) struct NodeMove<'a> {
     from: &'a str,
     to: &'a str,
@@ -80,7 +80,7 @@ pub(super) struct NodeMove<'a> {
 }
 
 impl<'a> NodeMove<'a> {
-    /// Refuses a name that no other node can have.
+    /// Refuses a new name that is the same name, or is not a node's name.
     pub(super) fn new(args: &'a Gc, to: &'a str) -> Result<Self> {
         let from = args.node.as_deref().unwrap_or_default();
         if to.is_empty() || to.contains('/') || to == from {
@@ -92,7 +92,7 @@ impl<'a> NodeMove<'a> {
 
 #[async_trait(?Send)]
 impl StoreCommand for NodeMove<'_> {
-    /// Finds the estate of the node, and with `--apply` moves it.
+    /// Reports what the node holds. With `--apply`, moves it.
     async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         let Self { from, to, apply } = *self;
         let report = match apply {
@@ -110,7 +110,6 @@ impl StoreCommand for NodeMove<'_> {
     }
 }
 
-/// Moves the whole estate.
 async fn move_node(location: &Location, operator: &Operator, from: &str, to: &str) -> Result<NodeMoveReport> {
     let found = operator.ipam().departed_nodes(|_, node| node == from, Deadline::after(STORE_CALL_TIMEOUT)).await?;
     check(location, &found, from, to)?;
@@ -133,7 +132,7 @@ async fn move_node(location: &Location, operator: &Operator, from: &str, to: &st
     Ok(report)
 }
 
-/// Refuses a node that is still registered, and a new node that is not registered.
+/// Refuses a former node that is still registered, and a new node that is not registered.
 fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Result<()> {
     let registered = &found.known.registered;
     if registered.contains(from) {
@@ -143,7 +142,8 @@ fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Re
         ))
         .hint(format!("if that name is of the past, delete it first: margay delete node {}", printable(from))));
     }
-    // Only an embedded store assigns addresses to unregistered nodes, and only while no node is registered.
+    // An embedded store assigns addresses to unregistered nodes, but only while no node is registered. A cluster never
+    // does.
     let any_will_do = registered.is_empty() && !location.is_shared();
     if !any_will_do && !registered.contains(to) {
         return Err(CommandFailure::new(format!(
@@ -196,7 +196,7 @@ impl NodeMoveReport {
         }
     }
 
-    /// Adds the result of a commit.
+    /// Adds the result of one commit.
     fn add(&mut self, share: &[IpNet], done: HandOverResult) {
         for block in share {
             let addresses = done.addresses.iter().filter(|address| block.contains(*address)).count();

@@ -1,4 +1,4 @@
-//! The findings and the work of a collection, for people and for programs.
+//! The report of `margay gc`, for people and as JSON.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -40,7 +40,7 @@ pub(super) struct LeftoverRow {
     container: String,
     interface: String,
     reason: FreeReason,
-    /// The recorded time of its assignment.
+    /// When the address was assigned, according to its attributes.
     since: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl LeftoverRow {
     }
 }
 
-/// A workload endpoint that goes with its addresses.
+/// A workload endpoint that is deleted with its addresses.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(super) struct EndpointRow {
     namespace: String,
@@ -94,7 +94,7 @@ impl EndpointRow {
         [&self.namespace, &self.name, &self.container].map(|text| printable(text)).into()
     }
 
-    /// A table of these rows; empty if there are none.
+    /// A table of endpoints; empty if there are none.
     pub(super) fn table(rows: &[Self]) -> String {
         let titles = ["NAMESPACE", "ENDPOINT", "CONTAINER"];
         let cells: Vec<Vec<String>> = rows.iter().map(Self::cells).collect();
@@ -102,12 +102,12 @@ impl EndpointRow {
     }
 }
 
-/// The numbers of addresses that the node keeps, by reason.
+/// How many addresses the node keeps, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct KeptCounts {
     pub(super) live: usize,
     pub(super) namespace_gone: usize,
-    /// Addresses of this boot; whether their network namespace exists is unknown.
+    /// Addresses of this boot for which it is unknown whether their network namespace still exists.
     pub(super) of_this_boot: usize,
     pub(super) of_earlier_boots: usize,
     pub(super) of_another_machine: usize,
@@ -115,24 +115,23 @@ pub(super) struct KeptCounts {
     pub(super) outside: usize,
     pub(super) not_margays: usize,
     pub(super) no_workloads: usize,
-    /// Present only if a list was given.
     #[serde(flatten)]
     pub(super) by_list: Option<KeptByListCounts>,
 }
 
-/// The numbers of addresses that the node keeps because of a runtime's list.
+/// How many addresses the node keeps because of a runtime's list.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct KeptByListCounts {
     pub(super) listed: usize,
     pub(super) young: usize,
     pub(super) undated: usize,
     pub(super) of_other_networks: usize,
-    /// Live addresses that are not in the list.
+    /// Addresses in use that are not in the list.
     pub(super) live_unlisted: usize,
 }
 
 impl KeptCounts {
-    /// The numbers in words; empty if all are 0.
+    /// The counts as text; empty if all are 0.
     fn text(&self) -> String {
         let list = self.by_list.unwrap_or_default();
         let parts = [
@@ -153,7 +152,7 @@ impl KeptCounts {
             (self.no_workloads, "of tunnels or other non-workloads"),
             (list.listed, "in the list"),
             (list.young, "given after the list was made, or less than 60 seconds before"),
-            (list.undated, "of which nobody knows when they were given"),
+            (list.undated, "assigned at an unknown time"),
             (list.of_other_networks, "in networks that the list is not about"),
             (list.live_unlisted, "of those in use not in the list"),
         ];
@@ -163,23 +162,23 @@ impl KeptCounts {
     }
 }
 
-/// One store.
+/// The report on one store.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct StoreReport {
     pub(super) store: String,
     pub(super) node: String,
-    /// True if there is no store.
+    /// True if the store does not exist.
     pub(super) missing: bool,
-    /// True if the store could not be read, or not everything could be freed.
+    /// True if the store could not be read, or something could not be freed.
     pub(super) failed: bool,
     pub(super) candidates: Vec<LeftoverRow>,
-    /// The addresses that are unused, but not yet for long enough.
+    /// Addresses that are unused, but not yet for long enough.
     pub(super) waiting: Vec<LeftoverRow>,
-    /// The workload endpoints that go with the candidates.
+    /// The workload endpoints that are deleted with the candidates.
     pub(super) endpoints: Vec<EndpointRow>,
     pub(super) freed: Vec<IpAddr>,
     pub(super) deleted_endpoints: Vec<EndpointRow>,
-    /// The addresses that were assigned again or released meanwhile.
+    /// Addresses that were assigned again or released after they were read. They stay as they are.
     pub(super) changed: Vec<IpAddr>,
     pub(super) left: KeptCounts,
 }
@@ -190,7 +189,7 @@ impl StoreReport {
     }
 }
 
-/// All stores.
+/// The report on all stores.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct GcReport {
     pub(super) applied: bool,
@@ -253,7 +252,7 @@ impl GcReport {
             }
         };
         if !store.changed.is_empty() {
-            _ = writeln!(text, "left {}, assigned anew or released meanwhile", count_addresses(store.changed.len()));
+            _ = writeln!(text, "left {}, assigned again or released meanwhile", count_addresses(store.changed.len()));
         }
         if !store.waiting.is_empty() {
             let (count, apart) = (count_addresses(store.waiting.len()), MIN_SCAN_INTERVAL.as_secs());
@@ -266,18 +265,16 @@ impl GcReport {
     }
 }
 
-/// The time of an assignment, for a table.
+/// Formats the recorded time of an assignment for a table.
 pub(super) fn assignment_time(recorded: Option<&str>) -> String {
     let text = recorded.map_or("unknown", |text| text.split('.').next().unwrap_or(text));
     printable(text.trim_end_matches(" +0000 UTC"))
 }
 
-/// A number of addresses in words.
 pub(super) fn count_addresses(count: usize) -> String {
     if count == 1 { "1 address".to_owned() } else { format!("{count} addresses") }
 }
 
-/// A number of workload endpoints in words.
 pub(super) fn count_endpoints(count: usize) -> String {
     if count == 1 { "1 workload endpoint".to_owned() } else { format!("{count} workload endpoints") }
 }

@@ -1,10 +1,11 @@
-//! The memory of a scan of this machine, and its reads of the store of a cluster.
+//! Remembers what earlier scans of this machine found, and plans which blocks of a cluster a scan reads.
 //!
-//! The unused addresses that scans have found, and since when, are in a file for each store, in memory, so that it ends
-//! with the boot. If the file is lost, a collection only waits longer; a file that is not surely our own counts as lost.
+//! For each store a file has the unused addresses and when a scan first found them unused. The files are in memory
+//! (`/run`), so they end with the boot. If a file is lost, the next collection only waits longer. A file that another
+//! user could have written counts as lost.
 //!
-//! Of a cluster's store a scan reads the node's own blocks, those in which it is known to hold something, and once a day all
-//! others, by their keys.
+//! In a cluster, a scan reads the node's own blocks and the blocks in which the node is known to hold something. Once a
+//! day it reads all other blocks by their keys.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -29,16 +30,16 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 
-/// The least time between two scans that find an address unused, before it is freed. A runtime configures an interface
+/// Minimum time for which scans must find an address unused before it is freed. A runtime configures an interface
 /// well within this time after the address was assigned.
 pub(super) const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// The form of the file.
+/// Version of the format of [`ScanFile`].
 const SCAN_FILE_FORMAT: u32 = 1;
-/// A size that the file of a whole machine does not reach.
+/// Size limit of the file, in bytes. The file of a full machine is smaller.
 const MAX_SCAN_FILE_BYTES: u64 = 64 << 20;
 
-/// One assignment of an address; a later assignment of the same address is another one.
+/// One assignment of an address. The sequence number distinguishes it from later assignments of the same address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct AssignmentId {
     address: IpAddr,
@@ -64,7 +65,7 @@ struct ScanFile {
 struct ScanEntry {
     #[serde(flatten)]
     seen: AssignmentId,
-    /// The time of the first scan that found it unused, in milliseconds of the machine's running time.
+    /// When a scan first found the assignment unused, in milliseconds of the machine's running time.
     since: u64,
 }
 
@@ -78,7 +79,7 @@ pub(super) struct StoreScans {
 }
 
 impl StoreScans {
-    /// Reads the findings of this boot; there are none if there is no file, or it is not surely ours.
+    /// Reads the findings of this boot; empty if there is no file, or another user could have written it.
     pub(super) fn load(folder: &Path, store: &str, boot_id: &str, now: Duration) -> Self {
         let mut hasher = DefaultHasher::new();
         store.hash(&mut hasher);
@@ -90,7 +91,7 @@ impl StoreScans {
         Self { path, boot_id: boot_id.to_owned(), store: store.to_owned(), since: since.collect() }
     }
 
-    /// Records that these assignments and no others are unused now. Returns since when each of them is.
+    /// Records that exactly these assignments are unused now. Returns since when each of them is.
     pub(super) fn record_unused<'a>(
         &mut self,
         unused: impl Iterator<Item = &'a Allocation>,
@@ -112,7 +113,7 @@ impl StoreScans {
     /// Writes the findings for the next run.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// The file cannot be written.
     pub(super) fn save(&self) -> io::Result<()> {
         let looks = self.since.iter().map(|(seen, since)| ScanEntry {
             seen: seen.clone(),
@@ -128,7 +129,7 @@ impl StoreScans {
         if let Some(folder) = self.path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
-        // The file has a name of its own until it is whole: two runs at once must not mix.
+        // A temporary name for each process, since two runs may write at once.
         let unfinished = self.path.with_extension(format!("{}.tmp", std::process::id()));
         let _ = fs::remove_file(&unfinished);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished);
@@ -141,7 +142,7 @@ impl StoreScans {
     }
 }
 
-/// The contents of a file, if it is ours and no other user has access to it.
+/// Reads a file; `None` unless it belongs to this user and no other user has access to it.
 fn read_stored_scan(path: &Path) -> Option<ScanFile> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
@@ -151,7 +152,7 @@ fn read_stored_scan(path: &Path) -> Option<ScanFile> {
         || about.mode() & 0o077 != 0
         || about.len() > MAX_SCAN_FILE_BYTES
     {
-        tracing::warn!(path = %path.display(), "these scans are not surely ours, so they do not count");
+        tracing::warn!(path = %path.display(), "ignoring the earlier scans in this file: it is not a private file of this user");
         return None;
     }
     let mut bytes = Vec::new();
@@ -159,17 +160,17 @@ fn read_stored_scan(path: &Path) -> Option<ScanFile> {
     serde_json::from_slice(&bytes).ok()
 }
 
-/// The time after which all blocks are scanned again.
+/// Interval between scans of all blocks.
 const FULL_SCAN_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
-/// The next scan of all blocks is later by up to this time, so that the nodes of a cluster do not all scan at once.
+/// Maximum random delay of the next scan of all blocks, so that the nodes of a cluster do not all scan at once.
 const FULL_SCAN_SPREAD: Duration = Duration::from_secs(60 * 60);
-/// The most blocks of a cluster that are all scanned at the first scan of a boot.
+/// In a cluster with at most this number of blocks, the first scan of a boot reads all of them.
 const MAX_BLOCKS_FOR_EARLY_SCAN: u64 = 64;
-/// In a larger cluster the first scan of all blocks is later by up to this time for each block, a day at most. So a
-/// cluster is read at a steady rate even if all its nodes were started at once.
+/// In a larger cluster the first scan of all blocks is delayed by a random time of up to this much for each block, and
+/// at most a day. So a cluster is read at a steady rate even if all its nodes start at once.
 const SCAN_DELAY_PER_BLOCK: Duration = Duration::from_secs(17);
 
-/// A node's memory of a cluster's store.
+/// A node's memory of the blocks of a cluster in which it holds something.
 pub(crate) struct ScanMemory {
     held: HeldBlocks,
     boot_id: String,
@@ -177,39 +178,39 @@ pub(crate) struct ScanMemory {
     found: Option<ScanRecord>,
 }
 
-/// The blocks that a scan reads, and the memory to write afterwards.
+/// Which blocks a scan reads, and the memory to update afterwards.
 pub(super) struct ScanPlan {
     pub(super) reach: ReadScope,
     memory: ScanMemory,
-    /// The time of the next scan of all blocks, in seconds since the boot began.
+    /// When the next scan of all blocks is due, in seconds since the boot.
     due: u64,
 }
 
 impl ScanMemory {
-    /// The memory below a folder; `None` for a store of one machine, which is always read as a whole.
+    /// Loads the memory from a folder; `None` for an embedded store, which is always read as a whole.
     pub(crate) fn of(folder: &Path, location: &Location, node: &str, boot_id: &str) -> Option<Self> {
         if !location.is_shared() {
             return None;
         }
         let held = HeldBlocks::new(folder, &location.in_order(), node);
-        // In this order: a block that moves from the notes to the findings meanwhile is in the findings.
+        // The order matters: a block that moves from the notes to the record in between is found in the record.
         let notes = held.notes();
         let found = held.load(boot_id);
         Some(Self { held, boot_id: boot_id.to_owned(), notes, found })
     }
 
-    /// The node's own blocks, and those in which it is known to hold something.
+    /// The node's own blocks, and the blocks in which it is known to hold something.
     pub(crate) fn reach(&self) -> ReadScope {
         let found = self.found.iter().flat_map(|found| &found.blocks);
         ReadScope::near(self.notes.blocks.iter().chain(found).filter_map(|cidr| cidr.parse::<IpNet>().ok()))
     }
 
-    /// The plan for a scan now. `all` scans all blocks, whether that is due or not.
+    /// Plans a scan. With `all`, the scan reads all blocks even if that is not due.
     pub(super) async fn plan_scan(self, operator: &Operator, all: bool) -> Result<ScanPlan> {
         let now = host::uptime().unwrap_or_default().as_secs();
         let next = now + FULL_SCAN_INTERVAL.as_secs() + fastrand::u64(..FULL_SCAN_SPREAD.as_secs());
         let (is_due, due) = match &self.found {
-            // A time that is too far ahead was not written here.
+            // A due time that is too far ahead was not written by this code.
             Some(found) if (now..=next + FULL_SCAN_SPREAD.as_secs()).contains(&found.due) => (false, found.due),
             Some(_) => (true, next),
             None => time_first_full_scan(operator, now, next).await?,
@@ -223,7 +224,7 @@ impl ScanMemory {
     }
 }
 
-/// Whether the first scan of a boot reads all blocks, and the time of the next scan that does.
+/// Returns whether the first scan of a boot reads all blocks, and when the next scan does.
 async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> Result<(bool, u64)> {
     let all = RangeRequest::new(Range::Prefix(keys::blocks_prefix(None))).with_content(Content::CountOnly);
     let blocks = operator.ipam().store().range(all).await?.count;
@@ -235,7 +236,7 @@ async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> Resul
 }
 
 impl ScanPlan {
-    /// Records the blocks in which something was found. If that fails, the next scan reads more; that is no error.
+    /// Records the blocks in which the node holds something. A failure is only logged: the next scan then reads more.
     pub(super) fn save(self, holdings: &Holdings, passed: Option<Revision>) {
         let before = self.memory.found.and_then(|found| found.passed);
         let held = ScanRecord {

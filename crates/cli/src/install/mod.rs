@@ -1,5 +1,5 @@
-//! `margay install`: puts Margay's plugins in the place of Calico's `calico-ipam` and, as a second step, `calico` on
-//! this node, and goes back to Calico's. The report names the program that a call runs now, the changes, and the next step.
+//! `margay install`: replaces Calico's plugin `calico-ipam` on this node by Margay's and, as a second step, `calico`;
+//! and restores Calico's plugins. The report names the programs that CNI calls run now, the changes, and the next step.
 
 mod plugin_folder;
 mod program;
@@ -21,7 +21,7 @@ use crate::command::{CommandAnswer, Invocation, StandaloneCommand};
 use crate::error::{CommandFailure, Result};
 
 pub(crate) const HELP: &str = "\
-calico-node puts its own back when it starts, unless told not to, once:
+calico-node restores its own plugin when it starts. To prevent that, once:
   kubectl -n kube-system set env daemonset/calico-node -c install-cni \\
     UPDATE_CNI_BINARIES=false
 
@@ -57,7 +57,7 @@ pub(crate) struct Install {
     #[arg(long, conflicts_with = "status")]
     pub(crate) dry_run: bool,
 
-    /// A folder in which the runtime looks for plugins; all in its order
+    /// A folder in which the runtime looks for plugins; all in order
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     pub(crate) cni_bin_dir: Vec<PathBuf>,
 
@@ -78,7 +78,7 @@ pub(crate) struct Install {
     pub(crate) crio_config: PathBuf,
 }
 
-/// A runtime does not work where the command was called.
+/// Makes a path absolute, since the runtime has another working directory.
 fn absolute(text: &str) -> io::Result<PathBuf> {
     path::absolute(text)
 }
@@ -86,15 +86,15 @@ fn absolute(text: &str) -> io::Result<PathBuf> {
 /// The file name of Margay's plugin.
 const PLUGIN_FILE: &str = "margay-ipam";
 
-/// The folders of plugins on different systems.
+/// The folders in which distributions and Kubernetes keep CNI plugins.
 pub(crate) const PLUGIN_FOLDERS: [&str; 3] = ["/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/cni"];
 
-/// The command that keeps calico-node from putting its own plugin back.
+/// The command that stops calico-node from restoring its own plugin.
 const KEEP_PLUGIN_COMMAND: &str =
     "kubectl -n kube-system set env daemonset/calico-node -c install-cni UPDATE_CNI_BINARIES=false";
 
 impl StandaloneCommand for Install {
-    /// Installs, goes back or shows the status, and prints the answer.
+    /// Installs, undoes the installation, or reports the status.
     fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         let path = PluginPath::find(self)?;
         let role = if self.main_plugin { Role::Main } else { Role::Ipam };
@@ -123,11 +123,12 @@ fn install(role: Role, args: &Install, path: &PluginPath, invocation: &mut Invoc
             let failure = CommandFailure::new(format!("{} is no plugin of Margay's: {program}", plugin.display()));
             return Err(failure.hint(match role {
                 Role::Ipam => "name Margay's plugin, built for this machine, with --plugin FILE".to_owned(),
-                Role::Main => format!("an older one knows no main plugin: first {}", Role::Ipam.install()),
+                Role::Main => format!("an older version has no main plugin: first {}", Role::Ipam.install()),
             }));
         }
     };
-    // Before the stores, because a user without this right often cannot use a store either; running as root solves both.
+    // Checked before the stores: a user without this right often cannot open a store either, and running as root solves
+    // both.
     plugin_folder.check_writable()?;
     for network in &networks {
         program::check_store(&plugin, role, network, &path.listed(), invocation.env)?;
@@ -152,13 +153,13 @@ fn install(role: Role, args: &Install, path: &PluginPath, invocation: &mut Invoc
     })
 }
 
-/// Goes back to Calico's main plugin alone, or to both of its plugins, the main plugin first.
+/// Restores Calico's main plugin only, or both of its plugins, the main plugin first.
 fn undo(role: Role, args: &Install, path: &PluginPath) -> Result<CommandAnswer> {
     let roles: &[Role] = if role == Role::Main { &[Role::Main] } else { &[Role::Main, Role::Ipam] };
     let mut changes = Vec::new();
     let mut failure = None;
     for role in roles {
-        // After a failure the other plugin is still put back.
+        // If one plugin cannot be restored, the other one still is.
         if let Err(error) = undo_one(*role, args, path, &mut changes) {
             failure = failure.or(Some(error));
         }
@@ -193,7 +194,7 @@ fn status(args: &Install, path: &PluginPath) -> Result<CommandAnswer> {
     let report = RoleStatus::make(Role::Ipam, path, args)?;
     let main = RoleStatus::make(Role::Main, path, args)?;
     let mut answer = report.answer(path, &main)?;
-    // The package may have been upgraded since; the installed plugin does not follow by itself.
+    // The package may have been upgraded since. The installed copy is not upgraded automatically.
     if let Some((file, newer)) = find_plugin(args, path).ok().and_then(|file| report.differs_from(&file)) {
         let again = Role::Ipam.install();
         answer = answer.note(format!("{} is Margay's {newer}: {again} puts it into place", file.display()));
@@ -201,7 +202,7 @@ fn status(args: &Install, path: &PluginPath) -> Result<CommandAnswer> {
     if let Some(note) = warn_of_different_programs(path) {
         answer = answer.note(note);
     }
-    // The main plugin that calls run is Calico's unless ours was requested.
+    // The main plugin is optional. It counts as a failure only if its installation was completed or begun.
     let failure = report.failure(path, args).or_else(|| main.is_wanted().then(|| main.failure(path, args)).flatten());
     Ok(match failure {
         Some(failure) => answer.incomplete(failure),
@@ -209,7 +210,7 @@ fn status(args: &Install, path: &PluginPath) -> Result<CommandAnswer> {
     })
 }
 
-/// The place in which the plugin of a role will be installed.
+/// The folder in which the plugin of a role will be installed.
 fn find_folder(role: Role, args: &Install, path: &PluginPath) -> Result<PluginFolder> {
     match (&args.own_folder, path.first(role)) {
         (Some(folder), _) => {
@@ -218,20 +219,20 @@ fn find_folder(role: Role, args: &Install, path: &PluginPath) -> Result<PluginFo
         }
         (None, Some(file)) => Ok(PluginFolder::new(role, file.parent().unwrap_or(Path::new("/")))),
         (None, None) => {
-            // Somebody may have removed the plugin after it was installed.
+            // The plugin may have been deleted after its installation.
             let touched = plugin_folders(role, args, path).find(|plugin_folder| plugin_folder.previous().exists());
             touched.ok_or_else(|| nothing_to_run(role, path))
         }
     }
 }
 
-/// The places in which an installation may be.
+/// The folders that may have an installation.
 fn plugin_folders<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> impl Iterator<Item = PluginFolder> + 'a {
     let own = args.own_folder.iter().filter(|folder| !path.folders.contains(folder));
     own.chain(&path.folders).map(move |folder| PluginFolder::new(role, folder))
 }
 
-/// Calico's networks that use the plugin of a role. A network on the Kubernetes API is refused.
+/// Calico's networks that use the plugin of a role. Fails if one of them uses the Kubernetes API as its datastore.
 fn networks(role: Role, invocation: &mut Invocation<'_>) -> Result<Vec<CalicoNetwork>> {
     let folder = invocation.options.cni_conf_dir.as_path();
     let (mut networks, unreadable) = calico_networks(invocation.drivers, folder);
@@ -262,7 +263,8 @@ fn networks(role: Role, invocation: &mut Invocation<'_>) -> Result<Vec<CalicoNet
     Ok(networks)
 }
 
-/// The plugin for addresses that calls run now. It must be Margay's: the main plugin becomes a second name of it.
+/// The IPAM plugin that calls run now. Fails unless it is Margay's, because the main plugin becomes a second name of
+/// this file.
 fn installed_ipam(path: &PluginPath) -> Result<PathBuf> {
     let file = path.first(Role::Ipam).ok_or_else(|| nothing_to_run(Role::Ipam, path))?;
     match PluginProgram::ask(&file, Role::Ipam) {
@@ -299,13 +301,13 @@ fn nothing_to_run(role: Role, path: &PluginPath) -> CommandFailure {
 #[derive(Debug)]
 struct RoleStatus {
     role: Role,
-    /// The file that a call runs, and what it is.
+    /// The file that a call runs now, and whose program it is.
     runs: Option<(PathBuf, PluginProgram)>,
-    /// The folders in which something was installed, or begun.
+    /// The folders in which an installation was completed or begun.
     folders: Vec<InstalledFolder>,
 }
 
-/// A folder in which something was installed.
+/// A folder in which an installation was completed or begun.
 #[derive(Debug)]
 struct InstalledFolder {
     folder: PathBuf,
@@ -373,7 +375,7 @@ impl RoleStatus {
         self.runs.as_ref().is_some_and(|(_, program)| program.is_ours())
     }
 
-    /// The file and version of a plugin, if a call runs Margay's plugin in another version.
+    /// If calls run Margay's plugin in another version than the file `plugin`: that file and its version.
     fn differs_from(&self, plugin: &Path) -> Option<(PathBuf, String)> {
         let (_, PluginProgram::Margay(runs)) = self.runs.as_ref()? else { return None };
         match PluginProgram::ask(plugin, self.role) {
@@ -382,13 +384,13 @@ impl RoleStatus {
         }
     }
 
-    /// True if somebody has replaced the installed program of a folder by another one.
+    /// True if the installed program of a folder was replaced by another one.
     fn is_overwritten(&self, seen: &InstalledFolder) -> bool {
         let there = self.runs.as_ref().filter(|(file, _)| file.parent() == Some(&seen.folder));
         !seen.unfinished && there.is_some_and(|(_, program)| !program.is_ours())
     }
 
-    /// The fault, if a call does not run Margay's plugin.
+    /// The failure if calls do not run Margay's plugin.
     fn failure(&self, path: &PluginPath, args: &Install) -> Option<CommandFailure> {
         let (again, undo) = (self.role.install(), self.role.undo());
         let Some((file, program)) = &self.runs else { return Some(nothing_to_run(self.role, path)) };
@@ -406,7 +408,7 @@ impl RoleStatus {
             let failure = CommandFailure::new(format!("an installation in {} was interrupted", seen.folder.display()));
             return Some(failure.hint(format!("finish it with {again}, or go back with {undo}")));
         }
-        // The plugin is installed, but the runtime finds another one first.
+        // The plugin is installed, but the runtime finds another file first.
         let own = self.folders.first().map(|seen| seen.folder.as_path()).or(args.own_folder.as_deref());
         Some(match own {
             Some(folder) => {
@@ -418,7 +420,6 @@ impl RoleStatus {
         })
     }
 
-    /// The answer of `--status`, with the status of the main plugin.
     fn answer(&self, path: &PluginPath, main: &Self) -> Result<CommandAnswer> {
         let mut lines = vec![self.runs_line("Runs now:    "), format!("Plugin path: {path}")];
         if self.folders.is_empty() {
@@ -489,11 +490,11 @@ impl InstalledFolder {
     }
 
     fn previous_reported(&self) -> &str {
-        self.previous_version().unwrap_or("it tells no version")
+        self.previous_version().unwrap_or("it reports no version")
     }
 }
 
-/// The work in a folder, planned or done.
+/// A change of a plugin in a folder, planned or made.
 #[derive(Debug, Serialize)]
 struct FolderChange {
     #[serde(skip)]
@@ -506,7 +507,7 @@ struct FolderChange {
 }
 
 impl FolderChange {
-    /// The plan of an installation.
+    /// A planned installation.
     fn install(plugin_folder: &PluginFolder, plugin: &Path, version: &str) -> Self {
         let file = plugin_folder.target();
         let mut text = format!("put {} (Margay {version}) into place as {}", plugin.display(), file.display());
@@ -516,13 +517,13 @@ impl FolderChange {
         Self { role: plugin_folder.role(), file, action: "install", version: Some(version.to_owned()), text }
     }
 
-    /// The plan of going back.
+    /// A planned restoration.
     fn undo(plugin_folder: &PluginFolder) -> Self {
         let text = format!("put back {} as it was before", plugin_folder.target().display());
         Self { role: plugin_folder.role(), file: plugin_folder.target(), action: "undo", version: None, text }
     }
 
-    /// The outcome of going back.
+    /// Records the outcome of a restoration.
     fn done(self, undone: UndoOutcome) -> Self {
         let file = self.file.display();
         let (action, text) = match undone {
@@ -548,14 +549,12 @@ struct ChangesJson<'a> {
     ours: Option<bool>,
 }
 
-/// The answer of `--dry-run`.
 fn dry_run_answer(changes: &[FolderChange]) -> Result<CommandAnswer> {
     let lines: Vec<_> = changes.iter().map(|change| format!("would {}", change.text)).collect();
     let text = if lines.is_empty() { "nothing to do".to_owned() } else { lines.join("\n") };
     CommandAnswer::new(text, &ChangesJson { dry_run: true, changes, ours: None })
 }
 
-/// The answer of `--beside-calico`.
 fn installed_answer(change: &FolderChange, done: InstallOutcome, report: &RoleStatus) -> Result<CommandAnswer> {
     let (file, version) = (change.file.display(), change.version.as_deref().unwrap_or_default());
     let mut text = match done {
@@ -576,7 +575,6 @@ fn installed_answer(change: &FolderChange, done: InstallOutcome, report: &RoleSt
     CommandAnswer::new(text, &ChangesJson { dry_run: false, changes: &[change], ours: Some(report.is_ours()) })
 }
 
-/// The answer of `--undo` for these plugins.
 fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) -> Result<CommandAnswer> {
     let lines: Vec<_> = changes.iter().map(|change| change.text.as_str()).collect();
     let text = if lines.is_empty() { format!("nothing was installed in {path}") } else { lines.join("\n") };
@@ -595,7 +593,8 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
     })
 }
 
-/// A warning if calls run both of Margay's plugins, and these are not one file or one version, but could be.
+/// Returns a warning if calls run both of Margay's plugins, but from different files or in different versions although
+/// one file could serve for both.
 fn warn_of_different_programs(path: &PluginPath) -> Option<String> {
     let ours = |role| {
         let file = path.first(role)?;

@@ -1,16 +1,16 @@
-//! A folder of plugins in which `calico-ipam`, or the main plugin `calico`, is or becomes Margay's.
+//! A folder of plugins in which `calico-ipam`, or the main plugin `calico`, is replaced by Margay's.
 //!
-//! The files for going back are in its folder `.margay`, for the main plugin in `.margay-main`. So they are on the same
-//! file system and stay with the plugins:
+//! The files for undoing an installation are in the subfolder `.margay`, or `.margay-main` for the main plugin. So they
+//! are on the same file system as the plugins, and move with them:
 //!
-//! | File | Is |
+//! | File | Content |
 //! |---|---|
-//! | `previous` | the file that was there before; the very file, not a copy |
-//! | `new` | Margay's, until it is whole and has been tried |
-//! | `state.json` | what is installed, and what was there before |
+//! | `previous` | the former plugin; the file itself, not a copy |
+//! | `new` | Margay's plugin, until it is complete and was tried |
+//! | `state.json` | which version is installed, and which it replaced |
 //!
-//! After each step both the same command and `--undo` can go on, and the plugin itself only changes by a rename, from
-//! one whole file to another.
+//! After each step the same command can continue, and `--undo` can undo. The plugin's file only changes by a rename
+//! from one complete file to another.
 
 use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
 use std::io::{self, BufReader, ErrorKind, Write};
@@ -23,49 +23,46 @@ use super::program::{PluginProgram, Role};
 use crate::digest::Sha256;
 use crate::error::{CommandFailure, Result};
 
-/// The format version of the state file.
+/// Version of the format of the state file.
 const STATE_FORMAT: u32 = 1;
 
-/// The installed program of a folder, and the former program.
+/// The installed program of a folder, and the program that it replaced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InstallState {
     format: u32,
-    /// The version of Margay's plugin.
     pub(crate) version: String,
-    /// The checksum of Margay's plugin.
     sha256: String,
-    /// The former program; `None` if there was none.
+    /// `None` if there was no file of that name.
     pub(crate) previous: Option<FormerProgram>,
-    /// True if the installation made the folder itself.
+    /// True if the installation created the folder.
     made_folder: bool,
 }
 
-/// The former program.
+/// The program that an installation replaced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FormerProgram {
-    /// Its version, if it reports one.
+    /// The version that the program reports, if any.
     pub(crate) version: Option<String>,
 }
 
-/// The outcome of an installation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InstallOutcome {
     Now,
     Already,
 }
 
-/// The outcome of going back.
+/// The outcome of undoing an installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UndoOutcome {
-    /// The former file is in its place again.
+    /// The former file is back in its place.
     Restored,
-    /// Margay's plugin is gone, and no former file was kept.
+    /// Margay's plugin was deleted. There was no former file.
     Removed,
-    /// Another program had replaced Margay's plugin, and stays.
+    /// Margay's plugin had been replaced by another program, which was left alone.
     Left,
 }
 
-/// A plugin in a folder of plugins.
+/// The file of one plugin in a folder of plugins, with its installation.
 #[derive(Debug)]
 pub(crate) struct PluginFolder {
     folder: PathBuf,
@@ -85,12 +82,12 @@ impl PluginFolder {
         self.role
     }
 
-    /// The program that the runtime runs.
+    /// The file that the runtime runs.
     pub(crate) fn target(&self) -> PathBuf {
         self.folder.join(self.role.program())
     }
 
-    /// The former program, which is kept until it is put back.
+    /// The former file, until it is restored.
     pub(crate) fn previous(&self) -> PathBuf {
         self.state_folder().join("previous")
     }
@@ -107,17 +104,17 @@ impl PluginFolder {
         self.state_folder().join("state.json")
     }
 
-    /// True if there are files of an installation.
+    /// True if an installation was completed or begun.
     pub(crate) fn is_touched(&self) -> bool {
         self.state_folder().is_dir()
     }
 
-    /// True if an installation ended before it was complete.
+    /// True if an installation was interrupted.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.is_touched() && (!self.state_file().exists() || self.staged_file().exists())
     }
 
-    /// The installed program, if there is one.
+    /// Reads the state file; `None` if there is none.
     pub(crate) fn state(&self) -> Result<Option<InstallState>> {
         let bytes = match fs::read(self.state_file()) {
             Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => return Ok(None),
@@ -134,14 +131,14 @@ impl PluginFolder {
         })
     }
 
-    /// Refuses a folder that this user may not change.
+    /// Fails if this user may not write into the folder.
     pub(crate) fn check_writable(&self) -> Result<()> {
         let existing = self.folder.ancestors().find(|folder| folder.exists()).unwrap_or(&self.folder);
         rustix::fs::access(existing, rustix::fs::Access::WRITE_OK)
             .map_err(|error| self.failed("cannot write into", &error.into()))
     }
 
-    /// Puts Margay's plugin into place, and keeps the former program.
+    /// Installs Margay's plugin and keeps the former file.
     pub(crate) fn install(&self, plugin: &Path) -> Result<InstallOutcome> {
         self.install_steps(plugin).map_err(|error| self.failed("cannot install into", &error))?
     }
@@ -196,8 +193,9 @@ impl PluginFolder {
         Ok(Ok(InstallOutcome::Now))
     }
 
-    /// Puts Margay's plugin beside its final place. The main plugin becomes a second name of the plugin for addresses
-    /// if the file system allows that: so it knows that they are one program, and calls it without a process.
+    /// Puts Margay's plugin beside its final place. The main plugin becomes a hard link to the IPAM plugin if the file
+    /// system allows that. Then the main plugin can see that both are one program, and calls IPAM without starting a
+    /// process.
     fn stage(&self, plugin: &Path, staged: &Path) -> io::Result<()> {
         remove_if_there(staged)?;
         if self.role == Role::Ipam || fs::hard_link(plugin.canonicalize()?, staged).is_err() {
@@ -207,13 +205,13 @@ impl PluginFolder {
         File::open(staged)?.sync_all()
     }
 
-    /// Links the former program to a second name, so that the same file comes back, with its owner, mode and times.
+    /// Keeps a hard link to the former file, so that the same file comes back, with its owner, mode and times.
     fn keep(&self, target: &Path) -> io::Result<()> {
         let linked = self.state_folder().join("previous.new");
         remove_if_there(&linked)?;
         fs::hard_link(target, &linked)?;
         fs::rename(&linked, self.previous())?;
-        // A rename between two names of one file does not remove the old name.
+        // A rename between two names of one file leaves the old name.
         remove_if_there(&linked)?;
         sync_folder(&self.state_folder())
     }
@@ -227,10 +225,10 @@ impl PluginFolder {
         sync_folder(&self.state_folder())
     }
 
-    /// Puts the former program back. `others` says whether a call finds another plugin of that name elsewhere.
+    /// Restores the former file. `others` says whether calls find another plugin of this name in another folder.
     pub(crate) fn undo(&self, others: OtherPlugins) -> Result<UndoOutcome> {
         let _lock = self.lock()?;
-        // A state file that cannot be read must not keep an operator from going back.
+        // An unreadable state file must not keep an operator from undoing the installation.
         let made_folder = self.state().ok().flatten().is_some_and(|state| state.made_folder);
         let target = self.target();
         let there = fs::symlink_metadata(&target).is_ok().then(|| PluginProgram::ask(&target, self.role));
@@ -264,7 +262,7 @@ impl PluginFolder {
             }
             fs::remove_dir(self.state_folder())?;
             if made_folder {
-                // Somebody may have put other plugins there.
+                // The folder may have other plugins by now; then it stays.
                 _ = fs::remove_dir(&self.folder);
             } else {
                 sync_folder(&self.folder)?;
@@ -278,7 +276,7 @@ impl PluginFolder {
         work().map_err(|error| self.failed("cannot change", &error))
     }
 
-    /// Locks out other commands of this kind until it is dropped.
+    /// Locks the folder against other `margay install` commands, until the result is dropped.
     fn lock(&self) -> Result<File> {
         let folder = File::open(self.state_folder()).map_err(|error| self.failed("cannot open", &error))?;
         match folder.try_lock() {
@@ -303,14 +301,14 @@ impl PluginFolder {
     }
 }
 
-/// Whether a call finds another plugin of that name elsewhere.
+/// Whether calls find another plugin of this name in another folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OtherPlugins {
     None,
     Some,
 }
 
-/// True if two files are not one, but could be, since they are on one file system.
+/// True if two files on one file system are not hard links of each other.
 fn could_be_one_file(one: &Path, other: &Path) -> io::Result<bool> {
     let (one, other) = (fs::metadata(one)?, fs::metadata(other)?);
     Ok(one.dev() == other.dev() && one.ino() != other.ino())
@@ -331,7 +329,7 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// How much of a program is read at once, in bytes. `io::copy` by itself asks the kernel a thousand times for a plugin.
+/// Buffer size for reading a program, in bytes. The default of `io::copy` needs about a thousand reads for a plugin.
 const READ_BUFFER_BYTES: usize = 128 << 10;
 
 fn checksum(file: &Path) -> io::Result<String> {

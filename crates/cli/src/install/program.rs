@@ -1,5 +1,5 @@
-//! The plugins of Calico that Margay's program replaces, and running a plugin's file: to learn its version, and whether
-//! it could assign addresses.
+//! The two plugins of Calico that Margay replaces. Also runs a plugin's file, to ask for its version and whether it
+//! could assign addresses.
 
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -14,17 +14,17 @@ use serde_json::Value;
 use crate::error::{CommandFailure, Result};
 use crate::output::printable;
 
-/// One of Calico's two plugins. Margay's program is either of them, by the name under which it is called.
+/// One of Calico's two plugins. Margay's program plays either role, depending on the name by which it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// `calico-ipam`, which the main plugin calls for addresses.
     Ipam,
-    /// `calico`, which a runtime calls to wire a container.
+    /// `calico`, which a runtime calls to connect a container.
     Main,
 }
 
 impl Role {
-    /// The name under which it is called, and the name of its file.
+    /// The name by which the plugin is called, which is also its file name.
     pub(crate) fn program(self) -> &'static str {
         match self {
             Self::Ipam => "calico-ipam",
@@ -32,7 +32,7 @@ impl Role {
         }
     }
 
-    /// The name of Margay's program for itself when it is called by that name.
+    /// The name that Margay's program prints with `-v` in this role.
     fn own_name(self) -> &'static str {
         match self {
             Self::Ipam => "margay-ipam",
@@ -40,7 +40,7 @@ impl Role {
         }
     }
 
-    /// The folder beside the plugins with the files for going back.
+    /// The subfolder of the plugin folder with the files for undoing the installation.
     pub(crate) fn state_folder_name(self) -> &'static str {
         match self {
             Self::Ipam => ".margay",
@@ -48,7 +48,7 @@ impl Role {
         }
     }
 
-    /// The command that puts Margay's program in its place.
+    /// The command that installs Margay's plugin in this role.
     pub(crate) fn install(self) -> &'static str {
         match self {
             Self::Ipam => "margay install --beside-calico",
@@ -56,7 +56,7 @@ impl Role {
         }
     }
 
-    /// The command that goes back.
+    /// The command that restores Calico's plugin in this role.
     pub(crate) fn undo(self) -> &'static str {
         match self {
             Self::Ipam => "margay install --undo",
@@ -64,7 +64,7 @@ impl Role {
         }
     }
 
-    /// The words after "could" in the failure of Margay's plugin on a network that it cannot serve.
+    /// Completes "Margay's plugin could ..." in the failure for a network that it cannot serve.
     pub(crate) fn would(self) -> &'static str {
         match self {
             Self::Ipam => "give no address",
@@ -73,25 +73,26 @@ impl Role {
     }
 }
 
-/// The longest time for a program to answer.
+/// How long a program may take to answer.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The number of attempts to run a file that another process is just writing.
+/// How often a start is retried while another process still writes the file.
 const MAX_START_ATTEMPTS: u32 = 40;
 
-/// The number of times that the store is checked, and the pause in between.
+/// How often a store is checked before it counts as unusable, and the pause in between.
 const MAX_STORE_CHECKS: u32 = 3;
 const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The login in a runtime's environment: a network's configuration has no place for it.
+/// The login variables in a runtime's environment, which are passed to a plugin. A network's configuration cannot
+/// contain a login.
 const LOGIN_VARIABLES: [&str; 4] = ["ETCD_USERNAME", "ETCD_PASSWORD", "CALICO_ETCD_USERNAME", "CALICO_ETCD_PASSWORD"];
 
-/// The identity of a program.
+/// The identity of a plugin file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PluginProgram {
-    /// Margay's plugin, in this version.
+    /// Margay's plugin, with its version.
     Margay(String),
-    /// Another program, with the version if it reports one.
+    /// Another program, with the version that it reports, if any.
     Other(Option<String>),
     /// A file that cannot be run, for this reason.
     Broken(String),
@@ -109,7 +110,7 @@ impl fmt::Display for PluginProgram {
 }
 
 impl PluginProgram {
-    /// Runs a file in a role with `-v`, an option that Calico's plugins have too, and reads its version.
+    /// Runs a file in a role with `-v`, which Calico's plugins support as well, and reads the version.
     pub(crate) fn ask(file: &Path, role: Role) -> Self {
         let mut command = Command::new(file);
         command.arg0(role.program()).arg("-v").env_clear();
@@ -125,7 +126,7 @@ impl PluginProgram {
         }
     }
 
-    /// True if Margay's plugin reads stores of a format; `None` for a program that is not Margay's.
+    /// True if Margay's plugin can read stores of a format; `None` for other programs.
     pub(crate) fn reads_format(file: &Path, format: u32) -> Option<bool> {
         let mut command = Command::new(file);
         command.arg0(Role::Ipam.program()).arg("-v").env_clear();
@@ -133,7 +134,7 @@ impl PluginProgram {
         let mut lines = answer.stdout.lines();
         lines.next().filter(|line| answer.success && line.starts_with(Role::Ipam.own_name()))?;
         let formats = lines.find_map(|line| line.strip_prefix("Formats of stores: "));
-        // A plugin from before the second format lists no formats; it reads only the first one.
+        // Plugins from before format 2 list no formats. They read format 1 only.
         Some(formats.is_some_and(|formats| formats.split(", ").any(|one| one.parse() == Ok(format))))
     }
 
@@ -150,11 +151,11 @@ impl PluginProgram {
     }
 }
 
-/// Checks whether Margay's plugin could carry out an ADD on this network in a role, by the verb STATUS, which changes
-/// nothing. STATUS takes a second at most. It is repeated if it fails: a cluster may just be electing its leader.
+/// Checks with the verb STATUS, which changes nothing, whether Margay's plugin could carry out an ADD on this network.
+/// STATUS takes a second at most. It is repeated if it fails, since a cluster may just be electing its leader.
 ///
 /// # Errors
-/// The fault that the plugin reports. It names members and paths, and no secret.
+/// The failure that the plugin reports, which may name configuration members and paths, but no secrets.
 pub(crate) fn check_store(
     plugin: &Path,
     role: Role,
@@ -187,7 +188,7 @@ fn ask_status(
     env: &Environment<'_>,
 ) -> std::result::Result<(), String> {
     let mut conf = network.conf.clone();
-    // STATUS came with this version; the network's own version makes no difference to the store.
+    // STATUS needs CNI 1.1.0. The network's own version makes no difference to the store.
     conf.insert("cniVersion".to_owned(), "1.1.0".into());
     let mut command = Command::new(plugin);
     command.arg0(role.program()).env_clear().env("CNI_COMMAND", "STATUS").env("CNI_PATH", path);
@@ -206,17 +207,17 @@ fn ask_status(
     Err(if why.is_empty() { "it fails without saying why".to_owned() } else { why })
 }
 
-/// The answer of a program.
+/// The output of a program, and whether it succeeded.
 #[derive(Debug)]
 pub(super) struct ProgramOutput {
     pub(super) success: bool,
     pub(super) stdout: String,
 }
 
-/// Runs a program with this on its standard input; its standard error is ignored.
+/// Runs a program with this input; its standard error is discarded.
 ///
 /// # Errors
-/// If it cannot be started, or does not end in time.
+/// The program cannot be started, or does not end within [`PROGRAM_TIMEOUT`].
 pub(crate) fn run_program(mut command: Command, stdin: &[u8]) -> io::Result<ProgramOutput> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = start(&mut command)?;
@@ -224,7 +225,8 @@ pub(crate) fn run_program(mut command: Command, stdin: &[u8]) -> io::Result<Prog
         return Err(io::Error::other("no pipes"));
     };
     let stdin = stdin.to_vec();
-    // Threads read and write: a program that reads or writes nothing must not block longer than `PROGRAM_TIMEOUT`.
+    // Reading and writing happen on threads: a program that reads or writes nothing must not block for longer than
+    // `PROGRAM_TIMEOUT`.
     let writer = thread::spawn(move || input.write_all(&stdin));
     let reader = thread::spawn(move || {
         let mut bytes = Vec::new();

@@ -1,8 +1,8 @@
-//! The folders in which the container runtime of this node looks for plugins.
+//! The folders in which this node's container runtime looks for plugins.
 //!
-//! A runtime finds the main plugin `calico` in a list of folders, and the main plugin finds `calico-ipam` in the same
-//! list, which the runtime hands on as `CNI_PATH`. Both take the first file of that name. containerd has one folder
-//! (`bin_dir`), since 2.1 a list (`bin_dirs`); CRI-O has a list (`plugin_dirs`, and the older `plugin_dir` after it).
+//! A runtime finds the main plugin `calico` in a list of folders. It passes the list to the main plugin as `CNI_PATH`,
+//! where that finds `calico-ipam`. Both take the first file of that name. containerd has one folder (`bin_dir`), and
+//! since 2.1 a list (`bin_dirs`). CRI-O has a list (`plugin_dirs`), followed by the older `plugin_dir`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,33 +14,33 @@ use super::program::Role;
 use super::{Install, program};
 use crate::error::{CommandFailure, Result};
 
-/// The folder where every runtime looks by default.
+/// The default folder of all runtimes.
 const DEFAULT_FOLDER: &str = "/opt/cni/bin";
 
-/// The names of the part of containerd that runs pods, newest first.
+/// The names of containerd's CRI plugin, newest first.
 const CRI_PLUGINS: [&str; 3] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"];
 
-/// The source of the list of folders.
+/// Where the list of folders comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PathSource {
     /// The command line.
     Given,
-    /// containerd, with the file of its configuration, and the number of folders that it can have.
+    /// containerd: its configuration file, and how many folders it supports.
     Containerd { config: PathBuf, folders: FolderCount },
-    /// CRI-O, with the file of its configuration.
+    /// CRI-O: its configuration file.
     Crio(PathBuf),
-    /// No source: the folder is the default one.
+    /// No runtime was found, so the list has only the default folder.
     Default,
 }
 
-/// The number of folders that a runtime can have.
+/// How many plugin folders a runtime supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FolderCount {
     One,
     Several,
 }
 
-/// The folders in which the runtime looks, in order.
+/// The folders in which the runtime looks for plugins, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PluginPath {
     pub(crate) folders: Vec<PathBuf>,
@@ -65,7 +65,7 @@ impl fmt::Display for PluginPath {
 }
 
 impl PluginPath {
-    /// Finds the folders of this node's runtime.
+    /// Finds the folders from the command line or the runtime's configuration.
     pub(crate) fn find(args: &Install) -> Result<Self> {
         if !args.cni_bin_dir.is_empty() {
             return Ok(Self { folders: args.cni_bin_dir.clone(), source: PathSource::Given });
@@ -74,29 +74,29 @@ impl PluginPath {
             (Some(one), Some(other)) if one.folders != other.folders => Err(CommandFailure::new(format!(
                 "this node has containerd and CRI-O, which look for plugins in different folders: {one}; {other}"
             ))
-            .hint("name the folders of the one that runs pods, in their order: --cni-bin-dir DIR")),
+            .hint("name the folders of the runtime that runs pods, in their order: --cni-bin-dir DIR")),
             (Some(path), _) | (None, Some(path)) => Ok(path),
             (None, None) => Ok(Self { folders: vec![DEFAULT_FOLDER.into()], source: PathSource::Default }),
         }
     }
 
-    /// The file that a call runs in a role: the first of that name. Only files count, as for CNI's library.
+    /// The file that a call runs in a role: the first of that name. Like CNI's library, skips everything but files.
     pub(crate) fn first(&self, role: Role) -> Option<PathBuf> {
         self.all(role).next()
     }
 
-    /// All files that a call could run in a role, in order.
+    /// All files with the name of a role's plugin, in order.
     pub(crate) fn all(&self, role: Role) -> impl Iterator<Item = PathBuf> + '_ {
         self.folders.iter().map(move |folder| folder.join(role.program())).filter(|file| file.is_file())
     }
 
-    /// The folders in the form of `CNI_PATH`.
+    /// The folders in the format of `CNI_PATH`.
     pub(crate) fn listed(&self) -> String {
         let folders: Vec<_> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
         folders.join(":")
     }
 
-    /// Refuses a folder of our own if the runtime cannot look in it.
+    /// Fails if the runtime cannot look for plugins in this folder.
     pub(crate) fn check_own_folder(&self, folder: &Path) -> Result<()> {
         match &self.source {
             PathSource::Containerd { config, folders: FolderCount::One }
@@ -115,7 +115,7 @@ impl PluginPath {
         }
     }
 
-    /// The setting that makes the runtime look in a folder first.
+    /// Explains how to make the runtime look in a folder first.
     pub(crate) fn how_to_prefer(&self, folder: &Path) -> String {
         let mut folders = vec![folder.to_owned()];
         folders.extend(self.folders.iter().filter(|other| *other != folder).cloned());
@@ -144,8 +144,8 @@ impl PluginPath {
     }
 }
 
-/// The folders of containerd, as it reports them, since only it knows how its version reads imported files. Without
-/// the program its file is read.
+/// Reads containerd's folders from its own dump of its configuration, since how imported files are merged depends on
+/// its version. If the program is not on `PATH`, reads the configuration file.
 fn read_containerd(config: &Path) -> Result<Option<PluginPath>> {
     if !config.exists() {
         return Ok(None);
@@ -171,7 +171,7 @@ fn read_containerd(config: &Path) -> Result<Option<PluginPath>> {
     };
     let disabled = table.get("disabled_plugins").and_then(Value::as_array);
     if disabled.is_some_and(|names| names.iter().filter_map(Value::as_str).any(|name| CRI_PLUGINS.contains(&name))) {
-        // Docker sets containerd up like this; it then runs no pods.
+        // Docker configures containerd without CRI; it then runs no pods.
         return Ok(None);
     }
     let cni = CRI_PLUGINS.iter().find_map(|name| table.get("plugins")?.get(name)?.get("cni"));
@@ -181,18 +181,18 @@ fn read_containerd(config: &Path) -> Result<Option<PluginPath>> {
         Some(folder) => vec![folder.into()],
         None => list(several).filter(|list| !list.is_empty()).unwrap_or_else(|| vec![DEFAULT_FOLDER.into()]),
     };
-    // A containerd that can have a list dumps `bin_dirs`. Without the program the operator must know.
+    // A containerd that supports a list dumps `bin_dirs`. If the program was not found, a list is assumed.
     let count = if several.is_some() || program.is_none() { FolderCount::Several } else { FolderCount::One };
     Ok(Some(PluginPath { folders, source: PathSource::Containerd { config: config.to_owned(), folders: count } }))
 }
 
-/// The file of a program on `PATH`.
+/// Finds a program on `PATH`.
 fn find_on_path(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-/// The folders of CRI-O, from its file and the files in the folder beside it; later settings win.
+/// Reads CRI-O's folders from its file and the files in the folder beside it. Later settings override earlier ones.
 fn read_crio(config: &Path) -> Result<Option<PluginPath>> {
     let parts = PathBuf::from(format!("{}.d", config.display()));
     let mut files: Vec<PathBuf> = match parts.read_dir() {
@@ -228,7 +228,7 @@ fn read(file: &Path) -> Result<String> {
 }
 
 fn parse(file: &Path, text: &str) -> Result<Table> {
-    // The parser's own text would quote the line, which may have a registry's password.
+    // The parser's message would quote the line, which may contain a registry's password.
     text.parse().map_err(|_| unreadable(file, "it is not valid TOML"))
 }
 

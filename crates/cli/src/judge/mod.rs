@@ -1,5 +1,5 @@
-//! `margay conformance`: tests the rules of `crates/kv/SEMANTICS.md` on a store and reports the result of each case. The
-//! plan for the store says how cases may use it, and so which cases run.
+//! `margay conformance`: tests the rules of `crates/kv/SEMANTICS.md` on a store and reports the result of each case. A
+//! [`JudgePlan`] decides how the cases may use the store, and so which cases run.
 
 mod report;
 pub(crate) mod site;
@@ -57,7 +57,7 @@ pub(crate) struct Conformance {
     erase_everything: Option<String>,
 }
 
-/// How a report is printed.
+/// The format of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ReportFormat {
     Table,
@@ -66,7 +66,7 @@ pub(crate) enum ReportFormat {
 }
 
 impl Conformance {
-    /// The form of the report: what was asked for by name, or else the form of every answer.
+    /// The format that `--report` names, or else the format of `--output`.
     fn report_as(&self, output: Format) -> ReportFormat {
         self.report.unwrap_or(match output {
             Format::Table | Format::Wide => ReportFormat::Table,
@@ -77,7 +77,7 @@ impl Conformance {
 }
 
 impl StandaloneCommand for Conformance {
-    /// Judges a store; the exit code is 0 if nothing failed.
+    /// Tests a store. The exit code is 0 if no case failed.
     fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         if invocation.options.store.is_some() {
             return Err(CommandFailure::new("the store to judge is named without --store")
@@ -95,7 +95,7 @@ impl StandaloneCommand for Conformance {
         }
         let judged =
             judge(plan.harness(), &options, self.report_as(invocation.options.output), invocation.out, invocation.err);
-        // The stores are cleared up whatever the outcome.
+        // The stores are cleaned up whatever the outcome.
         let cleared = runtime.block_on(plan.clear_up());
         let code = judged?;
         match cleared {
@@ -119,7 +119,7 @@ fn locate(args: &Conformance, invocation: &Invocation<'_>) -> Result<Location> {
     }
 }
 
-/// Refuses a filter that no case matches.
+/// Fails if no case matches the filter.
 fn check_filter(args: &Conformance) -> Result<()> {
     let Some(filter) = &args.case else { return Ok(()) };
     if conformance::cases().iter().any(|case| case.name().contains(filter.as_str())) {
@@ -160,27 +160,27 @@ fn judge(
     Ok(u8::from(summary.failed > 0))
 }
 
-/// The prefix below which cases write that share a store; each run has its own prefix in it.
+/// The prefix of all keys of cases that share a store. Each run has its own prefix below it.
 const PREFIX: &str = "/margay-conformance/";
 
-/// The longest time for the first read of a store.
+/// Time limit of the first read of a store.
 const FIRST_READ_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The permitted work on a store.
+/// How the cases may use the store.
 #[derive(Debug)]
 enum JudgePlan {
     /// Each case gets a new store, which is removed afterwards.
     New(Arc<NewStoresHarness>),
-    /// The store is empty: all cases run in it.
+    /// The store is empty, so all cases run in it.
     Empty(Arc<InPlaceHarness<UrlHarness>>),
-    /// Everything in the store is deleted: all cases run in it.
+    /// Everything in the store is deleted, and all cases run in it.
     Erase(Arc<InPlaceHarness<UrlHarness>>),
-    /// The store has keys: only cases that can share it run, below this prefix.
+    /// The store has keys. Only cases that can share a store run, below this prefix.
     Beside(Arc<PrefixHarness<UrlHarness>>, String),
 }
 
 impl JudgePlan {
-    /// Reads whether the store has keys, and decides. Nothing is deleted yet.
+    /// Reads whether the store has keys, and chooses a plan. Deletes nothing yet.
     async fn of(location: &Location, args: &Conformance) -> Result<Self> {
         let erase = args.erase_everything.as_deref();
         let host = host(location);
@@ -207,7 +207,6 @@ impl JudgePlan {
         }
     }
 
-    /// The environment for the cases.
     fn harness(&self) -> Arc<dyn Harness> {
         match self {
             Self::New(stores) => stores.clone(),
@@ -216,7 +215,7 @@ impl JudgePlan {
         }
     }
 
-    /// Removes the leftovers of all cases, also of cases that were given up.
+    /// Removes what the cases left behind, including cases that were abandoned.
     async fn clear_up(&self) -> Result<(), BoxError> {
         match self {
             Self::New(stores) => Ok(stores.clear_up()?),
@@ -227,7 +226,7 @@ impl JudgePlan {
 }
 
 impl fmt::Display for JudgePlan {
-    /// The fate of the store, in one sentence.
+    /// One sentence about what happens to the store.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::New(stores) => match &**stores {
@@ -247,7 +246,7 @@ impl fmt::Display for JudgePlan {
     }
 }
 
-/// The state at a URL.
+/// The contents of the store at a URL.
 enum StoreContents {
     NoStore,
     Nothing,
@@ -274,12 +273,12 @@ async fn read_contents(site: &UrlHarness) -> Result<StoreContents> {
     }
 }
 
-/// The meaning of an error of the first read.
+/// Interprets an error of the first read.
 fn read_error_contents(error: kv::Error) -> Result<StoreContents> {
     let hint = match error.kind() {
         ErrorKind::Missing => return Ok(StoreContents::NoStore),
         ErrorKind::Locked => "some other command or program has the store open; end it, or try again",
-        // The error has advice of its own.
+        // Such errors carry their own advice.
         _ if error.detail().is_some() => return Err(error.into()),
         ErrorKind::NotSent | ErrorKind::Timeout | ErrorKind::Disconnected { .. } => {
             "see whether it is running, and whether its address and port are right"
@@ -289,7 +288,7 @@ fn read_error_contents(error: kv::Error) -> Result<StoreContents> {
     Err(CommandFailure::from(error).hint(hint))
 }
 
-/// The folder for new stores, which must be empty.
+/// Creates the folder for new stores. Fails if the folder exists and is not empty.
 fn make_store_folder(location: &Location) -> Result<Option<StoreFolder>> {
     let Some(path) = location.path() else { return Ok(None) };
     let occupied = match fs::read_dir(path) {
@@ -310,7 +309,7 @@ fn make_store_folder(location: &Location) -> Result<Option<StoreFolder>> {
     })
 }
 
-/// The name of the store that a person has to type: hosts and ports, or the path.
+/// The name of the store that `--erase-everything` must repeat: hosts and ports, or the path.
 fn host(location: &Location) -> Option<String> {
     match location.cluster() {
         Some(cluster) if cluster.endpoints.is_empty() => Some(cluster.discovery_srv.clone()),
@@ -319,7 +318,7 @@ fn host(location: &Location) -> Option<String> {
     }
 }
 
-/// Refuses to erase a store unless its place was typed out.
+/// Refuses to erase a store unless its name was typed correctly.
 fn check_host(typed: &str, host: Option<&str>, location: &Location) -> Result<()> {
     match host {
         Some(host) if host == typed => Ok(()),
@@ -340,7 +339,7 @@ mod tests {
     use super::*;
     use crate::judge::site::NewStoresHarness;
 
-    /// The report on the stores in memory, broken by ignoring compares, and the exit code.
+    /// Runs cases on a store in memory that is broken by ignoring compares. Returns the exit code and the report.
     fn of_a_broken_store(format: ReportFormat) -> (u8, String) {
         let broken = broken::broken().into_iter().find(|broken| broken.name() == "ignores compares").unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());

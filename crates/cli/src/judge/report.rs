@@ -1,5 +1,5 @@
-//! The results of a run in the requested form, and its progress on a terminal. People get a line for each case as it
-//! ends, then the ignored cases by reason, and the failures; programs get JSON, build servers JUnit's XML.
+//! Prints the results of a run in the requested format, and its progress on a terminal. A table has a line for each
+//! case as it ends, then the ignored cases by reason, and the failures. JSON and JUnit XML are for programs.
 
 use std::fmt;
 use std::io::{
@@ -16,24 +16,24 @@ use super::ReportFormat;
 use crate::error::{CommandFailure, Result};
 use crate::output::printable;
 
-/// A writer of a report: some formats are written during the run, others at its end.
+/// Writes a report. Some formats are written during the run, others at its end.
 pub(super) trait Reporter {
-    /// The run begins.
+    /// Called when the run starts.
     fn begin(&mut self, _out: &mut dyn Write) -> Result<()> {
         Ok(())
     }
 
-    /// A case is over.
+    /// Called when a case has ended.
     fn case(&mut self, _report: &Report, _out: &mut dyn Write) -> Result<()> {
         Ok(())
     }
 
-    /// The run is over.
+    /// Called when the run has ended.
     fn end(&mut self, reports: &[Report], summary: &RunSummary, out: &mut dyn Write, err: &mut dyn Write)
     -> Result<()>;
 }
 
-/// The reporter for a format.
+/// Creates the reporter of a format.
 pub(super) fn reporter(format: ReportFormat, cases: &[Case]) -> Box<dyn Reporter> {
     match format {
         ReportFormat::Table => Box::new(TableReporter::of(cases)),
@@ -42,7 +42,7 @@ pub(super) fn reporter(format: ReportFormat, cases: &[Case]) -> Box<dyn Reporter
     }
 }
 
-/// The numbers of cases that passed, failed and were ignored, and the duration of the run.
+/// How many cases passed, failed and were ignored, and the duration of the run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RunSummary {
     pub(super) passed: usize,
@@ -72,7 +72,7 @@ impl fmt::Display for RunSummary {
     }
 }
 
-/// A duration for people: `0.4 s`, `12 s`, `2 min 5 s`.
+/// Formats a duration for people: `0.4 s`, `12 s`, `2 min 5 s`.
 fn format_duration(took: Duration) -> String {
     match took.as_secs() {
         0..10 => format!("{:.1} s", took.as_secs_f64()),
@@ -81,12 +81,11 @@ fn format_duration(took: Duration) -> String {
     }
 }
 
-/// The rule of a case: the broken rule, or else the first rule that the case judges.
+/// The rule that a case found broken, or else the first rule that the case tests.
 fn rule(report: &Report) -> &'static str {
     report.rule_broken().or(report.rules.first().copied()).unwrap_or("?")
 }
 
-/// The result of a case, in a word.
 fn result(verdict: &Verdict) -> &'static str {
     match verdict {
         Verdict::Passed => "passed",
@@ -95,7 +94,7 @@ fn result(verdict: &Verdict) -> &'static str {
     }
 }
 
-/// Why a case failed or did not run. A store's message may hold anything, so control characters are escaped.
+/// Why a case failed or was ignored. Control characters are escaped, since a store's message may contain any.
 fn reason(verdict: &Verdict) -> Option<String> {
     match verdict {
         Verdict::Failed(failure) => {
@@ -106,11 +105,11 @@ fn reason(verdict: &Verdict) -> Option<String> {
     }
 }
 
-/// The width of lists of names.
+/// Maximum width of a line of case numbers, in columns.
 const TABLE_WIDTH: usize = 80;
 
 struct TableReporter {
-    /// The width of the column of names.
+    /// The width of the column of case names.
     names: usize,
 }
 
@@ -151,7 +150,7 @@ impl Reporter for TableReporter {
     }
 }
 
-/// Lists the cases that did not run, by reason.
+/// Prints the cases that were ignored, by reason.
 fn print_ignored(reports: &[Report], out: &mut dyn Write) -> Result<()> {
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
     for report in reports {
@@ -198,13 +197,11 @@ struct RunJson<'a> {
 #[derive(Serialize)]
 struct CaseJson<'a> {
     name: &'a str,
-    /// The rule that was broken, or else the first that the case judges.
+    /// The rule that was broken, or else the first rule that the case tests.
     rule: &'a str,
     /// `passed`, `failed` or `ignored`.
     result: &'a str,
-    /// Why it failed or was ignored.
     reason: Option<String>,
-    /// The duration of the case.
     seconds: f64,
 }
 
@@ -277,7 +274,7 @@ fn junit_case(report: &Report) -> TestCase {
     case
 }
 
-/// A bar on stderr; nothing is shown if stderr is not a terminal.
+/// A progress bar on stderr; hidden if stderr is not a terminal.
 #[derive(Debug)]
 pub(super) struct CaseProgress {
     bar: ProgressBar,
@@ -297,12 +294,10 @@ impl CaseProgress {
         Self { bar, failed: std::cell::Cell::new(0) }
     }
 
-    /// Shows the name of the case that runs now.
     pub(super) fn show_case(&self, case: &'static str) {
         self.bar.set_message(case);
     }
 
-    /// Counts a case that has ended.
     pub(super) fn count(&self, report: &Report) {
         if matches!(report.verdict, Verdict::Failed(_)) {
             self.failed.set(self.failed.get() + 1);
@@ -311,12 +306,11 @@ impl CaseProgress {
         self.bar.inc(1);
     }
 
-    /// Does something while the bar is hidden.
+    /// Runs `work` while the bar is hidden.
     pub(super) fn run_suspended<T>(&self, work: impl FnOnce() -> T) -> T {
         self.bar.suspend(work)
     }
 
-    /// Removes the bar.
     pub(super) fn clear(&self) {
         self.bar.finish_and_clear();
     }

@@ -1,4 +1,4 @@
-//! The store at a URL, in the form in which cases can run on it.
+//! Makes the store at a URL available to the cases.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -14,10 +14,10 @@ use datastore::{Create, Drivers, Location, OpenStore};
 use kv::{ErrorKind, Operation, Store};
 use tokio::sync::Mutex;
 
-/// The longest wait for the store lock. Plugins hold it for milliseconds.
+/// How long an opening waits for the store lock. Plugins hold it for milliseconds.
 pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The one store at a URL, opened for each case and closed after it, so that other processes can open it in between.
+/// The store at a URL. Each case opens and closes it, so that other processes can open it in between.
 #[derive(Clone, Debug)]
 pub(super) struct UrlHarness(pub(super) Location);
 
@@ -32,7 +32,7 @@ impl Harness for UrlHarness {
     fn abilities(&self) -> &[Ability] {
         match self.0.path() {
             Some(_) => &[Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress],
-            // A server can be neither stopped nor measured through a URL.
+            // A server can be neither stopped nor measured through its URL.
             None => &[Ability::Close],
         }
     }
@@ -42,26 +42,26 @@ impl Harness for UrlHarness {
     }
 }
 
-/// New stores: in memory, or in a folder that was not there before, one for each case.
+/// A new store for each case, in memory or below a folder.
 #[derive(Debug)]
 pub(super) enum NewStoresHarness {
     Memory(Location),
     Below(StoreFolder),
 }
 
-/// The folder below which stores are made.
+/// The folder in which the stores of a run are created.
 #[derive(Debug)]
 pub(super) struct StoreFolder {
     path: PathBuf,
-    /// The store that is judged, which is not there.
+    /// The location that was given; there is no store.
     location: Location,
-    /// True if the run made the folder; an empty folder that was there before stays.
+    /// True if the run created the folder. An empty folder that existed before is kept.
     ours: bool,
     made: AtomicU64,
 }
 
 impl StoreFolder {
-    /// Makes the folder unless it exists.
+    /// Creates the folder unless it exists; `None` for a location without a path.
     pub(super) fn create(location: &Location) -> io::Result<Option<Self>> {
         let Some(path) = location.path() else { return Ok(None) };
         let ours = match DirBuilder::new().mode(0o700).create(path) {
@@ -76,7 +76,7 @@ impl StoreFolder {
         self.path.join(format!("case-{number}"))
     }
 
-    /// Removes the stores of the run, and the folder if the run made it.
+    /// Removes the stores of the run, and the folder if the run created it.
     fn remove(&self) -> io::Result<()> {
         retry_until_empty(LOCK_TIMEOUT, || self.remove_once())
     }
@@ -90,7 +90,6 @@ impl StoreFolder {
 }
 
 impl NewStoresHarness {
-    /// Removes all stores of the run.
     pub(super) fn clear_up(&self) -> io::Result<()> {
         match self {
             Self::Memory(_) => Ok(()),
@@ -99,8 +98,8 @@ impl NewStoresHarness {
     }
 }
 
-/// Removes again what gets new files meanwhile, until `limit` has passed: sled's threads may still write when a case that was
-/// stopped has ended.
+/// Retries a removal until `limit` has passed if a folder is not empty. sled's threads may still write files after a
+/// case was stopped.
 fn retry_until_empty(limit: Duration, mut remove: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let started = Instant::now();
     loop {
@@ -159,7 +158,7 @@ impl Harness for NewStoresHarness {
     }
 }
 
-/// Opens the store at an address, for a process of a case; the store is made if it does not exist.
+/// Opens the store at an address for a process that a case has started. The store is created if it does not exist.
 #[derive(Debug)]
 pub(crate) struct JoiningHarness(pub(crate) Drivers);
 
@@ -181,18 +180,18 @@ impl Harness for JoiningHarness {
     }
 }
 
-/// The address that [`JoiningHarness`] opens: the engine and the path, which may be relative, unlike the path of a URL.
+/// The address for [`JoiningHarness`]: the engine and the path. Unlike the path of a URL, it may be relative.
 fn address(location: &Location) -> Result<String, BoxError> {
     let path = location.path().ok_or("only a store in a folder has an address")?;
     Ok(format!("{}:{}", location.facts().name, path.to_str().ok_or("a path that is no text")?))
 }
 
-/// An open store, and other handles on it.
+/// An open store, and further handles to it.
 #[derive(Debug)]
 pub(super) struct StoreFixture {
     location: Location,
     store: Arc<dyn Store>,
-    // `None` while it is closed.
+    // `None` while the store is closed.
     open: Option<OpenStore>,
     others: Mutex<Vec<OpenStore>>,
 }
@@ -203,7 +202,6 @@ impl StoreFixture {
         Ok(Self { location, store: open.store(), open: Some(open), others: Mutex::default() })
     }
 
-    /// Closes all handles.
     pub(super) async fn close_all(&mut self) -> kv::Result<()> {
         for other in std::mem::take(self.others.get_mut()) {
             other.close().await?;
@@ -257,7 +255,7 @@ impl Fixture for StoreFixture {
     }
 }
 
-/// A store that was made for one case, and is removed with it.
+/// A store that was created for one case, and is removed with it.
 #[derive(Debug)]
 struct TemporaryFixture(StoreFixture);
 
@@ -296,7 +294,7 @@ impl Fixture for TemporaryFixture {
     }
 }
 
-/// The bytes of all files in and below `path`.
+/// The total size of all files in and below `path`, in bytes.
 fn bytes_below(path: &Path) -> io::Result<u64> {
     let metadata = path.symlink_metadata()?;
     if !metadata.is_dir() {

@@ -1,5 +1,5 @@
-//! The form of answers: tables, numbers and JSON in the look of calicoctl, files that are written whole or not at all,
-//! and the progress of a command on a terminal. Nothing here depends on a store.
+//! Formats answers: tables, numbers and JSON as calicoctl prints them. Also writes files atomically and shows the
+//! progress of a command on a terminal. Nothing here depends on a store.
 
 mod yaml;
 
@@ -23,18 +23,18 @@ use time::format_description::well_known::Rfc3339;
 pub(crate) use self::yaml::yaml;
 use crate::error::{CommandFailure, Result};
 
-/// Serialises a value as the string that it is printed as.
+/// Serialises a value as its `Display` text.
 pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
 
-/// A time for people and programs, in UTC and whole seconds.
+/// Formats a time in UTC with whole seconds.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
     let time = OffsetDateTime::from(time);
     time.replace_nanosecond(0).unwrap_or(time).format(&Rfc3339).unwrap_or_else(|_| "an unknown time".to_owned())
 }
 
-/// A text from the store, made safe for a terminal: control characters are escaped.
+/// Escapes control characters, so that text from the store is safe to print on a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut safe, c| {
         if c.is_control() {
@@ -55,17 +55,17 @@ const TABLE_STYLE: TableStyle = TableStyle::new()
     .content_lines(TABLE_CONTENT)
     .bottom_border(TABLE_LINE);
 
-/// The heading of a column and the alignment of its cells.
+/// A column's heading, and the alignment of its cells.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Column {
-    /// Text, on the left.
+    /// Left-aligned.
     Text(&'static str),
-    /// A number, on the right.
+    /// Right-aligned.
     Number(&'static str),
 }
 
-/// A table with headings on the left, also those of numbers, ending in a line break. It is as wide as its content, whatever
-/// the terminal.
+/// Renders a table that ends in a line break. All headings are left-aligned. The table is as wide as its content,
+/// whatever the terminal's width.
 pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_style(TABLE_STYLE);
@@ -82,28 +82,26 @@ pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
     format!("{table}\n")
 }
 
-/// The columns of a listing, each with the cell that a row has in it.
+/// The columns of a listing, each with a function that makes its cell.
 pub(crate) type Columns<R> = Vec<(Column, fn(&R) -> String)>;
 
-/// A row of a listing. As JSON it has all of its fields, as a row of the table the cells of its columns.
+/// A row of a listing. JSON has all of its fields, the table only its columns.
 pub(crate) trait TableRow: Serialize {
-    /// The columns.
     fn columns() -> Columns<Self>;
 }
 
-/// The table of some rows.
 pub(crate) fn table<R: TableRow>(rows: &[R]) -> String {
     let (columns, cells): (Vec<_>, Vec<_>) = R::columns().into_iter().unzip();
     let rows: Vec<Vec<String>> = rows.iter().map(|row| cells.iter().map(|cell| cell(row)).collect()).collect();
     render(&columns, &rows)
 }
 
-/// The least width of a column, and the gap between two cells.
+/// Minimum width of a column, and the gap between two cells, in characters.
 const MIN_COLUMN_WIDTH: usize = 5;
 const COLUMN_GAP: usize = 3;
 
-/// Rows with aligned cells, with blanks after the last cell too, and an empty line at the end. The first row has the
-/// headings.
+/// Pads cells to aligned columns, the last column included, and adds an empty line at the end, like calicoctl. The
+/// first row has the headings.
 pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -123,13 +121,13 @@ pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     text
 }
 
-/// The number with five significant digits, like C's `%.5g`.
+/// Formats a number with five significant digits, like C's `%.5g`.
 pub(crate) fn format_five_digits(number: f64) -> String {
     const DIGITS: i32 = 5;
     if number == 0.0 || !number.is_finite() {
         return number.to_string();
     }
-    // Rust rounds the mantissa first and so gets the exponent right at 99999.5.
+    // Rust rounds the mantissa first, so the exponent is right for 99999.5 as well.
     let scientific = format!("{number:.4e}");
     let Some((mantissa, exponent)) = scientific.split_once('e') else {
         return scientific;
@@ -147,14 +145,14 @@ fn without_zeros(number: &str) -> &str {
     if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number }
 }
 
-/// A part of a whole: the number and its percentage, such as `10 (0%)`.
+/// Formats a part of a whole as the number and its percentage, such as `10 (0%)`.
 pub(crate) fn format_share(number: f64, whole: f64) -> String {
     let percent = if whole == 0.0 { 0.0 } else { 100.0 * number / whole };
     format!("{} ({percent:.0}%)", format_five_digits(number))
 }
 
-/// A value whose fields are written in that order, at every depth. Fields without a place in it follow in alphabetical
-/// order.
+/// Serialises objects at every depth with their fields in [`field_order`]. Fields that are not in it follow in
+/// alphabetical order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SortedJson<'a>(pub(crate) &'a Value);
 
@@ -173,10 +171,10 @@ impl Serialize for SortedJson<'_> {
     }
 }
 
-/// Writes a file that other users may read. An existing file is replaced.
+/// Writes a file that other users may read, in one step. An existing file is replaced.
 ///
 /// # Errors
-/// The file cannot be written; then an existing file stays as it is.
+/// The file cannot be written. An existing file then stays as it is.
 pub(crate) fn write_whole_file(path: &Path, text: &str) -> Result<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}.part", std::process::id()));
@@ -196,20 +194,19 @@ fn write_file(path: &Path, text: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// The width of an answer that goes to a file.
+/// The width of an answer that is not printed on a terminal, in columns.
 const DEFAULT_SCREEN_WIDTH: usize = 100;
 
-/// The facts about standard output.
+/// The width of standard output, and whether it supports colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Screen {
-    /// The number of columns.
+    /// The width in columns.
     pub(crate) width: usize,
-    /// True if colours are wanted: on a terminal, unless `NO_COLOR` is set (<https://no-color.org>).
+    /// True on a terminal, unless `NO_COLOR` (<https://no-color.org>) is set or `TERM` is `dumb`.
     pub(crate) colours: bool,
 }
 
 impl Screen {
-    /// Standard output as it is now.
     pub(crate) fn of_stdout() -> Self {
         let columns = rustix::termios::tcgetwinsize(stdout()).map(|size| usize::from(size.ws_col));
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -221,20 +218,20 @@ impl Screen {
     }
 }
 
-/// The time after which a person sees that the command goes on.
+/// How long a command runs before it shows progress.
 const PROGRESS_DELAY: Duration = Duration::from_secs(1);
 
-/// A bar on stderr that appears after a second; nothing is shown if stderr is not a terminal.
+/// A progress bar on stderr that appears after a second. Hidden if stderr is not a terminal.
 #[derive(Debug)]
 pub(crate) struct KeyProgress {
     bar: ProgressBar,
     began: Instant,
-    /// True if it will still appear.
+    /// True until the bar appears.
     hidden: cell::Cell<bool>,
 }
 
 impl KeyProgress {
-    /// The progress of `what`, with its number of keys if that is known.
+    /// The progress of `what`, with the total number of keys if it is known.
     pub(crate) fn new(what: &'static str, keys: Option<u64>) -> Self {
         let bar = ProgressBar::with_draw_target(keys, ProgressDrawTarget::hidden()).with_message(what);
         let template = match keys {
@@ -247,7 +244,7 @@ impl KeyProgress {
         Self { bar, began: Instant::now(), hidden: cell::Cell::new(io::stderr().is_terminal()) }
     }
 
-    /// Shows the number of keys that are done.
+    /// Shows how many keys are done.
     pub(crate) fn at(&self, keys: u64) {
         if self.hidden.get() && self.began.elapsed() >= PROGRESS_DELAY {
             self.hidden.set(false);
@@ -264,7 +261,7 @@ impl Drop for KeyProgress {
     }
 }
 
-/// Waits for `work`. If it takes longer than a moment, a terminal shows that it goes on.
+/// Runs `work`. If it takes longer than a second, a spinner on the terminal shows that it still runs.
 pub(crate) async fn run_with_progress<T>(what: &str, work: impl Future<Output = T>) -> T {
     if !io::stderr().is_terminal() {
         return work.await;

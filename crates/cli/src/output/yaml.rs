@@ -1,9 +1,9 @@
-//! YAML as calicoctl prints it: fields in alphabetical order, items of a list not indented, quotes as Go chooses them.
-//! The library that reads YAML here writes other quotes.
+//! YAML as calicoctl prints it: fields in alphabetical order, list items not indented, quotes as Go's library chooses
+//! them. The library that reads YAML in this crate would write different quotes.
 
 use serde_json::Value;
 
-/// The value as a YAML document that ends in a line break.
+/// Formats a value as a YAML document that ends in a line break.
 pub(crate) fn yaml(value: &Value) -> String {
     let mut text = String::new();
     match value {
@@ -17,7 +17,7 @@ pub(crate) fn yaml(value: &Value) -> String {
     text
 }
 
-/// Writes a list or an object; its first line continues the last line of the text.
+/// Writes a list or an object. Its first line continues the last line of the text.
 fn block(text: &mut String, value: &Value, indent: usize) {
     match value {
         Value::Array(items) => {
@@ -39,7 +39,7 @@ fn block(text: &mut String, value: &Value, indent: usize) {
                 text.push_str(&quoted(name));
                 text.push(':');
                 if is_block(field) {
-                    // Items are below the name of their list, fields are two columns further.
+                    // List items are at the indentation of the list's name, fields are two columns deeper.
                     let indent = if field.is_array() { indent } else { indent + 2 };
                     text.push('\n');
                     text.extend(std::iter::repeat_n(' ', indent));
@@ -54,7 +54,7 @@ fn block(text: &mut String, value: &Value, indent: usize) {
     }
 }
 
-/// Indents all lines of a block but the first, which continues a line.
+/// Indents a line of a block, except the first, which continues a line.
 fn start(text: &mut String, at: usize, indent: usize) {
     if at > 0 {
         text.extend(std::iter::repeat_n(' ', indent));
@@ -85,22 +85,22 @@ fn scalar(value: &Value) -> String {
     }
 }
 
-/// A text, in quotes if it could be read as something else.
+/// Formats a text, in quotes if YAML could read it as another type.
 fn quoted(text: &str) -> String {
     if text.is_empty() || is_something_else(text) || text.chars().any(|c| c.is_control() || c == '\u{feff}') {
-        // YAML in double quotes accepts JSON's escapes; JSON does not escape every unprintable character.
+        // YAML in double quotes accepts JSON's escapes, but JSON does not escape every unprintable character.
         let json = Value::from(text).to_string();
         return json.chars().map(|c| if is_odd(c) { format!("\\u{:04x}", u32::from(c)) } else { c.into() }).collect();
     }
     if is_plain(text) { text.to_owned() } else { format!("'{}'", text.replace('\'', "''")) }
 }
 
-/// True for a character that is not printable ASCII and must not reach a terminal.
+/// True for unprintable characters that JSON does not escape.
 fn is_odd(c: char) -> bool {
     ('\u{7f}'..='\u{9f}').contains(&c) || c == '\u{feff}'
 }
 
-/// True for a text that can stand without quotes.
+/// True for a text that needs no quotes.
 fn is_plain(text: &str) -> bool {
     let mut chars = text.chars();
     let (first, second) = (chars.next().unwrap_or(' '), chars.next().unwrap_or(' '));
@@ -111,7 +111,7 @@ fn is_plain(text: &str) -> bool {
     begins_well && !text.ends_with([' ', ':']) && !text.contains(": ") && !text.contains(" #")
 }
 
-/// True for a text that YAML 1.1 reads as a number, a time, a truth or nothing.
+/// True for a text that YAML 1.1 reads as a number, a time, a boolean or null.
 fn is_something_else(text: &str) -> bool {
     const WORDS: [&str; 13] = ["~", "null", "y", "n", "yes", "no", "on", "off", "true", "false", "<<", "---", "..."];
     let lower = text.to_ascii_lowercase();
@@ -129,13 +129,13 @@ fn is_something_else(text: &str) -> bool {
         || is_date(text)
 }
 
-/// Numbers to the base of 60, such as 1:30.
+/// True for a number in base 60, such as 1:30.
 fn is_sexagesimal(digits: &str) -> bool {
     let numbers = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit() || c == '.');
     digits.contains(':') && digits.split(':').all(numbers)
 }
 
-/// A text that begins like 2026-11-22.
+/// True for a text that starts like 2026-11-22.
 fn is_date(text: &str) -> bool {
     let mut parts = text.splitn(3, '-');
     let digits = |part: Option<&str>, count: usize| {

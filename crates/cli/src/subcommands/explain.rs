@@ -1,4 +1,4 @@
-//! `margay ipam explain`.
+//! `margay ipam explain`: predicts which address a container would get.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,15 +22,15 @@ use crate::output::{Column, Columns, TableRow, as_text, printable, table};
 use crate::store::StoreUse;
 
 pub(crate) const HELP: &str = "\
-It goes through an assignment as the plugin does, up to the commit, and writes nothing. The exit code is 0 also where
-the answer is that a container would get no address.
+Goes through an assignment as the plugin does, up to the commit, and writes nothing. The exit code is 0 even if the
+answer is that a container would get no address.
 
 Examples:
   margay ipam explain --node node1
   margay ipam explain --node node1 --pool main --pool 10.70.0.0/24
   margay ipam explain --node node1 -6 --namespace shop --namespace-label tier=web";
 
-/// For whom an assignment is gone through.
+/// The arguments of `ipam explain`: the container for which the assignment is predicted.
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("family"))]
 pub(crate) struct Explain {
@@ -42,7 +42,7 @@ pub(crate) struct Explain {
     #[arg(long = "pool", value_name = "POOL")]
     pub(crate) pools: Vec<String>,
 
-    /// For an IPv4 address, which is the default unless the pools are of IPv6
+    /// For an IPv4 address; the default, unless the pools have IPv6 addresses
     #[arg(short = '4', group = "family")]
     pub(crate) v4: bool,
 
@@ -50,7 +50,7 @@ pub(crate) struct Explain {
     #[arg(short = '6', group = "family")]
     pub(crate) v6: bool,
 
-    /// The namespace of the pod; it has the two labels that every namespace has of its name
+    /// The namespace of the pod, with the two labels of its name that every namespace has
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 
@@ -59,7 +59,7 @@ pub(crate) struct Explain {
     pub(crate) namespace_labels: Vec<String>,
 }
 
-/// The explanation.
+/// The predicted assignment, and the state of every pool.
 #[derive(Debug, Serialize)]
 struct ExplainReport {
     node: String,
@@ -73,14 +73,14 @@ struct ExplainReport {
     outcome: OutcomeReport,
 }
 
-/// A pool: whether it is chosen, why not, and how full it is.
+/// Whether a pool is chosen, why not, and how full it is.
 #[derive(Debug, Serialize)]
 struct PoolReport {
     name: String,
     #[serde(serialize_with = "as_text")]
     cidr: IpNet,
     chosen: bool,
-    /// The reason in a word for programs; absent if the pool is chosen.
+    /// The reason as one word; absent if the pool is chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     obstacle: Option<&'static str>,
     reason: String,
@@ -106,7 +106,7 @@ impl TableRow for PoolReport {
     }
 }
 
-/// The outcome.
+/// The predicted outcome.
 #[derive(Debug, Serialize)]
 struct OutcomeReport {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -117,19 +117,17 @@ struct OutcomeReport {
     block: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pool: Option<String>,
-    /// `own`, `new`, `taken_over` or `borrowed`; absent if there is no address.
+    /// `own`, `new`, `taken_over` or `borrowed`; absent if no address would be assigned.
     #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     free_in_block: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     block_owner: Option<String>,
-    /// The error of the plugin.
+    /// The error that the plugin would return.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    /// The outcome in words.
     text: String,
-    /// The advice.
     #[serde(skip_serializing_if = "Option::is_none")]
     hint: Option<String>,
 }
@@ -153,7 +151,7 @@ impl OpenStoreCommand for Explain {
     }
 }
 
-/// The labels of the namespace: those that every namespace has from Kubernetes and Calico, and those in the arguments.
+/// The labels of the namespace: the two that Kubernetes and Calico give every namespace, and those in the arguments.
 fn namespace_labels(args: &Explain) -> Result<Option<Labels>> {
     let Some(name) = &args.namespace else { return Ok(None) };
     let mut labels = Labels::new();
@@ -200,7 +198,7 @@ impl ExplainReport {
     }
 }
 
-/// Labels, for people.
+/// Lists labels for people.
 fn labelled(labels: &BTreeMap<String, String>) -> String {
     if labels.is_empty() {
         return "no labels".to_owned();
@@ -237,7 +235,7 @@ impl PoolReport {
     }
 }
 
-/// The use of a pool, for people.
+/// How much of a pool is used, for people.
 fn stock_text(stock: &PoolStock) -> String {
     let PoolStock { usage, quarantined, in_cooldown, own_blocks, own_free, .. } = stock;
     let mut text = format!("{} of {} in use", usage.in_use, usage.capacity);
@@ -268,7 +266,7 @@ fn word(obstacle: Obstacle) -> &'static str {
     }
 }
 
-/// Why a pool is not chosen, with advice.
+/// Explains why a pool is not chosen, with advice.
 fn reason(pool: &Pool, obstacle: Obstacle, node: &BTreeMap<String, String>, namespace: Option<&Labels>) -> String {
     let text = match obstacle {
         Obstacle::OtherFamily => "it is of the other family".to_owned(),
@@ -346,9 +344,9 @@ impl OutcomeReport {
         }
     }
 
-    /// The report of an outcome that this code does not know.
+    /// The report of an outcome that this version does not know.
     fn of_unknown() -> Self {
-        let text = "nothing is known of what would come of it".to_owned();
+        let text = "the outcome is not known to this version".to_owned();
         let (address, block, pool, source) = (None, None, None, None);
         Self {
             address,
@@ -365,7 +363,7 @@ impl OutcomeReport {
     }
 }
 
-/// The source of an address: a word for programs, the other owner of the block, and a sentence.
+/// The source of an address: one word for JSON, the owner of the block if it is another node's, and a sentence.
 fn source_text(
     source: &AddressSource,
     block: IpNet,
@@ -395,7 +393,7 @@ fn source_text(
     }
 }
 
-/// The advice.
+/// The advice for an assignment that would fail.
 fn hint(error: &Error, explained: &Explanation) -> Option<String> {
     let own: usize =
         explained.pools.iter().filter(|pool| pool.obstacle == Ok(None)).map(|pool| pool.stock.own_blocks).sum();
@@ -428,7 +426,7 @@ fn hint(error: &Error, explained: &Explanation) -> Option<String> {
         ),
         Error::Exhausted { .. } => {
             "the pools are full; make another one with: margay pool create NAME CIDR, or see who has the addresses with: \
-             margay ipam show --show-blocks, and what nobody uses any more with: margay gc --boot"
+             margay ipam show --show-blocks, and which are unused with: margay gc --boot"
                 .to_owned()
         }
         Error::Pool(error) => match error {

@@ -1,4 +1,4 @@
-//! `margay ipam history`, and the words in which it and `margay watch` tell people an event of an address or a block.
+//! `margay ipam history`, and the texts by which it and `margay watch` describe events to people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -42,7 +42,6 @@ pub(crate) struct ShowHistory {
     pub(crate) since: Option<SinceTime>,
 }
 
-/// The history of a subject.
 #[derive(Debug, Serialize)]
 struct HistoryReport {
     subject: String,
@@ -50,14 +49,13 @@ struct HistoryReport {
     /// The oldest revision that the store still has.
     oldest_revision: i64,
     oldest_time: Option<String>,
-    /// The last revision that was read.
+    /// The newest revision that was read.
     newest_revision: i64,
-    /// The history that the store removed while it was read.
+    /// History that the store compacted while it was being read.
     given_up: Vec<HistoryGap>,
     events: Vec<EventRow>,
 }
 
-/// A part of the history that is missing.
 #[derive(Debug, Serialize)]
 struct HistoryGap {
     after_revision: i64,
@@ -94,12 +92,12 @@ impl StoreCommand for ShowHistory {
 }
 
 impl HistoryReport {
-    /// Reads what a range tells of the subject.
+    /// Reads the events of the subject in a range of keys.
     async fn read(&mut self, at: StoreAccess<'_>, subject: &HistoryOf, range: Range) -> Result<()> {
         let follower = Follower::new(at, range.clone(), FollowStart::Oldest).await;
         let is_served = follower.is_served();
         match self.read_with(follower, subject).await {
-            // The daemon may have ended meanwhile; the past is read anew without it.
+            // The daemon may have ended. The past is then read again without it.
             Err(_) if is_served => {
                 self.events.clear();
                 self.given_up.clear();
@@ -124,7 +122,7 @@ impl HistoryReport {
         read.and(closed)
     }
 
-    /// Adds a part; true if it was the last one.
+    /// Adds a part. Returns true if it was the last one.
     fn add_part(&mut self, subject: &HistoryOf, part: HistoryPart) -> bool {
         match part {
             HistoryPart::Begins(oldest, time) => {
@@ -163,8 +161,8 @@ impl HistoryReport {
         );
     }
 
-    /// Removes older events, except the last ones of addresses and blocks that were still in use then. An event without
-    /// a time stays, unless an older one comes after it.
+    /// Removes events before `since`, except the last one of each address and block that was in use at that time. An
+    /// event without a time is kept, unless an older event follows it.
     fn drop_before(&mut self, since: OffsetDateTime) {
         let is_older = |row: &EventRow| row.time.is_some_and(|time| time < since);
         let from = self.events.iter().rposition(is_older).map_or(0, |last| last + 1);
@@ -215,18 +213,17 @@ impl TableRow for EventRow {
     }
 }
 
-/// The time of an event in UTC and here.
+/// The time of an event in UTC and in this machine's time zone.
 fn times(row: &EventRow) -> (String, String) {
     row.time.map_or_else(|| ("unknown".to_owned(), String::new()), |time| utc_and_local(time).into())
 }
 
-/// The words for an event.
+/// Describes an event for people.
 pub(crate) trait DescribeEvent {
     /// True if the address has a holder, or the block an owner, after this event.
     fn is_standing(&self) -> bool;
-    /// The holder or the owner, with the former one, for people.
+    /// The holder or the owner, with the former one if it changed.
     fn who(&self) -> String;
-    /// The node of the holder.
     fn node(&self) -> String;
     /// The address, or else the block.
     fn place(&self) -> String;
@@ -270,7 +267,7 @@ impl DescribeEvent for EventRow {
     }
 }
 
-/// The holder of an address.
+/// Describes the holder of an address.
 fn text(holder: &AddressHolder) -> String {
     let handle = holder.handle.as_deref().unwrap_or("no handle");
     let interface = holder.interface.as_ref().map(|name| format!(" {name}")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `margay ipam map`.
+//! `margay ipam map`: draws the blocks of pools.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

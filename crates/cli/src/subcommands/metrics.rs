@@ -1,4 +1,4 @@
-//! `margay metrics`.
+//! `margay metrics`: prints metrics for Prometheus.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -28,11 +28,11 @@ Examples:
 /// The arguments of `margay metrics`.
 #[derive(Debug, Args)]
 pub(crate) struct Metrics {
-    /// Write them to this file instead, all at once
+    /// Write them to this file instead, in one step
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
 
-    /// Another name that the store has for this very machine
+    /// Another name that the store has for this machine
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 
@@ -45,7 +45,7 @@ pub(crate) struct Metrics {
     pub(crate) looks: PathBuf,
 }
 
-/// The longest time to read what this node has.
+/// Time limit of reading what this node holds.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[async_trait(?Send)]

@@ -1,4 +1,4 @@
-//! Pools.
+//! `margay pool` and `margay ipam assign-prefix`.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -38,7 +38,7 @@ Examples:
     #[command(
         visible_alias = "rm",
         after_help = "\
-A pool from which addresses are in use is left alone, and it is said where they are.
+A pool with addresses in use is not deleted; the error says where they are.
 
 Examples:
   margay pool delete lab
@@ -69,7 +69,8 @@ pub(crate) struct PoolCreate {
     #[arg(value_parser = cidr, required_unless_present = "auto")]
     pub(crate) cidr: Option<IpNet>,
 
-    /// Choose a private range of this prefix length (IPv4 16 to 30, IPv6 48 to 126) that no pool, route or network here has
+    /// Choose a private range of this prefix length (IPv4 16 to 30, IPv6 48 to 126) that no pool, route or network here
+    /// has
     #[arg(long, value_name = "BITS", value_parser = auto_bits, conflicts_with_all = ["cidr", "gateway"])]
     pub(crate) auto: Option<u8>,
 
@@ -102,20 +103,20 @@ pub(crate) struct PoolCreate {
     pub(crate) dry_run: bool,
 }
 
-/// A range without host bits; a bare address is refused, since a pool of one address is rarely what is meant.
+/// Parses a range without host bits. A bare address is refused, since a pool of one address is rarely intended.
 fn cidr(text: &str) -> Result<IpNet, String> {
     let net: IpNet = text.parse().map_err(|_| "not a range such as 10.65.0.0/16 or fd00:10:65::/48".to_owned())?;
     masked(net)
 }
 
-/// A prefix length, with or without a slash.
+/// Parses a prefix length, with or without a slash.
 fn auto_bits(text: &str) -> Result<u8, String> {
     let bits = text.strip_prefix('/').unwrap_or(text).parse().ok();
     bits.filter(|bits| (16..=30).contains(bits) || (48..=126).contains(bits))
         .ok_or_else(|| "not a prefix length of 16 to 30, or of 48 to 126 for IPv6".to_owned())
 }
 
-/// A range without host bits, or an address.
+/// Parses a range without host bits, or an address.
 pub(super) fn cidr_or_address(text: &str) -> Result<IpNet, String> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok(address.into());
@@ -154,41 +155,38 @@ pub(crate) struct AssignPrefix {
     pub(crate) dry_run: bool,
 }
 
-/// The leave to delete a pool that a bridged network lives in.
+/// The option that allows deleting the pool of a bridged network while it is in use.
 #[derive(Debug, Args)]
 pub(crate) struct BridgedPoolArgs {
-    /// Delete this pool of a bridged network although its containers have addresses; they keep them, without the gateway
-    /// being kept free
+    /// Delete this pool of a bridged network although its containers have addresses; they keep them, but the gateway is
+    /// not kept free any more
     #[arg(long, value_name = "POOL")]
     pub(crate) yes_delete_bridged_pool: Vec<String>,
 }
 
-/// The attempts to make a pool in a free range, as another process may make a pool meanwhile.
+/// Maximum number of attempts to make a pool in a free range, since another process may take the range in between.
 const MAX_ATTEMPTS: usize = 3;
 
-/// A pool as a row.
+/// A pool in a listing.
 #[derive(Clone, Debug, Serialize)]
 struct PoolRow {
-    /// Its name.
     name: String,
-    /// Its range.
     #[serde(serialize_with = "as_text")]
     cidr: IpNet,
-    /// The prefix length of its blocks.
+    /// The prefix length of the pool's blocks.
     block_size: u8,
-    /// The length of the prefixes that are assigned from it; `None` if it has addresses.
+    /// The length of the prefixes that are assigned from the pool; `None` for a pool of addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefix_length: Option<u8>,
-    /// The selector of the nodes that may use it.
+    /// Selects the nodes that may use the pool.
     node_selector: String,
-    /// The selector of the namespaces that may use it; empty means all.
+    /// Selects the namespaces that may use the pool; empty means all.
     #[serde(skip_serializing_if = "String::is_empty")]
     namespace_selector: String,
     /// `Automatic`, or `Manual` if only networks that name the pool get addresses from it.
     assignment_mode: String,
-    /// True if it is disabled.
     disabled: bool,
-    /// The gateway, if it is the pool of a bridged network.
+    /// The gateway, if a bridged network uses the pool.
     #[serde(skip_serializing_if = "Option::is_none")]
     gateway: Option<String>,
 }
@@ -267,7 +265,7 @@ impl OpenStoreCommand for PoolCreate {
     }
 }
 
-/// With `--auto BITS`: a pool in a range that collides with nothing that this machine knows.
+/// With `--auto BITS`: makes a pool in a range that overlaps with no network of this machine and no other pool.
 #[async_trait(?Send)]
 impl StoreCommand for PoolCreate {
     async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
@@ -276,7 +274,7 @@ impl StoreCommand for PoolCreate {
     }
 }
 
-/// A pool in a range that is free here and in the store.
+/// A request for a pool in a range that is free on this machine and in the store.
 struct AutoRangePool<'a> {
     request: &'a PoolCreate,
     /// The networks that this machine uses.
@@ -284,7 +282,7 @@ struct AutoRangePool<'a> {
 }
 
 impl AutoRangePool<'_> {
-    /// The request with a range that overlaps with none of these.
+    /// Returns the request with a random range that overlaps with none of these networks.
     fn choose_range(&self, taken: &[IpNet]) -> Result<(IpNet, PoolCreate)> {
         let bits = self.request.auto.unwrap_or_default();
         let cidr = free_range::choose(bits, taken, || fastrand::u64(..)).ok_or_else(|| {
@@ -323,7 +321,7 @@ impl OpenStoreCommand for AutoRangePool<'_> {
     }
 }
 
-/// The pools.
+/// The command `pool list`.
 pub(crate) struct ListPools;
 
 #[async_trait(?Send)]
@@ -354,7 +352,7 @@ impl OpenStoreCommand for PoolDelete {
         true
     }
 
-    /// Deletes a pool that is not in use, or whose deletion the arguments allow.
+    /// Deletes a pool that is not in use, or that the arguments allow to delete anyway.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let (name, in_use) = (&self.name, in_use(&self.bridged, &self.name));
         operator.delete_pool_if(name, in_use, deadline).await.map_err(|error| match &error {
@@ -397,13 +395,13 @@ impl OpenStoreCommand for AssignPrefix {
     }
 }
 
-/// The fate of a pool in use.
+/// Whether the arguments allow deleting the pool while it is in use.
 pub(super) fn in_use(leave: &BridgedPoolArgs, name: &str) -> InUse {
     let given = leave.yes_delete_bridged_pool.iter().any(|named| named == name);
     if given { InUse::DeleteBridged } else { InUse::Refuse }
 }
 
-/// The advice for a pool in use.
+/// The advice for a pool that is in use.
 pub(super) fn advice_in_use(name: &str, is_bridged: bool) -> String {
     let advice = "end what uses them, or take them back with: margay ipam release; who has one: margay ipam show --ip";
     if is_bridged {
@@ -436,21 +434,21 @@ fn new_pool(request: &PoolCreate) -> Result<(NewPool, Option<String>)> {
     Ok((new, note))
 }
 
-/// The gateway that is on record for a pool.
+/// The recorded gateway of a pool.
 fn gateway(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
     let name = reservation_name(pool.name());
     let reservation = reservations.iter().find(|reservation| reservation.name() == name)?;
     reservation.resource().annotation(GATEWAY_ANNOTATION).map(str::to_owned)
 }
 
-/// True if a pool overlaps with this range by now.
+/// True if another process has made an overlapping pool in the meantime.
 async fn overlaps_new_pool(operator: &Operator, cidr: IpNet, deadline: Deadline) -> Result<bool> {
     let pools = operator.ipam().inventory(deadline).await?.pools;
     Ok(pools.iter().any(|pool| overlap(pool.cidr(), cidr)))
 }
 
-/// The networks that this machine uses: its routes, the CNI's networks and podman's. The notes say which of these could not be
-/// read.
+/// The networks that this machine uses: its routes, and the networks of CNI and podman. The notes say which of them
+/// could not be read.
 fn read_used_networks(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     let mut notes = Vec::new();
     let mut used = host::routes().unwrap_or_else(|error| {
@@ -466,16 +464,15 @@ fn read_used_networks(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
 /// The block size of a new pool, with a note.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct BlockSize {
-    /// The prefix length.
     bits: u8,
-    /// The reason if it is not the usual size.
+    /// Why the size differs from the default.
     note: Option<String>,
 }
 
-/// The block size for a pool: the wanted one, else /26 or /122, or the whole pool if it is smaller than that.
+/// The block size of a pool: the requested size, else /26 or /122, or the whole pool if it is smaller.
 ///
 /// # Errors
-/// No block can have the wanted size, or it is larger than the pool.
+/// Blocks cannot have the requested size, or it is larger than the pool.
 fn block_size(cidr: IpNet, wanted: Option<u8>) -> Result<BlockSize> {
     let (smallest, largest, usual) = if cidr.addr().is_ipv4() { (32, 20, 26) } else { (128, 116, 122) };
     let pool = cidr.prefix_len();

@@ -1,4 +1,4 @@
-//! `margay ipam quarantine`, and addresses in quarantine as other commands show them.
+//! `margay ipam quarantine`, and how other commands show addresses in quarantine.
 
 use std::net::IpAddr;
 
@@ -27,7 +27,7 @@ pub(crate) enum QuarantineSubcommand {
         after_help = "Examples:\n  margay ipam quarantine list\n  margay ipam quarantine list -o json"
     )]
     List,
-    /// Let an address be handed out again
+    /// Allow an address to be handed out again
     #[command(after_help = "\
 Examples:
   margay ipam quarantine release 10.65.0.5
@@ -47,7 +47,7 @@ pub(crate) struct QuarantineRelease {
     dry_run: bool,
 }
 
-/// The addresses in quarantine.
+/// The command `ipam quarantine list`.
 pub(crate) struct ListQuarantine;
 
 #[async_trait(?Send)]
@@ -98,13 +98,13 @@ impl TableRow for QuarantineRow {
     }
 }
 
-/// An address with the reason, as a sentence.
+/// Describes an address in quarantine and the reason in a sentence.
 pub(crate) fn sentence(row: &QuarantineRow) -> String {
     let QuarantineEntry { since, reason, node } = &row.why;
     printable(&format!("{} is in quarantine since {since}: {reason} (node {node})", row.address))
 }
 
-/// The note about the quarantine in the answers of commands about the whole store.
+/// The note about quarantined addresses in answers about the whole store.
 pub(crate) fn note(count: usize) -> Option<String> {
     let addresses = if count == 1 { "address is" } else { "addresses are" };
     (count > 0).then(|| format!("{count} {addresses} in quarantine; see with: margay ipam quarantine list"))

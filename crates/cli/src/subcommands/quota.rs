@@ -1,4 +1,4 @@
-//! Quotas.
+//! `margay quota`.
 
 use async_trait::async_trait;
 use clap::{Args, Subcommand};
@@ -51,7 +51,7 @@ pub(crate) struct QuotaSet {
     #[command(flatten)]
     pub(crate) of: QuotaSubjectArgs,
 
-    /// How many addresses
+    /// The greatest number of addresses
     #[arg(value_name = "N")]
     pub(crate) limit: u64,
 
@@ -70,7 +70,7 @@ pub(crate) struct QuotaDelete {
     pub(crate) dry_run: bool,
 }
 
-/// The subject of a quota.
+/// Whose addresses a quota limits.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct QuotaSubjectArgs {
@@ -86,7 +86,6 @@ pub(crate) struct QuotaSubjectArgs {
 }
 
 impl QuotaSubjectArgs {
-    /// The subject.
     pub(crate) fn subject(&self) -> QuotaSubject {
         let named = [
             (QuotaKind::Namespace, &self.namespace),
@@ -168,7 +167,7 @@ impl OpenStoreCommand for QuotaDelete {
     }
 }
 
-/// The quotas with their use.
+/// The command `quota list`.
 pub(crate) struct ListQuotas;
 
 #[async_trait(?Send)]

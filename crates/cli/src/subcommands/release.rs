@@ -1,7 +1,7 @@
-//! `margay ipam release`, and with `--from-report` the release of the addresses and handles that are unused in every report.
+//! `margay ipam release`. With `--from-report`, releases the addresses and handles that are unused in every report.
 //!
-//! calicoctl wants the datastore to be locked while it releases from reports. Here the handle and the sequence number guard
-//! each release: it fails if the address was assigned or released since the reports were made.
+//! calicoctl requires a locked datastore to release from reports. Here the handle and the sequence number guard each
+//! release: it fails if the address was assigned or released after the reports were made.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -38,7 +38,7 @@ pub(crate) struct Release {
     #[arg(long, value_name = "ID", group = "what")]
     pub(crate) container: Option<String>,
 
-    /// Release what all these reports of `ipam check` say that nobody uses
+    /// Release what is unused in all these reports of `ipam check`
     #[arg(long, value_name = "FILE", group = "what", num_args = 1..)]
     pub(crate) from_report: Vec<PathBuf>,
 
@@ -107,9 +107,9 @@ fn unknown_holder_failure(error: Error, kind: &str, name: &str) -> CommandFailur
     }
 }
 
-/// The longest time for the releases of one opening.
+/// Time limit of the releases of one opening.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
-/// The number of addresses or handles that are released before the store is closed for a moment.
+/// Number of addresses or handles that are released before the store is closed for a moment.
 const MAX_RELEASES_PER_OPENING: usize = 256;
 
 #[derive(Default, Serialize)]
@@ -121,7 +121,7 @@ struct FromReportJson {
     changed_handles: Vec<String>,
 }
 
-/// With `--from-report`: releases the addresses and handles on which all reports agree.
+/// With `--from-report`: releases the addresses and handles that are unused in all reports.
 #[async_trait(?Send)]
 impl StoreCommand for Release {
     fn progress_text(&self) -> Option<&'static str> {
@@ -180,24 +180,24 @@ fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &St
     Ok(())
 }
 
-/// Refuses reports that are all older than the last change of Calico's ClusterInformation.
+/// Refuses reports that were all made before the last change of Calico's ClusterInformation.
 fn require_current(reports: &[CheckReport], current: &StoreInspection) -> Result<()> {
     let wanted = revision(&current.inspection);
     if wanted.is_empty() || reports.iter().any(|report| report.cluster_information_revision == wanted) {
         return Ok(());
     }
     Err(CommandFailure::new("Calico's ClusterInformation was changed after all of these reports were made").hint(
-        "make another report with: margay ipam check --report FILE; or release all the same with --force: what has \
+        "make another report with: margay ipam check --report FILE; or release anyway with --force: what has \
          changed since is left alone in any case",
     ))
 }
 
-/// The unused addresses, with the handle and the number on which all reports agree.
+/// The addresses that all reports have as unused, with the same handle and sequence number.
 fn agreed_addresses(reports: &[CheckReport]) -> Vec<ReleaseRequest> {
     let leaked = |report: &CheckReport| -> BTreeSet<(IpAddr, String, u64)> {
         let rows = report.allocations.iter().flat_map(|(ip, rows)| rows.iter().map(move |row| (*ip, row)));
         let free = rows.filter(|(_, row): &(IpAddr, &ReportedAddress)| !row.in_use && !row.cooling_down);
-        // Without a number it would be unknown whether the address was assigned anew.
+        // Without a sequence number, a new assignment of the address could not be detected.
         free.filter_map(|(ip, row)| Some((ip, row.handle.clone(), row.sequence_number?))).collect()
     };
     let mut sets = reports.iter().map(leaked);
@@ -211,7 +211,7 @@ fn agreed_addresses(reports: &[CheckReport]) -> Vec<ReleaseRequest> {
     common.into_iter().map(request).collect()
 }
 
-/// The handles that hold nothing in any report, and were not written between them.
+/// The handles that hold no address in any report, and were not written between the reports.
 fn agreed_handles(reports: &[CheckReport]) -> Vec<HandleRevision> {
     let Some((first, others)) = reports.split_first() else { return Vec::new() };
     let mut common = first.leaked_handles.clone();

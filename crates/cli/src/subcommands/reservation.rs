@@ -1,4 +1,4 @@
-//! Reservations.
+//! `margay reservation`.
 
 use async_trait::async_trait;
 use clap::{Args, Subcommand};
@@ -61,11 +61,11 @@ pub(crate) struct ReservationDelete {
     pub(crate) dry_run: bool,
 }
 
-/// A reservation as a row.
+/// A reservation in a listing.
 #[derive(Clone, Debug, Serialize)]
 struct ReservationRow {
     name: String,
-    /// The reserved networks, as they were written.
+    /// The reserved ranges, as they were written.
     cidrs: Vec<String>,
 }
 
@@ -103,7 +103,7 @@ impl OpenStoreCommand for ReservationCreate {
     }
 }
 
-/// The reservations.
+/// The command `reservation list`.
 pub(crate) struct ListReservations;
 
 #[async_trait(?Send)]

@@ -1,4 +1,4 @@
-//! The settings that all nodes share.
+//! `margay ipam configure` and `margay ipam split`.
 
 use async_trait::async_trait;
 use clap::{ArgGroup, Args, ValueEnum};
@@ -25,8 +25,8 @@ See what is set with: margay ipam show --show-configuration";
 pub(crate) const SPLIT: &str = "\
 Blocks and addresses stay where they are, and containers may come and go
 meanwhile. The parts are named split-NAME-0, split-NAME-1, ...; networks that
-name the pool have to name the parts from then on. A split that was broken off
-goes on when it is asked for again.
+name the pool must name the parts from then on. An interrupted split continues
+when the command is given again.
 
 Examples:
   margay ipam split 2 --name main --dry-run
@@ -36,7 +36,7 @@ Examples:
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("setting").required(true).multiple(true))]
 pub(crate) struct Configure {
-    /// Whether a node takes addresses of its own blocks only
+    /// Whether a node only takes addresses of its own blocks
     #[arg(long, value_name = "true|false", group = "setting")]
     pub(crate) strictaffinity: Option<bool>,
 
@@ -57,7 +57,7 @@ pub(crate) struct Configure {
     pub(crate) dry_run: bool,
 }
 
-/// Whether a machine keeps its addresses.
+/// Whether a KubeVirt machine keeps its addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "PascalCase")]
 pub(crate) enum Persistence {
@@ -111,7 +111,6 @@ impl OpenStoreCommand for Configure {
     }
 }
 
-/// Shows all settings.
 pub(super) async fn show(operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
     let config = operator.ipam().config(deadline).await?;
     let persistence = persistence_text(config.address_persistence());
@@ -152,7 +151,7 @@ fn apply_changes(mut config: IpamConfig, args: &Configure) -> IpamConfig {
     config
 }
 
-/// The names and values that were set, in calicoctl's order.
+/// The changed settings by name, in calicoctl's order.
 fn list_changes(args: &Configure) -> Vec<(&'static str, String)> {
     let persistence = args.kubevirt_ip_persistence.map(|persistence| match persistence {
         Persistence::Enabled => "Enabled".to_owned(),
@@ -191,7 +190,7 @@ impl OpenStoreCommand for Split {
     }
 
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
-        // The parser ensures that one of the two is given.
+        // The argument parser guarantees that one of the two is given.
         let which = match (&self.name, self.cidr) {
             (Some(name), _) => PoolChoice::Name(name),
             (None, Some(cidr)) => PoolChoice::Cidr(cidr),

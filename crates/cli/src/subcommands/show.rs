@@ -1,4 +1,4 @@
-//! `margay ipam show`: the use of pools, the holder of one address, the borrowed addresses, and the forecast for pools.
+//! `margay ipam show`: the use of pools, the holder of an address, borrowed addresses, and when pools will be full.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -37,7 +37,7 @@ pub(crate) struct Show {
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) ip: Option<IpAddr>,
 
-    /// Show the addresses that nodes have of blocks that are not theirs
+    /// Show the addresses that nodes have in blocks of other nodes
     #[arg(long, conflicts_with_all = ["ip", "show_blocks"])]
     show_borrowed: bool,
 
@@ -45,7 +45,7 @@ pub(crate) struct Show {
     #[arg(long, conflicts_with_all = ["ip", "show_blocks", "show_borrowed"])]
     show_configuration: bool,
 
-    /// Show when each pool will be full, if it goes on filling as in the last week
+    /// Show when each pool will be full if it keeps filling as in the last week
     #[arg(long, conflicts_with_all = ["ip", "show_blocks", "show_borrowed", "show_configuration"])]
     pub(crate) forecast: bool,
 }
@@ -71,16 +71,15 @@ impl OpenStoreCommand for Show {
     }
 }
 
-/// The detail of the answer.
+/// How detailed the table is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UsageDetail {
-    /// Pools only.
     Pools,
-    /// Blocks too.
+    /// Pools and their blocks.
     Blocks,
 }
 
-/// The use of all pools as an answer. JSON always has the blocks, and has numbers as strings.
+/// The use of all pools. JSON always includes the blocks, and has numbers as strings.
 fn usage_answer(utilization: &Utilization, detail: UsageDetail) -> Result<CommandAnswer> {
     let answer = CommandAnswer::new(usage_table(utilization, detail), utilization)?;
     Ok(match (utilization.pools.is_empty(), utilization.orphaned.len(), detail) {
@@ -116,14 +115,14 @@ fn usage_table(utilization: &Utilization, detail: UsageDetail) -> String {
     render(&columns, &rows)
 }
 
-/// A row of the table. Rounding to five digits is for the eye; JSON is exact.
+/// A row of the table. Numbers are rounded to five digits; JSON has them exactly.
 fn usage_row(grouping: &str, cidr: IpNet, usage: &Usage) -> Vec<String> {
     let whole = usage.capacity.to_f64();
     let parts = [usage.in_use, usage.reserved, usage.available].map(|count| format_share(count.to_f64(), whole));
     [grouping.to_owned(), cidr.to_string(), format_five_digits(whole)].into_iter().chain(parts).collect()
 }
 
-/// Reports the status of an address. Unlike Calico's command this finds it in disabled pools and outside all pools too.
+/// Reports the status of an address. Unlike calicoctl, also finds addresses in disabled pools and outside of all pools.
 async fn show_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Result<CommandAnswer> {
     let Inventory { pools, reservations } = operator.ipam().inventory(deadline).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
@@ -153,43 +152,33 @@ fn status_of(holding: Holding) -> AddressStatus {
     }
 }
 
-/// The facts about an address.
+/// The recorded facts about an address.
 #[derive(Clone, Debug)]
 struct AddressReport {
-    /// The address.
     ip: IpAddr,
-    /// The prefix that has it, where the pool has prefixes.
+    /// The prefix that contains the address, if the pool assigns prefixes.
     prefix: Option<IpNet>,
-    /// The pool that has it in its range.
+    /// The pool whose range contains the address.
     pool: Option<String>,
-    /// The reservations that cover it.
+    /// The reservations that contain the address.
     reserved_by: Vec<String>,
-    /// Why it is in quarantine, if it is.
     quarantined: Option<QuarantineEntry>,
-    /// The status.
     status: AddressStatus,
 }
 
-/// The status of an address.
 #[derive(Clone, Debug)]
 enum AddressStatus {
-    /// The address is not assigned.
     Free,
     /// The address was released and is in cooldown.
     CoolingDown {
-        /// The time of the release.
         released_at: Option<String>,
     },
-    /// The address is assigned.
     Held(Holder),
 }
 
-/// The holder of an address.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Holder {
-    /// The handle.
     handle: Option<String>,
-    /// Its attributes.
     attributes: BTreeMap<String, String>,
     /// The attributes of a second owner, which only virtual machines have.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -197,7 +186,7 @@ struct Holder {
 }
 
 impl AddressReport {
-    /// The report as an answer in calicoctl's words, with notes about facts that calicoctl does not report.
+    /// The answer in calicoctl's words, with notes about facts that calicoctl does not report.
     fn answer(&self) -> Result<CommandAnswer> {
         let mut answer = CommandAnswer::new(self.text(), &self.json())?;
         if self.pool.is_none() {
@@ -207,7 +196,7 @@ impl AddressReport {
             && let (Some(name), Some(until)) = (attributes.get(STICKY), attributes.get(STICKY_UNTIL))
         {
             answer = answer.note(format!(
-                "nobody uses {}: it waits for {}, until: {}",
+                "{} has no holder: it waits for {}, until: {}",
                 self.ip,
                 printable(name),
                 printable(until)
@@ -297,7 +286,7 @@ fn append_attributes(text: &mut String, attributes: &BTreeMap<String, String>) {
     }
 }
 
-/// Shows the addresses that nodes have from the blocks of other nodes.
+/// Shows the addresses that nodes have borrowed.
 async fn show_borrowed(operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
     borrowed_answer(&operator.ipam().borrowed(deadline).await?)
 }
@@ -325,10 +314,10 @@ fn borrowed_answer(borrowed: &BorrowedAddresses) -> Result<CommandAnswer> {
     })
 }
 
-/// A longer time is not shown as a number.
+/// Forecasts beyond this time are not shown as a number.
 const MAX_FORECAST: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
-/// When each pool will be full.
+/// The command `ipam show --forecast`.
 pub(crate) struct ShowForecast;
 
 #[async_trait(?Send)]
@@ -348,7 +337,7 @@ impl StoreCommand for ShowForecast {
         if forecast.pools.is_empty() {
             return Ok(answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"));
         }
-        // The table says if the history is too short.
+        // If the history is too short, the table says so already.
         match forecast.history_seconds < MIN_HISTORY.as_secs() {
             true => Ok(answer),
             false => Ok(answer.note(format!("from {} of history", span(forecast.history_seconds)))),
@@ -356,7 +345,8 @@ impl StoreCommand for ShowForecast {
     }
 }
 
-/// The forecast of the pools of a census. It watches the past, for which an embedded store must stay open.
+/// Forecasts when the pools of a census will be full. Reads the history through a watch, so an embedded store stays
+/// open meanwhile.
 pub(super) async fn forecast_census(at: StoreAccess<'_>, census: &Census) -> Result<Forecast> {
     at.with_operator(StoreUse::Read, async |operator| {
         Ok(operator.forecast(census, Deadline::after(READ_ALL_TIMEOUT)).await?)
@@ -376,7 +366,7 @@ impl TableRow for PoolForecast {
     }
 }
 
-/// The growth and the time until a pool is full.
+/// The growth and the time until the pool is full, as text.
 fn forecast_words(ahead: FillForecast) -> (String, String) {
     match ahead {
         FillForecast::Full => (String::new(), "full".to_owned()),
@@ -391,7 +381,7 @@ fn forecast_words(ahead: FillForecast) -> (String, String) {
     }
 }
 
-/// A time span in its largest fitting unit, rounded down.
+/// Formats a time span in its largest fitting unit, rounded down.
 fn span(seconds: u64) -> String {
     let units = [(86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")];
     let (size, name) = units.into_iter().find(|(size, _)| seconds >= 2 * size).unwrap_or((1, "second"));

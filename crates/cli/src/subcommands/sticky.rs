@@ -1,4 +1,4 @@
-//! Addresses that workloads keep.
+//! `margay ipam pin`, `unpin` and `list`, for addresses that workloads keep.
 
 use std::net::IpAddr;
 
@@ -71,18 +71,18 @@ pub(crate) struct Unpin {
 /// The arguments of `ipam list`.
 #[derive(Debug, Args)]
 pub(crate) struct ListStickyAddresses {
-    /// Only those that no other workload ever gets
+    /// Only addresses that are pinned
     #[arg(long)]
     pub(crate) pinned: bool,
 }
 
-/// An address as a row.
+/// A sticky address in a listing.
 #[derive(Debug, Serialize)]
 struct StickyAddressRow<'a> {
     ip: IpAddr,
     workload: &'a str,
     pinned: bool,
-    /// Until when it waits: a time, or `forever`; null while it is in use.
+    /// When the wait ends: a time, or `forever`; null while the address is in use.
     until: Option<String>,
     handle: Option<&'a str>,
     network: Option<&'a str>,
@@ -154,7 +154,7 @@ impl OpenStoreCommand for Unpin {
         self.dry_run
     }
 
-    /// The answer is what was recorded.
+    /// Ends the pin. The answer shows what was recorded.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let kept = operator.unpin(self.ip, deadline).await?;
         let text = format!("Successfully unpinned {} from {}", kept.address, printable(&kept.workload));

@@ -1,19 +1,19 @@
-//! Backup files: one revision of a store, in a form that a person can read and that any engine can be filled from.
+//! The format of backup files. A file has one revision of a store. People can read it, and any engine can be filled
+//! from it.
 //!
-//! A file is JSON lines. The first line describes the store. Then each key has a line, ascending. The last line has the
-//! number of keys and the SHA-256 of all lines before it:
+//! A file is JSON lines. The first line describes the store. Then there is a line for each key, in ascending order. The
+//! last line has the number of keys and the SHA-256 of all lines before it:
 //!
 //! ```text
 //! {"margay_backup":1,"margay":"0.1.0","engine":"redb","store":"3526f154-...","revision":7,"time":"2026-11-21T16:25:03Z"}
-//! {"key":"/calico/ipam/v2/config","value":"{\"strictAffinity\":false}"}
-//! {"keys":1,"sha256":"9f86d0818..."}
+//! {"key":"/calico/ipam/v2/config","value":"{\"strictAffinity\":false}"} {"keys":1,"sha256":"9f86d0818..."}
 //! ```
 //!
-//! If the store's format has leases, they are in the first line (`"margay_backup":2`,
-//! `"leases":[{"id":7,"ttl":60}]`), and the line of a key that is attached to a lease names it (`"lease":7`).
+//! If the store's format has leases, they are in the first line (`"margay_backup":2`, `"leases":[{"id":7,"ttl":60}]`),
+//! and the line of a key that is attached to a lease names it (`"lease":7`).
 //!
-//! A key or a value that is not UTF-8 is in `key64` or `value64`, in base64. A file is whole only with its last line,
-//! so that a file that was cut off is never read as a smaller store.
+//! A key or a value that is not UTF-8 is in `key64` or `value64`, in base64. A file without its last line is refused,
+//! so a file that was cut off is never read as a smaller store.
 
 use std::time::Duration;
 
@@ -25,43 +25,42 @@ use serde::{Deserialize, Serialize};
 use super::{Row, StoreIdentity};
 use crate::digest::Sha256;
 
-/// The version of the form for stores without leases.
+/// The format version for stores without leases.
 const VERSION: u32 = 1;
-/// The version for stores with leases, the newest one. The first line also has `leases`, other lines `lease`.
+/// The format version for stores with leases, which is the newest. It adds `leases` to the first line and `lease` to
+/// others.
 pub(super) const VERSION_WITH_LEASES: u32 = 2;
 
-/// The length of the longest line: a key and a value of the greatest length, with each byte escaped.
+/// Maximum length of a line, in bytes: a key and a value of maximum length, with each byte escaped.
 pub(super) const MAX_LINE_BYTES: usize = 6 * (kv::MAX_KEY_BYTES + kv::MAX_VALUE_BYTES) + 1024;
 
-/// The beginning of the last line, and of no other.
+/// The start of the last line, and of no other.
 pub(super) const TRAILER: &str = "{\"keys\":";
 
-/// The first line: the store of the backup, and the time.
+/// The first line, which describes the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupHeader {
-    /// The version of the form.
+    /// The format version.
     pub(super) margay_backup: u32,
-    /// The version of the program.
+    /// The version of the program that wrote the file.
     margay: String,
-    /// The engine that the store was on.
+    /// The engine of the store, or `etcd`.
     pub(crate) engine: String,
-    /// The store's id, or the cluster's.
+    /// The id of the store or cluster.
     pub(crate) store: String,
-    /// The revision of the store.
     pub(crate) revision: i64,
-    /// The time at which the store was read.
+    /// When the store was read.
     pub(crate) time: String,
     /// The leases of a store whose format has them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leases: Option<Vec<BackupLease>>,
 }
 
-/// A lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupLease {
-    /// Its number, which is not 0.
+    /// The lease's number, which is not 0.
     id: i64,
-    /// The time to live that was granted, in seconds.
+    /// The granted time to live, in seconds.
     ttl: u64,
 }
 
@@ -72,7 +71,7 @@ impl From<kv::Lease> for BackupLease {
 }
 
 impl BackupLease {
-    /// The lease in the form of stores; `None` if its number or its time to live is not allowed.
+    /// Converts to the store's type; `None` if the number or the time to live is not allowed.
     pub(crate) fn read(self) -> Option<kv::Lease> {
         let ttl = Some(Duration::from_secs(self.ttl)).filter(|ttl| *ttl <= kv::Lease::MAX_TTL)?;
         Some(kv::Lease { id: LeaseId::new(self.id)?, ttl })
@@ -96,13 +95,13 @@ impl BackupHeader {
     }
 }
 
-/// The only member of the first line that every version has.
+/// The part of the first line that all versions have.
 #[derive(Deserialize)]
 pub(super) struct BackupVersion {
     pub(super) margay_backup: u32,
 }
 
-/// A line with a key.
+/// The line of a key.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BackupLine {
@@ -114,7 +113,7 @@ pub(super) struct BackupLine {
     value: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     value64: Option<String>,
-    /// The number of the lease that the key is attached to.
+    /// The number of the lease to which the key is attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lease: Option<i64>,
 }
@@ -129,7 +128,7 @@ impl BackupLine {
         Self { key, key64, value, value64, lease: lease.map(LeaseId::get) }
     }
 
-    /// The key, the value and the lease; `None` if the key or the value is missing, or there twice.
+    /// The row; `None` if the key or the value is missing or given twice.
     pub(super) fn read(self) -> Option<Row> {
         let read = |text: Option<String>, base64: Option<String>| match (text, base64) {
             (Some(text), None) => Some(text.into_bytes()),
@@ -141,7 +140,7 @@ impl BackupLine {
     }
 }
 
-/// The last line, with its end.
+/// The last line, with its line break.
 pub(super) fn trailer(keys: u64, sum: &Sha256) -> String {
     format!("{TRAILER}{keys},\"sha256\":\"{}\"}}\n", sum.hex())
 }

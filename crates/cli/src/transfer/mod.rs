@@ -1,5 +1,5 @@
-//! The ways of documents from one place to another: a [`Source`] gives them part by part, a filter leaves out what is
-//! none of IPAM's, and a [`Sink`] takes them.
+//! Moves documents from one place to another. A [`Source`] returns them part by part, a filter drops documents that are
+//! not IPAM's, and a [`Sink`] takes them.
 //!
 //! | | source | filter | sink |
 //! |---|---|---|---|
@@ -9,10 +9,10 @@
 //! | `import` | file | IPAM's, nodes renamed | marked store, empty before |
 //! | `migrate` | store | IPAM's | marked store, made equal |
 //!
-//! A store is read at one revision, in several openings, so that no plugin waits long: after 10 ms the reader closes
-//! the store as soon as another process waits, and goes on at that revision when it has the store lock again. A store
-//! that is filled while others can reach it is marked: the mark refuses plugins, and says with which command a run that was
-//! broken off goes on.
+//! A store is read at one revision, in several openings, so that no plugin waits long. After 10 ms the reader closes
+//! the store as soon as another process waits, and continues at the same revision when it gets the store lock again. A
+//! store that is filled while others can reach it is marked. Because of the mark plugins refuse the store, and it names
+//! the command that continues an unfinished run.
 
 mod format;
 mod reader;
@@ -35,15 +35,15 @@ use crate::error::{CommandFailure, Result};
 use crate::output::rfc3339;
 use crate::store::{StoreAccess, StoreUse};
 
-/// The prefixes that the backup of a cluster has: Calico's and Margay's keys, not those of other users. Ascending.
+/// The prefixes of the keys in a backup of a cluster, ascending: Calico's and Margay's keys, not those of other users.
 pub(crate) const CLUSTER_PREFIXES: [&str; 2] = ["/calico/", "/margay/"];
 
-/// The number of attempts: the history of a revision can be removed before all of it was read.
+/// Maximum number of attempts. The history of a revision can be compacted before all of it was read.
 const MAX_ATTEMPTS: usize = 5;
-/// The most bytes that one transaction writes, unless one value alone is longer.
+/// Maximum number of bytes that one transaction writes, unless a single value is longer.
 const MAX_TXN_BYTES: usize = 1_000_000;
 
-/// A key with its value.
+/// A key with its value and lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) key: Key,
@@ -51,30 +51,30 @@ pub(crate) struct Row {
     pub(crate) lease: Option<LeaseId>,
 }
 
-/// Some rows, ascending.
+/// Rows in ascending order of their keys.
 pub(crate) struct RowBatch {
     pub(crate) rows: Vec<Row>,
-    /// True if no other part follows.
+    /// True if no further part follows.
     pub(crate) is_last: bool,
 }
 
-/// The part of a store's keys that a command moves.
+/// The keys of a store that a command moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyFilter {
-    /// All keys; of a cluster those that are Calico's and Margay's.
+    /// All keys; in a cluster only Calico's and Margay's.
     All,
     /// IPAM's documents. A store that is itself being filled is refused.
     Ipam,
 }
 
-/// The place that rows come from.
+/// Where rows are read from.
 pub(crate) enum Source<'l> {
     Store(Box<Snapshot<'l>>, KeyFilter),
     File(Box<BackupRows>),
 }
 
 impl<'l> Source<'l> {
-    /// A store, at a revision or, if that is unset, at the newest one.
+    /// Reads a store at a revision, or at the newest one if `revision` is unset.
     pub(crate) fn store(at: StoreAccess<'l>, filter: KeyFilter, revision: Revision) -> Self {
         let ranges = match filter {
             KeyFilter::All if at.location.is_shared() => CLUSTER_PREFIXES.map(Range::prefix).to_vec(),
@@ -84,7 +84,6 @@ impl<'l> Source<'l> {
         Self::Store(Box::new(Snapshot::of(at, ranges).at(revision)), filter)
     }
 
-    /// The next part.
     async fn next(&mut self) -> Result<RowBatch, TransferStop> {
         match self {
             Self::Store(snapshot, filter) => {
@@ -100,7 +99,7 @@ impl<'l> Source<'l> {
         }
     }
 
-    /// The description of the source; of a store known after the first part.
+    /// The description of the source. For a store it is known after the first part.
     fn header(&self) -> Option<BackupHeader> {
         match self {
             Self::Store(snapshot, _) => {
@@ -120,16 +119,15 @@ impl<'l> Source<'l> {
     }
 }
 
-/// The place that rows go to.
+/// Where rows are written to.
 pub(crate) trait Sink {
-    /// Prepares for the rows of a source with this description.
+    /// Prepares for the rows of a source with this description. Called again if the source is read again.
     async fn begin(&mut self, header: BackupHeader) -> Result<()>;
 
-    /// Takes the next part.
     async fn take(&mut self, part: RowBatch) -> Result<()>;
 }
 
-/// Moves all rows. While one part is taken, the next one is read.
+/// Moves all rows. Reads the next part while the sink takes the current one.
 pub(crate) async fn transfer_rows(source: &mut Source<'_>, sink: &mut impl Sink) -> Result<(), TransferStop> {
     let mut next = Some(source.next().await?);
     if let Some(header) = source.header() {
@@ -145,16 +143,15 @@ pub(crate) async fn transfer_rows(source: &mut Source<'_>, sink: &mut impl Sink)
     Ok(())
 }
 
-/// Why a source ended early.
+/// Why a transfer ended early.
 pub(crate) enum TransferStop {
-    /// The history of the revision was removed.
+    /// The history of the revision was compacted.
     Overtaken,
-    /// The source or the sink failed.
     Failed(CommandFailure),
 }
 
 impl TransferStop {
-    /// The failure of a way from a file.
+    /// The failure of a transfer from a file.
     pub(crate) fn of_a_file(self, file: &CheckedBackup) -> CommandFailure {
         match self {
             Self::Overtaken => CommandFailure::new(format!("{} cannot be read any more", file.path())),
@@ -169,7 +166,7 @@ impl From<CommandFailure> for TransferStop {
     }
 }
 
-/// Reads a store at one revision, with several attempts, as its history can be removed meanwhile.
+/// Makes several attempts to read a store at one revision, since its history can be compacted in the meantime.
 pub(crate) async fn retry_at_one_revision<T>(
     at: StoreAccess<'_>,
     mut attempt: impl AsyncFnMut() -> Result<T, TransferStop>,
@@ -184,18 +181,18 @@ pub(crate) async fn retry_at_one_revision<T>(
     Err(history_lost(at, &format!("{MAX_ATTEMPTS} times"), "try again when fewer containers are started and stopped"))
 }
 
-/// The failure for a store whose history was removed before it was read.
+/// The failure for a store whose history was compacted before it was read.
 fn history_lost(at: StoreAccess<'_>, times: &str, hint: &str) -> CommandFailure {
     CommandFailure::new(format!("{at} changes faster than it can be read: its history was given up {times}")).hint(hint)
 }
 
-/// The refusal of a source that is itself being filled.
+/// The failure for a source that is itself being filled.
 fn unfinished_target_failure(what: &str) -> CommandFailure {
     CommandFailure::new(format!("{what} is itself the target of a migration or an import that is not finished"))
         .hint("finish that first, or end it with --abort; nothing was changed")
 }
 
-/// Groups things that one transaction writes each: at most `most`, and no more bytes than one should write.
+/// Groups items for transactions: at most `most` in each, and at most [`MAX_TXN_BYTES`] unless one item is larger.
 pub(crate) fn group_by_size<T>(
     things: impl IntoIterator<Item = T>,
     most: usize,
@@ -215,50 +212,48 @@ pub(crate) fn group_by_size<T>(
     groups
 }
 
-/// Does blocking work on another thread.
+/// Runs blocking work on another thread.
 pub(crate) async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     spawn_blocking(work).await.unwrap_or_else(|error| Err(CommandFailure::new(error)))
 }
 
-/// The number of bytes that one opening reads. They are in memory meanwhile.
+/// Number of bytes that one opening reads. They stay in memory until the next one.
 const TURN_BYTES: usize = 16 << 20;
-/// The number of bytes that a page should have: of an embedded store, and of a cluster.
+/// Target size of a page in bytes, for an embedded store and for a cluster.
 const PAGE_BYTES: usize = 256 << 10;
 const CLUSTER_PAGE_BYTES: usize = 8 << 20;
 
-/// The reader of a part of a store at one revision, from its first key to its last.
+/// Reads ranges of a store at one revision, in ascending order.
 pub(crate) struct Snapshot<'l> {
     store: StoreAccess<'l>,
-    /// The revision; unset before the first opening.
+    /// Unset before the first opening.
     at: Revision,
     about: Option<StoreIdentity>,
     pages: RangePages,
 }
 
-/// The identity of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoreIdentity {
-    /// The engine.
     pub(crate) engine: &'static str,
-    /// The store's id, or the cluster's.
+    /// The id of the store or cluster.
     pub(crate) id: String,
-    /// The leases of an embedded store whose format has them. A cluster's leases are its clients' and are not read.
+    /// The leases of an embedded store whose format has them. A cluster's leases belong to its clients and are not
+    /// read.
     pub(crate) leases: Option<Vec<Lease>>,
 }
 
 impl<'l> Snapshot<'l> {
-    /// A reader of these ranges, which ascend, at the newest revision.
+    /// Creates a reader of these ascending ranges at the newest revision.
     pub(crate) fn of(store: StoreAccess<'l>, ranges: Vec<Range>) -> Self {
         Self { store, at: Revision::UNSET, about: None, pages: RangePages::of(ranges) }
     }
 
-    /// Reads at this revision instead, which may not be readable any more.
+    /// Reads at this revision instead. It may already be compacted.
     pub(crate) fn at(mut self, revision: Revision) -> Self {
         self.at = revision;
         self
     }
 
-    /// The store.
     fn store(&self) -> StoreAccess<'l> {
         self.store
     }
@@ -268,17 +263,17 @@ impl<'l> Snapshot<'l> {
         self.at
     }
 
-    /// The identity of the store; known after the first opening.
+    /// The identity of the store; `None` before the first opening.
     pub(crate) fn identity(&self) -> Option<&StoreIdentity> {
         self.about.as_ref()
     }
 
-    /// True if there is nothing left to read.
+    /// True if everything was read.
     pub(crate) fn is_over(&self) -> bool {
         self.pages.is_over()
     }
 
-    /// Opens the store, reads the next keys, ascending, and closes it. `None` after the last key.
+    /// Opens the store, reads the next keys in ascending order, and closes the store. `None` after the last key.
     pub(crate) async fn batch(&mut self) -> Result<Option<Vec<Kv>>, TransferStop> {
         if self.is_over() {
             return Ok(None);
@@ -316,39 +311,39 @@ impl<'l> Snapshot<'l> {
     }
 }
 
-/// Ranges that are read page by page.
 pub(crate) struct RangePages {
-    /// The ranges that remain to be read, the next one last.
+    /// The ranges that are still to be read, the next one last.
     rest: Vec<Range>,
-    /// The current range of a cluster.
+    /// The range of a cluster that is being read.
     begun: Option<kv::Pages>,
 }
 
-/// Some keys.
+/// A page of keys.
 pub(crate) struct KvPage {
-    /// The revision at which they were read.
+    /// The revision at which the page was read.
     at: Revision,
     /// The keys with their values, ascending.
     kvs: Vec<Kv>,
 }
 
 impl RangePages {
-    /// The pages of these ranges, which ascend.
+    /// Creates the pages of these ascending ranges.
     pub(crate) fn of(mut ranges: Vec<Range>) -> Self {
         ranges.reverse();
         Self { rest: ranges, begun: None }
     }
 
-    /// True if there is nothing left to read.
+    /// True if everything was read.
     pub(crate) fn is_over(&self) -> bool {
         self.rest.is_empty() && self.begun.is_none()
     }
 
-    /// Reads the next page at a revision, or at the newest one if that is unset.
+    /// Reads the next page at a revision, or at the newest one if `at` is unset.
     pub(crate) async fn next(&mut self, open: &OpenStore, at: Revision) -> kv::Result<KvPage> {
         if let Some(store) = open.embedded() {
             let Some(range) = self.rest.pop() else { return Ok(KvPage { at, kvs: Vec::new() }) };
-            // A page of the engine's own: the contract's `range` also counts the keys that are left, which takes long.
+            // Reads a page from the engine: the contract's `range` would also count the remaining keys, which takes
+            // long.
             let (first, end) = range.bounds();
             let page = store.page(first, at, PAGE_BYTES).await?;
             let is_before_end = |key: &Key| end.as_ref().is_none_or(|end| key < end);
@@ -370,7 +365,7 @@ fn cluster_pages(range: Range, at: Revision) -> kv::Pages {
     kv::Pages::new(range, at).with_page_bytes(CLUSTER_PAGE_BYTES)
 }
 
-/// The engine and the id of a store.
+/// Reads the engine, the id and the leases of a store.
 pub(crate) async fn read_identity(at: StoreAccess<'_>, open: &OpenStore) -> Result<StoreIdentity> {
     let engine = at.location.facts().name;
     if let Some(cluster) = open.cluster() {

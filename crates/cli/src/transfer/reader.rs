@@ -1,5 +1,4 @@
-//! Reading a backup file, and an export or a backup of which only IPAM's documents are wanted, perhaps with another name
-//! of a node.
+//! Reads a backup file. For an import, keeps only IPAM's documents of it and may rename a node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -16,10 +15,10 @@ use crate::digest::Sha256;
 use crate::error::{CommandFailure, Result};
 use crate::output::printable;
 
-/// The number of bytes that are read at once.
+/// Number of bytes that are read at once.
 const BATCH_BYTES: usize = 8 << 20;
 
-/// A backup file that is being read. Its parts are valid only after the last one was read: the checksum is at the end.
+/// Reads a backup file. The rows are valid only after the last one was read, since the checksum is at the end.
 #[derive(Debug)]
 struct BackupReader {
     input: BufReader<File>,
@@ -66,12 +65,11 @@ impl BackupReader {
         Ok(Self { input, path: path.to_owned(), header, sum, keys: 0, last: Key::default(), line, ended: false })
     }
 
-    /// The first line.
     fn header(&self) -> &BackupHeader {
         &self.header
     }
 
-    /// The next key with its value and lease; `None` at the end of a file that is whole.
+    /// Reads the next row; `None` at the end of a file that is complete.
     fn next_row(&mut self) -> Result<Option<Row>> {
         if self.ended {
             return Ok(None);
@@ -113,20 +111,17 @@ impl BackupReader {
     }
 }
 
-/// A file that was read to its end and is whole.
+/// A backup file that was read to its end and is complete.
 #[derive(Clone, Debug)]
 pub(crate) struct CheckedBackup {
     pub(super) path: PathBuf,
-    /// Its first line.
     pub(crate) header: BackupHeader,
-    /// The number of its keys.
     pub(crate) keys: u64,
-    /// Its checksum.
     pub(super) sum: Sha256,
 }
 
 impl CheckedBackup {
-    /// Reads a file to its end, and shows `each` of its rows.
+    /// Reads a file to its end and passes each row to `each`.
     pub(super) fn read(path: &Path, mut each: impl FnMut(&Row)) -> Result<Self> {
         let mut reader = BackupReader::open(path)?;
         while let Some(row) = reader.next_row()? {
@@ -135,18 +130,17 @@ impl CheckedBackup {
         Ok(Self { path: path.to_owned(), header: reader.header, keys: reader.keys, sum: reader.sum })
     }
 
-    /// Reads a file to its end.
     pub(crate) async fn of(path: &Path) -> Result<Self> {
         let path = path.to_owned();
         run_blocking(move || Self::read(&path, |_| {})).await
     }
 
-    /// The path, for people.
     pub(crate) fn path(&self) -> String {
         self.path.display().to_string()
     }
 
-    /// The rows, from the first on, or those that a filter makes of them.
+    /// Reads the rows from the start, through a filter if there is one. Fails if the first line has changed since the
+    /// check.
     pub(crate) async fn rows(&self, filter: Option<IpamFilter>) -> Result<BackupRows> {
         let path = self.path.clone();
         let reader = run_blocking(move || BackupReader::open(&path)).await?;
@@ -162,10 +156,10 @@ impl CheckedBackup {
     }
 }
 
-/// The reader of a file's rows, from the first to the last.
+/// Reads the rows of a checked file again, in order.
 pub(crate) struct BackupRows {
     file: CheckedBackup,
-    /// The rest of the file; `None` at its end.
+    /// The unread rest of the file; `None` at its end.
     rest: Option<(BackupReader, Option<IpamFilter>)>,
 }
 
@@ -203,7 +197,7 @@ impl BackupRows {
     }
 }
 
-/// Reads a line with its line break, up to the length of the longest line.
+/// Reads a line with its line break, up to [`MAX_LINE_BYTES`].
 fn read_line(input: &mut BufReader<File>, line: &mut Vec<u8>) -> io::Result<()> {
     line.clear();
     input.take(MAX_LINE_BYTES as u64).read_until(b'\n', line)?;
@@ -223,31 +217,31 @@ fn cannot_read(path: &Path, error: &io::Error) -> CommandFailure {
     }
 }
 
-/// The import of a file.
+/// A checked import of a file.
 #[derive(Clone, Debug)]
 pub(crate) struct ImportPlan {
-    /// The file.
     pub(crate) file: CheckedBackup,
-    /// The numbers of documents to write, by kind.
+    /// The number of documents to write, by kind.
     pub(crate) tally: DocumentCounts,
-    /// The number of keys in it that are not IPAM's and are left out.
+    /// The number of keys that are left out because they are not IPAM's.
     pub(crate) left_out: u64,
     filter: IpamFilter,
 }
 
-/// The filter that leaves IPAM's documents, and renames a node in them.
+/// Keeps IPAM's documents, and renames a node in them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IpamFilter {
     renaming: Option<Renaming>,
-    /// The renamed documents that get another key and are still to come, by the new key.
+    /// Renamed documents that have not been returned yet, by their new key.
     moved: BTreeMap<Key, Value>,
 }
 
 impl ImportPlan {
-    /// Reads a file. If `as_node` names a node, the documents of node `from`, or of the only node, become that node's.
+    /// Reads and checks a file. If `as_node` is given, the documents of node `from`, or of the only node, become
+    /// documents of `as_node`.
     ///
     /// # Errors
-    /// The file is not whole; the node cannot be renamed.
+    /// The file is not complete; the node cannot be renamed.
     pub(crate) async fn of(path: &Path, as_node: Option<String>, from: Option<String>) -> Result<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         run_blocking(move || {
@@ -283,7 +277,7 @@ impl ImportPlan {
         }
     }
 
-    /// The documents, from the first on.
+    /// Reads the documents from the start.
     pub(crate) async fn rows(&self) -> Result<BackupRows> {
         self.file.rows(Some(self.filter.clone())).await
     }
@@ -326,7 +320,7 @@ impl ImportPlan {
 }
 
 impl IpamFilter {
-    /// Adds the rows that come next, now that the file has reached this one.
+    /// Returns the rows that come before this row of the file in the new order, and the row itself.
     fn take_row(&mut self, row: Row, rows: &mut Vec<Row>) -> Result<()> {
         let Row { key, mut value, .. } = row;
         if role_of(&key).is_none() {
@@ -346,7 +340,7 @@ impl IpamFilter {
         Ok(())
     }
 
-    /// The rows that come after the last one of the file.
+    /// The renamed rows that come after the last row of the file.
     fn rest(self) -> impl Iterator<Item = Row> {
         self.moved.into_iter().map(|(key, value)| Row { key, value, lease: None })
     }

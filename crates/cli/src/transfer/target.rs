@@ -1,5 +1,5 @@
-//! The store that is filled, and its filling from a source. Each part is compared with the store first. So the filling can be
-//! broken off at any moment and begun again, and another comparison shows afterwards whether source and store are equal.
+//! Fills a store from a source. Each part is compared with the store before it is written, so the filling can be
+//! interrupted at any moment and restarted. A final comparison shows whether source and store are equal.
 
 use datastore::{Create, Location, OpenStore, maintenance};
 use futures::StreamExt;
@@ -22,32 +22,31 @@ use crate::error::{CommandFailure, Result};
 use crate::output::{KeyProgress, printable};
 use crate::store::{StoreAccess, StoreUse};
 
-/// The most keys that one transaction writes: each may have a guard, and the mark has one, too.
+/// Maximum number of keys that one transaction writes. Each may have a guard, and the mark has one as well.
 const MAX_TXN_KEYS: usize = MAX_TXN_OPS - 1;
-/// The number of transactions whose keys are removed together.
+/// Number of transactions whose keys are listed and removed together.
 const MAX_TXNS_PER_REMOVAL: usize = 32;
 
-/// The number of parts that are read back at once; each of them is in memory.
+/// Number of parts that are read back in parallel. Each of them is in memory.
 const MAX_PARTS_AT_ONCE: usize = 4;
 
-/// Whether a part of the target had keys.
+/// Whether the target had keys in a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum FormerContents {
-    /// It had no key.
     Nothing,
-    /// It had keys, or that is unknown.
+    /// The part had keys, or this is unknown.
     #[default]
     Something,
 }
 
-/// A store that is filled, or compared with its source. A store that does not exist counts as empty.
+/// A store that is filled or compared with a source. A store that does not exist counts as empty.
 pub(crate) struct Target<'l> {
     at: StoreAccess<'l>,
     open: Option<OpenStore>,
     mark: Option<PlacedMark>,
 }
 
-/// The mark that is on the store.
+/// The mark of the store.
 struct PlacedMark {
     mark: ImportLock,
     made: Revision,
@@ -55,12 +54,12 @@ struct PlacedMark {
 }
 
 impl<'l> Target<'l> {
-    /// Opens a store, and makes it if there is none.
+    /// Opens a store, and creates it if necessary.
     pub(crate) async fn make(at: StoreAccess<'l>) -> Result<Self> {
         Self::new(at, Some(at.open_files(StoreUse::Make).await?)).await
     }
 
-    /// Opens a store if there is one.
+    /// Opens a store if it exists.
     pub(crate) async fn inspect(at: StoreAccess<'l>) -> Result<Self> {
         let open = match datastore::open(at.location, &Create::Never.with_wait(at.wait)).await {
             Ok(open) => Some(open),
@@ -78,7 +77,6 @@ impl<'l> Target<'l> {
         Ok(target)
     }
 
-    /// The mark on the store.
     pub(crate) fn mark(&self) -> Option<&ImportLock> {
         self.mark.as_ref().map(|marked| &marked.mark)
     }
@@ -91,7 +89,8 @@ impl<'l> Target<'l> {
         }
     }
 
-    /// Refuses a store that has IPAM's documents, or that could not be made. Returns the revision at which it had none.
+    /// Refuses a store that has IPAM's documents, or that could not be created. Returns the revision at which it had
+    /// none.
     pub(crate) async fn require_empty(&self) -> Result<Revision> {
         let mut at = Revision::UNSET;
         let Some(open) = &self.open else {
@@ -125,7 +124,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Changes the mark.
+    /// Replaces the mark.
     pub(crate) async fn remark(&mut self, mark: ImportLock) -> Result<()> {
         let txn = self.marked_txn()?.with_success([Op::put(import_lock_key(), mark.encode())]);
         let written = self.txn(txn).await?.revision;
@@ -135,7 +134,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Removes the mark: from now on the store can be used.
+    /// Removes the mark, so that the store can be used.
     pub(crate) async fn unmark(&mut self) -> Result<()> {
         let txn = self.marked_txn()?.with_success([Op::delete(import_lock_key())]);
         self.txn(txn).await?;
@@ -143,7 +142,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// The contents of these ranges, ascending, without the mark.
+    /// Reads the keys in these ranges, ascending, without the mark.
     pub(super) async fn read(&self, ranges: Vec<Range>) -> Result<Vec<Kv>> {
         let Some(open) = &self.open else { return Ok(Vec::new()) };
         let (mut pages, mut at, mut found) = (RangePages::of(ranges), Revision::UNSET, Vec::new());
@@ -156,7 +155,7 @@ impl<'l> Target<'l> {
         Ok(found)
     }
 
-    /// True if these parts, which are the whole store, have these checksums.
+    /// True if these parts, which cover the whole store, have these checksums.
     async fn has_checksums(&mut self, parts: &[PartChecksum], progress: &KeyProgress) -> Result<bool> {
         let mut keys = 0;
         for some in parts.chunks(MAX_PARTS_AT_ONCE) {
@@ -170,14 +169,14 @@ impl<'l> Target<'l> {
         Ok(true)
     }
 
-    /// The number of keys of a part; `None` if its checksum differs.
+    /// The number of keys in a part; `None` if its checksum differs.
     async fn count_equal_keys(&self, part: &PartChecksum) -> Result<Option<u64>> {
         let kvs = self.read(ranges_between(&part.from, part.to.as_ref())).await?;
         let expected = part.sum.clone();
         run_blocking(move || Ok((DocumentsChecksum::of(&kvs) == expected).then_some(kvs.len() as u64))).await
     }
 
-    /// Writes the changes to one part, which ascend. The guards of each transaction are the mark and the former values.
+    /// Writes the ascending changes to one part. Each transaction is guarded by the mark and the former values.
     async fn write(&self, changes: Vec<Change>, before: FormerContents) -> Result<()> {
         let in_flight = self.at.location.facts().writes_in_flight;
         let size = |change: &Change| change.key.as_bytes().len() + change.value.as_ref().map_or(0, Value::len);
@@ -191,7 +190,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Removes all keys that were written since the store was marked, and returns their number.
+    /// Removes all keys that were written since the store was marked. Returns their number.
     pub(crate) async fn remove_written_keys(&mut self) -> Result<u64> {
         let made = self.mark.as_ref().map_or(Revision::UNSET, |marked| marked.made);
         let mut removed = 0;
@@ -209,7 +208,8 @@ impl<'l> Target<'l> {
         Ok(removed)
     }
 
-    /// Deletions of the first keys of a range that were written since a revision, and the last key that was checked.
+    /// Returns deletions for the first keys of a range that were written since a revision, and the last key that was
+    /// read.
     async fn list_own_keys(&self, range: Range, since: Revision) -> Result<(Vec<Change>, Option<Key>)> {
         let Some(open) = &self.open else { return Ok((Vec::new(), None)) };
         let most = i64::try_from(MAX_TXN_KEYS * MAX_TXNS_PER_REMOVAL).unwrap_or(i64::MAX);
@@ -218,7 +218,7 @@ impl<'l> Target<'l> {
         let last = found.kvs.last().map(|kv| kv.key.clone());
         let is_ours = |kv: &Kv| match role_of(&kv.key) {
             Some(moving::KeyRole::Books) => true,
-            // A node that another process has registered meanwhile was usually written more than once.
+            // A node document that another process has registered meanwhile was usually written more than once.
             Some(moving::KeyRole::Around) => kv.create_revision > since && kv.version == 1,
             None => false,
         };
@@ -226,7 +226,8 @@ impl<'l> Target<'l> {
         Ok((ours.map(|kv| Change { key: kv.key, value: None, was: kv.mod_revision }).collect(), last))
     }
 
-    /// Closes an embedded store for a moment if a process waits for it: the mark refuses plugins, which must not wait.
+    /// Closes an embedded store for a moment if a process waits for it: the mark makes plugins fail, and they should
+    /// fail soon.
     async fn yield_store(&mut self) -> Result<()> {
         if self.open.as_ref().is_some_and(|open| open.embedded().is_some())
             && self.at.has_waiters().await?
@@ -238,7 +239,6 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Closes the store.
     pub(crate) async fn close(self) -> Result<()> {
         match self.open {
             Some(open) => open.close().await.map_err(|error| self.at.explain(error)),
@@ -255,7 +255,7 @@ impl<'l> Target<'l> {
         Ok(self.marked_txn()?.with_compares(guards).with_success(ops))
     }
 
-    /// A transaction with the guard that the mark has not changed.
+    /// A transaction that fails if the mark has changed.
     fn marked_txn(&self) -> Result<Txn> {
         let Some(marked) = &self.mark else {
             return Err(CommandFailure::new("internal error: the store is not marked"));
@@ -263,7 +263,7 @@ impl<'l> Target<'l> {
         Ok(Txn::new().with_compares([Compare::unchanged(import_lock_key(), marked.written)]))
     }
 
-    /// Carries out a transaction. A guard that does not hold is an error.
+    /// Runs a transaction. A guard that fails is an error.
     async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
         let Some(open) = &self.open else {
             return Err(CommandFailure::new(format!("there is no store at {}", self.at)));
@@ -271,7 +271,7 @@ impl<'l> Target<'l> {
         let answer = open.store().txn(txn).await.map_err(|error| self.failed(error))?;
         if !answer.succeeded {
             return Err(CommandFailure::new(format!("{} was changed by somebody else meanwhile", self.at))
-                .hint("give the same command again: it goes on where it was"));
+                .hint("give the same command again: it continues where it stopped"));
         }
         Ok(answer)
     }
@@ -289,13 +289,14 @@ fn decode_mark(location: &Location, kv: &Kv) -> Result<PlacedMark> {
     }
 }
 
-/// The guards by which the changes fail if their keys have changed meanwhile.
+/// The guards that make a transaction fail if one of its keys has changed.
 fn guards(batch: &[Change], before: FormerContents) -> Vec<Compare> {
     if before == FormerContents::Nothing
         && let [first, .., last] = batch
     {
-        // In a range where nobody else may write, one guard suffices: that there is still no key. It costs a store less
-        // than a guard for each key, and etcd needs no lookup of leases. The mark must not be in the range.
+        // No other process may write in these ranges, so one guard suffices: the range still has no key. This is
+        // cheaper for a store than a guard for each key, and etcd needs no lookup of leases. The mark must not be in
+        // the range.
         let span = Range::FromTo(first.key.clone(), last.key.successor());
         let has_both = |range: &Range| [first, last].iter().all(|change| range.contains(change.key.as_bytes()));
         if ranges_to_be_empty().iter().any(has_both) && !span.contains(import_lock_key().as_bytes()) {
@@ -305,43 +306,43 @@ fn guards(batch: &[Change], before: FormerContents) -> Vec<Compare> {
     batch.iter().map(|change| Compare::unchanged(change.key.clone(), change.was)).collect()
 }
 
-/// The most keys with differences that are named.
+/// Maximum number of differing keys that are listed.
 const MAX_NAMED_KEYS: usize = 10;
 
-/// The treatment of differences between source and target.
+/// How differences between source and target are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FillMode {
-    /// Missing keys are written; any other difference is an error.
+    /// Writes missing keys. Any other difference is an error.
     Fill,
-    /// The target becomes equal to the source.
+    /// Makes the target equal to the source.
     Update,
-    /// Nothing is written: documents and differences are counted.
+    /// Writes nothing; counts documents and differences.
     DryRun,
-    /// Nothing is written: only keys and differences are counted. The documents were counted when they were written.
+    /// Writes nothing; counts only keys and differences. The documents were counted when they were written.
     Verify,
 }
 
-/// The findings of a comparison of source and target, from the first key to the last.
+/// The result of comparing source and target.
 #[derive(Debug, Default)]
 pub(crate) struct Differences {
     /// The contents of the source; with [`FillMode::Verify`] only the number of keys.
     pub(crate) tally: DocumentCounts,
-    /// The checksums of all parts of the target after the comparison, if it wrote.
+    /// The checksums of all parts of the target after the run, if the run wrote.
     sums: Vec<PartChecksum>,
-    /// Keys that were missing in the target.
+    /// Keys that the target lacked.
     pub(crate) missing: u64,
-    /// Keys that had another value.
+    /// Keys that had another value in the target.
     pub(crate) different: u64,
-    /// Keys that the source does not have.
+    /// Keys that the source lacks.
     pub(crate) extra: u64,
-    /// Keys of the target's own, which stay.
+    /// Keys that belong to the target itself, and stay.
     pub(crate) kept: u64,
     /// The first keys that differ, each with the kind of difference.
     named: Vec<String>,
 }
 
 impl Differences {
-    /// Reads the target back. True if it still is as it was left.
+    /// Reads the target back. True if it is still as this run left it.
     pub(crate) async fn are_unchanged_in(&self, target: &mut Target<'_>) -> Result<bool> {
         target.has_checksums(&self.sums, &KeyProgress::new("comparing", Some(self.tally.keys))).await
     }
@@ -351,7 +352,7 @@ impl Differences {
         self.missing + self.different + self.extra
     }
 
-    /// The first keys that differ, one in each line.
+    /// Lists the first keys that differ, one in each line.
     pub(crate) fn list_keys(&self) -> String {
         let more = self.total().saturating_sub(self.named.len() as u64);
         let mut list = self.named.iter().map(|line| format!("\n  {line}")).collect::<String>();
@@ -377,23 +378,23 @@ impl Differences {
     }
 }
 
-/// The filling of a store, or its comparison with a source.
+/// Fills a store from a source, or compares them.
 pub(crate) struct TargetFiller<'f, 'l> {
     target: &'f mut Target<'l>,
     work: FillMode,
     progress: KeyProgress,
-    /// The first key of the next part.
     from: Key,
-    /// The changes to the last part, which are written while the next one is compared.
+    /// The changes to the previous part, which are written while the next part is compared.
     pending: Option<(Vec<Change>, FormerContents)>,
     found: Differences,
 }
 
 impl<'f, 'l> TargetFiller<'f, 'l> {
-    /// Fills or compares the target. `keys` is the number of keys in the source, if it is known.
+    /// Fills or compares the target. `keys` is the number of keys in the source, if known.
     ///
     /// # Errors
-    /// With [`FillMode::Fill`], the target has a key that the source does not have, or has with another value.
+    /// With [`FillMode::Fill`], the target has a key that the source lacks or that has another value there; any store
+    /// error.
     pub(crate) async fn run(
         source: &mut Source<'_>,
         target: &'f mut Target<'l>,
@@ -427,7 +428,7 @@ impl Sink for TargetFiller<'_, '_> {
         let to = part.rows.last().filter(|_| !part.is_last).map(|row| row.key.successor());
         let (changes, before) = self.pending.take().unwrap_or_default();
         let target = &*self.target;
-        // A part without rows that is not the last one has no end, so there is nothing to compare.
+        // A part without rows has no last key, so unless it is the last part, there is nothing to compare yet.
         let compared = async {
             if to.is_none() && !part.is_last {
                 return Ok(Default::default());
@@ -448,7 +449,8 @@ impl Sink for TargetFiller<'_, '_> {
 }
 
 impl Differences {
-    /// Compares a part of the source, up to a key, with the target. Returns the writes and the target's former state.
+    /// Compares a part of the source, up to key `to`, with the target. Returns the changes to write, and whether the
+    /// target had keys there.
     async fn compare_part(
         &mut self,
         target: &Target<'_>,
@@ -464,7 +466,7 @@ impl Differences {
             DocumentsChecksum::default(),
             matches!(work, FillMode::Fill | FillMode::Update),
         );
-        // Another thread compares, so that the next part is read meanwhile.
+        // Compares on another thread, so that the next part is read meanwhile.
         let (tally, sum, found) = run_blocking(move || {
             match work {
                 FillMode::Verify => tally.keys += rows.len() as u64,
@@ -500,22 +502,20 @@ fn foreign_keys_failure(found: &Differences) -> CommandFailure {
     CommandFailure::new(format!(
         "the store has keys that are other than in the file, or not in it; nothing was written over:{list}"
     ))
-    .hint("somebody else has written to the store; --abort removes what it has, and then it can be filled anew")
+    .hint("another process has written to the store; remove what it has with --abort, and fill it again")
 }
 
-/// The SHA-256 of keys and values, each with its length in front.
+/// A SHA-256 over keys and values, each preceded by its length.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct DocumentsChecksum(Sha256);
 
 impl DocumentsChecksum {
-    /// The checksum of these documents.
     fn of(kvs: &[Kv]) -> Self {
         let mut sum = Self::default();
         kvs.iter().for_each(|kv| sum.add(&kv.key, &kv.value));
         sum
     }
 
-    /// Adds a document.
     fn add(&mut self, key: &Key, value: &Value) {
         for bytes in [key.as_bytes(), value.as_bytes()] {
             self.0.update(&(bytes.len() as u64).to_le_bytes());
@@ -527,9 +527,8 @@ impl DocumentsChecksum {
 /// The checksum of a part of a store.
 #[derive(Debug)]
 struct PartChecksum {
-    /// Its first key.
     from: Key,
-    /// The key before which it ends; `None` for the last part.
+    /// The key before which the part ends; `None` for the last part.
     to: Option<Key>,
     sum: DocumentsChecksum,
 }

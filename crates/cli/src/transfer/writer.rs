@@ -1,4 +1,4 @@
-//! Writing a backup file, so that it is there as a whole or not at all.
+//! Writes a backup file, which appears complete or not at all.
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Seek, Write};
@@ -20,18 +20,18 @@ use crate::error::{CommandFailure, Result};
 use crate::output::KeyProgress;
 use crate::store::StoreAccess;
 
-/// The mode of a backup: only its owner may read it, as with the store.
+/// The mode of a backup file. Like the store, only its owner may read it.
 const MODE: u32 = 0o600;
-/// The number of bytes that are written before a sync. A container that starts meanwhile syncs its own commit, and its
-/// sync waits for these bytes.
+/// Number of bytes that are written between syncs. If a container starts in the meantime, the sync of its commit waits
+/// for these bytes.
 const SYNC_BYTES: usize = 4 << 20;
 
 /// Whether an existing file may be replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overwrite {
-    /// The file stays as it is, and the backup is refused.
+    /// An existing file is kept, and the backup is refused.
     Never,
-    /// The file is replaced, in one step, when the backup is complete.
+    /// An existing file is replaced in one step when the backup is complete.
     Allowed,
 }
 
@@ -42,11 +42,10 @@ pub(crate) struct BackupWriter {
     sum: Sha256,
     keys: u64,
     bytes: u64,
-    /// True if keys are written with their leases.
+    /// True if the keys' leases are written.
     leases: bool,
 }
 
-/// The destination.
 #[derive(Debug)]
 enum BackupDestination {
     File(NewFile),
@@ -55,27 +54,26 @@ enum BackupDestination {
 
 /// A file that gets its name when it is complete.
 ///
-/// It is called `FILE.partial` until then. A killed process leaves that file, and the next backup to the same file
-/// overwrites it.
+/// Until then it is called `FILE.partial`. If the process is killed, that file is left, and the next backup to the same
+/// file overwrites it.
 #[derive(Debug)]
 struct NewFile {
     file: File,
     path: PathBuf,
     partial: Option<PathBuf>,
     overwrite: Overwrite,
-    /// The number of bytes that were written since the last sync.
+    /// Number of bytes that were written since the last sync.
     unsynced: usize,
 }
 
 impl BackupWriter {
-    /// Creates the file.
     pub(crate) fn create(path: &Path, overwrite: Overwrite) -> Result<Self> {
         Ok(Self::with_destination(BackupDestination::File(NewFile::create(path, overwrite)?)))
     }
 
-    /// Writes to stdout, where only the last line shows that the backup is complete.
+    /// Writes to stdout. There, only the last line shows that the backup is complete.
     pub(crate) fn stdout() -> Result<Self> {
-        // Not through `io::stdout()`, whose lock the program holds until its end.
+        // Not through `io::stdout()`, which the program keeps locked until its end.
         Ok(Self::with_destination(BackupDestination::Stdout(File::from(io::stdout().as_fd().try_clone_to_owned()?))))
     }
 
@@ -83,12 +81,12 @@ impl BackupWriter {
         Self { to, sum: Sha256::default(), keys: 0, bytes: 0, leases: false }
     }
 
-    /// True if the written lines can be removed again.
+    /// True if lines can be removed again after they were written.
     fn can_restart(&self) -> bool {
         matches!(self.to, BackupDestination::File(_))
     }
 
-    /// Writes the first line. Lines that were written to a file before are removed.
+    /// Writes the first line. If a file has lines of an earlier attempt, removes them first.
     fn begin(&mut self, header: &BackupHeader) -> Result<()> {
         if let BackupDestination::File(new) = &mut self.to {
             new.file.set_len(0).and_then(|()| new.file.rewind()).map_err(|error| failed(&new.path, &error))?;
@@ -104,7 +102,7 @@ impl BackupWriter {
         self.put(&line)
     }
 
-    /// Writes the next keys and values, which must be in the order of keys.
+    /// Writes the next rows, which must be in ascending order of their keys.
     fn rows(&mut self, rows: &[Row]) -> Result<()> {
         let mut lines = Vec::new();
         for row in rows {
@@ -120,7 +118,7 @@ impl BackupWriter {
         self.put(&lines)
     }
 
-    /// Writes the last line. A file is then made durable and gets its name. Returns the length in bytes.
+    /// Writes the last line. Makes a file durable and gives it its name. Returns the length in bytes.
     fn finish(mut self) -> Result<u64> {
         let end = trailer(self.keys, &self.sum);
         self.put(end.as_bytes())?;
@@ -141,21 +139,19 @@ impl BackupWriter {
     }
 }
 
-/// A store that was written to a file.
+/// A completed backup or export.
 pub(crate) struct WrittenBackup {
-    /// The revision.
     pub(crate) revision: Revision,
-    /// The number of keys.
     pub(crate) keys: u64,
-    /// IPAM's documents, if only those were written.
+    /// The documents by kind, if only IPAM's were written.
     pub(crate) tally: DocumentCounts,
     /// The length of the file in bytes.
     pub(crate) bytes: u64,
 }
 
-/// The file as a sink.
+/// A sink that writes a backup.
 struct BackupSink {
-    /// `None` while another thread has it, and after a failure.
+    /// `None` while another thread writes, and after a failure.
     writer: Option<BackupWriter>,
     filter: KeyFilter,
     keys: u64,
@@ -164,7 +160,7 @@ struct BackupSink {
 }
 
 impl WrittenBackup {
-    /// Writes a store, as it is at one revision. Another thread writes the file: the store is open only while it is read.
+    /// Writes a store at one revision. Another thread writes the file, so the store is open only while it is read.
     pub(crate) async fn of(at: StoreAccess<'_>, filter: KeyFilter, writer: BackupWriter) -> Result<Self> {
         let can_restart = writer.can_restart();
         let progress = KeyProgress::new("reading", None);
@@ -192,7 +188,7 @@ impl WrittenBackup {
 }
 
 impl BackupSink {
-    /// Lets another thread write.
+    /// Runs `work` on another thread.
     async fn write(&mut self, work: impl FnOnce(&mut BackupWriter) -> Result<()> + Send + 'static) -> Result<()> {
         let Some(mut writer) = self.writer.take() else {
             return Err(CommandFailure::new("internal error: no file is open"));
@@ -289,7 +285,7 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
-            // It is no harm if it stays: its name says that it is no backup.
+            // A leftover file does no harm: its name shows that it is no complete backup.
             let _ = fs::remove_file(partial);
         }
     }
@@ -302,7 +298,7 @@ fn json(what: &impl serde::Serialize) -> Result<Vec<u8>> {
 /// Renames a file unless the name is taken.
 fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // NFS, for one, cannot do that; but a hard link does not replace an existing file either.
+        // For example, NFS does not support this. A hard link does not replace an existing file either.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
             fs::hard_link(from, to)?;
             fs::remove_file(from)

@@ -1,4 +1,4 @@
-//! `margay watch --cursor`: where the next start goes on, and what a receiver gets when it cannot.
+//! `margay watch --cursor`: where the next run continues, and what the receiver gets if it cannot.
 
 use std::fs;
 use std::process::{Child, Command};
@@ -22,7 +22,7 @@ fn cursor_repeats_no_state_when_program_is_slow() {
     let places = Places::with_etcd();
     let location = places.etcd();
     let url = places.etcd.as_ref().unwrap().url();
-    // The program's first runs remove all history.
+    // The first two runs of the program compact all history.
     let hook = Hook::new(&format!(
         "n=$(cat \"$0.n\" 2>/dev/null || echo 0)
         if [ \"$n\" -lt 2 ] && [ -e \"$0.ready\" ]; then
@@ -95,7 +95,7 @@ fn cursor_watch_is_read_while_receiver_works() {
     while !path("hook.busy").exists() && Instant::now() < until {
         thread::sleep(Duration::from_millis(5));
     }
-    // More than etcd keeps for a watch that is not read, and less than the command does.
+    // More than etcd buffers for a watch that is not read, and less than the command buffers.
     with_store(&location, Create::Never, async |open| {
         let store = open.store();
         let puts = (0..3000).map(|number| store.put(format!("/calico/ipam/v2/handle/{number}"), vec![b'x'; 2000]));
@@ -130,7 +130,7 @@ fn cursor_repeats_nothing_when_killed_after_list() {
     }
 }
 
-/// A quiet watch of a cluster whose other keys change, and whose history is then removed.
+/// Makes a quiet watch of a cluster while other keys change, and then compacts the history.
 fn quiet(location: &Location, hook: &Hook) -> Child {
     at(location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
     hook.catch_up(location);
@@ -195,7 +195,8 @@ fn cursor_is_refused_when_of_another_store() {
         fs::write(hook.folder.path().join("cursor"), format!(r#"{{"store":"","revision":{lost}}}"#)).unwrap();
         let failure = at(location, &args).failure();
         assert!(failure.contains(&format!("begins after revision {lost}")), "{location}: {failure}");
-        // The revision passes that of the cursor, but the events are not those that the cursor stands before.
+        // The store's revision exceeds the cursor's again, but the events are not a continuation of those before the
+        // cursor.
         for _ in 0..3 {
             assign(location, "c2").unwrap();
             release(location, "c2").unwrap();
@@ -218,7 +219,7 @@ fn cursor_is_refused_for_good_when_cluster_went_back() {
     let hook = Hook::new("");
     hook.catch_up(&location);
     let mut watcher = start_watching(&hook, &location);
-    // An older state under the same cluster id, as a restore of a snapshot makes it.
+    // An older state with the same cluster id, as after restoring a snapshot.
     let etcd = places.etcd.as_mut().unwrap();
     etcd.stop();
     fs::remove_dir_all(etcd.data()).unwrap();
@@ -235,7 +236,7 @@ fn cursor_is_refused_for_good_when_cluster_went_back() {
     assert!(refused.contains("was refused before"), "{refused}");
 }
 
-/// The exit code of a process, which is killed if it does not end soon.
+/// The exit code of a process, which is killed if it does not end within 5 s.
 fn ended(mut process: Child) -> Option<i32> {
     let until = Instant::now() + patient(Duration::from_secs(5));
     while process.try_wait().unwrap().is_none() && Instant::now() < until {

@@ -1,4 +1,4 @@
-//! From which pool and block a container would get its address.
+//! `margay ipam explain`.
 
 use crate::common::Lab;
 use kv::{Range, StoreExt};

@@ -1,4 +1,4 @@
-//! When pools will be full, from the history of each kind of store.
+//! `margay ipam show --forecast` on the history of each kind of store, and the metrics and alerts about it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,7 +25,8 @@ fn soon() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
-/// Four pools of four addresses: one gets one address a day for two days, one had its two before, one is full, and one is empty.
+/// Fills four pools of four addresses. `filling` gets an address a day for two days, `steady` had its two addresses
+/// before, and the others are full and empty.
 async fn fill(store: Arc<dyn Store>, ago: &Arc<AtomicI64>) {
     let clock = {
         let ago = Arc::clone(ago);
@@ -47,7 +48,7 @@ async fn fill(store: Arc<dyn Store>, ago: &Arc<AtomicI64>) {
             assign(pool, &format!("net.{pool}{number}")).await;
         }
     }
-    // The history begins here on every store: what came before is compacted.
+    // The history starts here on every store: earlier revisions are compacted.
     let revision = ipam.store().list(kv::Range::Key("/".into())).await.unwrap().revision;
     ipam.store().compact(revision).await.unwrap();
     for (number, before) in [2 * DAY, DAY].into_iter().enumerate() {
@@ -56,7 +57,7 @@ async fn fill(store: Arc<dyn Store>, ago: &Arc<AtomicI64>) {
     }
 }
 
-/// The forecasts by pool: kind, and days in hundredths.
+/// The forecast of each pool: its kind, and the days until it is full.
 fn forecasts(report: &Value) -> Vec<String> {
     let pools = report["pools"].as_array().unwrap();
     let one = |pool: &Value| {
@@ -68,7 +69,7 @@ fn forecasts(report: &Value) -> Vec<String> {
     found
 }
 
-/// That the command and the metrics say what follows from the history.
+/// Checks that the command and the metrics report the forecast that follows from the history.
 fn judge(location: &Location) {
     let run = |args: &str| {
         margay(["--store".to_owned(), location.to_string()].into_iter().chain(args.split(' ').map(str::to_owned)))
@@ -122,7 +123,7 @@ fn forecast_follows_past_use_on_etcd() {
     judge(&location);
 }
 
-/// The words of a text that begin as our numbers do, without what Prometheus adds to the name of a histogram.
+/// The names of our metrics in a text, without the suffix that Prometheus adds to histograms.
 fn names(text: &str) -> BTreeSet<String> {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let words = text.split(|c| !is_of_name(c)).filter(|word| word.starts_with("margay_"));
@@ -144,7 +145,7 @@ fn alerts_and_dashboard_use_existing_metrics() {
     assert_eq!(rules.matches("- alert: ").count(), rules.matches("summary: ").count());
 }
 
-/// The commands in the descriptions of the alerts, without `margay`: they end with the clause.
+/// The commands in the descriptions of the alerts, without `margay`. A command ends where its clause ends.
 fn commands(rules: &str) -> Vec<String> {
     let mut found = Vec::new();
     for description in rules.split("description: >-").skip(1) {
@@ -167,7 +168,8 @@ fn alerts_name_existing_commands_and_compare_one_store() {
         let done = margay(["--store", "redb:///no/such/store"].into_iter().chain(command.split(' ')));
         assert!(!done.err.contains("try '--help'"), "margay {command}: {}", done.err);
     }
-    // Two stores may have the same pool or quota: instance and job tell them apart.
+    // Several stores may have pools or quotas with the same names, so queries must keep the labels `instance` and
+    // `job`.
     for text in [&rules, &dashboard] {
         assert!(!text.contains(" on (") && !text.contains("by (kind"), "two stores are taken for one");
     }

@@ -1,4 +1,4 @@
-//! The history of addresses, and new ones, on a real etcd.
+//! `margay ipam history` and `margay watch` on a real etcd.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -42,7 +42,7 @@ fn with<T>(url: &str, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     })
 }
 
-/// A cluster with a pool and a node, and other keys in between.
+/// A cluster with a pool, a node, and other keys in between.
 fn cluster() -> (Etcd, String) {
     let etcd = Etcd::start().unwrap();
     let url = etcd.url().replace("http:", "etcd:");
@@ -92,11 +92,11 @@ fn history_on_etcd_works_after_compaction() {
     let events_of_node = events(&of_node);
     assert_eq!(events_of_node.iter().filter(|event| event.starts_with("assigned ")).count(), 6, "{of_node}");
     assert_eq!(events_of_node.iter().filter(|event| *event == "claimed -").count(), 2, "{of_node}");
-    // The block records when it was claimed; etcd knows no times.
+    // The block records when it was claimed. etcd records no times.
     let claimed = of_node["events"].as_array().unwrap().iter().find(|event| event["event"] == "claimed").unwrap();
     assert!(claimed["time"].is_string(), "{claimed}");
 
-    // All of what was there goes, with its blocks.
+    // Removes all addresses and their blocks.
     with(&url, async |ipam| {
         let now = ipam.store().list(Range::All).await.unwrap().revision;
         ipam.store().compact(now).await.unwrap();

@@ -1,4 +1,4 @@
-//! `margay watch --exec`: no event is lost while nobody watches, or the watcher is killed.
+//! `margay watch --exec` loses no event while it does not run or is killed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,14 +27,14 @@ use crate::copy::copy_program;
 use crate::moving::fill::{Places, assign, at, release};
 use crate::store::content::{with_store, write};
 
-/// A program that appends its events to a file, and the file of a cursor.
+/// A hook program that appends its events to a file, and the path of its cursor.
 pub(crate) struct Hook {
     pub(crate) folder: TempDir,
     program: PathBuf,
 }
 
 impl Hook {
-    /// `before` runs first, in a shell.
+    /// `before` is shell code that the program runs first.
     pub(crate) fn new(before: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("hook");
@@ -51,7 +51,7 @@ impl Hook {
         ["watch", "--exec", &program, "--cursor", &cursor].map(str::to_owned).into()
     }
 
-    /// Runs the command until it has nothing more to say. A run of the program that fails may take it more than one attempt.
+    /// Runs the watch until it has no more events. If the program fails, this may take several attempts.
     pub(crate) fn catch_up(&self, location: &Location) -> String {
         let args = self.args();
         let args: Vec<&str> = args.iter().map(String::as_str).chain(["--for", "1s"]).collect();
@@ -74,7 +74,7 @@ impl Hook {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The same as words, those of addresses alone.
+    /// The events since the last call in short form: those of addresses, and gaps.
     pub(crate) fn words(&self) -> Vec<String> {
         let word = |event: &Value| {
             let text = |name: &str| event[name].as_str().unwrap_or("-").to_owned();
@@ -109,7 +109,7 @@ fn hook_program_goes_on_where_it_stopped() {
         assert_eq!(hook.words(), ["assigned c2", "released c1"], "{location}");
         hook.catch_up(&location);
         assert!(hook.seen().is_empty(), "{location}");
-        // Keys that are no event move the cursor, too.
+        // Keys that produce no event move the cursor as well.
         let cursor = hook.folder.path().join("cursor");
         let before = fs::read_to_string(&cursor).unwrap();
         at(&location, &["pool", "create", "other", "10.98.0.0/24"]).answer();
@@ -151,7 +151,7 @@ pub(crate) fn start(hook: &Hook, location: &Location) -> Child {
     command.spawn().unwrap()
 }
 
-/// The same, once it watches.
+/// Starts a watch with the hook, and waits until it watches.
 pub(crate) fn start_watching(hook: &Hook, location: &Location) -> Child {
     let notes = hook.folder.path().join("notes");
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
@@ -165,7 +165,7 @@ pub(crate) fn start_watching(hook: &Hook, location: &Location) -> Child {
     watcher
 }
 
-/// Waits until the program has seen so many events of addresses, or some time has gone by.
+/// Waits until the file has this number of lines, or the time is over.
 pub(crate) fn wait_for(path: &Path, lines: usize) {
     let until = Instant::now() + patient(PATIENCE);
     while fs::read_to_string(path).unwrap().lines().count() < lines && Instant::now() < until {
@@ -178,7 +178,7 @@ fn hook_loses_no_event_when_killed() {
     const ROUNDS: usize = 6;
     let places = Places::with_etcd();
     for location in stores(&places) {
-        // Every seventh run fails.
+        // Every seventh run of the program fails.
         let hook = Hook::new(
             "n=$(cat \"$0.n\" 2>/dev/null || echo 0); echo $((n + 1)) >\"$0.n\"; [ $((n % 7)) -ne 5 ] || exit 1",
         );
@@ -198,7 +198,7 @@ fn hook_loses_no_event_when_killed() {
             watcher.wait().unwrap();
             lines = fs::read_to_string(&seen).unwrap().lines().count();
         }
-        // A hook that outlived its watcher may still write.
+        // The hook of a killed watch may still write.
         thread::sleep(Duration::from_millis(200));
         hook.catch_up(&location);
         let mut once = BTreeSet::new();
@@ -237,7 +237,7 @@ fn hook_example_keeps_hosts_file() {
     release(&location, "Web_1").unwrap();
     hook.catch_up(&location);
     assert_eq!(lines(), [format!("{second} c2.lab.margay.internal")]);
-    // A runtime's id is longer than a label may be, and an address of a node has no name.
+    // A runtime's id exceeds the length limit of a DNS label, and a node's address gets no name.
     let id = "3f0c".repeat(16);
     let long = assign(&location, &id).unwrap();
     with_store(&location, Create::Never, async |open| {
@@ -251,7 +251,7 @@ fn hook_example_keeps_hosts_file() {
         [format!("{second} c2.lab.margay.internal"), format!("{long} 3f0c3f0c3f0c.lab.margay.internal")]
     );
     release(&location, &id).unwrap();
-    // After a gap a name that is gone does not stay.
+    // After a gap, names of released addresses are removed.
     release(&location, "c2").unwrap();
     let third = assign(&location, "c3").unwrap();
     at(&location, &["store", "compact"]).answer();
@@ -262,7 +262,7 @@ fn hook_example_keeps_hosts_file() {
 /// The signature and the body of each request.
 type Requests = Arc<Mutex<Vec<(String, String)>>>;
 
-/// A server of HTTP that gives these answers, and then 204. Returns its address.
+/// Starts an HTTP server that answers with these statuses, and then with 204. Returns its address and the requests.
 fn server(statuses: &'static [u16]) -> (String, Requests) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -348,7 +348,7 @@ fn hook_run_is_waited_for_when_it_changed_user() {
     let places = Places::new();
     let location = places.redb("a");
     at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
-    // As sudo does it: the command may not signal the run any more.
+    // As with sudo, the watch may not signal the hook's process.
     let (privileged, runs) = (places.path("privileged"), places.path("runs"));
     let [shown, lines] = [&privileged, &runs].map(|path| path.display().to_string());
     let hook = Hook::new(&format!(
@@ -363,7 +363,7 @@ fn hook_run_is_waited_for_when_it_changed_user() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &location.to_string()]).args(hook.args());
     command.args(["--attempt-timeout", "1s", "--for", "2s"]).uid(STRANGER).gid(STRANGER).current_dir("/");
-    // A pipe would be open until the run ends.
+    // A pipe would stay open until the hook's process ends.
     let done = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
     assert_eq!(done.code(), Some(1));
     let lines = fs::read_to_string(&runs).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The operator's command as its users meet it, on real stores. One program, since each has to be linked with all stores.
+//! Tests of the command on real stores. They are one program, because each test program links all stores.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod book;

@@ -5,12 +5,12 @@ use std::os::unix::fs::PermissionsExt;
 
 use crate::common::Lab;
 
-/// A store with a pool of two blocks, of which one is there, and a large one of which nobody has anything.
+/// Makes a store with a pool of two blocks, one of them claimed, and a large pool without any.
 fn filled(lab: &Lab) -> Vec<String> {
     assert_eq!(lab.margay("pool create main 10.65.0.0/29 --block-size 30").code, 0);
     assert_eq!(lab.margay("reservation create kept 10.65.0.0/30").code, 0);
     let given = (0..3).map(|number| lab.assign("net", &format!("c{number}"))).collect();
-    // After them: of two pools the first by name is used.
+    // The large pool is created last: of two pools the first by name is used.
     assert_eq!(lab.margay("pool create big 10.80.0.0/16").code, 0);
     given
 }
@@ -93,7 +93,7 @@ fn map_numbers_match_store() {
             r#"margay_pool_borrowed_addresses{pool="main",cidr="10.65.0.0/29"} 0"#,
             "margay_blocks_without_pool 0",
             "margay_nodes 1",
-            // They were given in a boot that is not this one.
+            // The addresses were assigned in another boot.
             r#"margay_leaked_addresses{reason="earlier-boot"} 3"#,
             r#"margay_leaked_addresses{reason="node-gone"} 0"#,
             "margay_store_oldest_revision 1",

@@ -1,4 +1,4 @@
-//! `margay quota`, and where else quotas are seen.
+//! `margay quota`, and quotas in other commands.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -85,7 +85,7 @@ fn quotas_move_with_store() {
     assert!(pod(&one, "c1"));
     let file = one.folder().join("exported");
     one.margay(&format!("export {}", file.display())).answer();
-    // It notes how old the export is.
+    // The import prints a note about the age of the export.
     assert_eq!(other.margay(&format!("import {}", file.display())).code, 0);
     assert!(pod(&other, "c2") && !pod(&other, "c3"));
 }

@@ -1,18 +1,17 @@
-//! The programs under test, and their stores. `examples/plugged` runs the book with others.
+//! The programs and stores under test. `examples/plugged` runs the book with others.
 
 use std::path::{Path, PathBuf};
 
 pub(crate) use testkit::programs::{command, drivers, folder as programs, plugin};
 
-/// The engine that stands in the book in the place of sled and redb; `None` leaves the pages as they are.
+/// The engine that replaces sled and redb in the book; `None` leaves the pages as they are.
 pub(crate) fn instead() -> Option<&'static str> {
     None
 }
 
-/// Sections of the book that cannot be run with that engine, and why; `*` is the whole page.
+/// Sections of the book that cannot be run with this engine, and why; `*` is the whole page.
 pub(crate) const NOT_RUN: &[(&str, &str, &str)] = &[];
 
-/// The pages of the book.
 pub(crate) fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }

@@ -1,4 +1,4 @@
-//! A socket that systemd has made.
+//! `margay serve` with a socket from systemd.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -14,7 +14,7 @@ use crate::programs::{PATIENCE, wait_until};
 
 const POOL: &str = "10.83.0.0/24";
 
-/// A daemon as systemd starts it: with the listener as file 3, and with a place to say how it is.
+/// Starts a daemon as systemd does: with the listener as file descriptor 3, and a socket for notifications.
 fn activate(lab: &Lab, listener: &UnixListener) -> Daemon {
     let script = "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" --log-level debug --store \"$1\" serve";
     let mut command = Command::new("sh");
@@ -24,7 +24,7 @@ fn activate(lab: &Lab, listener: &UnixListener) -> Daemon {
     Daemon::start_as(lab, command)
 }
 
-/// Waits until a state is reported.
+/// Waits until the daemon notifies systemd of a state.
 #[track_caller]
 fn wait_for(reported: &UnixDatagram, state: &str) {
     reported.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -43,7 +43,7 @@ fn systemd_socket_is_used_and_stays() {
         let listener = UnixListener::bind(lab.socket()).unwrap();
         let reported = UnixDatagram::bind(lab.root().join("notify")).unwrap();
         for round in 0..3 {
-            // The first caller is there before the daemon, and starts it.
+            // The first caller connects before the daemon runs, and starts it.
             let first = lab.add(&format!("first{round}")).start();
             let mut daemon = activate(&lab, &listener);
             first.end().ok();
@@ -56,7 +56,7 @@ fn systemd_socket_is_used_and_stays() {
             assert!(lab.socket().exists(), "the socket is gone");
         }
         assert_eq!(lab.held().len(), 6);
-        // Nobody listens any more once systemd has closed it, too.
+        // Once systemd has closed the socket as well, connections are refused.
         drop(listener);
         let begun = Instant::now();
         lab.add("after").ok();
@@ -75,7 +75,7 @@ fn caller_is_served_by_daemon_that_it_starts() {
         let mut daemon = activate(&lab, &listener);
         for caller in callers {
             let add = caller.end().ok();
-            // A machine that has much else to do may take longer to start the daemon.
+            // A busy machine may take longer to start the daemon.
             if add.took < FROZEN_TIMEOUT {
                 add.by_daemon();
             }

@@ -18,11 +18,11 @@ use crate::daemon::Daemon;
 use crate::lab::Lab;
 use crate::programs::{Ended, Running, margay, run, wait_until};
 
-/// A daemon that offers the API on loopback.
+/// A daemon that serves the API on loopback.
 #[derive(Debug)]
 struct Api {
     daemon: Daemon,
-    /// Host and port.
+    /// The host and port.
     address: String,
 }
 
@@ -50,7 +50,7 @@ impl Api {
         format!("etcd://{}", self.address)
     }
 
-    /// etcd's own command, with arguments separated by blanks.
+    /// Runs etcdctl with arguments separated by blanks.
     fn etcdctl(&self, args: &str) -> Ended {
         run(self.etcdctl_command(args))
     }
@@ -64,7 +64,7 @@ impl Api {
         command
     }
 
-    /// Ends the daemon in order.
+    /// Stops the daemon with SIGTERM.
     #[track_caller]
     fn end(self) {
         self.daemon.signal(Signal::SIGTERM);
@@ -72,7 +72,7 @@ impl Api {
     }
 }
 
-/// An `etcdctl watch` of `/t/` that is under way.
+/// A running `etcdctl watch` of `/t/`.
 #[derive(Debug)]
 struct Watching {
     etcdctl: Running,
@@ -80,7 +80,7 @@ struct Watching {
 }
 
 impl Watching {
-    /// Puts `/t/begin`, and begins to watch with that event.
+    /// Puts `/t/begin`, and starts a watch with that event.
     fn start(api: &Api, lab: &Lab) -> Self {
         api.etcdctl("put /t/begin x").ok();
         let said = lab.root().join("watched");
@@ -96,7 +96,7 @@ impl Watching {
         wait_until(&format!("an event of {key}"), || self.count(key) > 0);
     }
 
-    /// How many events of this key have come.
+    /// The number of events of this key.
     fn count(&self, key: &str) -> usize {
         fs::read_to_string(&self.said).unwrap().matches(&format!("{key}\n")).count()
     }

@@ -1,4 +1,4 @@
-//! Many plugins at once.
+//! Many plugins at the same time.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -11,14 +11,15 @@ use crate::daemon::Daemon;
 use crate::lab::{ENGINES, Lab};
 use crate::programs::{Call, Running};
 
-/// So many ADDs at once have addresses of their own, and the daemon makes fewer commits than there are ADDs.
+/// Checks that `count` simultaneous ADDs get different addresses, and that the daemon makes fewer commits than there
+/// are ADDs.
 #[track_caller]
 fn crowd(lab: &Lab, count: usize) {
     let mut daemon = Daemon::start(lab);
-    // The first one claims a block.
+    // The first ADD claims a block.
     lab.add("first").ok().by_daemon();
     let before = lab.revision();
-    // They all wait for the lock, so that they meet in the daemon.
+    // All of them wait for the lock, so that they meet in the daemon.
     let adds: Vec<_> = lab.held_open(async |_| {
         let sockets = daemon.sockets();
         let adds = (0..count).map(|number| lab.add(&format!("c{number}")).start()).collect();
@@ -50,7 +51,7 @@ fn crowd_of_16_plugins_is_served() {
 #[test]
 fn crowd_of_200_plugins_is_served() {
     for engine in ENGINES {
-        // More than one block, and a commit has its limits.
+        // More than one block, and more than one commit can contain.
         crowd(&Lab::with_pool(engine, "10.78.0.0/22"), 200);
     }
 }
@@ -75,7 +76,7 @@ fn crowd_is_refused_when_addresses_run_short() {
             let refused = refused.failed();
             assert!(refused.out.contains("No IPs available"), "{refused:?}");
         }
-        // As without the daemon: one more ADD is refused in the same words.
+        // Without the daemon, another ADD is refused with the same message.
         let beside = lab.add("more").run().failed();
         daemon.runs();
         daemon.end().ok();
@@ -126,7 +127,7 @@ fn crowd_of_networks_families_and_wishes_is_served() {
     }
 }
 
-/// Has as many plugins as this call at once, and returns how long each took, the shortest first. None may go by itself.
+/// Runs `count` plugins at once, all of which the daemon must serve. Returns their durations, the shortest first.
 fn at_once(lab: &Lab, count: usize, verb: fn(&Lab, &str) -> Call) -> Vec<Duration> {
     let mut took: Vec<_> = thread::scope(|scope| {
         let call = |number| verb(lab, &format!("c{number}")).run().ok().by_daemon().took;
@@ -137,7 +138,8 @@ fn at_once(lab: &Lab, count: usize, verb: fn(&Lab, &str) -> Call) -> Vec<Duratio
     took
 }
 
-/// Beside two busy loops per core, 400 callers at once are served by the daemon, and wait at most three times as long as 200.
+/// With two busy loops per core, the daemon serves 400 simultaneous callers. They wait at most three times as long as
+/// 200.
 #[test]
 #[ignore = "it measures for a minute; run it with --ignored --nocapture"]
 #[allow(clippy::print_stdout, reason = "the numbers are for whoever runs it by hand")]

@@ -1,4 +1,4 @@
-//! A daemon that runs.
+//! A running daemon.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -12,24 +12,24 @@ use wire::{DaemonConnection, FROZEN_TIMEOUT, Hello};
 use crate::lab::Lab;
 use crate::programs::{Ended, Running, margay, signal, wait_until};
 
-/// `margay serve`, with all of its log in a file. It is killed when this is dropped.
+/// A `margay serve` process with its log in a file. Dropping it kills the process.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     running: Option<Running>,
     log: PathBuf,
-    /// The bytes of the log that an earlier daemon has written.
+    /// The length of the log of earlier daemons, in bytes.
     earlier: usize,
 }
 
 impl Daemon {
-    /// A daemon of the lab's store, once it greets.
+    /// Starts a daemon of the lab's store, and waits until it greets.
     pub(crate) fn start(lab: &Lab) -> Self {
         let daemon = Self::start_as(lab, margay(["--store", &lab.url(), "--log-level", "debug", "serve"]));
         daemon.wait_to_greet(lab);
         daemon
     }
 
-    /// This command, which is not waited for.
+    /// Starts a daemon with this command, without waiting for it.
     pub(crate) fn start_as(lab: &Lab, mut command: Command) -> Self {
         let log = lab.root().join("daemon.log");
         let file = File::options().create(true).append(true).open(&log).unwrap();
@@ -42,13 +42,14 @@ impl Daemon {
         self.running.as_ref().unwrap().pid()
     }
 
-    /// Waits until as many plugins as this have their request in the daemon, beside the connections that were there before.
+    /// Waits until the daemon has the requests of `count` plugins. `before` is the number of sockets that it had
+    /// before.
     pub(crate) fn wait_for_requests(&self, count: usize, before: usize) {
-        // A connection is one file, and a request another handle to it.
+        // A connection is one descriptor, and a request is a second one of the same socket.
         wait_until("the daemon has all requests", || self.sockets() >= before + 2 * count);
     }
 
-    /// How many handles to sockets it has open.
+    /// The number of sockets that the daemon has open.
     pub(crate) fn sockets(&self) -> usize {
         let files = fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap();
         let links = files.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
@@ -59,7 +60,7 @@ impl Daemon {
         wait_until("the daemon greets", || greeting(lab).is_some_and(|hello| hello.process == self.pid()));
     }
 
-    /// Waits until it listens, in whatever version of the frames.
+    /// Waits until the daemon listens, whatever its frame version.
     pub(crate) fn wait_to_listen(&self, lab: &Lab) {
         wait_until("the daemon listens", || UnixStream::connect(lab.socket()).is_ok());
     }
@@ -68,30 +69,29 @@ impl Daemon {
         signal(self.pid(), which);
     }
 
-    /// Kills it at once.
     pub(crate) fn kill(mut self) {
         self.running.take().unwrap().kill();
     }
 
-    /// Asks it to end, and waits for that.
+    /// Stops the daemon with SIGTERM and waits for its end.
     pub(crate) fn end(mut self) -> Ended {
         self.signal(Signal::SIGTERM);
         self.running.take().unwrap().end()
     }
 
-    /// Waits until it has ended by itself.
+    /// Waits until the daemon has ended on its own.
     pub(crate) fn wait(mut self) -> Ended {
         self.running.take().unwrap().end()
     }
 
-    /// Checks that it runs.
+    /// Checks that the daemon still runs.
     #[track_caller]
     pub(crate) fn runs(&mut self) {
         let is_over = self.running.as_mut().unwrap().is_over();
         assert!(!is_over, "the daemon has ended: {}", self.log());
     }
 
-    /// All that it has logged, without the log of an earlier daemon.
+    /// The log of this daemon, without those of earlier ones.
     pub(crate) fn own_log(&self) -> String {
         self.log().split_off(self.earlier)
     }
@@ -102,7 +102,7 @@ impl Daemon {
     }
 }
 
-/// A connection to the daemon of a store.
+/// Connects to the daemon of a store.
 pub(crate) fn connect(lab: &Lab) -> Option<DaemonConnection> {
     DaemonConnection::open(&lab.socket(), FROZEN_TIMEOUT, |_| true).ok()
 }
@@ -112,7 +112,7 @@ pub(crate) fn greeting(lab: &Lab) -> Option<Hello> {
     connect(lab).map(|connection| connection.hello)
 }
 
-/// Checks that a daemon answers ADD and DEL of a container for at most so long until it does.
+/// Repeats ADD and DEL of a container until a daemon answers. Fails if this takes longer than `within`.
 #[track_caller]
 pub(crate) fn serves_again(lab: &Lab, container: &str, within: Duration) {
     let end = Instant::now() + within;

@@ -1,4 +1,4 @@
-//! A full disk, and a damaged store.
+//! Full disks and damaged stores.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -10,7 +10,7 @@ use crate::daemon::Daemon;
 use crate::lab::{ENGINES, Lab, with_own_mounts};
 use crate::programs::{Call, margay, run};
 
-/// Fills what is left of a file system, to the last byte.
+/// Fills a file system to the last byte.
 pub(crate) fn fill(folder: &Path) {
     let mut file = File::options().create(true).append(true).open(folder.join("filler")).unwrap();
     for size in [1 << 16, 1 << 12, 1] {
@@ -18,7 +18,7 @@ pub(crate) fn fill(folder: &Path) {
     }
 }
 
-/// The lab's configuration for a store elsewhere.
+/// The lab's configuration for a store in another folder.
 fn conf_at(lab: &Lab, store: &Path) -> Value {
     let mut conf = lab.conf();
     conf["datastore_path"] = store.to_str().unwrap().into();
@@ -46,7 +46,7 @@ fn dels_go_on_when_disk_is_full() {
         }
         let refused = refused.expect("no ADD was refused on a full disk");
         assert!(refused.out.contains("space"), "{refused:?}");
-        // Commands may use what is kept for releases, too.
+        // Commands that release may use the ballast as well.
         let released = lab.margay("ipam release --container c0");
         assert_eq!(released.code, Some(0), "{engine}: {released:?}\n{}", daemon.log());
         let held = lab.held_there();
@@ -65,8 +65,8 @@ fn dels_go_on_when_disk_is_full() {
     }
 }
 
-/// A program that takes all room as soon as there is some leaves a release what is kept for releases, and no less beside a
-/// daemon than without one.
+/// Another program takes all space as soon as some is free. Releases still have the ballast, with a daemon as well as
+/// without one.
 #[test]
 fn dels_go_on_when_another_program_takes_all_room() {
     const CONTAINERS: usize = 60;
@@ -93,7 +93,7 @@ fn dels_go_on_when_another_program_takes_all_room() {
     }
 }
 
-/// The other program beside the plugin.
+/// Whether a daemon runs beside the plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beside {
     Nothing,
@@ -114,7 +114,7 @@ fn damaged_store_is_reported_as_without_daemon() {
         assert_eq!(beside.out, without.out);
         let shown = lab.margay("ipam show").failed();
         assert!(shown.out.is_empty(), "{shown:?}");
-        // Once it is mended, the daemon serves it.
+        // Once the store is repaired, the daemon serves it.
         fs::write(&id, whole).unwrap();
         crate::daemon::serves_again(&lab, "c2", crate::programs::PATIENCE / 6);
         assert_eq!(lab.held().len(), 1);
@@ -128,7 +128,7 @@ fn damaged_store_gives_no_address_twice() {
         let lab = Lab::with_pool(engine, "10.79.0.0/24");
         let mut daemon = Daemon::start(&lab);
         let first = lab.add("c1").ok().by_daemon().address();
-        // The newest revision is beyond what the engine has: it has lost commits.
+        // The newest revision is higher than the engine's: the engine has lost commits.
         let kept = lab.root().join("kept");
         let copied = run({
             let mut command = std::process::Command::new("cp");
@@ -139,7 +139,8 @@ fn damaged_store_gives_no_address_twice() {
         for number in 2..8 {
             lab.add(&format!("c{number}")).ok().by_daemon();
         }
-        // An older copy in its place, as from a snapshot of the disk: another folder, another queue, the same id.
+        // An older copy replaces the store, as after restoring a snapshot of the disk: another folder and queue, but
+        // the same id.
         fs::rename(&lab.store, lab.root().join("aside")).unwrap();
         fs::rename(&kept, &lab.store).unwrap();
         let without = Call::new("ADD", "c9", &conf_at(&lab, &lab.store)).run();

@@ -1,4 +1,4 @@
-//! The daemon's end, asked for or not, while plugins call.
+//! The daemon stops or is killed while plugins call.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,22 +13,22 @@ use crate::lab::{ENGINES, Lab};
 use crate::programs::wait_until;
 
 const POOL: &str = "10.80.0.0/22";
-/// How many plugins call at the same time.
+/// Number of plugins that call at the same time.
 const CALLERS: usize = 6;
-/// How often the daemon is killed, unless `MARGAY_SERVE_ROUNDS` says otherwise.
+/// How often the daemon is killed, unless `MARGAY_SERVE_ROUNDS` sets another number.
 const ROUNDS: u32 = 20;
 
-/// The answers that runtimes have.
+/// The answers that runtimes have received.
 #[derive(Default)]
 struct Reported {
-    /// The holder of each address that an ADD has reported and no DEL has released.
+    /// The holder of each address that an ADD has returned and no DEL has released.
     held: Mutex<BTreeMap<IpAddr, String>>,
     adds: AtomicUsize,
     dels: AtomicUsize,
 }
 
 impl Reported {
-    /// Calls ADD and DEL until it is over, and keeps every third container. Each call has to succeed.
+    /// Calls ADD and DEL until `over` is set, and keeps every third container. Each call must succeed.
     fn call(&self, lab: &Lab, caller: usize, over: &AtomicBool) {
         for round in 0.. {
             if over.load(Ordering::SeqCst) {
@@ -40,7 +40,7 @@ impl Reported {
             let before = self.held.lock().unwrap().insert(address, format!("net1.{container}"));
             assert_eq!(before, None, "{address} was given twice");
             if round % 3 != 0 {
-                // Before the DEL: afterwards it may be another container's.
+                // Removed before the DEL: after it, the address may be another container's.
                 self.held.lock().unwrap().remove(&address);
                 lab.del(&container).ok();
                 self.dels.fetch_add(1, Ordering::SeqCst);
@@ -48,14 +48,14 @@ impl Reported {
         }
     }
 
-    /// Calls while something is done; afterwards the store has the answered addresses, and no others.
+    /// Calls the plugin while `work` runs. Afterwards, the store must have exactly the addresses that were returned.
     fn while_calling<T>(lab: &Lab, work: impl FnOnce(&Self) -> T) -> T {
         let (reported, over) = (Self::default(), AtomicBool::new(false));
         let done = thread::scope(|scope| {
             for caller in 0..CALLERS {
                 let (reported, over) = (&reported, &over);
                 scope.spawn(move || {
-                    // The others end, too, if this one fails.
+                    // If this thread fails, the others end as well.
                     let _over = OnDrop(over);
                     reported.call(lab, caller, over);
                 });
@@ -70,7 +70,7 @@ impl Reported {
     }
 }
 
-/// Says that it is over when it is dropped.
+/// Sets the flag when it is dropped.
 struct OnDrop<'a>(&'a AtomicBool);
 
 impl Drop for OnDrop<'_> {
@@ -92,7 +92,7 @@ fn daemon_end_costs_no_call_when_asked_for() {
                 let ended = daemon.end();
                 assert_eq!(ended.code, Some(0), "{ended:?}");
                 assert!(!lab.socket().exists(), "the socket stays");
-                // A while without it.
+                // Runs without the daemon for a while.
                 sleep(Duration::from_millis(50));
             }
         });
@@ -110,7 +110,7 @@ fn daemon_end_costs_no_call_when_killed_at_any_moment() {
                 let before = reported.adds.load(Ordering::SeqCst);
                 sleep(Duration::from_millis(fastrand::u64(1..150)));
                 daemon.kill();
-                // Often another one is there at once.
+                // Usually the next daemon starts at once.
                 if round % 4 == 0 {
                     sleep(Duration::from_millis(fastrand::u64(1..100)));
                     assert!(reported.adds.load(Ordering::SeqCst) >= before);

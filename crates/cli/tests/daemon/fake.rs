@@ -1,4 +1,4 @@
-//! Listeners on a daemon's socket that are no daemons of ours.
+//! Foreign listeners on a daemon's socket.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 
 use wire::{FileId, Frame, FrameKind, Hello, StoreIdentity};
 
-/// A listener that does the same with each connection. It ends when this is dropped.
+/// A listener that handles each connection with a function. Dropping it ends the listener.
 pub(crate) struct Fake {
     socket: PathBuf,
     over: Arc<AtomicBool>,
@@ -37,7 +37,7 @@ impl Fake {
         Self { socket: socket.to_owned(), over, met, thread: Some(thread) }
     }
 
-    /// How many have connected.
+    /// The number of clients that have connected.
     pub(crate) fn met(&self) -> usize {
         self.met.load(Ordering::SeqCst)
     }
@@ -52,18 +52,17 @@ impl Drop for Fake {
     }
 }
 
-/// A greeting of this version for the store in a folder.
+/// A greeting of the current version for the store in a folder.
 pub(crate) fn hello(folder: &Path) -> Hello {
     let queue = FileId::at(&folder.join("queue")).unwrap();
     Hello::new(StoreIdentity::Embedded { id: "any".to_owned(), queue })
 }
 
-/// Sends a frame to a client, which may be gone.
+/// Sends a frame to a client, which may have disconnected.
 pub(crate) fn send(stream: &mut UnixStream, frame: &Frame) {
     let _ = stream.write_all(&frame.to_bytes());
 }
 
-/// Sends a greeting.
 pub(crate) fn greet(stream: &mut UnixStream, hello: &Hello) {
     send(stream, &Frame::new(FrameKind::Hello, hello).unwrap());
 }

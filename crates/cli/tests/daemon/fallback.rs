@@ -12,7 +12,7 @@ fn json_of(ended: &Ended) -> Value {
     serde_json::from_str(&ended.out).unwrap()
 }
 
-/// The same answers with a daemon and without one, until both pools of the first set are full.
+/// Answers are the same with a daemon and without one, until both pools of the first set are full.
 #[test]
 fn subnet_sets_and_full_pools_match_with_daemon() {
     let ipam = json!({"ranges": [

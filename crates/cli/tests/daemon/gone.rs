@@ -1,4 +1,4 @@
-//! A daemon that ends while a program has the store through it: the program goes on by itself.
+//! The daemon ends while a program uses the store through it. The program opens the store itself.
 
 use std::fs;
 use std::io::Write as _;
@@ -42,7 +42,7 @@ fn open_store_goes_on_when_daemon_is_gone() {
                 assert_eq!(store.get("/a").await.unwrap().unwrap().mod_revision, first);
                 assert!(open.is_exclusive());
                 let second = store.put("/a", "2").await.unwrap();
-                // A holder that gives the store to others between two calls has no watch.
+                // With turns, the store may be closed between two calls, so there is no watch.
                 let next = watch.next().await.unwrap();
                 match sharing {
                     Sharing::InTurns => assert_eq!(next.unwrap_err().kind(), &ErrorKind::Unsupported),
@@ -88,7 +88,7 @@ fn open_store_is_refused_when_replaced_by_another() {
             let error = read(of_a_maker).await;
             assert_eq!(error.kind(), &ErrorKind::Missing, "{error}");
             assert!(!folder.exists(), "the store was made anew");
-            // It has the same id.
+            // The copy has the same id.
             fs::rename(&copy, &folder).unwrap();
             let error = read(of_a_copy).await;
             assert_eq!(error.kind(), &ErrorKind::RevisionRegressed, "{error}");
@@ -101,7 +101,7 @@ fn open_store_is_refused_when_replaced_by_another() {
     }
 }
 
-/// A daemon that is frozen in the middle keeps the store: the wait for it ends, once, and the error names the process.
+/// A daemon that is frozen in the middle keeps the store. A program waits for it once, and the error names the process.
 #[test]
 fn frozen_daemon_is_waited_for_once() {
     for engine in ENGINES {
@@ -124,7 +124,7 @@ fn frozen_daemon_is_waited_for_once() {
     }
 }
 
-/// A daemon that greets as the one of this store, and breaks off after so many further frames.
+/// Listens as this store's daemon, sends its greeting, and leaves the rest of each connection to `serve`.
 fn breaks_off(lab: &Lab, serve: impl Fn(UnixStream) + Send + 'static) -> Fake {
     let id = lab.margay("store status -o json").json()["id"].as_str().unwrap().to_owned();
     let folder = lab.location().path().unwrap().to_owned();
@@ -153,7 +153,7 @@ fn open_store_goes_on_wherever_connection_breaks() {
                 _ = stream.write_all(&bytes);
             }
         };
-        // It hangs up at once, after the request, in the middle of the word that it begins, and after that.
+        // The connection is closed at once, after the request, in the middle of an answer, and after it.
         let ends: [Box<dyn Fn(UnixStream) + Send>; 4] = [
             Box::new(drop),
             Box::new(reads_and_sends(Vec::new())),
@@ -176,7 +176,7 @@ fn open_store_goes_on_wherever_connection_breaks() {
     }
 }
 
-/// Commands that write, and plugins, while the daemon is killed for good.
+/// The daemon is killed for good while commands and plugins write.
 #[test]
 fn killed_daemon_takes_no_call_with_it() {
     const CALLERS: usize = 12;
@@ -203,7 +203,7 @@ fn killed_daemon_takes_no_call_with_it() {
     }
 }
 
-/// The configuration names another engine than the one whose files are there.
+/// The configuration names another engine than that of the existing files.
 #[test]
 fn wrong_engine_is_refused_with_daemon_too() {
     for (engine, other) in [(ENGINES[0], ENGINES[1]), (ENGINES[1], ENGINES[0])] {

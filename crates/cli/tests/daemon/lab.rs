@@ -1,4 +1,4 @@
-//! A store in a folder of its own, and what it says.
+//! A store in its own folder, for tests with a daemon.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::programs::{Call, Ended, PATIENCE, margay, run};
 
 pub(crate) const ENGINES: [&str; 2] = ["sled", "redb"];
 
-/// A store in a folder and its daemon. The plugin logs all.
+/// A store in a folder and the socket of its daemon. The plugin logs everything.
 #[derive(Debug)]
 pub(crate) struct Lab(lab::Lab);
 
@@ -33,7 +33,7 @@ impl Deref for Lab {
 }
 
 impl Lab {
-    /// Without a store.
+    /// A lab whose store does not exist yet.
     pub(crate) fn new(engine: &'static str) -> Self {
         let engine = lab::ENGINES.into_iter().find(|known| known.name() == engine).unwrap();
         let mut lab = Self(lab::Lab { members: json!({ "log_level": "debug" }), ..lab::Lab::new(engine) });
@@ -42,12 +42,12 @@ impl Lab {
         lab
     }
 
-    /// With its store in another folder.
+    /// Moves the location of the store to another folder.
     pub(crate) fn move_to(&mut self, folder: &Path) {
         self.0.store = folder.canonicalize().unwrap().join("store");
     }
 
-    /// Without a store, on a disk of 24 MiB, whose folder is returned, too; only after [`with_own_mounts`].
+    /// A lab on a disk of 24 MiB, and the folder of that disk. Requires [`with_own_mounts`].
     pub(crate) fn on_small_disk(engine: &'static str) -> (Self, PathBuf) {
         let mut lab = Self::new(engine);
         let disk = lab.root().join("disk");
@@ -57,7 +57,7 @@ impl Lab {
         (lab, disk)
     }
 
-    /// With a store that has one pool, `lab`.
+    /// A lab whose store has one pool, `lab`.
     pub(crate) fn with_pool(engine: &'static str, cidr: &str) -> Self {
         let lab = Self::new(engine);
         lab.margay(&format!("pool create lab {cidr}")).ok();
@@ -68,7 +68,7 @@ impl Lab {
         self.root.path()
     }
 
-    /// A store of the same engine elsewhere.
+    /// The location of a store of the same engine in another folder.
     pub(crate) fn location_of(&self, folder: &Path) -> Location {
         self.engine.at(folder)
     }
@@ -77,7 +77,7 @@ impl Lab {
         self.location().to_string()
     }
 
-    /// Where the daemon of the store listens.
+    /// The socket of the store's daemon.
     pub(crate) fn socket(&self) -> PathBuf {
         served::socket(&self.location()).unwrap()
     }
@@ -96,10 +96,10 @@ impl Lab {
         Call::new("DEL", container, &self.conf())
     }
 
-    /// Opens the store's files, as programs did that know no daemon, and holds them as long as something takes.
+    /// Opens the store's files like a program that does not support daemons, and keeps them open while `work` runs.
     pub(crate) fn held_open<T>(&self, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
         block_on(async {
-            // A full disk has room for that.
+            // Opened for releases, so that this works on a full disk.
             let to_release = Create::Never.with_wait(PATIENCE).with_purpose(Purpose::Release);
             let open = datastore::open(&self.location(), &to_release).await.unwrap();
             let done = work(&open).await;
@@ -108,12 +108,12 @@ impl Lab {
         })
     }
 
-    /// Each address that is held, and its handle, from the store's files.
+    /// Reads each assigned address and its handle from the store's files.
     pub(crate) fn held(&self) -> BTreeMap<IpAddr, String> {
         self.held_open(async |open| held_in(open).await)
     }
 
-    /// The same through the daemon: to open and close the files of sled takes room on the disk.
+    /// [`Self::held`] through the daemon. On a full disk, opening and closing sled's files would need space.
     pub(crate) fn held_there(&self) -> BTreeMap<IpAddr, String> {
         block_on(async {
             let reached = datastore::open(
@@ -127,7 +127,7 @@ impl Lab {
         })
     }
 
-    /// Checks that no address is held.
+    /// Checks that no address is assigned.
     #[track_caller]
     pub(crate) fn nothing_is_held(&self) {
         let held = self.held();
@@ -142,12 +142,12 @@ impl Lab {
         assert_eq!(check.json()["findings"], json!([]), "{check:?}");
     }
 
-    /// The newest revision, from outside.
+    /// The newest revision, read without opening the store.
     pub(crate) fn revision(&self) -> i64 {
         block_on(maintenance::newest(&self.location())).unwrap().unwrap().get()
     }
 
-    /// How many processes wait for the lock of the store.
+    /// The number of processes that wait for the store lock.
     pub(crate) async fn waiting(&self) -> usize {
         maintenance::waiting(&self.location()).await.unwrap()
     }
@@ -155,14 +155,14 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        // A daemon that was killed leaves these.
+        // A killed daemon leaves these files.
         let socket = self.socket();
         let _ = fs::remove_file(socket.with_extension("lock"));
         let _ = fs::remove_file(socket);
     }
 }
 
-/// The handles of an open store by their addresses, without those that wait for a workload.
+/// The handles of an open store by their addresses, without waiting sticky addresses.
 pub(crate) async fn held_in(open: &OpenStore) -> BTreeMap<IpAddr, String> {
     let all = open.store().list(Range::All).await.unwrap();
     let mut held = BTreeMap::new();
@@ -179,7 +179,7 @@ pub(crate) async fn held_in(open: &OpenStore) -> BTreeMap<IpAddr, String> {
     held
 }
 
-/// The allocator on an open store, as the plugin has it.
+/// The allocator on an open store, with the same settings as in the plugin.
 pub(crate) fn ipam_on(open: &OpenStore) -> Ipam {
     Ipam::new(open.store(), Nodes::FirstSeen)
 }
@@ -188,8 +188,8 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// Gives this thread, and the processes that it starts from now on, mounts of its own, which end with it. `/run/margay` is
-/// empty there, and open for all users.
+/// Moves this thread, and the processes that it starts, to a new mount namespace with an empty `/run/margay` that all
+/// users may read.
 pub(crate) fn with_own_mounts() {
     unshare(CloneFlags::CLONE_NEWNS).unwrap_or_else(|error| panic!("{error} (this test needs root)"));
     let nothing = None::<&str>;
@@ -198,7 +198,7 @@ pub(crate) fn with_own_mounts() {
     tmpfs(Path::new("/run/margay"), "size=16m,mode=755");
 }
 
-/// Mounts a file system in memory; only after [`with_own_mounts`].
+/// Mounts a tmpfs. Requires [`with_own_mounts`].
 pub(crate) fn tmpfs(at: &Path, options: &str) {
     mount(Some("margay-test"), at, Some("tmpfs"), MsFlags::empty(), Some(options)).unwrap();
 }

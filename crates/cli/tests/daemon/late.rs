@@ -1,4 +1,4 @@
-//! No ADD comes too late: a runtime that has called DEL, or has given up, finds nothing held afterwards.
+//! No ADD takes effect too late: after a runtime has called DEL or has timed out, nothing stays assigned.
 
 use std::fs;
 use std::thread::sleep;
@@ -30,19 +30,19 @@ fn request(container: &str) -> AssignRequest {
     AssignRequest::new(attachment(container), RequestedAddresses::any(1, 0))
 }
 
-/// Waits until a plugin has asked the daemon, while others have the store's lock.
+/// Waits until a plugin has sent its request to the daemon, while another process has the store lock.
 fn wait_until_taken(plugin: &mut Running) {
     let files = format!("/proc/{}/fd", plugin.pid());
     wait_until("the plugin has a connection", || {
         let links = fs::read_dir(&files).unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
         links.into_iter().any(|link| link.to_string_lossy().starts_with("socket:"))
     });
-    // It asks at once.
+    // The request follows the connection at once.
     sleep(Duration::from_millis(200));
     assert!(!plugin.is_over(), "nobody can have answered");
 }
 
-/// Checks that nothing is held, and that nothing comes a second later.
+/// Checks that no address is assigned, now and a second later.
 #[track_caller]
 fn nothing_comes(lab: &Lab) {
     lab.nothing_is_held();
@@ -119,7 +119,7 @@ fn request_is_dropped_when_its_time_is_over() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let _daemon = Daemon::start(&lab);
-        // A client that waits longer than it says.
+        // A client that waits longer than its request says.
         let asked = |container: &str, millis| {
             let within = Duration::from_millis(millis);
             VerbRequest { within, lock_file: "/run/none".into(), verb: Verb::Add(Box::new(request(container).into())) }
@@ -153,11 +153,11 @@ fn client_killed_at_any_moment_holds_nothing_after_del() {
         let mut killed = 0;
         for round in 0..60 {
             let plugin = lab.add("c1").start();
-            // Up to twice as long as a call takes alone, never the same twice.
+            // Up to twice the duration of a call, at a different time in each round.
             sleep(whole.mul_f64(f64::from(round) / 30.0 * fastrand::f64().max(0.5)));
             killed += u32::from(plugin.kill());
             lab.del("c1").ok();
-            // Each other round by the files, which is what the daemon must not come after.
+            // Every other round checks with the store's files; a late request of the daemon must not follow.
             if round % 2 == 0 {
                 lab.nothing_is_held();
             }

@@ -1,4 +1,5 @@
-//! Lost answers: a daemon takes a request and is never heard of again. The plugin answers with the address that the daemon may have assigned.
+//! Lost answers: a daemon accepts a request and dies. The plugin answers with the address that the daemon may have
+//! assigned.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -18,16 +19,16 @@ use crate::programs::{Call, PATIENCE};
 
 const POOL: &str = "10.73.0.0/24";
 
-/// The last act of a daemon.
+/// The last thing that a daemon does before it dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
-    /// It takes the request.
+    /// Accepts the request.
     Takes,
-    /// It carries the request out as well.
+    /// Carries the request out as well.
     CarriesOut,
-    /// It also sends the first half of its answer.
+    /// Also sends the first half of its answer.
     AnswersByHalf,
-    /// It also answers something else in place of that.
+    /// Sends invalid data instead of the answer.
     AnswersGarbage,
 }
 
@@ -44,7 +45,7 @@ fn carry_out(location: &Location, verb: &Verb) -> Answer {
     })
 }
 
-/// A daemon that is gone after this. Its answers come out of the receiver.
+/// A daemon that dies after `last`. The receiver gets its answers.
 fn dying(lab: &Lab, last: Last) -> (Fake, mpsc::Receiver<Answer>) {
     let (answers, received) = mpsc::channel();
     let (folder, location) = (lab.store.clone(), lab.location());
@@ -86,7 +87,7 @@ fn assigned(answers: &mpsc::Receiver<Answer>) -> std::net::IpAddr {
     }
 }
 
-/// ADD on this network: the plugin's answer is what the daemon has done, and the DEL, whose answer is lost too, frees it.
+/// The plugin's ADD returns what the daemon has assigned. The DEL, whose answer is lost as well, releases it.
 #[track_caller]
 fn add_and_del(lab: &Lab, conf: &Value, args: &str) {
     for last in ALL {

@@ -1,5 +1,5 @@
-//! `margay serve`, `margay-ipam` and `margay` together, as the real programs: what one of them does must not depend on
-//! another one being well. Needs root.
+//! Tests of `margay serve`, `margay-ipam` and `margay` together, as real programs. None of them may depend on another
+//! one working. Needs root.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod activation;

@@ -1,4 +1,4 @@
-//! The probe of a secondary network whose store a daemon has, and the commands about the quarantine.
+//! The probe of a secondary network through the daemon, and the quarantine commands.
 
 use serde_json::json;
 

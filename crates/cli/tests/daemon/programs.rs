@@ -1,4 +1,4 @@
-//! The programs, with an end to every wait.
+//! Runs the programs, each with a time limit.
 
 use std::net::IpAddr;
 use std::os::unix::process::ExitStatusExt;
@@ -12,13 +12,13 @@ use serde_json::Value;
 use testkit::process;
 use testkit::server::send_signal;
 
-/// How long anything may take on a quiet machine.
+/// How long any program may take on a quiet machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A user who owns nothing.
+/// A user without any files.
 pub(crate) const STRANGER: u32 = 65_534;
 
-/// The command `margay` with these arguments, and with nothing in its environment.
+/// The command `margay` with these arguments and an empty environment.
 pub(crate) fn margay<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(args).env_clear().current_dir("/");
@@ -26,15 +26,15 @@ pub(crate) fn margay<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     command
 }
 
-/// A program of an earlier version.
+/// The path of a program of an earlier version.
 pub(crate) fn earlier(program: &str) -> PathBuf {
-    // Beside the folder of this profile.
+    // `scripts/build-earlier` puts it beside the folder of this profile.
     let path = Path::new(env!("CARGO_BIN_EXE_margay")).ancestors().nth(2).unwrap().join("earlier").join(program);
     assert!(path.exists(), "{} is missing: scripts/build-earlier", path.display());
     path
 }
 
-/// A command with the same arguments, of another program.
+/// The same command with another program.
 pub(crate) fn of_version(program: &Path, command: Command) -> Command {
     let mut of_version = Command::new(program);
     of_version.args(command.get_args()).env_clear().current_dir("/");
@@ -42,31 +42,31 @@ pub(crate) fn of_version(program: &Path, command: Command) -> Command {
     of_version
 }
 
-/// Sends a process a signal. A process that must stop has stopped when this returns.
+/// Sends a signal to a process. After SIGSTOP, returns when the process has stopped.
 pub(crate) fn signal(pid: u32, signal: Signal) {
     send_signal(pid, signal).unwrap();
 }
 
-/// How a process has ended.
+/// The result of a process.
 #[derive(Clone, Debug)]
 pub(crate) struct Ended {
-    /// The exit code; `None` if a signal has ended it.
+    /// The exit code; `None` if a signal ended the process.
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
-    /// From its start on.
+    /// The duration since the start.
     pub(crate) took: Duration,
 }
 
 impl Ended {
-    /// The output of a program, which must have succeeded.
+    /// Checks that the program succeeded.
     #[track_caller]
     pub(crate) fn ok(self) -> Self {
         assert_eq!(self.code, Some(0), "{self:?}");
         self
     }
 
-    /// The error of a program, which must have failed in order.
+    /// Checks that the program failed with exit code 1 and did not panic.
     #[track_caller]
     pub(crate) fn failed(self) -> Self {
         assert_eq!(self.code, Some(1), "{self:?}");
@@ -74,13 +74,12 @@ impl Ended {
         self
     }
 
-    /// Its answer.
     #[track_caller]
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The addresses that an ADD has given.
+    /// The addresses that an ADD has returned.
     #[track_caller]
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         let json = self.json();
@@ -88,7 +87,7 @@ impl Ended {
         ips.iter().map(|ip| ip["address"].as_str().unwrap().split('/').next().unwrap().parse().unwrap()).collect()
     }
 
-    /// The only address that an ADD has given.
+    /// The only address that an ADD has returned.
     #[track_caller]
     pub(crate) fn address(&self) -> IpAddr {
         let addresses = self.addresses();
@@ -96,7 +95,7 @@ impl Ended {
         addresses[0]
     }
 
-    /// Checks that a call of the plugin with all of its log was carried out by the daemon. The caller knows that one is there.
+    /// Checks in the log of a plugin call that the daemon carried it out. The caller knows that a daemon runs.
     #[track_caller]
     pub(crate) fn by_daemon(self) -> Self {
         // The earlier version says "going on without it".
@@ -106,7 +105,7 @@ impl Ended {
         self
     }
 
-    /// Checks that a call of the plugin went by itself, and said why in these words.
+    /// Checks that a plugin opened the store itself, and logged the reason with these words.
     #[track_caller]
     pub(crate) fn alone(self, words: &str) -> Self {
         assert!(self.err.contains(words), "{words:?} is not said: {self:?}");
@@ -114,7 +113,7 @@ impl Ended {
     }
 }
 
-/// A process that is on its way. It is killed when this is dropped.
+/// A running process. Dropping it kills the process.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Option<Child>,
@@ -134,25 +133,25 @@ impl Running {
         self.child.as_ref().unwrap().id()
     }
 
-    /// True if it has ended.
+    /// True if the process has ended.
     pub(crate) fn is_over(&mut self) -> bool {
         self.child.as_mut().unwrap().try_wait().unwrap().is_some()
     }
 
-    /// Kills it; true if that met it alive.
+    /// Kills the process. True if it was still running.
     pub(crate) fn kill(mut self) -> bool {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap().signal().is_some()
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the process.
     #[track_caller]
     pub(crate) fn end(self) -> Ended {
         self.end_within(patient(PATIENCE))
     }
 
-    /// Waits for its end, at most so long.
+    /// Waits for the end of the process, at most `limit`.
     #[track_caller]
     pub(crate) fn end_within(mut self, limit: Duration) -> Ended {
         let child = self.child.take().unwrap();
@@ -174,33 +173,32 @@ impl Drop for Running {
     }
 }
 
-/// Runs a command to its end.
 #[track_caller]
 pub(crate) fn run(command: Command) -> Ended {
     Running::start(command, "").end()
 }
 
-/// A call of the plugin that may end in any way, by a signal as well.
+/// A call of the plugin that may end in any way, even by a signal.
 #[derive(Clone, Debug)]
 pub(crate) struct Call(process::Call);
 
 impl Call {
-    /// A call for the interface `eth0`, in the environment that a runtime gives.
+    /// A call for the interface `eth0`, with a runtime's environment.
     pub(crate) fn new(verb: &str, container: &str, conf: &Value) -> Self {
         Self(process::Call::new(verb, container, conf))
     }
 
-    /// With these arguments of the runtime.
+    /// Sets `CNI_ARGS`.
     pub(crate) fn args(self, args: &str) -> Self {
         Self(self.0.with("CNI_ARGS", args))
     }
 
-    /// Of this program.
+    /// Calls another program.
     pub(crate) fn of(self, program: PathBuf) -> Self {
         Self(self.0.by(program))
     }
 
-    /// By this user.
+    /// Runs the call as this user.
     pub(crate) fn by(self, uid: u32) -> Self {
         Self(self.0.as_user(uid))
     }
@@ -214,14 +212,13 @@ impl Call {
         self.start().end()
     }
 
-    /// Runs it; it has to succeed.
+    /// Runs the call, which must succeed.
     #[track_caller]
     pub(crate) fn ok(&self) -> Ended {
         self.run().ok()
     }
 }
 
-/// Waits until something is so.
 #[track_caller]
 pub(crate) fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
     process::wait_until(what, PATIENCE, is_so);

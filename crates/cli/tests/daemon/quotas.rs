@@ -1,4 +1,4 @@
-//! Quotas, with several assignments in one commit, and plugins that are killed meanwhile.
+//! Quotas with several assignments in one commit, and with plugins that are killed.
 
 use std::thread;
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn of_shop(lab: &Lab, verb: &str, container: &str) -> Call {
     Call::new(verb, container, &lab.conf()).args(&pod)
 }
 
-/// How far the quota is used.
+/// How much of the quota is used.
 fn used(lab: &Lab) -> u64 {
     lab.margay("quota list -o json").ok().json()["quotas"][0]["used"].as_u64().unwrap()
 }
@@ -44,7 +44,7 @@ fn quota_gives_crowd_as_many_addresses_as_allowed() {
         let listed = lab.margay("quota list -o json").ok().json();
         let row = json!({"kind": "namespace", "name": "shop", "limit": 7, "used": 7, "percent": 100});
         assert_eq!(listed, json!({"quotas": [row]}));
-        // As without the daemon.
+        // The message is the same without the daemon.
         let beside = is_refused(of_shop(&lab, "ADD", "more").run());
         daemon.runs();
         daemon.end().ok();

@@ -1,4 +1,4 @@
-//! The part that this program plays as another user, in a process of its own.
+//! Roles that this test program plays as another user, in a separate process.
 
 use std::env;
 use std::fs;
@@ -17,10 +17,10 @@ use crate::programs::{PATIENCE, Running, STRANGER};
 
 const ROLE: &str = "MARGAY_DAEMON_TEST_ROLE";
 const SOCKET: &str = "MARGAY_DAEMON_TEST_SOCKET";
-/// Device and inode of the store's queue, which a stranger cannot look up.
+/// Device and inode of the store's queue, which another user cannot look up.
 const QUEUE: &str = "MARGAY_DAEMON_TEST_QUEUE";
 
-/// Plays a role as a user who owns nothing.
+/// Plays a role as [`STRANGER`].
 pub(crate) fn play(role: &str, lab: &Lab) -> Running {
     let FileId { device, inode } = FileId::at(&lab.store.join("queue")).unwrap();
     let mut command = Command::new(env::current_exe().unwrap());
@@ -44,7 +44,7 @@ fn as_another_user() {
             let mut stream = UnixStream::connect(socket).unwrap();
             stream.set_read_timeout(Some(patient(PATIENCE))).unwrap();
             let mut said = Vec::new();
-            // A connection that is closed with something unread ends with an error.
+            // If unread data is left, closing the connection causes an error here.
             let _ = stream.read_to_end(&mut said);
             assert_eq!(said, b"", "a stranger was told something");
         }
@@ -54,9 +54,9 @@ fn as_another_user() {
             let queue = env::var(QUEUE).unwrap();
             let mut numbers = queue.split(' ').map(|number| number.parse().unwrap());
             let queue = FileId { device: numbers.next().unwrap(), inode: numbers.next().unwrap() };
-            // The test kills it if nobody comes.
+            // If no client connects, the test kills this process.
             let (mut stream, _) = listener.accept().unwrap();
-            // All that a daemon would say.
+            // The same greeting that a daemon would send.
             greet(&mut stream, &Hello::new(StoreIdentity::Embedded { id: "any".to_owned(), queue }));
             stream.set_read_timeout(Some(patient(PATIENCE))).unwrap();
             let mut said = Vec::new();

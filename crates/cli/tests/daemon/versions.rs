@@ -1,5 +1,5 @@
-//! Programs of this version beside those of an earlier one, whose frames are others: neither misreads the other, each goes by itself, and
-//! nothing is lost. `scripts/build-earlier` makes the earlier ones.
+//! Programs of this version beside programs of an earlier version with another frame format. Neither misreads the
+//! other, each opens the store itself, and nothing is lost. `scripts/build-earlier` builds the earlier programs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,6 @@ use crate::daemon::Daemon;
 use crate::lab::{ENGINES, Lab};
 use crate::programs::{Call, Ended, earlier, margay, of_version, run};
 
-/// The version of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     Earlier,
@@ -42,7 +41,7 @@ fn daemon_of(version: Version, lab: &Lab) -> Daemon {
     daemon
 }
 
-/// Says that it went on without the daemon.
+/// Checks that a plugin continued without the daemon.
 #[track_caller]
 fn alone(ended: Ended) -> Ended {
     let ended = ended.ok();
@@ -61,7 +60,7 @@ fn plugin_opens_store_when_daemon_has_other_version() {
             let own = of_daemon.call(lab.add("own")).ok().by_daemon().address();
             let first = alone(of_plugin.call(lab.add("c1")).run()).address();
             assert_ne!(own, first);
-            // The other version finds what this one has assigned, and the reverse.
+            // Each version finds the addresses that the other one has assigned.
             assert_eq!(of_daemon.call(lab.add("c1")).ok().by_daemon().address(), first);
             assert_eq!(alone(of_plugin.call(lab.add("own")).run()).address(), own);
             let calls: Vec<_> = (0..16).map(|number| BOTH[number % 2].call(lab.add(&format!("n{number}")))).collect();
@@ -120,7 +119,8 @@ fn cluster_is_opened_when_daemon_has_other_version() {
     }
 }
 
-/// A downgrade leaves the pending commits of this version as they are: it cannot read them, and says so.
+/// After a downgrade, the earlier version cannot read the pending commits of this version. It leaves them as they are,
+/// and says so.
 #[test]
 fn newer_notes_are_left_alone_by_earlier_version() {
     let cluster = Cluster::start();
@@ -140,7 +140,7 @@ fn newer_notes_are_left_alone_by_earlier_version() {
         assert!(ended.err.contains("which this version does not know"), "{ended:?}");
         assert_eq!(fs::read(&note).unwrap(), bytes);
     }
-    // This version settles it.
+    // This version settles the pending commit.
     cluster.del("c1").ok();
     assert!(!note.exists());
     cluster.nothing_is_held();

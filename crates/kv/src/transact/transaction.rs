@@ -117,7 +117,8 @@ impl Transaction {
     }
 
     /// Reads keys and ranges in one round trip, so that later reads of them need none. It adds no guards. A range with
-    /// [`Content::KeysOnly`] serves [`snapshot_keys`](Self::snapshot_keys). Limits of ranges are ignored.
+    /// [`Content::KeysOnly`] serves [`snapshot_keys`](Self::snapshot_keys). One with [`Content::CountOnly`] is skipped, since no
+    /// later read uses a count. Limits of ranges are ignored.
     ///
     /// # Errors
     /// Any store error.
@@ -126,7 +127,8 @@ impl Transaction {
         let mut wanted: Vec<_> = keys.collect();
         let unread = ranges.into_iter().filter(|read| match read.content {
             Content::Full => !self.listed.contains(&read.range),
-            Content::KeysOnly | Content::CountOnly => !self.keys.contains_key(&read.range),
+            Content::KeysOnly => !self.keys.contains_key(&read.range),
+            Content::CountOnly => false,
         });
         wanted.extend(unread.map(|read| (read.range, read.content)));
         wanted.sort();

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use kv::wrap::{CountingStore, Fault, FaultyStore};
 use kv::{
-    Committed, Deadline, Error, ErrorKind, InvalidArgument, Key, Op, Operation, Outcome, Range, Revision, Store,
-    StoreExt, TransactOptions, Transaction, Txn, TxnRange, Value, transact,
+    Committed, Content, Deadline, Error, ErrorKind, InvalidArgument, Key, Op, Operation, Outcome, Range, Revision,
+    Store, StoreExt, TransactOptions, Transaction, Txn, TxnRange, Value, transact,
 };
 
 fn options() -> TransactOptions {
@@ -309,6 +309,19 @@ async fn transact_starts_anew_when_history_moves_on() {
     })
     .unwrap();
     assert_eq!(committed.attempts, 2);
+}
+
+#[tokio::test]
+async fn transact_lists_keys_after_prefetch_of_their_count() {
+    let store = kv_mvcc::memory();
+    store.put("p/1", "x").await.unwrap();
+    transact!(shared(&store), options(), |tx| {
+        let range = Range::prefix("p/");
+        tx.prefetch(Vec::new(), vec![TxnRange::new(range.clone()).with_content(Content::CountOnly)]).await?;
+        assert_eq!(tx.snapshot_list(&range).await?.len(), 1);
+        Ok::<_, Error>(())
+    })
+    .unwrap();
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
-//! The findings of a check on this machine, outside of the store.
+//! Findings of a check that concern this machine, outside of the store.
 //!
-//! Networks that assign the same addresses from different stores: each store is in order by itself, but two containers can
-//! get one address. And routes that lead addresses of a pool elsewhere: to another network of a VPN, of Docker or of the
-//! machine's own, whose addresses the containers then cannot reach, or the other way round.
+//! Networks may assign the same addresses from different stores. Each of the stores is in order, but two containers can
+//! get one address. And routes may lead addresses of a pool elsewhere: to a network of a VPN, of Docker or of the
+//! machine itself. Then containers cannot reach the addresses of that network, or it cannot reach theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -18,19 +18,20 @@ use kv::Deadline;
 use crate::error::Result;
 use crate::store::StoreAccess;
 
-/// The longest time to read the pools of another store.
+/// Time limit of reading the pools of another store.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Addresses that are assigned from a store.
+/// A range of addresses that are assigned from a store.
 struct AssignedRange {
     store: String,
     net: IpNet,
-    /// The pool or the network's configuration that has them.
+    /// The pool or network configuration that has the range.
     by: String,
 }
 
-/// The findings, and notes about stores that could not be read. Only stores on this machine are opened; of a cluster
-/// only the configuration is read, unless it is the checked store.
+/// Finds networks that overlap with ranges of other stores. Returns the findings, and notes about stores that could not
+/// be read. Opens only stores on this machine. For clusters it uses the network configurations, except for the checked
+/// store itself.
 pub(super) async fn find_overlapping_networks(
     at: StoreAccess<'_>,
     inspection: &Inspection,
@@ -60,7 +61,7 @@ pub(super) async fn find_overlapping_networks(
     (compare_ranges(&places), notes)
 }
 
-/// The addresses in a network's configuration.
+/// The ranges in a network's configuration.
 fn configured_ranges<'n>(network: &'n ConfiguredNetwork, store: &'n str) -> impl Iterator<Item = AssignedRange> {
     let nets = network.subnets.iter().filter_map(|text| text.parse::<IpNet>().ok());
     nets.map(move |net| AssignedRange {
@@ -70,7 +71,7 @@ fn configured_ranges<'n>(network: &'n ConfiguredNetwork, store: &'n str) -> impl
     })
 }
 
-/// The pools of a store; empty if there is no store.
+/// Reads the pools of a store; empty if there is no store.
 async fn read_pools(at: StoreAccess<'_>) -> Result<Vec<(String, IpNet)>> {
     let Some(open) = at.open_existing().await? else { return Ok(Vec::new()) };
     let store = open.store();
@@ -81,7 +82,7 @@ async fn read_pools(at: StoreAccess<'_>) -> Result<Vec<(String, IpNet)>> {
     .await
 }
 
-/// Finds the networks that overlap, each pair once, even if several sources have it.
+/// Finds overlapping ranges of different stores. Reports each pair once, even if several configurations have it.
 fn compare_ranges(places: &[AssignedRange]) -> Vec<Finding> {
     let mut found = BTreeMap::new();
     for (index, one) in places.iter().enumerate() {
@@ -104,13 +105,13 @@ fn compare_ranges(places: &[AssignedRange]) -> Vec<Finding> {
     found.into_values().collect()
 }
 
-/// How the names of interfaces begin that other programs make.
+/// The prefixes of the names of interfaces that other programs create.
 const FOREIGN_DEVICES: [&str; 9] = ["docker", "virbr", "podman", "lxcbr", "lxdbr", "wg", "tun", "tailscale", "ppp"];
-/// How the names of Calico's interfaces begin.
+/// The prefixes of the names of Calico's interfaces.
 const CALICO_DEVICES: [&str; 4] = ["cali", "tunl0", "vxlan", "wireguard.cali"];
 
-/// The findings: for each pool the routes that are not its own. `lengths` has the lengths of prefixes, by pool. `is_bridge`
-/// says of an interface whether it is a bridge.
+/// Finds for each pool the routes into it that were not made for it. `lengths` has the prefix length of what each pool
+/// assigns. `is_bridge` says whether an interface is a bridge.
 pub(super) fn find_overlapping_routes(
     pools: &[(String, IpNet)],
     lengths: &BTreeMap<IpNet, u8>,
@@ -130,8 +131,8 @@ pub(super) fn find_overlapping_routes(
     pools.iter().filter_map(foreign).collect()
 }
 
-/// True for a route that a network on the pool has made, as far as a route shows that: one to a single address or prefix, to a
-/// block, or to the interface that has the pool's subnet. `length` is that of what the pool assigns.
+/// True for a route that a network on the pool probably made: one to a single address or prefix, to a block, or to the
+/// interface that has the pool's subnet. `length` is the prefix length of what the pool assigns.
 fn is_own(pool: IpNet, length: u8, route: &Route, is_bridge: impl Fn(&str) -> bool) -> bool {
     let begins = |names: &[&str]| names.iter().any(|name| route.device.starts_with(name));
     let is_inside = pool.contains(&route.net);
@@ -139,14 +140,13 @@ fn is_own(pool: IpNet, length: u8, route: &Route, is_bridge: impl Fn(&str) -> bo
     if !is_inside {
         return false;
     }
-    // Calico's routes to the blocks of other nodes lead through a gateway. Most blocks have 64 addresses.
+    // Calico's routes to blocks of other nodes lead through a gateway. Most blocks have 64 addresses.
     let is_block = route.has_gateway && route.net.prefix_len() + 6 >= length;
     let is_small = route.net.prefix_len() == longest || route.drops || is_block || begins(&CALICO_DEVICES);
     let is_interface = route.net == pool || is_bridge(&route.device);
     is_small || (is_interface && !route.has_gateway && !begins(&FOREIGN_DEVICES))
 }
 
-/// True if an interface of this machine is a bridge.
 pub(super) fn is_bridge(device: &str) -> bool {
     Path::new("/sys/class/net").join(device).join("bridge").exists()
 }

@@ -43,8 +43,8 @@ Examples:
 Nothing is locked, and nothing is changed without --repair --apply. No repair frees an address that is assigned.
 The exit code is 0 if there is no problem, and 1 if there is one or something failed.";
 
-/// The arguments, with `--report FILE` in the place of calicoctl's `ipam check -o FILE`. Here `-o` names the form of every answer,
-/// so only what looks like a file and is no form becomes a report.
+/// Replaces calicoctl's `ipam check -o FILE` by `--report FILE`. In margay, `-o` selects the format of every answer, so
+/// only a value that looks like a file and is not a format becomes a report.
 pub(crate) fn with_report(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let is_check = is_check(&args);
@@ -69,13 +69,13 @@ pub(crate) fn with_report(args: impl IntoIterator<Item = OsString>) -> Vec<OsStr
     args
 }
 
-/// True if these are arguments of `ipam check`.
+/// True for the arguments of `ipam check`.
 fn is_check(args: &[OsString]) -> bool {
     let ipam = args.iter().position(|arg| arg == "ipam");
     ipam.is_some_and(|ipam| args[ipam..].iter().any(|arg| arg == "check"))
 }
 
-/// The command to type for a report, if the given form is not one of `ipam check`.
+/// Returns a hint about `--report` if `ipam check` was given an unknown format with `-o`.
 pub(crate) fn report_hint(usage: &clap::Error, args: &[OsString]) -> Option<String> {
     let text = |kind| match usage.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -89,7 +89,7 @@ pub(crate) fn report_hint(usage: &clap::Error, args: &[OsString]) -> Option<Stri
 /// The arguments of `ipam check`.
 #[derive(Debug, Args)]
 pub(crate) struct Check {
-    /// Print every address that is assigned
+    /// Print every assigned address
     #[arg(long)]
     show_all_ips: bool,
 
@@ -110,7 +110,7 @@ pub(crate) struct Check {
     pub(crate) apply: bool,
 }
 
-/// Checks, mends if that is requested, and reports the remaining findings.
+/// Checks, mends if requested, and reports the findings that remain.
 #[async_trait(?Send)]
 impl StoreCommand for Check {
     fn progress_text(&self) -> Option<&'static str> {
@@ -152,7 +152,7 @@ impl StoreCommand for Check {
     }
 }
 
-/// The meaning of an exit code of 1, and the next step.
+/// The failure for remaining problems, which sets the exit code to 1, with the next step as a hint.
 fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> CommandFailure {
     let failure = CommandFailure::new(match problems {
         1 => "1 problem was found".to_owned(),
@@ -169,15 +169,12 @@ fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> C
     }
 }
 
-/// The inspection of a store.
+/// The result of an inspection.
 pub(super) struct StoreInspection {
-    /// The findings.
     pub(super) inspection: Inspection,
-    /// The id of the store.
     pub(super) store: String,
 }
 
-/// Reads and inspects a store.
 pub(super) async fn inspect(at: StoreAccess<'_>, keep: AddressReporting) -> Result<StoreInspection> {
     retry_at_one_revision(at, async || inspect_once(at, keep).await).await
 }
@@ -187,7 +184,7 @@ async fn inspect_once(at: StoreAccess<'_>, keep: AddressReporting) -> Result<Sto
     let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
     let mut read = snapshot.batch().await?;
     while let Some(kvs) = read {
-        // One part is checked while the next one is read.
+        // Inspects one part while the next one is read.
         let inspect = run_blocking(move || {
             kvs.iter().for_each(|kv| inspector.add(kv));
             Ok(inspector)
@@ -199,50 +196,44 @@ async fn inspect_once(at: StoreAccess<'_>, keep: AddressReporting) -> Result<Sto
     Ok(StoreInspection { inspection: inspector.finish(snapshot.revision()), store })
 }
 
-/// The longest time for one repair.
+/// Time limit of one repair.
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(60);
-/// The number of commits before the store is closed for a moment, so that containers can start.
+/// Number of commits before the store is closed for a moment, so that containers can start.
 const MAX_COMMITS_PER_OPENING: usize = 16;
-/// The most rounds of repairs: a repair can uncover another finding.
+/// Maximum number of rounds of repairs. A repair can uncover another finding.
 const MAX_REPAIR_ROUNDS: usize = 4;
-/// The age of a finding in a cluster before it is mended. Calico changes one key after the other, and has long finished
-/// such a change by then; keys that were written meanwhile are left alone.
+/// How old a finding in a cluster must be before it is mended. Calico changes several keys one after the other, and has
+/// finished such a change by then. Keys that were written in the meantime are left alone.
 const MIN_FINDING_AGE: Duration = Duration::from_secs(3);
 
-/// The repair of a finding, planned or done.
+/// A repair of a finding, planned or done.
 #[derive(Clone, Debug, Serialize)]
 struct Repair {
-    /// The code of the finding.
     code: Code,
-    /// The subject.
     subject: String,
-    /// The finding in words.
+    /// The finding as text.
     what: String,
-    /// The repair.
+    /// The repair as text.
     mend: &'static str,
-    /// The outcome.
     outcome: RepairOutcome,
-    /// The error if it failed.
+    /// The error of a failed repair.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
 
-/// The outcome of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum RepairOutcome {
-    /// It was not tried.
+    /// Not tried.
     Planned,
-    /// The finding is mended.
     Mended,
-    /// The finding was gone, often by another repair, or has changed since.
+    /// The finding was gone, often because of another repair, or had changed.
     Changed,
-    /// The repair failed.
     Failed,
 }
 
 impl RepairOutcome {
-    /// The outcome in a table.
+    /// The outcome as text for a table.
     fn as_str(self) -> &'static str {
         match self {
             Self::Planned => "would be mended",
@@ -266,18 +257,19 @@ impl Repair {
     }
 }
 
-/// The findings that can be mended and are requested: those with these codes, or all if there are no codes.
+/// The findings that can be mended and have one of these codes, or any code if there are none.
 fn select_findings<'i>(inspection: &'i Inspection, codes: &[Code]) -> impl Iterator<Item = &'i Finding> {
     let wanted = move |code: Code| codes.is_empty() || codes.contains(&code);
     inspection.findings.iter().filter(|finding| finding.mendable).filter(move |finding| wanted(finding.code))
 }
 
-/// The plan.
+/// Plans the repairs without making them.
 fn plan_repairs(inspection: &Inspection, codes: &[Code]) -> Vec<Repair> {
     select_findings(inspection, codes).map(|finding| Repair::new(finding, RepairOutcome::Planned, None)).collect()
 }
 
-/// Mends and checks again, as long as there is something to mend. Returns the repairs and the last inspection.
+/// Mends and checks again until nothing can be mended, in at most [`MAX_REPAIR_ROUNDS`] rounds. Returns the repairs and
+/// the last inspection.
 async fn apply_repairs(
     at: StoreAccess<'_>,
     mut inspected: StoreInspection,
@@ -308,7 +300,8 @@ async fn apply_repairs(
     Ok((repairs, inspected))
 }
 
-/// Marks gone findings as mended if a repair of the same subject succeeded: one repair often mends several.
+/// Marks findings that were gone as mended if a repair of the same subject succeeded. One repair often mends several
+/// findings.
 fn settle(repairs: &mut [Repair]) {
     let mended: BTreeSet<String> =
         repairs.iter().filter(|one| one.outcome == RepairOutcome::Mended).map(|one| one.subject.clone()).collect();
@@ -319,7 +312,7 @@ fn settle(repairs: &mut [Repair]) {
     }
 }
 
-/// Mends some findings in one opening of the store.
+/// Mends findings in one opening of the store.
 async fn mend(at: StoreAccess<'_>, inspection: &Inspection, findings: &[Finding]) -> Result<Vec<Repair>> {
     at.with_operator(StoreUse::Release, async |operator| {
         let mut done = Vec::new();
@@ -336,7 +329,7 @@ async fn mend(at: StoreAccess<'_>, inspection: &Inspection, findings: &[Finding]
     .await
 }
 
-/// The most findings of one code in a table; JSON has them all.
+/// Maximum number of findings with one code in a table; JSON has all of them.
 const MAX_SHOWN_FINDINGS: usize = 50;
 
 #[derive(Serialize)]
@@ -378,7 +371,7 @@ impl<'a> FindingJson<'a> {
     }
 }
 
-/// The parts of a check's output.
+/// Builds the answer from the inspection and the repairs.
 fn render_answer(
     args: &Check,
     location: &Location,
@@ -479,7 +472,7 @@ fn report_repairs(text: &mut String, repairs: &[Repair]) {
     }
 }
 
-/// An address in calicoctl's words.
+/// An address in the format of calicoctl.
 fn address_line(address: &AllocatedAddress) -> String {
     let extra: Vec<String> = address.attributes.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let handle = address.handle.as_deref().unwrap_or("<none>");

@@ -1,4 +1,4 @@
-//! The report that `calicoctl ipam check -o` writes, and that `ipam release --from-report` of both reads.
+//! The report that `calicoctl ipam check -o` writes and that both programs read with `ipam release --from-report`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,40 +14,37 @@ use super::StoreInspection;
 use crate::error::{CommandFailure, Result};
 use crate::output::write_whole_file;
 
-/// A report. The names are calicoctl's.
+/// A report. The member names are calicoctl's.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "struct Report")]
 pub(crate) struct CheckReport {
     version: String,
-    /// The id of the cluster.
+    /// The cluster's id.
     #[serde(rename = "clusterGUID")]
     pub(crate) cluster_guid: String,
     datastore_locked: bool,
-    /// The revision of Calico's ClusterInformation; empty where there is none.
+    /// The revision of Calico's ClusterInformation; empty if there is none.
     pub(crate) cluster_information_revision: String,
     cluster_type: String,
-    /// The assigned addresses.
     #[serde(deserialize_with = "or_nothing")]
     pub(crate) allocations: BTreeMap<IpAddr, Vec<ReportedAddress>>,
-    /// The handles that hold nothing.
+    /// Handles that hold no address.
     #[serde(deserialize_with = "or_nothing")]
     pub(crate) leaked_handles: Vec<LeakedHandle>,
 }
 
-/// Reads a list or a map that Go writes as `null` when it is empty.
+/// Reads a list or a map, which Go writes as `null` when it is empty.
 fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// An assigned address, or one in cooldown.
+/// An assigned address, or an address in cooldown.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "struct Row")]
 pub(crate) struct ReportedAddress {
-    /// The address.
     pub(crate) ip: String,
-    /// The handle under which it is held; empty if there is none.
+    /// The handle that holds the address; empty if there is none.
     pub(crate) handle: String,
-    /// Its sequence number.
     pub(crate) sequence_number: Option<u64>,
     pod: String,
     namespace: String,
@@ -55,30 +52,28 @@ pub(crate) struct ReportedAddress {
     #[serde(rename = "type")]
     kind: String,
     creation_timestamp: String,
-    /// False if it is certain that no container uses it.
+    /// False if it is certain that no container uses the address.
     pub(crate) in_use: bool,
     borrowed: bool,
-    /// True if it is in cooldown.
     pub(crate) cooling_down: bool,
     #[serde(deserialize_with = "or_nothing")]
     owners: Vec<String>,
 }
 
-/// A handle that holds nothing. Go writes the names of these fields as they are.
+/// A handle that holds no address. Go writes the names of these fields as they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct LeakedHandle {
-    /// Its id.
     #[serde(rename = "ID")]
     pub(crate) id: String,
     #[serde(rename = "UID")]
     uid: Option<String>,
-    /// The revision that last wrote it.
+    /// The revision at which the handle was last written.
     pub(crate) revision: String,
 }
 
 impl CheckReport {
-    /// The report of an inspection that has kept the addresses.
+    /// Makes the report of an inspection that has kept the addresses.
     pub(super) fn new(inspected: &StoreInspection) -> Self {
         let inspection = &inspected.inspection;
         let mut allocations: BTreeMap<IpAddr, Vec<ReportedAddress>> = BTreeMap::new();
@@ -102,7 +97,7 @@ impl CheckReport {
         }
     }
 
-    /// Reads a report.
+    /// Reads a report from a file.
     pub(crate) fn read(path: &Path) -> Result<Self> {
         let hint = "give a file that `margay ipam check --report` or `calicoctl ipam check -o` has written";
         let text = fs::read(path)
@@ -114,13 +109,13 @@ impl CheckReport {
     }
 }
 
-/// The identity of the cluster: Calico's id of it, or else the id of the store.
+/// Calico's id of the cluster, or else the id of the store.
 pub(crate) fn guid(inspected: &StoreInspection) -> &str {
     let known = inspected.inspection.cluster.as_ref().map(|cluster| cluster.guid.as_str());
     known.filter(|guid| !guid.is_empty()).unwrap_or(&inspected.store)
 }
 
-/// The revision of Calico's ClusterInformation; empty where there is none.
+/// The revision of Calico's ClusterInformation; empty if there is none.
 pub(crate) fn revision(inspection: &Inspection) -> String {
     inspection.cluster.as_ref().map(|ClusterFacts { revision, .. }| revision.to_string()).unwrap_or_default()
 }
@@ -147,7 +142,7 @@ impl ReportedAddress {
     }
 }
 
-/// Writes a report in one step: an existing file is replaced when the new one is whole.
+/// Writes a report in one step: an existing file is replaced when the new one is complete.
 pub(super) fn write(path: &Path, report: &CheckReport) -> Result<()> {
     let text = serde_json::to_string_pretty(report).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
     write_whole_file(path, &text)

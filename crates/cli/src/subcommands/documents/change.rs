@@ -1,4 +1,5 @@
-//! `create`, `apply`, `replace` and `delete`: the documents in files, the writing, and the outcome in calicoctl's words.
+//! `create`, `apply`, `replace` and `delete`: read documents from files, write them, and report the outcome in
+//! calicoctl's words.
 
 use std::fs;
 use std::io::{self, Read};
@@ -21,19 +22,18 @@ use crate::output::printable;
 use crate::store::{StoreAccess, StoreUse};
 use crate::subcommands::pool;
 
-/// Documents to write.
+/// A command that writes documents.
 pub(super) struct WriteDocuments {
     mode: WriteMode,
     manifests: Vec<Manifest>,
-    /// True if existing documents are skipped.
+    /// True if existing documents are skipped, and count as done.
     skips_existing: bool,
     dry_run: bool,
-    /// True if the store is one machine's.
+    /// True for an embedded store.
     is_of_one_machine: bool,
 }
 
 impl WriteDocuments {
-    /// Reads the documents from their files.
     pub(super) fn of(mode: WriteMode, change: &WriteArgs, at: StoreAccess<'_>) -> Result<Self> {
         Ok(Self {
             mode,
@@ -44,7 +44,6 @@ impl WriteDocuments {
         })
     }
 
-    /// Sets whether existing documents are skipped.
     pub(super) fn skipping(self, skips_existing: bool) -> Self {
         Self { skips_existing, ..self }
     }
@@ -60,7 +59,7 @@ impl WriteDocuments {
 
 #[async_trait(?Send)]
 impl OpenStoreCommand for WriteDocuments {
-    /// As with `pool create`, a store is only made for a pool that can be made.
+    /// Creates a store only for a valid pool, like `pool create`.
     fn store_use(&self) -> StoreUse {
         let makes = |manifest: &Manifest| manifest.kind() == DocumentKind::Pool && manifest.check().is_ok();
         match self.mode != WriteMode::Replace && self.manifests.iter().any(makes) {
@@ -81,7 +80,7 @@ impl OpenStoreCommand for WriteDocuments {
         has_pool(&self.manifests)
     }
 
-    /// Writes documents in their order. After a document that fails the next ones are still written, as in calicoctl.
+    /// Writes the documents in order. After a document that fails the next ones are still written, as in calicoctl.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let mut report = WriteReport::new(self.verb(), &self.manifests, self.dry_run);
         let mut first_node = false;
@@ -100,7 +99,7 @@ impl OpenStoreCommand for WriteDocuments {
     }
 }
 
-/// Documents to delete.
+/// A command that deletes documents.
 pub(super) struct DeleteDocuments<'a> {
     pub(super) args: &'a Delete,
     pub(super) manifests: Vec<Manifest>,
@@ -124,7 +123,7 @@ impl OpenStoreCommand for DeleteDocuments<'_> {
         has_pool(&self.manifests)
     }
 
-    /// Deletes documents in their order.
+    /// Deletes the documents in order.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let Self { args, manifests } = self;
         let verb = VerbForms { base: "delete", past: "deleted" };
@@ -153,7 +152,7 @@ fn advice(error: &Error) -> Option<String> {
             Some(format!("see which there are with: margay get {}", super::get::short(*kind)))
         }
         Error::Document(DocumentError::Conflict(..)) => Some(
-            "somebody has changed it since it was read: read it again with margay get, or leave \
+            "it was changed after it was read: read it again with margay get, or leave \
              metadata.resourceVersion away"
                 .to_owned(),
         ),
@@ -165,11 +164,11 @@ fn advice(error: &Error) -> Option<String> {
     }
 }
 
-/// The size of the largest file.
+/// Size limit of a file, in bytes.
 const MAX_INPUT_BYTES: u64 = 16 << 20;
 
-/// Reads all documents of these files and folders, in their order; the files of a folder by name. It is an error if
-/// there is none.
+/// Reads all documents of these files and folders, in this order; the files of a folder are sorted by name. Fails if
+/// there is no document.
 pub(super) fn read_documents(paths: &[PathBuf], depth: FolderDepth) -> Result<Vec<Manifest>> {
     let manifests = read_any_documents(paths, depth)?;
     if manifests.is_empty() {
@@ -179,7 +178,7 @@ pub(super) fn read_documents(paths: &[PathBuf], depth: FolderDepth) -> Result<Ve
     Ok(manifests)
 }
 
-/// The same, but it is no error if there is none.
+/// [`read_documents`], but finding no document is no error.
 pub(super) fn read_any_documents(paths: &[PathBuf], depth: FolderDepth) -> Result<Vec<Manifest>> {
     let mut manifests = Vec::new();
     for path in paths {
@@ -197,12 +196,12 @@ pub(super) fn read_any_documents(paths: &[PathBuf], depth: FolderDepth) -> Resul
     Ok(manifests)
 }
 
-/// The depth to which a folder is searched.
+/// How deep a folder is searched for files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FolderDepth {
-    /// The folder's own files.
+    /// The files in the folder itself.
     Files,
-    /// All files below it.
+    /// All files below the folder.
     All,
 }
 
@@ -215,7 +214,7 @@ fn read_limited(input: impl Read) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// The file itself, or the files of a folder that can have documents.
+/// Returns the file itself, or the files of a folder that can have documents.
 fn list_files(path: &Path, depth: FolderDepth) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -235,12 +234,12 @@ fn list_files(path: &Path, depth: FolderDepth) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The YAML documents or the JSON document of a text.
+/// Parses a text as YAML documents or as one JSON document.
 ///
 /// # Errors
-/// The text is neither; the failure names the line.
+/// The text is neither. The message names the line.
 pub(crate) fn parse_values(name: &str, text: &[u8], hint: &str) -> Result<Vec<Value>> {
-    // A node may be named n, and a label may have the value off: only true and false are booleans.
+    // A node may be named `n`, and a label may have the value `off`, so only `true` and `false` are booleans.
     let options = serde_saphyr::options! { strict_booleans: true };
     match serde_json::from_slice(text) {
         Ok(value) => Ok(vec![value]),
@@ -273,16 +272,16 @@ fn cannot_read(name: &str, error: &io::Error) -> CommandFailure {
         .hint("give a file of documents, a folder of such files, or -")
 }
 
-/// The verb on the documents.
+/// The forms of the command's verb for messages.
 #[derive(Clone, Copy, Debug)]
 struct VerbForms {
-    /// The form of the verb in "failed to create".
+    /// As in "failed to create".
     base: &'static str,
-    /// The form of the verb in "created".
+    /// As in "Successfully created".
     past: &'static str,
 }
 
-/// A document that was done or failed.
+/// A document in the answer, with its error if it failed.
 #[derive(Debug, Serialize)]
 struct DocumentEntry {
     kind: &'static str,
@@ -295,7 +294,7 @@ struct DocumentEntry {
 #[derive(Debug)]
 struct WriteReport {
     verb: VerbForms,
-    /// The kind of all documents, if they have the same.
+    /// The kind of the documents, if all have the same kind.
     kind: Option<&'static str>,
     dry_run: bool,
     done: Vec<DocumentEntry>,
@@ -311,18 +310,18 @@ impl WriteReport {
         Self { verb, kind, dry_run, done: Vec::new(), failed: Vec::new(), advice: None }
     }
 
-    /// Counts a document that was done.
+    /// Counts a document as done.
     fn add_done(&mut self, manifest: &Manifest) {
         self.done.push(entry(manifest, None));
     }
 
-    /// Counts a document that failed, and keeps the first advice.
+    /// Counts a document as failed, and keeps the first advice.
     fn add_failed(&mut self, manifest: &Manifest, error: &Error, advice: Option<String>) {
         self.failed.push(entry(manifest, Some(printable(&error.to_string()))));
         self.advice = self.advice.take().or(advice);
     }
 
-    /// The answer. Errors make it a failure if no document was done, otherwise an incomplete answer.
+    /// The answer: a failure if no document was done, and incomplete if only some were.
     fn answer(self) -> Result<CommandAnswer> {
         let (done, all) = (self.done.len(), self.done.len() + self.failed.len());
         let of_kind = self.kind.map(|kind| format!("'{kind}' ")).unwrap_or_default();
@@ -378,7 +377,8 @@ mod tests {
         Manifest::named(DocumentKind::Pool, name)
     }
 
-    /// The output on stdout and stderr: the first documents, `done` in number, are done, and the others fail.
+    /// Returns stdout and stderr of a command on these documents, of which the first `done` succeed and the others
+    /// fail.
     fn said(manifests: &[Manifest], done: usize, dry_run: bool) -> (String, String) {
         let mut report = WriteReport::new(CREATE, manifests, dry_run);
         for (at, manifest) in manifests.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! `get`: documents as calicoctl shows them, with its columns in tables.
+//! `get`: shows documents as calicoctl does, with calicoctl's columns in tables.
 
 use ipam_operator::Operator;
 use ipam_operator::documents::{DocumentKind, StoredDocument};
@@ -10,16 +10,15 @@ use crate::command::CommandAnswer;
 use crate::error::{CommandFailure, Result};
 use crate::output::{SortedJson, aligned, printable};
 
-/// The part of a document that is shown.
+/// Which metadata of a document are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DocumentForm {
-    /// The document as it is stored.
     Stored,
-    /// The document without the metadata that only this store has.
+    /// All but the metadata in [`LOCAL_METADATA`].
     Export,
 }
 
-/// The metadata that only this store has.
+/// The metadata that are only meaningful in this store.
 const LOCAL_METADATA: [&str; 6] =
     ["uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "generation", "namespace"];
 
@@ -34,7 +33,6 @@ impl DocumentForm {
     }
 }
 
-/// Shows all documents of a kind, as one list.
 pub(super) async fn get_all(
     operator: &Operator,
     kind: DocumentKind,
@@ -52,7 +50,7 @@ pub(super) async fn get_all(
     answer(&[DocumentTable { kind, rows }], scope, &list)
 }
 
-/// Shows the documents of these full names, each by itself. A name without a document is an error after the others.
+/// Shows the documents with these full names. If some do not exist, the others are shown, and then the command fails.
 pub(super) async fn get_named(
     operator: &Operator,
     names: &[(DocumentKind, String)],
@@ -89,7 +87,7 @@ fn answer(tables: &[DocumentTable], scope: &NamespaceScope<'_>, value: &Value) -
     Ok(CommandAnswer::new("", &SortedJson(value))?.with_layout(text(TableWidth::Usual), text(TableWidth::Wide)))
 }
 
-/// The word behind `margay get` that shows all documents of a kind.
+/// The argument of `margay get` that shows all documents of a kind.
 pub(super) fn short(kind: DocumentKind) -> &'static str {
     match kind {
         DocumentKind::Pool => "ippool",
@@ -101,19 +99,19 @@ pub(super) fn short(kind: DocumentKind) -> &'static str {
     }
 }
 
-/// The AS number that is shown for a node without one.
+/// The AS number that is shown for a node without its own.
 const DEFAULT_AS_NUMBER: &str = "64512";
 
-/// The longest list of networks in a cell.
+/// Maximum length of a list of networks in a cell.
 const MAX_CELL_CHARS: usize = 80;
 
-/// Documents of a kind.
+/// The documents of one kind.
 struct DocumentTable {
     kind: DocumentKind,
     rows: Vec<Map<String, Value>>,
 }
 
-/// The columns of a table.
+/// Which columns a table has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TableWidth {
     /// The columns of `-o ps`.
@@ -123,7 +121,7 @@ enum TableWidth {
 }
 
 impl DocumentTable {
-    /// The table as text. It has a column for namespaces if the command has an option for them.
+    /// Formats the table. It has a column for namespaces if the command has an option about namespaces.
     fn text(&self, width: TableWidth, scope: &NamespaceScope<'_>) -> String {
         let namespace = (self.kind.is_namespaced() && scope.is_explicit()).then_some("NAMESPACE");
         let columns: Vec<&str> = namespace.into_iter().chain(columns(self.kind, width).iter().copied()).collect();
@@ -210,12 +208,12 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// The items, separated by commas.
+/// Joins items with commas.
 fn joined(value: &Value, item: impl Fn(&Value) -> String) -> String {
     value.as_array().into_iter().flatten().map(item).collect::<Vec<_>>().join(",")
 }
 
-/// The fields of an object with their values, separated by commas.
+/// Lists the fields of an object as `name=value`, sorted and joined with commas.
 fn pairs(value: &Value) -> String {
     let fields = value.as_object().into_iter().flatten();
     let mut pairs: Vec<String> = fields.map(|(name, value)| format!("{name}={}", text(value))).collect();
@@ -223,7 +221,7 @@ fn pairs(value: &Value) -> String {
     pairs.join(",")
 }
 
-/// A list, cut where it gets too long for a table.
+/// Cuts a list that is too long for a table.
 fn shorten_list(list: String) -> String {
     if list.len() <= MAX_CELL_CHARS {
         return list;

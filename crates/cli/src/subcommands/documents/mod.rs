@@ -1,7 +1,7 @@
-//! The arguments of `get`, `create`, `apply`, `replace` and `delete`, as after calicoctl, and the namespaces that they
-//! name. Kinds without namespaces ignore them.
+//! The arguments of `get`, `create`, `apply`, `replace` and `delete`, which follow calicoctl, and the namespaces that
+//! they select. Kinds without namespaces ignore the namespace.
 //!
-//! The files are read before the store is opened: a person may type one.
+//! The files are read before the store is opened, because a person may be typing one on stdin.
 
 mod change;
 mod get;
@@ -46,7 +46,7 @@ Examples:
   cat node.json | margay create -f - --skip-exists";
 
 const APPLY: &str = "\
-What is there is replaced: what the document's spec does not say gets its default.
+An existing document is replaced: fields that the new spec lacks get their defaults.
 
 Examples:
   margay apply -f pools.yaml
@@ -58,7 +58,7 @@ Examples:
   margay get ippool -o json > pools.json && margay replace -f pools.json";
 
 const DELETE: &str = "\
-A pool of which addresses are in use is refused, and it is said where they are.
+A pool with addresses in use is refused; the error says where they are.
 An endpoint is deleted whether its container runs or not: Felix then cuts the
 container off. Profiles cannot be deleted.
 
@@ -74,13 +74,13 @@ pub(crate) enum DocumentsSubcommand {
     /// Show pools, reservations, nodes, endpoints and more
     #[command(after_help = GET)]
     Get(Get),
-    /// Make what a file describes
+    /// Create what a file describes
     #[command(after_help = CREATE)]
     Create(Create),
-    /// Make what a file describes, or change it to that
+    /// Create what a file describes, or change it to that
     #[command(after_help = APPLY)]
     Apply(Apply),
-    /// Change what is there to what a file describes
+    /// Change existing documents to what a file describes
     #[command(after_help = REPLACE)]
     Replace(Replace),
     /// Delete pools, reservations, nodes, endpoints and more
@@ -94,7 +94,7 @@ pub(crate) struct Get {
     #[command(flatten)]
     which: DocumentSelection,
 
-    /// Of documents that are named, leave out what only this store knows: the uid, the version and the time of creation
+    /// Of named documents, leave out what only this store has: the uid, the version and the time of creation
     #[arg(long)]
     export: bool,
 
@@ -102,7 +102,7 @@ pub(crate) struct Get {
     #[arg(long, requires = "filename")]
     skip_empty: bool,
 
-    // Scripts for calicoctl pass these two for all kinds.
+    // Not limited to endpoints: scripts for calicoctl pass these two options for all kinds.
     /// The namespace of the endpoints [default: default]
     #[arg(short, long)]
     namespace: Option<String>,
@@ -118,7 +118,7 @@ pub(crate) struct Create {
     #[command(flatten)]
     change: WriteArgs,
 
-    /// Pass over what is there already, and count it as made
+    /// Skip what exists already, and count it as made
     #[arg(long)]
     skip_exists: bool,
 }
@@ -156,7 +156,7 @@ pub(crate) struct Delete {
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
 
-    /// Pass over what is not there, and count it as deleted
+    /// Skip what does not exist, and count it as deleted
     #[arg(short, long)]
     pub(crate) skip_not_exists: bool,
 
@@ -168,14 +168,14 @@ pub(crate) struct Delete {
     pub(crate) bridged: BridgedPoolArgs,
 }
 
-/// Where documents are read.
+/// The files that a command reads.
 #[derive(Debug, Args)]
 pub(crate) struct DocumentFiles {
     /// A file of documents in YAML or JSON, - for standard input, or a folder of .yaml, .yml and .json files
     #[arg(short, long, value_name = "FILE", required = true)]
     filename: Vec<PathBuf>,
 
-    /// Look into folders inside a folder too
+    /// Also read folders inside a folder
     #[arg(short = 'R', long)]
     recursive: bool,
 }
@@ -194,12 +194,12 @@ pub(crate) struct DocumentSelection {
     #[arg(short, long, value_name = "FILE", conflicts_with = "kind")]
     filename: Vec<PathBuf>,
 
-    /// Look into folders inside a folder too
+    /// Also read folders inside a folder
     #[arg(short = 'R', long, requires = "filename")]
     recursive: bool,
 }
 
-/// The names of a kind that calicoctl knows.
+/// Parses a kind, by any of calicoctl's names for it.
 fn kind(text: &str) -> Result<DocumentKind, String> {
     Ok(match text.to_ascii_lowercase().as_str() {
         "ippool" | "ippools" | "ipp" | "ipps" | "pool" | "pools" => DocumentKind::Pool,
@@ -214,7 +214,7 @@ fn kind(text: &str) -> Result<DocumentKind, String> {
     })
 }
 
-/// The longest time for a command once the store is open: a pool's deletion is a commit for each block.
+/// Time limit once the store is open. Deleting a pool takes a commit for each block.
 const DOCUMENTS_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[async_trait(?Send)]
@@ -231,7 +231,7 @@ impl StoreCommand for Get {
                     )?,
                     _ => read_selected(which, &scope)?,
                 };
-                // calicoctl exports only documents that are named, not those of a file.
+                // calicoctl exports only documents that are named on the command line, not those of a file.
                 let form = if self.export && kind.is_some() { DocumentForm::Export } else { DocumentForm::Stored };
                 let name = |one: &Manifest| (one.kind(), one.name().to_owned());
                 ShownDocuments::Named(manifests.iter().map(name).collect(), form)
@@ -241,7 +241,7 @@ impl StoreCommand for Get {
     }
 }
 
-/// The documents to show.
+/// A command that shows documents.
 struct ShowDocuments<'a> {
     what: ShownDocuments,
     scope: NamespaceScope<'a>,
@@ -304,7 +304,7 @@ impl StoreCommand for Delete {
     }
 }
 
-/// The named documents, by kind and name or in files.
+/// Reads which documents are selected, by kind and name or in files.
 fn read_selected(which: &DocumentSelection, scope: &NamespaceScope<'_>) -> Result<Vec<Manifest>> {
     match which.kind {
         Some(kind) => which.name.iter().map(|name| scope.named(kind, name)).collect(),
@@ -312,7 +312,7 @@ fn read_selected(which: &DocumentSelection, scope: &NamespaceScope<'_>) -> Resul
     }
 }
 
-/// The documents that files name, in the requested namespace.
+/// Puts the documents that files name into the requested namespace.
 fn place_in_namespace(manifests: Vec<Manifest>, scope: &NamespaceScope<'_>) -> Result<Vec<Manifest>> {
     manifests.into_iter().map(|manifest| scope.of_file(manifest)).collect()
 }
@@ -321,19 +321,17 @@ fn folder_depth(recursive: bool) -> FolderDepth {
     if recursive { FolderDepth::All } else { FolderDepth::Files }
 }
 
-/// The meaning of `--namespace` and `--all-namespaces`.
+/// The namespaces that `--namespace` and `--all-namespaces` select.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NamespaceScope<'a> {
-    /// Neither is given.
+    /// Neither option was given.
     Default,
-    /// One namespace.
     One(&'a str),
-    /// All namespaces.
     All,
 }
 
 impl<'a> NamespaceScope<'a> {
-    /// The meaning of the options of `get`.
+    /// The scope of a `get`.
     ///
     /// # Errors
     /// Both options are given, and the kind has namespaces.
@@ -349,7 +347,7 @@ impl<'a> NamespaceScope<'a> {
         }
     }
 
-    /// The meaning of the option of `delete`.
+    /// The scope of a `delete`.
     fn by_delete(delete: &'a Delete) -> Self {
         Self::by(delete.namespace.as_deref())
     }
@@ -358,7 +356,7 @@ impl<'a> NamespaceScope<'a> {
         namespace.map_or(Self::Default, Self::One)
     }
 
-    /// True if an option was given.
+    /// True if one of the options was given.
     fn is_explicit(&self) -> bool {
         *self != Self::Default
     }
@@ -372,10 +370,10 @@ impl<'a> NamespaceScope<'a> {
         }
     }
 
-    /// The document of this name.
+    /// The document with this name in the scope.
     ///
     /// # Errors
-    /// All namespaces are requested, and a name alone does not identify the document.
+    /// All namespaces are selected, so that the name does not identify one document.
     fn named(&self, kind: DocumentKind, name: &str) -> Result<Manifest> {
         match self {
             Self::All if kind.is_namespaced() => Err(single_resource_failure()),
@@ -384,10 +382,10 @@ impl<'a> NamespaceScope<'a> {
         }
     }
 
-    /// The document that a file names.
+    /// The document that a file names, checked against the scope.
     ///
     /// # Errors
-    /// The error of [`named`](Self::named); the file names another namespace.
+    /// All namespaces are selected, as in [`named`](Self::named); the file names another namespace than the option.
     fn of_file(&self, manifest: Manifest) -> Result<Manifest> {
         match self {
             Self::All if manifest.kind().is_namespaced() => Err(single_resource_failure()),

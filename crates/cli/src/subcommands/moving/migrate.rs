@@ -1,4 +1,4 @@
-//! `margay migrate`.
+//! `margay migrate`: copies everything that IPAM has to another store.
 
 use clap::Args;
 use datastore::OpenStore;
@@ -19,14 +19,14 @@ Examples:
   margay migrate sled:///var/lib/margay/ipam.sled etcd://10.0.0.1:2379
   margay migrate sled:///var/lib/margay/ipam.sled etcd://10.0.0.1:2379 --finish
 
-1. Without --finish all is copied and compared. Plugins go on using FROM; on TO
-   they are refused. Again, it brings TO up to date with what has changed.
+1. Without --finish all is copied and compared. Plugins continue to use FROM; on
+   TO they are refused. A repeated run brings TO up to date.
 2. Stop the runtime, so that nothing changes any more, and run it once more.
 3. --finish compares once more, refuses if anything differs, and opens TO.
 4. Name TO in the network's configuration and start the runtime.
 
-FROM is never written to. Calico's own programs do not know that TO is not to be
-used yet. The login and the certificates are the same for both.";
+FROM is never written to. Calico's own programs do not notice that TO must not
+be used yet. The login and the certificates are the same for both.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Migrate {
@@ -38,7 +38,7 @@ pub(crate) struct Migrate {
     #[arg(value_name = "TO")]
     pub(crate) to: String,
 
-    /// If both are equal, open TO for use
+    /// If both stores are equal, open TO for use
     #[arg(long, conflicts_with = "abort")]
     pub(crate) finish: bool,
 
@@ -73,7 +73,7 @@ struct RemovedJson {
     removed: u64,
 }
 
-/// The stores of a migration.
+/// The source and the target of a migration.
 struct MigrationStores<'l> {
     from: StoreAccess<'l>,
     to: StoreAccess<'l>,
@@ -111,7 +111,7 @@ async fn migrate(from: StoreAccess<'_>, to: StoreAccess<'_>, args: &Migrate) -> 
     Ok(answer)
 }
 
-/// The identity of the source.
+/// Reads the identity of the source.
 async fn read_source_identity(from: StoreAccess<'_>) -> Result<StoreIdentity> {
     let open = from.open_files(StoreUse::Read).await?;
     from.run_and_close(open, async |open: &OpenStore| read_identity(from, open).await).await
@@ -131,7 +131,7 @@ impl MigrationStores<'_> {
         retry_at_one_revision(self.from, async || {
             let (revision, written) = self.compare_or_fill(target, Revision::UNSET, FillMode::Update).await?;
             if !written.are_unchanged_in(target).await? {
-                // A key that differs may be one of the target's own, which stay.
+                // A key that differs may belong to the target itself; such keys stay.
                 let (_, compared) = self.compare_or_fill(target, revision, FillMode::Verify).await?;
                 if compared.total() > 0 {
                     return Err(CommandFailure::new(format!(
@@ -139,7 +139,7 @@ impl MigrationStores<'_> {
                         self.to,
                         compared.list_keys()
                     ))
-                    .hint("see to it that nobody uses it, and give the same command again")
+                    .hint("stop the programs that use it, and give the same command again")
                     .into());
                 }
             }
@@ -163,7 +163,6 @@ impl MigrationStores<'_> {
         )))
     }
 
-    /// Reports what would be copied.
     async fn dry_run(&self, target: &mut Target<'_>) -> Result<CommandAnswer> {
         self.require_fillable(target).await?;
         if target.mark().is_none() {
@@ -176,7 +175,7 @@ impl MigrationStores<'_> {
         CommandAnswer::new(text, &self.json(revision, &walked, true, false))
     }
 
-    /// Opens the target for use if it is equal to its source.
+    /// Opens the target for use if it equals its source.
     async fn finish(&self, target: &mut Target<'_>, dry_run: bool) -> Result<CommandAnswer> {
         let Self { from, to, .. } = self;
         let Some(mark) = target.mark() else { return self.finished_already(target, dry_run).await };
@@ -216,8 +215,8 @@ impl MigrationStores<'_> {
         )))
     }
 
-    /// Accepts a target without a mark if it is equal to its source: an earlier command was killed just after it opened
-    /// the target. Every other target is refused.
+    /// Accepts a target without a mark if it equals its source: an earlier run was killed just after it opened the
+    /// target. Every other target is refused.
     async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> Result<CommandAnswer> {
         let Self { from, to, .. } = self;
         let (revision, walked) = self.compare_newest(target).await?;
@@ -229,8 +228,8 @@ impl MigrationStores<'_> {
         CommandAnswer::new(text, &self.json(revision, &walked, dry_run, true))
     }
 
-    /// Holds the lock of an embedded source while the target is opened, so that nothing is assigned meanwhile. Fails if
-    /// the source has changed. A cluster cannot be locked.
+    /// Locks an embedded source while the target is opened, so that nothing is assigned in between. Fails if the source
+    /// has changed since `revision`. A cluster cannot be locked.
     async fn lock_source(&self, revision: Revision) -> Result<Option<OpenStore>> {
         if self.from.location.path().is_none() {
             return Ok(None);
@@ -264,13 +263,12 @@ impl MigrationStores<'_> {
             .hint(format!("go on with: {}", mark.command())))
     }
 
-    /// Compares the newest revision of the source with the target.
     async fn compare_newest(&self, target: &mut Target<'_>) -> Result<(Revision, Differences)> {
         retry_at_one_revision(self.from, async || self.compare_or_fill(target, Revision::UNSET, FillMode::DryRun).await)
             .await
     }
 
-    /// Goes through a revision of the source.
+    /// Compares a revision of the source with the target, and fills the target if `work` says so.
     async fn compare_or_fill(
         &self,
         target: &mut Target<'_>,
@@ -303,7 +301,6 @@ impl MigrationStores<'_> {
     }
 }
 
-/// The numbers of differences in words.
 fn changes(walked: &Differences) -> String {
     let mut text = format!("{} new, {} changed, {} gone", walked.missing, walked.different, walked.extra);
     if walked.kept > 0 {
@@ -312,7 +309,7 @@ fn changes(walked: &Differences) -> String {
     text
 }
 
-/// Removes the documents that were written to a store that is being filled, and the mark.
+/// Removes the documents that an unfinished migration or import has written, and the mark.
 pub(super) async fn remove(at: StoreAccess<'_>, way: MoveKind, dry_run: bool) -> Result<CommandAnswer> {
     let mut target = Target::inspect(at).await?;
     let removed = remove_from(&mut target, way, at, dry_run).await;

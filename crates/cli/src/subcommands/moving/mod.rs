@@ -1,4 +1,4 @@
-//! The verbs that move the contents of a store to another store; `margay export` and `margay import` are in this file.
+//! Commands that move the contents of a store to another store. `margay export` and `margay import` are in this file.
 
 mod migrate;
 mod take_over;
@@ -23,16 +23,16 @@ use crate::transfer::{
     run_blocking,
 };
 
-/// Moving what is in a store to another one.
+/// Commands that move the contents of a store.
 #[derive(Debug, Subcommand)]
 pub(crate) enum MovingSubcommand {
-    /// Write all that IPAM has, as it is at one revision, to a file
+    /// Write everything that IPAM has, at one revision, to a file
     #[command(after_help = EXPORT_HELP)]
     Export(Export),
-    /// Fill an empty store from a file, or with what others have given
+    /// Fill an empty store from a file or another plugin's records
     #[command(after_help = IMPORT_HELP, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
     Import(Import),
-    /// Copy all that IPAM has to another store, and switch to that
+    /// Copy all that IPAM has to another store, and switch to it
     #[command(after_help = migrate::HELP)]
     Migrate(Migrate),
 }
@@ -52,7 +52,7 @@ pub(crate) struct Export {
     /// The file to write, or - for stdout
     file: PathBuf,
 
-    /// Write over a file that is there
+    /// Overwrite an existing file
     #[arg(long)]
     force: bool,
 }
@@ -93,8 +93,8 @@ Examples:
 
 The file is one of `margay export` or `margay store backup`, and is checked
 first. The store must have no pools and no addresses; nodes that it has stay as
-they are. Until all is there and was read back, every plugin is refused. If it
-is broken off, give the same command again: it goes on.";
+they are. Until all is there and was read back, every plugin is refused. If the
+import is interrupted, give the same command again: it continues.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Import {
@@ -109,7 +109,7 @@ pub(crate) struct Import {
     #[arg(long, value_name = "NAME")]
     pub(crate) as_node: Option<String>,
 
-    /// Which of the file's nodes that is
+    /// The node of the file for --as-node
     #[arg(long, value_name = "OLD", requires = "as_node")]
     from_node: Option<String>,
 
@@ -117,21 +117,21 @@ pub(crate) struct Import {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Remove what an import that was broken off has written
+    /// Remove what an unfinished import has written
     #[arg(long)]
     pub(crate) abort: bool,
 }
 
-/// Taking over what another plugin has given.
+/// Sources of addresses that another plugin has assigned.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TakeOverSubcommand {
-    /// Take over the addresses that host-local has given in one network
+    /// Take over the addresses that host-local assigned in one network
     #[command(after_help = take_over::HOST_LOCAL_HELP)]
     HostLocal(FromHostLocal),
     /// Take over the addresses that podman's containers have in one network
     #[command(after_help = take_over::PODMAN_HELP)]
     Podman(FromPodman),
-    /// Take over the addresses that whereabouts has given in one network
+    /// Take over the addresses that whereabouts assigned in one network
     #[command(after_help = whereabouts::HELP)]
     Whereabouts(FromWhereabouts),
 }
@@ -141,9 +141,9 @@ struct ImportJson {
     file: String,
     store: String,
     dry_run: bool,
-    /// Keys that this run has written. They are not all keys if it went on with an earlier run.
+    /// Keys that this run has written. If it continued an earlier run, these are not all keys.
     written: u64,
-    /// Nodes and the like that the store had already.
+    /// Nodes and similar documents that the store had before.
     kept: u64,
     /// Keys of the file that are not IPAM's.
     left_out: u64,
@@ -172,7 +172,7 @@ impl StoreCommand for Import {
     }
 }
 
-/// Reports what would be imported; an error if it cannot be.
+/// Reports what would be imported. Fails if the import would be refused.
 async fn import_dry_run(at: StoreAccess<'_>, plan: &ImportPlan) -> Result<CommandAnswer> {
     let mut target = Target::inspect(at).await?;
     let possible = match target.mark() {
@@ -205,22 +205,22 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     }
     let written = compare_or_fill(plan, target, FillMode::Fill).await?;
     if !written.are_unchanged_in(target).await? {
-        // A key that differs may be one of the store's own, which stay.
+        // A key that differs may belong to the store itself; such keys stay.
         let compared = compare_or_fill(plan, target, FillMode::Verify).await?;
         if compared.total() > 0 {
             return Err(CommandFailure::new(format!(
                 "{at} was changed by somebody else meanwhile:{}",
                 compared.list_keys()
             ))
-            .hint("--abort removes what it has; then it can be filled anew"));
+            .hint("remove what it has with --abort, and import again"));
         }
     }
     target.unmark().await?;
     Ok(written)
 }
 
-/// The keys of the file in a store without a mark, if it has all of them: an earlier run was killed just after it
-/// removed the mark. `None` if the store is empty; a store with anything else is refused.
+/// Accepts a store without a mark if it has all keys of the file: an earlier run was killed just after it removed the
+/// mark. `None` if the store is empty. Any other store is refused.
 async fn imported_already(plan: &ImportPlan, target: &mut Target<'_>) -> Result<Option<Differences>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
     let found = compare_or_fill(plan, target, FillMode::DryRun).await?;

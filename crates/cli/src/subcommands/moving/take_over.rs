@@ -1,8 +1,9 @@
-//! Taking over addresses that another plugin has assigned: each is recorded for its container, as if Margay's plugin
-//! had assigned it. The addresses are read from host-local's files, or from the output of `podman inspect`; those of
-//! whereabouts in [`super::whereabouts`].
+//! Takes over addresses that another plugin has assigned: records each one for its container, as if Margay's plugin had
+//! assigned it. Reads the addresses from host-local's files or from the output of `podman inspect`;
+//! [`super::whereabouts`] reads those of whereabouts.
 //!
-//! host-local's files have addresses as names, and in each the container's id and the interface's name.
+//! host-local has a file for each address, named after it. The file contains the container's id and the interface's
+//! name.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +32,7 @@ use crate::error::{CommandFailure, Result};
 use crate::output::printable;
 use crate::store::{StoreAccess, StoreUse};
 
-/// In whose name addresses are taken over.
+/// The network and node for which addresses are recorded.
 #[derive(Debug, Args)]
 pub(crate) struct TakeOverArgs {
     /// The network's name, as its configuration has it
@@ -47,7 +48,8 @@ pub(crate) struct TakeOverArgs {
     pub(crate) dry_run: bool,
 }
 
-/// Reads a network's name. A runtime calls the plugin with no other, so no DEL could release what is taken over.
+/// Parses a network's name. Runtimes never call the plugin with a name that CNI does not allow, so no DEL could release
+/// addresses that are recorded under one.
 fn network_name(text: &str) -> Result<String, String> {
     match is_cni_name(text) {
         true => Ok(text.to_owned()),
@@ -57,46 +59,43 @@ fn network_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// The longest time for one operation on the store.
+/// Time limit of one operation on the store.
 const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(60);
-/// The number of leases that are taken over before the store is closed for a moment, so that containers can start.
+/// Number of leases that are taken over before the store is closed for a moment, so that containers can start.
 const MAX_LEASES_PER_OPENING: usize = 16;
 
-/// The leases of another plugin.
+/// The usable and unusable records of another plugin.
 #[derive(Debug, Default)]
 pub(super) struct ForeignLeases {
-    /// The leases, one for each interface of a container.
+    /// One lease for each interface of a container.
     pub(super) leases: Vec<ForeignLease>,
-    /// The files and containers that cannot be taken over.
+    /// Files and containers that cannot be taken over.
     pub(super) left_out: Vec<SkippedLease>,
 }
 
-/// The lease of one interface of one container.
+/// The addresses that another plugin has assigned to one interface of a container.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ForeignLease {
-    /// The container's id.
     pub(super) container: String,
-    /// The interface's name.
     pub(super) interface: String,
-    /// Its addresses.
     pub(super) addresses: Vec<IpAddr>,
-    /// The time of their assignment, if that is known.
+    /// When the addresses were assigned, if known.
     pub(super) given_at: Option<SystemTime>,
-    /// The namespace and the name of its pod, if that is known.
+    /// The namespace and the name of the pod, if known.
     pub(super) pod: Option<(String, String)>,
-    /// The pod's node, if it is known and may be another than the others have.
+    /// The node of the pod, if known. Leases may be of different nodes.
     pub(super) node: Option<String>,
 }
 
 impl ForeignLease {
-    /// Its addresses and its container.
+    /// The addresses and the container, for messages.
     fn name(&self) -> String {
         let addresses: Vec<_> = self.addresses.iter().map(IpAddr::to_string).collect();
         format!("{} of container {}", addresses.join(", "), printable(&self.container))
     }
 }
 
-/// A file or lease that is not taken over.
+/// A file or lease that is not taken over, and why.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct SkippedLease {
     what: String,
@@ -104,7 +103,6 @@ pub(super) struct SkippedLease {
 }
 
 impl SkippedLease {
-    /// It is left out for the reason `why`.
     pub(super) fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self { what: what.into(), why: why.into() }
     }
@@ -115,25 +113,24 @@ struct TakeOverReport {
     store: String,
     network: String,
     node: String,
-    /// The number of nodes that the other plugin's records name.
+    /// How many nodes the other plugin's records name.
     #[serde(skip)]
     nodes: usize,
     dry_run: bool,
-    /// The number of addresses that were taken over now.
+    /// The number of addresses that this run has taken over.
     taken_over: usize,
-    /// The number of addresses that were taken over before.
+    /// The number of addresses that the store had before.
     there_already: usize,
     left_out: Vec<SkippedLease>,
 }
 
-/// The outcome for one lease.
 enum TakeOverOutcome {
     TakenOver,
     ThereAlready,
     Conflict(String),
 }
 
-/// Leases to take over.
+/// A command that takes over leases.
 pub(super) struct LeaseTakeOver<'a> {
     found: Cell<ForeignLeases>,
     terms: &'a TakeOverArgs,
@@ -200,7 +197,6 @@ async fn take_over_batch(operator: &Operator, leases: &[ForeignLease], report: &
     Ok(())
 }
 
-/// Takes over the addresses of one interface, in one commit.
 async fn take_over_one(operator: &Operator, lease: &ForeignLease, report: &TakeOverReport) -> Result<TakeOverOutcome> {
     let request = assign_request(lease, report);
     let soon = || Deadline::after(TAKE_OVER_TIMEOUT);
@@ -217,7 +213,7 @@ async fn take_over_one(operator: &Operator, lease: &ForeignLease, report: &TakeO
         Err(error @ (Error::AlreadyAssigned(_) | Error::Reserved(_) | Error::Bridge(_) | Error::NotOwner(_))) => {
             Ok(TakeOverOutcome::Conflict(error.to_string()))
         }
-        // The text is Calico's and ends in a line break.
+        // The message is Calico's and ends in a line break.
         Err(Error::Pool(error)) => Ok(TakeOverOutcome::Conflict(error.to_string().trim_end().to_owned())),
         Err(error) => Err(error.into()),
     }
@@ -229,7 +225,7 @@ fn assign_request(lease: &ForeignLease, report: &TakeOverReport) -> AssignReques
         container: lease.container.clone(),
         interface: lease.interface.clone(),
         node: lease.node.clone().unwrap_or_else(|| report.node.clone()),
-        // The boot is that of this machine.
+        // The boot id is this machine's, so it is recorded only for containers of this machine and boot.
         boot: host::boot_id()
             .filter(|_| lease.node.is_none() && is_of_this_boot(lease))
             .and_then(|id| host::short_boot(&id)),
@@ -245,7 +241,8 @@ fn assign_request(lease: &ForeignLease, report: &TakeOverReport) -> AssignReques
     request
 }
 
-/// True if the addresses were assigned in this boot, or at an unknown time: then they are not leftovers.
+/// True if the addresses were assigned in this boot, or at an unknown time. Otherwise they would count as leftovers at
+/// once.
 fn is_of_this_boot(lease: &ForeignLease) -> bool {
     let (Some(given_at), Some(up)) = (lease.given_at, host::uptime()) else { return lease.given_at.is_none() };
     given_at.elapsed().is_ok_and(|age| age < up)
@@ -300,9 +297,9 @@ pub(crate) struct FromHostLocal {
     pub(crate) terms: TakeOverArgs,
 }
 
-/// The length of the longest file that host-local could have written, in bytes.
+/// Size limit of a file, in bytes. host-local's files are much smaller.
 const MAX_LEASE_FILE_BYTES: u64 = 4096;
-/// The interface for files of versions that did not write it.
+/// The interface of a lease whose file names none, because an old version wrote it.
 const HOST_LOCAL_INTERFACE: &str = "eth0";
 
 impl StandaloneCommand for FromHostLocal {
@@ -312,7 +309,7 @@ impl StandaloneCommand for FromHostLocal {
     }
 }
 
-/// Reads a folder.
+/// Reads host-local's folder of one network.
 fn read_host_local(folder: &Path) -> Result<ForeignLeases> {
     let failed = |path: &Path, error: &io::Error| {
         CommandFailure::new(format!("cannot read {}: {error}", path.display()))
@@ -336,7 +333,7 @@ fn read_host_local(folder: &Path) -> Result<ForeignLeases> {
                 left_out.push(SkippedLease::new(address.to_string(), format!("its file cannot be used: {why}")));
                 continue;
             }
-            // The container was removed meanwhile.
+            // The container was removed in the meantime.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(failed(&path, &error)),
         };
@@ -356,7 +353,7 @@ fn read_host_local(folder: &Path) -> Result<ForeignLeases> {
     Ok(ForeignLeases { leases: containers.into_values().collect(), left_out })
 }
 
-/// The contents of a file and the time of its last write, or why it is none of host-local's.
+/// Reads a file's content and the time of its last write, or says why host-local did not write it.
 fn lease_file_content(path: &Path) -> io::Result<Result<(String, SystemTime), String>> {
     let about = fs::metadata(path)?;
     if !about.is_file() {
@@ -391,12 +388,12 @@ pub(crate) struct FromPodman {
     pub(crate) terms: TakeOverArgs,
 }
 
-/// The interface of a container that is in one network.
+/// The name of the only interface of a container that is in one network.
 const PODMAN_INTERFACE: &str = "eth0";
-/// A length that the output about all containers of a machine does not reach.
+/// Size limit of the input, in bytes. Output about all containers of a machine is smaller.
 const MAX_INPUT_BYTES: u64 = 256 << 20;
 const PODMAN_HINT: &str = "give what `podman inspect` prints about containers";
-/// The offset and the value of the magic number of bbolt's files. Podman's own file, `ipam.db`, is one.
+/// The offset and value of the magic number of bbolt files, such as podman's own database `ipam.db`.
 const BOLT_MAGIC: (usize, [u8; 4]) = (16, 0xED0C_DAED_u32.to_le_bytes());
 
 #[derive(Deserialize)]
@@ -429,7 +426,7 @@ impl StandaloneCommand for FromPodman {
     }
 }
 
-/// Reads a file, or stdin, and takes the containers of one network.
+/// Reads a file or stdin, and selects the containers of one network.
 fn read_podman(file: &Path, network: &str) -> Result<ForeignLeases> {
     let bytes = read_input(file, PODMAN_HINT)?;
     if bytes.get(BOLT_MAGIC.0..).is_some_and(|rest| rest.starts_with(&BOLT_MAGIC.1)) {
@@ -451,7 +448,7 @@ fn read_podman(file: &Path, network: &str) -> Result<ForeignLeases> {
     Ok(podman_leases(containers, network))
 }
 
-/// The content of a file, or of stdin.
+/// Reads a file, or stdin for `-`.
 pub(super) fn read_input(path: &Path, hint: &str) -> Result<Vec<u8>> {
     let failed = |error: io::Error| CommandFailure::new(format!("cannot read {}: {error}", path.display())).hint(hint);
     let mut bytes = Vec::new();
@@ -475,7 +472,7 @@ impl PodmanContainer {
     }
 }
 
-/// Refuses a list whose containers are all in other networks: the name is wrong.
+/// Fails if all containers are in other networks: the network's name is probably wrong.
 fn require_network(containers: &[PodmanContainer], network: &str) -> std::result::Result<(), String> {
     let names: BTreeSet<&str> =
         containers.iter().flat_map(PodmanContainer::networks).map(|(name, _)| name.as_str()).collect();
@@ -486,7 +483,7 @@ fn require_network(containers: &[PodmanContainer], network: &str) -> std::result
     Err(format!("none of its containers is in network {}; they are in {}", printable(network), names.join(", ")))
 }
 
-/// The leases of the containers in a network. A container that does not run has no address.
+/// The leases of the containers in a network. Containers that do not run have no address.
 fn podman_leases(containers: Vec<PodmanContainer>, network: &str) -> ForeignLeases {
     let mut found = ForeignLeases::default();
     for container in containers {

@@ -1,7 +1,7 @@
-//! Reading the addresses that whereabouts has given, from its IPPools in the Kubernetes API.
+//! Reads the addresses that whereabouts has assigned, from its IPPools in the Kubernetes API.
 //!
-//! An IPPool has a range, and for each address that is given its distance from the range's first address, with the sandbox's id,
-//! the interface and the pod. It does not know the node; the pod does.
+//! An IPPool has a range and its assigned addresses. Each address is recorded as its distance from the range's first
+//! address, with the sandbox id, the interface and the pod. The node is not recorded, so it is taken from the pod.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,8 +25,8 @@ Examples:
   margay import whereabouts records.yaml --network storage --dry-run
   margay import whereabouts records.yaml --network storage --range 10.9.0.0/16
 
-The pods say on which node each address is, and which addresses nobody uses any
-more: those are left out. Without pods in the file all addresses are --node's.
+The pods say on which node each address is. Addresses whose pod is gone are left
+out. Without pods in the file all addresses are --node's.
 The pools must be there: margay pool create NAME CIDR --manual.";
 
 #[derive(Debug, Args)]
@@ -42,7 +42,7 @@ pub(crate) struct FromWhereabouts {
     pub(crate) terms: TakeOverArgs,
 }
 
-/// A range as whereabouts writes it.
+/// A range in whereabouts' notation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddressRange {
     /// The network, without host bits.
@@ -52,13 +52,12 @@ pub(crate) struct AddressRange {
 }
 
 impl AddressRange {
-    /// True if an address of the network is in the range.
     pub(crate) fn contains(&self, address: IpAddr) -> bool {
         self.net.contains(&address) && self.bounds.0 <= address && address <= self.bounds.1
     }
 }
 
-/// Reads a network, with or without host bits, or FIRST-LAST/BITS.
+/// Parses a network, with or without host bits, or FIRST-LAST/BITS.
 fn address_range(text: &str) -> Result<AddressRange, String> {
     let (first, rest) = match text.split_once('-') {
         Some((first, rest)) => (Some(first), rest),
@@ -82,10 +81,10 @@ fn address_range(text: &str) -> Result<AddressRange, String> {
 
 const WHEREABOUTS_HINT: &str = "give what kubectl prints: kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml";
 const ONE_POOL: &str = "give the pods and one of these IPPools at a time: kubectl get ippools.whereabouts.cni.cncf.io -n kube-system NAME -o yaml";
-/// The interface in records of versions that did not write it: the first that Multus adds.
+/// The interface of records that name none, because an old version wrote them: the first one that Multus adds.
 const DEFAULT_INTERFACE: &str = "net1";
 
-/// A member is `null` where Go has nothing, as an empty list of `items`.
+/// A Kubernetes object. Go writes empty members as `null`, for example an empty list of `items`.
 #[derive(Default, Deserialize)]
 #[serde(default, expecting = "struct Object")]
 struct KubernetesObject {
@@ -108,7 +107,7 @@ struct ObjectMetadata {
     name: String,
 }
 
-/// The members of an IPPool's and of a pod's `spec`.
+/// The `spec` of an IPPool or a pod.
 #[derive(Default, Deserialize)]
 #[serde(default, expecting = "struct Spec")]
 struct ObjectSpec {
@@ -129,7 +128,7 @@ struct WhereaboutsAllocation {
     ifname: String,
 }
 
-/// An IPPool: its name, its range and its addresses by their place in the range.
+/// An IPPool. The keys of `allocations` are distances from the first address of the range.
 struct WhereaboutsPool {
     name: String,
     range: IpNet,
@@ -140,7 +139,7 @@ struct WhereaboutsPool {
 #[derive(Default)]
 struct WhereaboutsRecords {
     pools: Vec<WhereaboutsPool>,
-    /// The nodes of the pods, by `namespace/name`.
+    /// The node of each pod, by `namespace/name`.
     pods: BTreeMap<String, Option<String>>,
 }
 
@@ -151,7 +150,7 @@ impl StandaloneCommand for FromWhereabouts {
     }
 }
 
-/// Reads a file, or stdin. With ranges, only the addresses of these.
+/// Reads a file or stdin. If `ranges` is not empty, keeps only addresses in these ranges.
 fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> Result<ForeignLeases> {
     let name = file.display().to_string();
     let wrong = |why: String| CommandFailure::new(format!("{name}: {why}")).hint(WHEREABOUTS_HINT);
@@ -175,7 +174,7 @@ fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> Result<ForeignLease
 }
 
 impl WhereaboutsRecords {
-    /// Adds an object, or those of a list. Objects of other kinds are passed over.
+    /// Adds an object, or the items of a list. Objects of other kinds are skipped.
     fn add_object(&mut self, object: KubernetesObject) -> std::result::Result<(), String> {
         match object.kind.as_str() {
             "IPPool" => {
@@ -199,8 +198,8 @@ impl WhereaboutsRecords {
         Ok(())
     }
 
-    /// Refuses several IPPools of one range: they are of networks with different `network_name`s, which have the same
-    /// addresses, and whereabouts puts that name into the name of the IPPool alone.
+    /// Refuses several IPPools with one range. They belong to networks with different `network_name`s that assign the
+    /// same addresses, and only the name of an IPPool contains the `network_name`.
     fn require_one_network(&self) -> std::result::Result<(), String> {
         for pool in &self.pools {
             let same = self.pools.iter().find(|other| other.range == pool.range && other.name != pool.name);
@@ -215,8 +214,8 @@ impl WhereaboutsRecords {
         Ok(())
     }
 
-    /// The leases in these ranges, or all of them if there are none. Where the file has pods, a lease whose pod is not among
-    /// them is left out: nobody uses it.
+    /// Returns the leases in these ranges, or all of them if there are none. If the file has pods, a lease whose pod is
+    /// missing is left out, since it is not in use any more.
     fn leases(self, ranges: &[AddressRange]) -> ForeignLeases {
         let mut leases: BTreeMap<(String, String), ForeignLease> = BTreeMap::new();
         let mut left_out = Vec::new();

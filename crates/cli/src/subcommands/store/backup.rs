@@ -1,6 +1,6 @@
 //! `margay store backup` and `margay store restore`.
 //!
-//! A restored store is built in a folder beside its final one, and gets its name in one step when it is complete.
+//! A store is restored in a folder beside its final one, and renamed in one step when it is complete.
 
 use std::path::PathBuf;
 
@@ -26,7 +26,7 @@ pub(crate) struct Backup {
     /// The file to write
     pub(crate) file: PathBuf,
 
-    /// Write over a file that is there
+    /// Overwrite an existing file
     #[arg(long)]
     pub(crate) force: bool,
 }
@@ -60,7 +60,7 @@ pub(crate) struct Restore {
     /// The backup
     pub(crate) file: PathBuf,
 
-    /// Put it in the place of a store that has keys, or is damaged; that store's folder is moved aside
+    /// Replace a store that has keys, or is damaged; that store's folder is moved aside
     #[arg(long)]
     pub(crate) replace: bool,
 
@@ -72,7 +72,7 @@ pub(crate) struct Restore {
 #[derive(Serialize)]
 struct RestoredJson {
     store: String,
-    /// The id of the new store; a dry run has none.
+    /// The id of the new store; `None` in a dry run.
     id: Option<String>,
     keys: u64,
     backup_revision: i64,
@@ -119,12 +119,11 @@ impl StoreCommand for Restore {
     }
 }
 
-/// The outcome.
+/// The outcome of a restore.
 struct RestoredStore {
     file: CheckedBackup,
-    /// The id of the new store.
     id: Option<String>,
-    /// The folder in which the former store is now.
+    /// The folder to which the former store was moved.
     aside: Option<String>,
 }
 
@@ -154,11 +153,11 @@ fn restored_answer(at: StoreAccess<'_>, done: RestoredStore) -> Result<CommandAn
     )))
 }
 
-/// The newest revision of a store without keys; 1 if there is no store. Refuses a store with keys.
+/// The newest revision of a store without keys; 1 if there is no store. Fails if the store has keys.
 async fn newest_of_empty(at: StoreAccess<'_>) -> Result<u64> {
     let open = match datastore::open(at.location, &Create::Never.with_wait(at.wait)).await {
         Ok(open) => open,
-        // A creation that was interrupted may have left the first revision.
+        // An interrupted creation may have left the first revision.
         Err(error) if *error.kind() == ErrorKind::Missing => return Ok(1),
         Err(error) => return Err(at.explain(error)),
     };
@@ -176,7 +175,7 @@ fn not_empty(at: StoreAccess<'_>, why: &str) -> CommandFailure {
         .hint("--replace moves that store aside and puts the backup in its place; nothing was changed")
 }
 
-/// Makes a store of a backup, and returns its id.
+/// Creates a store from a backup, and returns its id.
 async fn fill_new_store(at: StoreAccess<'_>, file: &CheckedBackup) -> Result<String> {
     if file.header.leases.is_some() {
         maintenance::create(at.location, FORMAT_WITH_LEASES, at.wait).await.map_err(|error| at.explain(error))?;
@@ -194,11 +193,11 @@ async fn fill_new_store(at: StoreAccess<'_>, file: &CheckedBackup) -> Result<Str
     .await
 }
 
-/// A store that no other process can reach yet, as a sink.
+/// A sink for a store that no other process can reach yet.
 struct NewStore<'s> {
     at: StoreAccess<'s>,
     embedded: &'s maintenance::MvccStore,
-    /// The file, for errors.
+    /// The path of the backup, for errors.
     path: String,
 }
 
@@ -213,7 +212,7 @@ impl Sink for NewStore<'_> {
     }
 
     async fn take(&mut self, part: RowBatch) -> Result<()> {
-        // Transactions run one after the other: for larger commits sled takes gigabytes of memory.
+        // Runs one transaction at a time: for larger commits sled takes gigabytes of memory.
         for rows in group_by_size(part.rows, MAX_TXN_OPS, |row| row.key.as_bytes().len() + row.value.len()) {
             let put = |Row { key, value, lease }| Op::Put { key, value, prev: Prev::Omit, lease };
             let txn = Txn::new().with_success(rows.into_iter().map(put));

@@ -1,4 +1,4 @@
-//! The verbs that look after a store as a whole; those that create, upgrade, verify and compact it are in this file.
+//! Commands about a store as a whole. `verify`, `compact`, `upgrade` and `create` are in this file.
 
 mod backup;
 mod status;
@@ -21,7 +21,7 @@ use crate::error::{CommandFailure, Result};
 use crate::install::{PLUGIN_FOLDERS, PluginProgram};
 use crate::store::{StoreAccess, StoreUse};
 
-/// Looking after a store as a whole.
+/// Commands about a store as a whole.
 #[derive(Debug, Subcommand)]
 pub(crate) enum StoreSubcommand {
     /// Show the store's engine and size, the revisions that can be read, and the process that has it now
@@ -30,8 +30,8 @@ Examples:
   margay store status
   margay store status -o json | jq .history
 
-A store that is in use for longer than 2 seconds, or that cannot be opened, is shown
-as far as it can be seen from outside; the exit code is then 1.")]
+If the store stays in use for more than 2 seconds, or cannot be opened, only the
+facts that are visible from outside are shown; the exit code is then 1.")]
     Status,
     /// Read every row of the store and check that it is whole
     #[command(after_help = "\
@@ -39,7 +39,7 @@ Examples:
   margay store verify
   margay store verify --store redb:///var/lib/margay/ipam.redb
 
-Others wait for their turn until it is done. Damage is told with what to do; the exit code is then 1.")]
+Other processes wait until it is done. Damage is reported with what to do; the exit code is then 1.")]
     Verify,
     /// Write the store, as it is at one revision, to a file
     #[command(after_help = "\
@@ -59,15 +59,15 @@ Examples:
   margay store restore /var/backups/margay.jsonl --store redb:///var/lib/margay/ipam.redb
 
 The backup is checked first. The store is there in full or not at all. Addresses that were assigned
-after the backup was made are unknown to it: start the containers anew that are younger.")]
+after the backup was made are not in it: restart the containers that are younger.")]
     Restore(Restore),
-    /// Give up history and, where the engine can, the room that is not needed
+    /// Remove history and, where the engine can, free unused space
     #[command(after_help = "\
 Examples:
   margay store compact
   margay store compact --keep 1000 --dry-run
 
-What is in the store now is not touched.")]
+The current keys and values are not touched.")]
     Compact(Compact),
     /// Raise the store to the newest format, 2, which keeps the leases of etcd's API
     #[command(after_help = "\
@@ -75,8 +75,8 @@ Examples:
   margay store upgrade
   margay store upgrade --dry-run
 
-A version of margay that does not know the newest format cannot open the store any more, and there is no way back but
-a backup. So the command refuses while a plugin of such a version is in a folder for CNI plugins.")]
+Versions of margay without the newest format cannot open the store any more, and only a backup leads back. So the
+command refuses while a plugin of an older version is in a folder for CNI plugins.")]
     Upgrade(Upgrade),
     /// Make an empty store
     #[command(after_help = "\
@@ -156,7 +156,7 @@ impl StoreCommand for Upgrade {
     }
 }
 
-/// Fails if a folder of plugins has a Margay plugin that cannot read the newest format.
+/// Fails if a plugin folder has a Margay plugin that cannot read the newest format.
 fn refuse_older_plugins() -> Result<()> {
     for folder in PLUGIN_FOLDERS {
         for name in ["margay-ipam", "margay-cni", "calico-ipam", "calico"] {
@@ -181,7 +181,7 @@ struct VerifiedJson {
     value_bytes: u64,
 }
 
-/// `margay store verify`.
+/// The command `store verify`.
 pub(crate) struct Verify;
 
 #[async_trait(?Send)]
@@ -225,7 +225,7 @@ pub(crate) struct Compact {
     #[arg(long, value_name = "N", default_value = "1")]
     keep: NonZeroU64,
 
-    /// Only say what would be given up
+    /// Only say what would be removed
     #[arg(long)]
     dry_run: bool,
 }
@@ -236,11 +236,10 @@ struct CompactedJson {
     after: HistoryExtent,
 }
 
-/// The extent of a store's history.
 #[derive(Serialize)]
 struct HistoryExtent {
     oldest_revision: i64,
-    /// The length of the log in bytes; unknown after a dry run.
+    /// The length of the log in bytes; unknown in a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
     log_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -275,7 +274,7 @@ impl StoreCommand for Compact {
             }
             match embedded.compact(mark).await {
                 Ok(()) => {}
-                // That history was removed before.
+                // This history was compacted before.
                 Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
                 Err(error) => return Err(failed(error)),
             }
@@ -319,7 +318,7 @@ async fn history_extent(at: StoreAccess<'_>, embedded: &MvccStore) -> Result<His
     Ok(HistoryExtent { oldest_revision, log_bytes: Some(embedded.status().log_bytes), bytes })
 }
 
-/// The history that would be removed; the room that it frees is known only afterwards.
+/// The answer of a dry run. How much room it would free is only known after a real run.
 fn would_compact(
     at: StoreAccess<'_>,
     before: HistoryExtent,

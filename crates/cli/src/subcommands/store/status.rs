@@ -18,10 +18,11 @@ use crate::output::{printable, rfc3339};
 use crate::store::{StoreAccess, StoreUse};
 use crate::times::utc_and_local;
 
-/// The longest wait for the store lock: the facts that are visible from outside are an answer already.
+/// How long the command waits for the store lock. Without it, the facts that are visible from outside are still an
+/// answer.
 const STATUS_LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// `margay store status`.
+/// The command `store status`.
 pub(crate) struct Status;
 
 #[async_trait(?Send)]
@@ -44,7 +45,6 @@ impl StoreCommand for Status {
     }
 }
 
-/// The status of an embedded store.
 #[derive(Serialize)]
 struct StoreStatus {
     store: String,
@@ -58,7 +58,7 @@ struct StoreStatus {
     inside: Option<EmbeddedStatus>,
 }
 
-/// The facts that only the lock holder can see.
+/// Facts that only the lock holder can read.
 #[derive(Serialize)]
 struct EmbeddedStatus {
     keys: u64,
@@ -79,11 +79,11 @@ struct HistoryStatus {
     age_seconds: u64,
     max_age_seconds: Option<u64>,
     min_age_seconds: Option<u64>,
-    /// The groups of keys that take up most of the history, the largest first.
+    /// The groups of keys with the largest share of the history, largest first.
     largest: Vec<KeyGroup>,
 }
 
-/// The keys that begin with a prefix.
+/// The keys with a common prefix.
 #[derive(Serialize)]
 struct KeyGroup {
     prefix: String,
@@ -91,11 +91,10 @@ struct KeyGroup {
     bytes: u64,
 }
 
-/// The number of groups that are shown.
+/// Number of groups that are shown.
 const MAX_KEY_GROUPS: usize = 3;
 
-/// The prefix of a key that names its group: the two outermost folders of a path, such as `/calico/ipam/`, or as many
-/// as it has.
+/// The prefix by which a key is grouped: its two outermost folders, such as `/calico/ipam/`, or fewer if it has fewer.
 fn prefix(key: &[u8]) -> Vec<u8> {
     let slashes = key.iter().enumerate().skip(1).filter(|(_, byte)| **byte == b'/');
     let end = slashes.take(2).last().map_or(0, |(at, _)| at + 1);
@@ -156,7 +155,7 @@ impl EmbeddedStatus {
     async fn of(store: &MvccStore) -> kv::Result<Self> {
         let (status, oldest, bounds) = (store.status(), store.oldest().await?, store.retention());
         let first = match oldest.time {
-            // The store without any key has no time: its history is as long as the first change is old.
+            // The oldest state may be the empty store, which has no time. Then the first change dates the history.
             None => {
                 let first =
                     store.changes(WatchRequest::new(Range::All, oldest.revision)).await?.batches.into_iter().next();
@@ -231,7 +230,6 @@ impl EmbeddedStatus {
     }
 }
 
-/// The status of a cluster.
 #[derive(Serialize)]
 struct ClusterStatus {
     store: String,

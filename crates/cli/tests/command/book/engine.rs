@@ -1,13 +1,13 @@
-//! The engine of the pages' stores: the pages' own, or another one in its place.
+//! Replaces the engine of the pages' stores, if another engine is under test.
 
 use datastore::Location;
 
 use crate::tested::{drivers, instead};
 
-/// The engines of the pages.
+/// The engines that the pages use.
 const OF_THE_BOOK: [&str; 2] = ["sled", "redb"];
 
-/// A text of a page.
+/// The text of a page with the engine under test.
 pub(crate) fn text(text: &str) -> String {
     match instead() {
         Some(engine) => OF_THE_BOOK.iter().fold(text.to_owned(), |text, name| text.replace(name, engine)),
@@ -15,12 +15,13 @@ pub(crate) fn text(text: &str) -> String {
     }
 }
 
-/// A store of a page.
+/// A store that a page uses, on the engine under test.
 pub(crate) fn location(engine: &str, path: &str) -> Location {
     drivers().of_engine(&text(engine), text(path)).unwrap()
 }
 
-/// A command of a page. Another engine is no program's default, so a command without a store gets its URL.
+/// The command of a page. The engine under test is not the default of any program, so a command without a store gets
+/// its URL.
 pub(crate) fn command(line: &str) -> String {
     let line = text(line);
     let names_one = ["://", "memory:", "--folder"].iter().any(|way| line.contains(way));
@@ -32,7 +33,7 @@ pub(crate) fn command(line: &str) -> String {
     }
 }
 
-/// The output that a page expects. A command does not report a store that it was given by URL.
+/// The output that a page expects. With another engine the store is given by URL, so no `store:` line is printed.
 pub(crate) fn expected(page: &str) -> &str {
     match (instead(), page.split_once('\n')) {
         (Some(_), Some((first, rest))) if first.starts_with("store: ") => rest,

@@ -1,4 +1,4 @@
-//! A machine for a page: a host name, files and an address of its own, by namespaces of the kernel. Needs root.
+//! A separate machine for a page, made of kernel namespaces: its own host name, files and address. Needs root.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -16,22 +16,23 @@ use nix::unistd::sethostname;
 use crate::book::engine;
 use crate::tested::programs;
 
-/// Where a page works: nothing is there at first. The files of /etc that other programs need stay.
+/// Folders that are empty when a page starts, except for the files of /etc that other programs need.
 const EMPTY: [&str; 5] = ["/etc", "/run", "/var/lib", "/var/backups", "/root"];
 const KEPT: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/hosts"];
 
-/// The machine that this thread is on.
+/// The machine of the current thread.
 pub(crate) struct Machine {
     env: Vec<(String, String)>,
     etcd: Option<Child>,
-    /// The work that begins as soon as the next command watches.
+    /// Work that starts as soon as the next command watches.
     meanwhile: Option<fn()>,
-    /// The process that has a store, and the way to end it.
+    /// The thread that holds a store open, and the channel that ends it.
     holder: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Machine {
-    /// Moves this thread, and all that it starts, to a machine of its own, with the host name `vm` and the address 10.0.0.1.
+    /// Moves this thread, and all processes that it starts, to a new machine with the host name `vm` and the address
+    /// 10.0.0.1.
     pub(crate) fn new() -> Self {
         let kept = KEPT.map(|file| (file, fs::read(file).unwrap_or_default()));
         unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWNET)
@@ -49,12 +50,12 @@ impl Machine {
         machine
     }
 
-    /// Sets a variable of the environment.
+    /// Sets an environment variable.
     pub(crate) fn set(&mut self, name: &str, value: &str) {
         self.env.push((name.to_owned(), value.to_owned()));
     }
 
-    /// Removes all stores, and what names one.
+    /// Removes all stores, and the configurations that name one.
     pub(crate) fn clear(&mut self) {
         self.let_go();
         self.env.retain(|(name, _)| !name.starts_with("DATASTORE_"));
@@ -63,14 +64,13 @@ impl Machine {
         }
     }
 
-    /// Writes a file.
     pub(crate) fn put(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) {
         let path = Path::new("/root").join(path);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content).unwrap();
     }
 
-    /// Runs a line as a shell does; returns its exit code and what a terminal would show.
+    /// Runs a line in a shell. Returns its exit code, and its output as a terminal would show it.
     pub(crate) fn run(&mut self, line: &str) -> (i32, String) {
         let (programs, line) = (programs(), engine::command(line));
         let mut shell = Command::new("sh");
@@ -89,7 +89,7 @@ impl Machine {
         (child.wait().unwrap().code().unwrap_or(-1), output)
     }
 
-    /// Runs commands that succeed.
+    /// Runs commands that must succeed.
     pub(crate) fn do_all(&mut self, lines: &[&str]) {
         for line in lines {
             let (code, output) = self.run(line);
@@ -97,12 +97,12 @@ impl Machine {
         }
     }
 
-    /// Does something as soon as the next command watches.
+    /// Runs `happen` as soon as the next command watches.
     pub(crate) fn meanwhile(&mut self, happen: fn()) {
         self.meanwhile = Some(happen);
     }
 
-    /// Keeps everybody out of a store until this machine is cleared.
+    /// Holds a store open, so that no other process can open it until this machine is cleared.
     pub(crate) fn hold(&mut self, store: Location) {
         let (end, ended) = channel();
         let (begun, has_begun) = channel();
@@ -126,13 +126,12 @@ impl Machine {
         }
     }
 
-    /// An empty folder at this path, whatever was there.
+    /// Mounts an empty folder at this path, hiding any content.
     pub(crate) fn empty_folder(&self, path: &str) {
         fs::create_dir_all(path).unwrap();
         mount(Some("book"), path, Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();
     }
 
-    /// Starts an etcd at an address.
     pub(crate) fn start_etcd(&mut self, address: &str) {
         let url = &format!("http://{address}");
         let mut etcd = Command::new("etcd");
@@ -140,7 +139,7 @@ impl Machine {
         etcd.args(["--listen-peer-urls", "http://10.0.0.1:2380", "--logger", "zap", "--unsafe-no-fsync"]);
         let child = etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         self.etcd = Some(child);
-        // It answers as soon as it can.
+        // Waits until etcd answers.
         let asks = format!("margay --store etcd://{address} store status >/dev/null");
         self.do_all(&[&format!("i=0; until {asks}; do i=$((i+1)); [ $i -lt 50 ]; done")]);
     }

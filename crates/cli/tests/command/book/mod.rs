@@ -1,7 +1,7 @@
-//! The sessions of the book are run, each page from top to bottom on a machine of its own (see [`machine`]), and what comes
-//! out is compared with what the page says. Where a page begins from something, its scene prepares that.
+//! Runs the sessions of the book, each page from top to bottom on its own machine (see [`machine`]), and compares the
+//! output with the page. If a page expects an initial state, its scene prepares it.
 //!
-//! `MARGAY_BOOK=write` writes what has come out into the pages instead.
+//! With `MARGAY_BOOK=write`, writes the output into the pages instead.
 
 mod engine;
 pub(crate) mod machine;
@@ -29,7 +29,7 @@ const SECTIONS_NOT_RUN: &[(&str, &str, &str)] = &[
     ("when-addresses-run-out.md", "Has something leaked?", "it waits for a minute"),
 ];
 
-/// The pages with sessions.
+/// The pages that have sessions.
 fn pages() -> Vec<Page> {
     let files = fs::read_dir(docs()).unwrap().map(|file| file.unwrap().path());
     let mut pages: Vec<Page> =
@@ -44,7 +44,7 @@ fn book_sessions_match_their_output() {
     let mut differences = Vec::new();
     let mut run = 0;
     for mut page in pages() {
-        // A machine is a matter of the thread.
+        // Namespaces belong to a thread, so each page gets its own.
         let (page, found, count) = thread::spawn(move || {
             let (found, count) = play(&mut page);
             (page, found, count)
@@ -61,13 +61,12 @@ fn book_sessions_match_their_output() {
     assert!(run > 60, "only {run} commands were run");
 }
 
-/// True if this section is not run.
 fn is_left_out(page: &str, section: &str) -> bool {
     let lists = [SECTIONS_NOT_RUN, NOT_RUN];
     lists.into_iter().flatten().any(|(of, not, _)| *of == page && (*not == section || *not == "*"))
 }
 
-/// Runs a page; returns what differs, and how many commands were run.
+/// Runs a page. Returns the differences, and how many commands were run.
 fn play(page: &mut Page) -> (Vec<String>, usize) {
     let mut machine = Machine::new();
     let (mut differences, mut count) = (Vec::new(), 0);
@@ -106,7 +105,7 @@ fn play(page: &mut Page) -> (Vec<String>, usize) {
                     };
                     if differs {
                         differences.push(difference(&name, *line, step, &output));
-                        // A person decides what a page leaves out.
+                        // Lines that a page leaves out with `...` are up to a person.
                         if !shows_commands_alone && !step.expected.contains("...\n") {
                             step.expected = output;
                         }
@@ -130,6 +129,6 @@ fn book_calls_few_other_programs() {
             page.steps().filter(|step| step.is_others()).map(|step| step.program().to_owned()).collect::<Vec<_>>()
         })
         .collect();
-    // Containers are started by the tests of the plugin; `make` belongs to a checkout of the sources.
+    // The plugin's tests start containers; `make` needs a checkout of the sources.
     assert_eq!(others.iter().collect::<Vec<_>>(), ["curl", "make", "podman"], "these are not run");
 }

@@ -1,4 +1,4 @@
-//! Nodes of clusters, and a machine with the main plugin, on which pages begin.
+//! The initial states of pages about nodes of clusters and about the main plugin.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use crate::book::scenes::{NODE, cluster, put};
 use crate::install::tree::Tree;
 use crate::tested::plugin;
 
-/// A node that has got its addresses from Calico so far, and the plugin to be installed there.
+/// A node whose addresses came from Calico so far, with Margay's plugin to be installed.
 pub(super) fn beside_calico(heading: &str, machine: &mut Machine) {
     let folder = Path::new("/opt/cni/bin");
     match heading {
@@ -35,7 +35,7 @@ pub(super) fn beside_calico(heading: &str, machine: &mut Machine) {
     }
 }
 
-/// A node whose addresses come from Margay already, beside Calico's main plugin.
+/// A node with Calico's main plugin whose addresses come from Margay already.
 pub(super) fn calico_plugin_replaced(heading: &str, machine: &mut Machine) {
     match heading {
         "" => {
@@ -51,7 +51,7 @@ pub(super) fn calico_plugin_replaced(heading: &str, machine: &mut Machine) {
     }
 }
 
-/// The etcd of a cluster with two nodes on which Calico runs.
+/// Starts the etcd of a cluster with two nodes on which Calico runs.
 pub(super) fn beside_calicos_network(machine: &mut Machine) {
     machine.start_etcd("10.0.0.1:2379");
     machine.put("/etc/cni/net.d/10-calico.conflist", CALICOS_NETWORK);
@@ -62,13 +62,13 @@ pub(super) fn beside_calicos_network(machine: &mut Machine) {
     put(&cluster(), CLUSTER_INFORMATION.0, CLUSTER_INFORMATION.1);
 }
 
-/// The key and the document that Calico writes when it is installed.
+/// The key and the document that an installation of Calico writes.
 const CLUSTER_INFORMATION: (&str, &str) = (
     "/calico/resources/v3/projectcalico.org/clusterinformations/default",
     r#"{"kind":"ClusterInformation","apiVersion":"projectcalico.org/v3","metadata":{"name":"default"},"spec":{"datastoreReady":true}}"#,
 );
 
-/// A machine with Margay's plugins, which forwards.
+/// A machine with Margay's plugins and IP forwarding.
 pub(super) fn with_main_plugin(machine: &mut Machine) {
     let folder = Path::new("/opt/cni/bin");
     machine.empty_folder("/opt/cni/bin");
@@ -77,7 +77,8 @@ pub(super) fn with_main_plugin(machine: &mut Machine) {
     fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
 }
 
-/// A runtime starts or ends the containers `web` and `db` in the network that the page says to save.
+/// Calls the main plugin as a runtime does for the containers `web` and `db`, in the network that the page says to
+/// save.
 pub(super) fn call_main_plugin(verb: &str, machine: &mut Machine) {
     let list = fs::read_to_string("/etc/cni/net.d/10-routed.conflist").unwrap();
     let list: serde_json::Value = serde_json::from_str(&list).unwrap();

@@ -1,32 +1,31 @@
-//! A page of the book: its headings, its sessions, and the files that it says to save.
+//! Parses a page of the book: its headings, its sessions, and the files that it says to save.
 
 use std::fs;
 use std::path::PathBuf;
 
 use crate::book::engine;
 
-/// The beginning of a line with a command, and the programs in sessions. Other lines that begin so are output.
+/// Prompts before commands, and the programs whose commands are run. Other lines with these prefixes are output.
 const PROMPTS: [&str; 2] = ["# ", "$ "];
 const OURS: [&str; 3] = ["margay", "cat", "echo"];
-/// On these pages `ip` looks at the page's own machine, and is run, too.
+/// On these pages `ip` reads the page's own machine, so it is run as well.
 const WITH_IP: [&str; 1] = ["routed-network.md"];
 const OTHERS: [&str; 10] = ["make", "curl", "podman", "ctr", "crictl", "ip", "kubectl", "systemctl", "nerdctl", "for"];
 
-/// A page.
 #[derive(Debug)]
 pub(crate) struct Page {
-    /// Its file's name.
+    /// The name of its file.
     pub(crate) name: String,
     file: PathBuf,
     text: String,
     pub(crate) parts: Vec<Part>,
 }
 
-/// A part of a page, of those that matter.
+/// The parts of a page that matter to the test.
 #[derive(Debug)]
 pub(crate) enum Part {
     Heading(String),
-    /// The unseen event there, as a comment names it.
+    /// The name of an event that the reader does not see, from a comment of the page.
     Scene(String),
     /// A file that the text before it says to save.
     File {
@@ -39,10 +38,10 @@ pub(crate) enum Part {
     },
 }
 
-/// A command and what it is said to print.
+/// A command and the output that the page shows.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// The line as it stands there.
+    /// The whole line with its prompt.
     prompt: String,
     pub(crate) command: String,
     pub(crate) expected: String,
@@ -50,23 +49,23 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// The program that it runs.
+    /// The program that the command runs.
     pub(crate) fn program(&self) -> &str {
         self.command.split(' ').next().unwrap_or_default()
     }
 
-    /// The file that it shows; the page says so what is in it.
+    /// The file that the command shows with `cat`; this is how a page gives a file's content.
     pub(crate) fn shown_file(&self) -> Option<&str> {
         self.command.strip_prefix("cat ")
     }
 
-    /// True if it is not ours to run.
+    /// True if the test does not run this program.
     pub(crate) fn is_others(&self) -> bool {
         !self.is_run
     }
 }
 
-/// The command in a line, if it is one.
+/// The command in a line, if it has one.
 fn command(line: &str) -> Option<&str> {
     let rest = PROMPTS.iter().find_map(|prompt| line.strip_prefix(prompt))?;
     let program = rest.split(' ').next()?;
@@ -74,7 +73,7 @@ fn command(line: &str) -> Option<&str> {
 }
 
 impl Page {
-    /// Reads it, with the engine that is under test.
+    /// Reads a page, with the engine under test.
     pub(crate) fn read(file: PathBuf) -> Self {
         let text = engine::text(&fs::read_to_string(&file).unwrap());
         let name = file.file_name().unwrap().to_str().unwrap().to_owned();
@@ -107,7 +106,7 @@ impl Page {
         })
     }
 
-    /// Writes the page with its sessions as they are now.
+    /// Writes the page with the current output of its sessions.
     pub(crate) fn write(&self) {
         let mut sessions = self.parts.iter().filter_map(|part| match part {
             Part::Session { steps, .. } => Some(steps),

@@ -2,7 +2,7 @@
 
 use regex_lite::Regex;
 
-/// The parts that differ each time, and their placeholders. Widths of tables follow from what is in them.
+/// Patterns of text that differs in each run, and their placeholders. Table widths depend on the content.
 const RULES: &[(&str, &str)] = &[
     (
         r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}(\.[0-9]+)?(Z| \+0000 UTC| [A-Z]{3,4}| ?[+-][0-9]{2}(:?[0-9]{2})?)?",
@@ -20,7 +20,7 @@ const RULES: &[(&str, &str)] = &[
     (" {2,}", " "),
 ];
 
-/// A text without what may differ, line by line.
+/// The lines of a text, with placeholders for what may differ.
 fn plain(text: &str) -> Vec<String> {
     let rules: Vec<(Regex, &str)> = RULES.iter().map(|(what, with)| (Regex::new(what).unwrap(), *with)).collect();
     let line = |line: &str| {
@@ -30,7 +30,7 @@ fn plain(text: &str) -> Vec<String> {
     text.trim_end().lines().map(line).collect()
 }
 
-/// True if a page and what came out say the same. A line `...` of the page stands for lines that it leaves out.
+/// True if a page and the output agree. A line `...` in the page stands for any number of lines.
 pub(crate) fn agree(page: &str, output: &str) -> bool {
     fn fits(page: &[String], output: &[String]) -> bool {
         match page.split_first() {
@@ -42,7 +42,7 @@ pub(crate) fn agree(page: &str, output: &str) -> bool {
     fits(&plain(page), &plain(output))
 }
 
-/// The output without the line that says which store it is, which the book leaves out where it does not matter.
+/// The output without the line that names the store. The book leaves that line out where it does not matter.
 pub(crate) fn without_store_line(output: &str, page: &str) -> String {
     match output.split_once('\n') {
         Some((first, rest)) if first.starts_with("store: ") && !page.starts_with("store: ") => rest.to_owned(),

@@ -1,4 +1,4 @@
-//! The state in which a page, or a part of it, begins.
+//! The initial states of pages and their sections, and the events that a reader does not see.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -21,7 +21,7 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 const SLED: &str = "/var/lib/margay/ipam.sled";
 const REDB: &str = "/var/lib/margay/ipam.redb";
 
-/// Prepares what a part of a page begins with, if it begins with anything; the page itself has the heading "".
+/// Prepares the initial state of a section, if it needs one. The page itself has the heading "".
 pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
     match (page, heading) {
         ("first-hour.md", "First network") => container("web").of_bridge().given(sled()),
@@ -65,7 +65,7 @@ pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
     }
 }
 
-/// The unseen events in the middle of a page.
+/// Runs an event in the middle of a page.
 pub(crate) fn happen(scene: &str, machine: &mut Machine) {
     match scene {
         "two containers in lab" => {
@@ -166,7 +166,7 @@ fn on_redb(machine: &mut Machine) {
     machine.set("DATASTORE_PATH", REDB);
 }
 
-/// A container of the network `lab`, which needs an address.
+/// A container of the network `lab` that needs an address.
 struct Container {
     request: AssignRequest,
 }
@@ -195,7 +195,7 @@ impl Container {
         self
     }
 
-    /// Of a network whose pool has a gateway on record.
+    /// In a network whose pool has a recorded gateway.
     fn of_router(mut self) -> Self {
         self.request.bridge = Some(Bridge::default());
         self
@@ -217,7 +217,7 @@ impl Container {
         self
     }
 
-    /// An address of each family.
+    /// Requests an address of each family.
     fn of_both_families(mut self) -> Self {
         self.request.wanted = RequestedAddresses::any(1, 1);
         self
@@ -228,19 +228,19 @@ impl Container {
         self
     }
 
-    /// It gets it, as from the plugin.
+    /// Assigns the address as the plugin does.
     fn given(self, store: Location) {
         on(&store, async |ipam| ipam.assign(&self.request, Deadline::after(PATIENCE)).await.map(drop)).unwrap();
     }
 
-    /// It releases the address, as through the plugin.
+    /// Releases the address as the plugin does.
     fn gone(self, store: Location) {
         let attachment = &self.request.attachment;
         on(&store, async |ipam| ipam.release_attachment(attachment, &[], Deadline::after(PATIENCE)).await).unwrap();
     }
 }
 
-/// Does something with a store.
+/// Opens a store and works on its documents.
 fn on<T>(store: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -273,7 +273,7 @@ fn pools_of_shops(machine: &mut Machine) {
     container("db").given(sled());
 }
 
-/// A block of two addresses, and around it what an interrupted program may leave.
+/// A block with two addresses, and the damage that an interrupted program may leave.
 fn damage(machine: &mut Machine) {
     machine.clear();
     machine.do_all(&["margay pool create main 10.65.0.0/16"]);
@@ -309,7 +309,7 @@ fn reservations(machine: &mut Machine) {
     machine.do_all(&["margay pool create lab 10.88.0.0/24 --gateway 10.88.0.1"]);
 }
 
-/// Files of host-local, of two containers.
+/// host-local's files of two containers.
 fn leases(machine: &Machine) {
     machine.put("/var/lib/cni/networks/lab/10.88.0.5", "web\neth0");
     machine.put("/var/lib/cni/networks/lab/10.88.0.6", "db\neth0");
@@ -340,7 +340,7 @@ fn moving(heading: &str, machine: &mut Machine) {
     }
 }
 
-/// The plugin is called as it is when the first container of the page's network starts.
+/// Calls the plugin as a runtime does for the first container of the page's network.
 fn first_container_of_my_net(machine: &mut Machine) {
     machine.put("my-net.json", MY_NET);
     let of_container = "CNI_CONTAINERID=web CNI_NETNS=/run/netns/web CNI_IFNAME=eth0 CNI_PATH=/opt/cni/bin";

@@ -1,4 +1,4 @@
-//! Workload endpoints in a check.
+//! Workload endpoints in `margay ipam check`.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::common::Lab;
 use crate::common::endpoint::Endpoint;
 use crate::habits::files::{document, with_file};
 
-/// The names of the endpoints that are stored.
+/// The names of the stored endpoints.
 fn endpoints(lab: &Lab) -> Vec<String> {
     let list = lab.margay("get wep -A -o json").json();
     let name = |item: &Value| item["metadata"]["name"].as_str().unwrap().to_owned();

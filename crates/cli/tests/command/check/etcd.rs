@@ -1,4 +1,4 @@
-//! A check of a cluster.
+//! `margay ipam check` on a cluster.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ fn check_repairs_and_reports_on_cluster() {
     };
     on("pool create main 10.65.0.0/16").answer();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // More than a page of handles of which half are stray, around a block.
+    // More handles than fit a page, half of them stray, before and after a block in key order.
     runtime.block_on(async {
         let mut client = etcd_client::Client::connect([etcd.url()], None).await.unwrap();
         let mut allocations = vec![Value::Null; 64];
@@ -50,7 +50,7 @@ fn check_repairs_and_reports_on_cluster() {
     assert!(mended["repairs"].as_array().unwrap().iter().all(|repair| repair["outcome"] == "mended"), "{mended}");
     assert_eq!(on("ipam check -o json").json()["counts"]["handles"], 40);
 
-    // The node goes: what it held is released by a report.
+    // The node is removed. A report then releases its addresses.
     runtime.block_on(async {
         let mut client = etcd_client::Client::connect([etcd.url()], None).await.unwrap();
         let nodes = "/calico/resources/v3/projectcalico.org/nodes/";

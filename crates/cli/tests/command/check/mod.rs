@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 const STRAY: &str = "/calico/ipam/v2/handle/stray";
 const PENDING: &str = "/calico/ipam/v2/host/node1/ipv4/block/10.65.9.0-26";
 
-/// Writes keys behind the command's back.
+/// Writes keys directly into the store.
 fn put(lab: &Lab, rows: &[(&str, &str)]) {
     lab.with_ipam(async |ipam| {
         for (key, value) in rows {
@@ -26,7 +26,7 @@ fn get(lab: &Lab, key: &str) -> Option<String> {
     kv.map(|kv| String::from_utf8(kv.value.as_bytes().to_vec()).unwrap())
 }
 
-/// Checks, without the CNI configuration of the machine.
+/// Runs `ipam check` without the CNI configuration of this machine.
 fn check(lab: &Lab, args: &str) -> Done {
     let folder = lab.folder().display();
     lab.margay(format!("--cni-conf-dir {folder}/none ipam check {args}").trim_end())
@@ -68,9 +68,9 @@ fn check_takes_calicoctl_report_flags() {
             assert_eq!(check(&lab, &args).answer(), ours, "{args}");
             assert_eq!(std::fs::read(&file).unwrap(), expected, "{args}");
         }
-        // A form is a form, also beside a report.
+        // A known format is still a format if a report is requested as well.
         assert!(check(&lab, &format!("-o json -o {path}")).json()["problems"].is_number());
-        // An option that may be a slip of the pen makes no file.
+        // A value that may be a typing error does not create a file.
         let refused = check(&lab, "-o jsn").failure();
         assert!(refused.contains("possible values: table, wide, yaml, json"), "{refused}");
         assert!(refused.contains("--report jsn"), "{refused}");
@@ -159,7 +159,7 @@ fn check_finds_two_networks_with_same_addresses() {
     assert!(what.contains("10.65.4.0/24") && what.contains("10.65.0.0/16") && what.contains("redb:///"), "{what}");
 }
 
-/// A pool that is a half of a network to which this machine has a route.
+/// The pool is half of a network to which this machine has a route.
 #[test]
 fn check_warns_when_route_leads_pool_elsewhere() {
     let routes = host::all_routes().unwrap();

@@ -1,4 +1,4 @@
-//! A container as far as addresses go: a network namespace with a process in it. Needs root, and `ip`.
+//! A process in its own network namespace, as a container without a file system. Needs root, and `ip`.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -9,15 +9,15 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// A process in a namespace of its own that has an address; both are gone when this is.
+/// A process in its own network namespace. Dropping it ends the process and the namespace.
 pub(crate) struct Container {
     process: Child,
-    /// The name of its namespace, once it is made.
+    /// The namespace as the plugin records it; set by [`Container::empty`].
     netns: Option<String>,
 }
 
 impl Container {
-    /// In a namespace without any address.
+    /// Starts a process in a namespace without any address.
     pub(crate) fn empty() -> Self {
         let mut container = Self::start(&["--net", "sleep", "600"]);
         let own = host::network_namespace(Path::new("/proc/self/ns/net"));
@@ -32,7 +32,7 @@ impl Container {
         panic!("the namespace was never made (this test needs root)");
     }
 
-    /// The name of its namespace, as it is recorded.
+    /// The namespace as the plugin records it.
     pub(crate) fn netns(&self) -> String {
         self.netns.clone().unwrap()
     }
@@ -48,7 +48,7 @@ impl Container {
         Self { process: command.spawn().unwrap(), netns: None }
     }
 
-    /// Waits until the address is there.
+    /// Starts a process in a namespace with this address, and waits until a scan finds the address.
     pub(crate) fn with(address: &str) -> Self {
         let script = format!("ip address add {address}/32 dev lo && exec sleep 600");
         let mut container = Self::start(&["--net", "sh", "-c", &script]);
@@ -69,7 +69,7 @@ impl Drop for Container {
     fn drop(&mut self) {
         let _ = killpg(Pid::from_raw(self.process.id().try_into().unwrap()), Signal::SIGKILL);
         let _ = self.process.wait();
-        // The look of another test may still be in there.
+        // A scan of another test may still be inside the namespace and keep it alive.
         let is_there =
             |netns: &String| host::scan().is_ok_and(|seen| seen.namespaces.is_some_and(|all| all.contains(netns)));
         for _ in 0..200 {

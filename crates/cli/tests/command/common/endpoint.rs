@@ -1,4 +1,4 @@
-//! Endpoints of workloads, stored as the main plugin stores them.
+//! Workload endpoints, stored as the main plugin stores them.
 
 use ipam_core::Ipam;
 use ipam_core::endpoints::{EndpointQuery, PoolsToRead};
@@ -12,25 +12,23 @@ use crate::common::{Lab, PATIENCE};
 pub(crate) struct Endpoint<'a> {
     pub(crate) node: &'a str,
     pub(crate) container: &'a str,
-    /// The namespace and the name of its pod; a plain container has neither.
+    /// The namespace and the name of the pod; `None` for a container without a pod.
     pub(crate) pod: Option<(&'a str, &'a str)>,
     pub(crate) address: &'a str,
 }
 
 impl Endpoint<'_> {
-    /// Its namespace.
     pub(crate) fn namespace(&self) -> &str {
         self.pod.map_or("default", |(namespace, _)| namespace)
     }
 
-    /// Its name.
     pub(crate) fn name(&self) -> String {
         let (orchestrator, id) = self.pod.map_or(("cni", self.container), |(_, pod)| ("k8s", pod));
         let parts = [("node", self.node), ("orchestrator", orchestrator), ("id", id), ("endpoint", "eth0")];
         workload_endpoint_name(&parts).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Stores it, with the profile of network `net`.
+    /// Stores the endpoint, with the profile of network `net`.
     pub(crate) async fn store(&self, ipam: &Ipam) {
         let query = EndpointQuery {
             namespace: self.namespace().to_owned(),
@@ -63,14 +61,14 @@ impl Endpoint<'_> {
     }
 }
 
-/// The names of the endpoints that are stored.
+/// The names of the stored endpoints.
 pub(crate) fn stored(lab: &Lab) -> Vec<String> {
     let list = lab.margay("get wep -A -o json").json();
     let name = |item: &Value| item["metadata"]["name"].as_str().unwrap().to_owned();
     list["items"].as_array().unwrap().iter().map(name).collect()
 }
 
-/// The names of endpoints in a list of the answer.
+/// The names of the endpoints in a list of a report.
 pub(crate) fn named(report: &Value, list: &str) -> Vec<String> {
     let rows = report["stores"][0][list].as_array().unwrap();
     rows.iter().map(|row| row["name"].as_str().unwrap().to_owned()).collect()

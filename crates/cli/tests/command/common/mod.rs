@@ -1,4 +1,4 @@
-//! Runs the command in this process, with an environment of its own, and looks into stores behind its back.
+//! Runs the command in this process with its own environment, and reads and writes stores directly.
 
 pub(crate) mod container;
 pub(crate) mod endpoint;
@@ -16,41 +16,35 @@ use testkit::lab::ENGINES;
 
 use crate::tested::drivers;
 
-/// Longer than anything takes, shorter than a test run that hangs.
+/// Longer than any command takes, and shorter than the timeout of a test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The outcome of a command.
 #[derive(Debug)]
 pub(crate) struct Done {
-    /// The exit code.
     pub(crate) code: u8,
-    /// Stdout.
     pub(crate) out: String,
-    /// Stderr.
     pub(crate) err: String,
 }
 
 impl Done {
-    /// Stdout of a command that succeeded and had nothing else to say.
+    /// Stdout of a command that succeeded and printed nothing on stderr.
     pub(crate) fn answer(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (0, ""), "{}", self.out);
         self.out
     }
 
-    /// The answer as JSON.
     pub(crate) fn json(self) -> serde_json::Value {
         assert_eq!(self.code, 0, "{}", self.err);
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.out))
     }
 
-    /// Stderr of a command that failed and answered nothing.
+    /// Stderr of a command that failed and printed nothing on stdout.
     pub(crate) fn failure(self) -> String {
         assert_eq!((self.code, self.out.as_str()), (1, ""), "{}", self.err);
         self.err
     }
 }
 
-/// A command to run.
 #[derive(Debug)]
 pub(crate) struct Run {
     args: Vec<OsString>,
@@ -58,19 +52,18 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// The command with these arguments and an empty environment.
+    /// A command with these arguments and an empty environment.
     pub(crate) fn new<A: Into<OsString>>(args: impl IntoIterator<Item = A>) -> Self {
         let args = std::iter::once("margay".into()).chain(args.into_iter().map(Into::into)).collect();
         Self { args, env: HashMap::new() }
     }
 
-    /// With a variable in the environment.
+    /// Sets an environment variable.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.env.insert(name.into(), value.into());
         self
     }
 
-    /// Runs it.
     pub(crate) fn run(self) -> Done {
         let (mut out, mut err) = (Vec::new(), Vec::new());
         let code = cli::run(&drivers(), self.args, &|name| self.env.get(name).cloned(), &mut out, &mut err);
@@ -79,21 +72,20 @@ impl Run {
     }
 }
 
-/// Runs the command with these arguments and an empty environment.
+/// Runs a command with these arguments and an empty environment.
 pub(crate) fn margay<A: Into<OsString>>(args: impl IntoIterator<Item = A>) -> Done {
     Run::new(args).run()
 }
 
-/// A store in a folder of its own, that need not exist, and the command in this process.
+/// A temporary folder with the location of a store that need not exist.
 #[derive(Debug)]
 pub(crate) struct Lab {
     lab: testkit::lab::Lab,
-    /// The store.
     pub(crate) location: Location,
 }
 
 impl Lab {
-    /// One for each engine.
+    /// A lab for each engine.
     pub(crate) fn each() -> [Self; 2] {
         ENGINES.map(|engine| {
             let mut lab = testkit::lab::Lab::new(engine);
@@ -102,12 +94,12 @@ impl Lab {
         })
     }
 
-    /// True if anything was made on disk.
+    /// True if a command has created anything.
     pub(crate) fn exists(&self) -> bool {
         self.folder().join("some").exists()
     }
 
-    /// A folder beside the store.
+    /// The folder in which the store's folder is.
     pub(crate) fn folder(&self) -> &Path {
         self.lab.root.path()
     }
@@ -117,7 +109,7 @@ impl Lab {
         margay(["--store".to_owned(), self.location.to_string()].into_iter().chain(args.split(' ').map(str::to_owned)))
     }
 
-    /// Gives a container one IPv4 address, as the plugin does, and returns the address.
+    /// Assigns one IPv4 address to a container as the plugin does, and returns the address.
     pub(crate) fn assign(&self, network: &str, container: &str) -> String {
         let attachment = Attachment {
             network: network.into(),
@@ -129,7 +121,7 @@ impl Lab {
         self.lab.assign(&AssignRequest::new(attachment, RequestedAddresses::any(1, 0))).to_string()
     }
 
-    /// Opens the store, which must be there, and closes it again.
+    /// Opens the existing store, runs `work`, and closes the store.
     pub(crate) fn with_ipam<T>(&self, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
         self.lab.with_ipam(Create::Never, async |ipam, _| work(ipam).await)
     }

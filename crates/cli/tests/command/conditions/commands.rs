@@ -1,4 +1,4 @@
-//! All commands there are.
+//! The list of all commands.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,20 +6,19 @@ use std::fs;
 use crate::common::margay;
 use crate::conditions::ground::{done, process};
 
-/// The use that a command makes of a store.
+/// How a command uses the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// It changes nothing.
     Reads,
-    /// It changes one that is there.
+    /// Changes an existing store.
     Changes,
-    /// It changes one that is there, or makes it.
+    /// Changes an existing store, or creates it.
     Makes,
-    /// It fills one that is empty or not there.
+    /// Fills a store that is empty or does not exist.
     Fills,
 }
 
-/// A command: what it is called, and arguments with which it succeeds on what [`Ground`](crate::conditions::ground::Ground) has.
+/// A command: its name, and arguments with which it succeeds on [`Ground`](crate::conditions::ground::Ground).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Command {
     pub(crate) name: &'static str,
@@ -28,7 +27,7 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    /// The words behind `margay`, but for what is global.
+    /// The command line after `margay`, without global options.
     pub(crate) fn words(&self) -> String {
         format!("{} {}", self.name, self.args).trim_end().to_owned()
     }
@@ -106,7 +105,7 @@ pub(crate) const COMMANDS: &[Command] = &[
     reads("migrate", "{store} {other}"),
 ];
 
-/// Commands that work on no store of anybody's, and why.
+/// Commands that do not work on an existing store, and why.
 const WITHOUT_STORE: &[(&str, &str)] = &[
     ("install", "it works on this node's files"),
     ("store create", "it leaves a store that is there alone; `store::format` has its tests"),
@@ -118,11 +117,11 @@ const WITHOUT_STORE: &[(&str, &str)] = &[
 #[test]
 fn commands_are_all_covered() {
     let folder = tempfile::tempdir().unwrap();
-    // There is a page for each command.
+    // Every command has a man page.
     margay(["man-pages".as_ref(), folder.path().as_os_str()]).answer();
     let pages = fs::read_dir(folder.path()).unwrap().map(|page| page.unwrap().file_name().into_string().unwrap());
     let pages: BTreeSet<String> = pages.map(|page| page.trim_end_matches(".1").to_owned()).collect();
-    // A command with commands of its own only groups them, except for `import`.
+    // A command with subcommands only groups them, except for `import`.
     let is_group =
         |page: &String| *page != "margay-import" && pages.iter().any(|other| other.starts_with(&format!("{page}-")));
     let there: BTreeSet<String> = pages.iter().filter(|page| !is_group(page)).cloned().collect();
@@ -134,7 +133,7 @@ fn commands_are_all_covered() {
 #[test]
 fn help_fits_screen_and_has_example() {
     let commands = COMMANDS.iter().map(|one| one.name).chain(WITHOUT_STORE.iter().map(|(name, _)| *name));
-    // And what groups them.
+    // The groups of commands as well.
     let with_groups = commands.flat_map(|name| {
         let words: Vec<&str> = name.split(' ').collect();
         (0..=words.len()).map(|many| words[..many].join(" ")).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! `--dry-run`: every command that changes something has it, makes the same checks, and writes nothing.
+//! Every command that changes something has `--dry-run`. It makes the same checks and writes nothing.
 
 use serde_json::Value;
 
@@ -6,7 +6,7 @@ use crate::common::Done;
 use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, content, copy, run};
 
-/// Commands that only say what they would do unless an option applies it.
+/// Commands that only report unless an option applies the changes.
 const DRY_BY_THEMSELVES: [&str; 2] = ["gc", "ipam check"];
 
 fn runs(ground: &Ground, command: &Command, more: &[&str]) -> Done {
@@ -15,7 +15,7 @@ fn runs(ground: &Ground, command: &Command, more: &[&str]) -> Done {
     run(&args)
 }
 
-/// The text of an error, where it is the same for both.
+/// The exit code and the error line, which must be the same with and without `--dry-run`.
 fn complaint(done: &Done) -> (u8, &str) {
     (done.code, done.err.lines().find(|line| line.starts_with("error: ")).unwrap_or_default())
 }
@@ -38,7 +38,7 @@ fn dry_run_says_what_would_be_done_and_does_nothing() {
             assert!(json["dry_run"] == true || json.get("would_delete").is_some(), "{words}: {json}");
             assert_eq!(path.exists().then(|| content(&place)), before, "{words} has written");
 
-            // It succeeds, and then what was tried is no surprise either.
+            // The command succeeds. After that, a dry run and a second run report the same.
             let done = runs(&ground, command, &[]);
             assert_eq!(done.code, 0, "{words}: {}", done.err);
             let tried = runs(&ground, command, &["--dry-run"]);

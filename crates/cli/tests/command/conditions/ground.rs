@@ -1,4 +1,4 @@
-//! A store on which every command succeeds, and what they need besides.
+//! A store on which every command succeeds, with the files that commands need.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,28 +13,28 @@ use serde_json::Value;
 use crate::common::{Done, Lab, PATIENCE};
 use crate::conditions::commands::{Command, Kind};
 
-/// How many commands run at once.
+/// Number of commands that run in parallel.
 const AT_ONCE: usize = 8;
 
-/// Members of documents that are another each time.
+/// Members of documents that differ in each run.
 const EACH_TIME: [&str; 6] = [
     "uid",
     "creationTimestamp",
     "timestamp",
     "affinity_claim_time",
-    // They count on from the time at which the block was made.
+    // Block sequence numbers start from the time at which the block was created.
     "sequenceNumber",
     "sequenceNumberForAllocation",
 ];
 
-/// The ground.
+/// A store on which every command succeeds.
 pub(crate) struct Ground {
     pub(crate) lab: Lab,
     ip: String,
 }
 
 impl Ground {
-    /// One for each engine.
+    /// A prepared store for each engine.
     pub(crate) fn each() -> [Self; 2] {
         Lab::each().map(Self::prepared)
     }
@@ -86,7 +86,7 @@ impl Ground {
         ] {
             ground.lab.margay(&args).answer();
         }
-        // The addresses of a report that nobody uses.
+        // The report now has the addresses as unused.
         let report = fs::read_to_string(ground.path("report.json")).unwrap();
         ground.put("report.json", &report.replace("\"inUse\": true", "\"inUse\": false"));
         ground
@@ -100,22 +100,21 @@ impl Ground {
         self.lab.folder().join(name)
     }
 
-    /// A place beside the store, for one of the same engine.
+    /// The location of another store of the same engine, beside this one.
     pub(crate) fn beside(&self, name: &str) -> Location {
         self.lab.location.moved_to(self.path(name))
     }
 
-    /// The folder of the store.
     pub(crate) fn folder(&self) -> &Path {
         self.lab.location.path().unwrap()
     }
 
-    /// Where a command works when all is well.
+    /// The store on which a command succeeds.
     pub(crate) fn place_for(&self, command: &Command) -> Location {
         if command.kind == Kind::Fills { self.beside("empty/store") } else { self.lab.location.clone() }
     }
 
-    /// The arguments of a command on a store; each gets files and stores of its own to write to.
+    /// The arguments of a command on a store. Each number `own` gets its own files and stores to write to.
     pub(crate) fn args(&self, command: &Command, at: &Location, own: usize) -> Vec<String> {
         let words = command
             .words()
@@ -133,7 +132,7 @@ impl Ground {
     }
 }
 
-/// The program with these arguments and an empty environment, behind these words.
+/// A process that runs `program` through the command `before`, with an empty environment.
 pub(crate) fn process(before: &[&str], program: &str, args: &[String]) -> Process {
     let mut words: Vec<&str> = before.to_vec();
     words.push(program);
@@ -143,12 +142,11 @@ pub(crate) fn process(before: &[&str], program: &str, args: &[String]) -> Proces
     process
 }
 
-/// Runs it to its end.
+/// Runs `margay` to its end.
 pub(crate) fn run(args: &[String]) -> Done {
     done(process(&[], env!("CARGO_BIN_EXE_margay"), args))
 }
 
-/// Runs a process to its end.
 pub(crate) fn done(mut process: Process) -> Done {
     let output = process.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -156,7 +154,7 @@ pub(crate) fn done(mut process: Process) -> Done {
     Done { code, out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// Does something for each command, several at once.
+/// Runs `work` for each command, several in parallel.
 pub(crate) fn for_each(commands: &[Command], work: impl Fn(usize, &Command) + Sync) {
     let next = std::sync::atomic::AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -172,7 +170,7 @@ pub(crate) fn for_each(commands: &[Command], work: impl Fn(usize, &Command) + Sy
     });
 }
 
-/// The revision of a store, and what is in it but for what is another each time: ids of documents, and times.
+/// The revision and the contents of a store, without members that differ in each run.
 pub(crate) fn content(location: &Location) -> (i64, BTreeMap<String, String>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
@@ -201,7 +199,7 @@ fn strip(json: &mut Value) {
     }
 }
 
-/// Copies a folder to where nothing else is left.
+/// Copies a folder, replacing the destination.
 pub(crate) fn copy(from: &Path, to: &Path) {
     let _ = fs::remove_dir_all(to);
     fs::create_dir_all(to.parent().unwrap()).unwrap();

@@ -1,4 +1,4 @@
-//! Killed at any moment, a command leaves a whole store, and the same command finishes the work.
+//! A command that is killed at any moment leaves an intact store, and the same command finishes the work.
 
 use std::thread;
 use std::time::Instant;
@@ -12,7 +12,7 @@ use crate::conditions::ground::{Ground, content, copy, process, run};
 /// How often each command is killed on each engine.
 const ROUNDS: u32 = 4;
 
-/// The commands that are killed elsewhere, and the place.
+/// Commands whose kills are tested elsewhere, and where.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("import", "moving/kill.rs, with more in it, and on etcd"),
     ("migrate", "moving/kill.rs"),
@@ -21,7 +21,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("gc", "it frees as `ipam release` does"),
 ];
 
-/// Makes the place of a command as it was in the beginning.
+/// Restores the initial state of a command's store.
 fn begin_anew(ground: &Ground, command: &Command, place: &Location) {
     match command.kind {
         Kind::Fills => _ = std::fs::remove_dir_all(ground.path("empty")),
@@ -63,7 +63,7 @@ fn kill_all(ground: &Ground) {
         for round in 0..ROUNDS {
             begin_anew(ground, command, &place);
             let mut child = process(&[], env!("CARGO_BIN_EXE_margay"), &args).spawn().unwrap();
-            // Spread over the run, and never the same twice.
+            // The kills are spread over the run, at a different time in each round.
             thread::sleep(whole.mul_f64((f64::from(round) + fastrand::f64()) / f64::from(ROUNDS)));
             child.kill().unwrap();
             killed += u32::from(!child.wait().unwrap().success());

@@ -1,5 +1,4 @@
-//! The conditions of every command: its errors when its store is not as it should be, that it can be killed and tried,
-//! and what its JSON has.
+//! Requirements that every command meets: errors about unusable stores, kills, dry runs, and documented JSON members.
 
 mod commands;
 mod dry_runs;

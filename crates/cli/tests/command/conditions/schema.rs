@@ -1,4 +1,4 @@
-//! The JSON of every command has the members that the book says it has.
+//! The JSON of every command has the members that the book documents.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, copy, run};
 
-/// The rows of the two tables behind the heading "JSON": who, and what.
+/// The rows of the two tables below the heading "JSON", each with its first and its second cell.
 fn rows() -> Vec<(String, String)> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/command-line.md");
     let page = std::fs::read_to_string(page).unwrap();
@@ -16,7 +16,7 @@ fn rows() -> Vec<(String, String)> {
     rows.map(|(who, what)| (who.to_owned(), what.to_owned())).collect()
 }
 
-/// The names of the members of the first object that is written out in a text such as `{"a": {"b"}, "c"}`.
+/// The member names of the first object in a text such as `{"a": {"b"}, "c"}`.
 fn members(text: &str) -> BTreeSet<String> {
     let (mut depth, mut found, mut is_value, mut word) = (0, BTreeSet::new(), false, None::<String>);
     for sign in text.chars() {
@@ -44,7 +44,7 @@ fn members(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// The members that the book says an answer has.
+/// The members that the book documents for a row.
 fn documented(rows: &[(String, String)], row: &str) -> BTreeSet<String> {
     let (_, what) = rows.iter().find(|(who, _)| who.split(", ").any(|who| who.trim_matches('`') == row)).unwrap();
     let mut found = if what.contains('{') { members(what) } else { BTreeSet::new() };
@@ -65,7 +65,7 @@ fn documented(rows: &[(String, String)], row: &str) -> BTreeSet<String> {
     found
 }
 
-/// Members that are there only sometimes, as the book says of them, or that stand deeper in what it says in words.
+/// Members that are optional according to the book, or that it only describes in words.
 const SOMETIMES: &[&str] = &[
     "gateway",
     "namespace_selector",
@@ -85,7 +85,7 @@ const SOMETIMES: &[&str] = &[
     "addresses",
 ];
 
-/// The row that a command's answer stands in, where it is not the command's name.
+/// The row of a command's answer, if it is not the command's name.
 fn row(command: &Command) -> String {
     let words = command.words();
     let option = words
@@ -105,7 +105,7 @@ fn answer_members_match_book() {
     let rows = rows();
     let [ground, _] = Ground::each();
     copy(ground.folder(), &ground.path("kept"));
-    // A list, a document of Calico's, and lines of events.
+    // Not checked: `metrics` answers with a list, `get` with Calico's document, and `watch` with lines of events.
     for command in
         COMMANDS.iter().filter(|one| !["metrics", "watch"].contains(&one.name) && one.words() != "get ippool main")
     {
@@ -120,7 +120,7 @@ fn answer_members_match_book() {
         let json: Value = serde_json::from_str(&done.out).unwrap();
         let has: BTreeSet<String> = json.as_object().unwrap().keys().cloned().collect();
         let mut named = documented(&rows, &row(command));
-        // The one row for four verbs names the first.
+        // Four verbs share a row, which has the member of the first verb.
         let verb = match command.name {
             "apply" => Some("applied"),
             "replace" => Some("replaced"),

@@ -1,4 +1,4 @@
-//! Stores that are not as they should be: what each command says then, and that it leaves them alone.
+//! Unusable stores: each command reports what is wrong and leaves the store alone.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -11,7 +11,7 @@ use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, done, for_each, process, run};
 use crate::copy::copy_program;
 
-/// It fails, and says which store, what is wrong with it, and what to do.
+/// Checks that a command fails and names the store, the fault and what to do.
 fn tells(command: &Command, done: &Done, store: &str, what: &str) {
     let (words, err) = (command.words(), &done.err);
     assert_eq!(done.code, 1, "{words}: {}{err}", done.out);
@@ -22,7 +22,7 @@ fn tells(command: &Command, done: &Done, store: &str, what: &str) {
     assert!(!err.contains("panic") && !err.contains("internal error") && err.lines().count() <= 3, "{words}: {err}");
 }
 
-/// It is not for this kind of store, and says so.
+/// True if the command refuses this kind of store.
 fn is_refused(done: &Done) -> bool {
     done.code == 1 && done.err.contains("is not for etcd") && done.err.contains("\nhint: ")
 }
@@ -43,7 +43,7 @@ fn store_is_missing_or_empty_folder() {
                     continue;
                 }
                 if command.name == "gc" {
-                    // It runs when a machine starts, where there may be no store yet.
+                    // It also runs when a machine starts, when there may be no store yet.
                     assert_eq!(done.code, 0, "{}", done.err);
                     assert!(done.out.starts_with(&format!("there is no store at {store}")), "{}{}", done.out, done.err);
                     continue;
@@ -68,7 +68,7 @@ fn store_is_in_use_by_another_process() {
             args.extend(["--lock-timeout".to_owned(), "1s".to_owned()]);
             let done = run(&args);
             tells(command, &done, &store.to_string(), "the store is in use by another process: waited 1s for its turn");
-            // Never one that waits, too. The lock holder cannot always be seen in time.
+            // Never names a process that waits as well. The lock holder cannot always be determined in time.
             assert!(!done.err.contains("(margay) has it"), "{}", done.err);
             assert!(done.err.contains("--lock-timeout"), "{}", done.err);
         });
@@ -103,7 +103,7 @@ fn store_format_is_newer() {
     }
 }
 
-/// Runs a program where a folder cannot be written to.
+/// Runs a program with a read-only mount of a folder.
 const READ_ONLY: &str = r#"mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@""#;
 
 #[test]
@@ -143,7 +143,7 @@ fn store_belongs_to_another_user() {
     }
 }
 
-/// Root's call on a store of another owner: what the engine makes anew must not keep the owner out.
+/// Root uses a store of another owner. Files that the engine recreates must not lock the owner out.
 #[test]
 fn store_stays_with_owner_when_root_used_it() {
     const OWNER: u32 = 65534;
@@ -163,7 +163,7 @@ fn store_stays_with_owner_when_root_used_it() {
         };
         let owner = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
         run(&owner, "pool create p 10.0.0.0/24 --manual");
-        // The folder also has two further names of a file that is root's and lies elsewhere.
+        // The folder has two more names of a file outside of it, which belongs to root.
         let others = folder.path().join("others");
         fs::write(&others, "").unwrap();
         fs::hard_link(&others, home.join("store/link")).unwrap();

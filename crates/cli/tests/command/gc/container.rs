@@ -1,4 +1,4 @@
-//! Collections in a container, which sees a part of the machine.
+//! `margay gc` inside a container, which sees only a part of the machine.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::{GONE, age_looks, assign_in, gc, is_held, lab, list, wrapped};
 use crate::common::Lab;
 
-/// LXC, kind and WSL have a process id namespace of their own.
+/// LXC, kind and WSL have their own process id namespace.
 #[test]
 fn gc_in_container_judges_only_what_was_given_inside() {
     let labs = Lab::each();
@@ -48,23 +48,23 @@ fn gc_in_container_judges_only_what_was_given_inside() {
     for address in outside.iter().chain([&unrecorded, &lives, &former]) {
         assert!(is_held(lab_, address), "{address}");
     }
-    // Another node's addresses are compared with the whole machine.
+    // Freeing addresses of another node requires a scan of the whole machine.
     let refused = wrapped(lab_, &enter, "--node dead --free --apply");
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("in a container nothing is seen of the machine"), "{said}");
-    // The machine sees all of it.
+    // A scan of the machine includes the container.
     let report = gc(lab_, "--netns -o json").json();
     assert_eq!(report["stores"][0]["left"]["live"], 1, "{report}");
     assert_eq!(list(&report, "waiting").len(), 3, "{report}");
 }
 
-/// The first process that another one has started.
+/// The first child process of a process.
 fn children_of(pid: u32) -> String {
     let read = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     read().split_whitespace().next().unwrap().to_owned()
 }
 
-/// Processes that end with the test.
+/// Kills a process group when it is dropped.
 struct Group(Child);
 
 impl Drop for Group {

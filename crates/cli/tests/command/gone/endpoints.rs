@@ -1,4 +1,4 @@
-//! Workload endpoints of containers that a list lacks, and of nodes that are gone or renamed.
+//! Workload endpoints of containers that a list lacks, and of departed or renamed nodes.
 
 use std::fs;
 
@@ -9,7 +9,7 @@ use crate::common::Lab;
 use crate::common::endpoint::{Endpoint, named, stored};
 use crate::gone::{attachment, give, give_dated, held, in_order, list, on, pool, revision, run};
 
-/// Stores the endpoint of a pod that is called like its container.
+/// Stores the endpoint of a pod with the name of its container.
 fn store(lab: &Lab, node: &str, container: &str, address: &str) {
     let endpoint = Endpoint { node, container, pod: Some(("shop", container)), address };
     on(&lab.location, async |ipam| endpoint.store(ipam).await);
@@ -55,7 +55,7 @@ fn endpoints_of_dead_node_go_before_its_addresses() {
         assert_eq!(stored(lab), ["node1-k8s-mine-eth0"]);
         assert_eq!(lab.margay("gc --node stranger --free").answer(), "node stranger has nothing in the store\n");
 
-        // An endpoint can tell, too, that a node is this very machine. The loopback address is on every machine.
+        // An endpoint can also show that a node is this machine. Every machine has the loopback address.
         store(lab, "former", "here", "127.0.0.1");
         let said = lab.margay("gc --node former --free --apply").failure();
         assert!(said.contains("an interface of this machine has its address 127.0.0.1"), "{said}");

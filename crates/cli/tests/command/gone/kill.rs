@@ -1,4 +1,4 @@
-//! Killed in the middle, and begun again.
+//! `margay gc` for departed nodes is killed in the middle and run again.
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -13,11 +13,11 @@ use crate::gone::{held, in_order, on, pool, run};
 
 const BLOCKS: usize = 200;
 const ADDRESSES: usize = 16;
-/// How many kills must come in the middle of a run, and after how many kills the test has failed.
+/// How many kills must hit the middle of a run, and the number of kills after which the test fails.
 const IN_THE_MIDDLE: u32 = 3;
 const MOST_KILLS: u32 = 60;
 
-/// Blocks of a node with all that belongs to them, each with one handle, all of whose addresses are held.
+/// Writes full blocks of a node with their affinities and handles, one handle for each block.
 fn fill(location: &Location, node: &str) {
     let rows = (0..BLOCKS).flat_map(|number| {
         let (cidr, key) = (network(number, '/'), network(number, '-'));
@@ -45,7 +45,7 @@ fn network(number: usize, sign: char) -> String {
     format!("198.19.{}.{}{sign}28", first / 256, first % 256)
 }
 
-/// Runs a command for so long; true if it came to its end.
+/// Runs a command and kills it after `time`. Returns true if it was complete.
 fn run_for(location: &Location, args: &str, time: Option<Duration>) -> bool {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &location.to_string()]).args(args.split(' ')).env_clear();
@@ -57,7 +57,7 @@ fn run_for(location: &Location, args: &str, time: Option<Duration>) -> bool {
     child.wait().unwrap().success()
 }
 
-/// How long a run may take before its kill. The time adapts to the machine: kills that come too early or too late are not in
+/// The time after which a run is killed. Adapts to the machine, since kills that come too early or too late do not hit
 /// the middle.
 struct Patience {
     time: Duration,
@@ -66,7 +66,7 @@ struct Patience {
 }
 
 impl Patience {
-    /// Begins with half of what a whole run took.
+    /// Starts with half of the duration of a whole run.
     fn new(whole: Duration) -> Self {
         Self { time: whole / 2, kills: 0, in_the_middle: 0 }
     }
@@ -76,7 +76,7 @@ impl Patience {
         self.in_the_middle >= IN_THE_MIDDLE
     }
 
-    /// Learns how many of the node's addresses a killed run has left.
+    /// Adapts the time to how many of the node's addresses a killed run has left.
     fn learn(&mut self, left: usize) {
         self.kills += 1;
         let factor = match left {

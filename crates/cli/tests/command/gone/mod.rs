@@ -1,4 +1,4 @@
-//! `margay gc` with a runtime's list, for nodes that are gone, and for a node's new name. Needs root on the machine itself.
+//! `margay gc` with a runtime's list, for departed nodes, and for a renamed node. Needs root on the machine itself.
 
 mod endpoints;
 mod free;
@@ -20,7 +20,7 @@ use kv::{Deadline, Range, Revision, StoreExt};
 use serde_json::Value;
 use time::OffsetDateTime;
 
-/// An etcd with what the real Calico has left in a cluster: 242 addresses in use, three nodes.
+/// An etcd with the documents of a real Calico cluster: 242 addresses in use, three nodes.
 struct Cluster {
     _etcd: Etcd,
     location: Location,
@@ -51,7 +51,7 @@ fn run(location: &Location, args: &str) -> Done {
     margay(store.into_iter().chain(args.split(' ').map(str::to_owned)))
 }
 
-/// Opens a store, and closes it again.
+/// Opens a store, runs `work`, and closes the store.
 fn on<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -73,7 +73,7 @@ fn attachment(node: &str, container: &str) -> Attachment {
     }
 }
 
-/// Gives a container an address as the plugin does, dated so many seconds ago.
+/// Assigns an address to a container as the plugin does, dated `seconds_ago` in the past.
 fn give_dated(location: &Location, attachment: Attachment, seconds_ago: i64) -> String {
     let mut request = AssignRequest::new(attachment, RequestedAddresses::any(1, 0));
     let at = OffsetDateTime::now_utc() - time::Duration::seconds(seconds_ago);
@@ -85,7 +85,7 @@ fn give(location: &Location, node: &str, container: &str) -> String {
     give_dated(location, attachment(node, container), 3600)
 }
 
-/// Takes back what a container has, as the plugin does.
+/// Releases a container's addresses as the plugin does.
 fn release(location: &Location, node: &str, container: &str) -> Vec<String> {
     let attachment = attachment(node, container);
     let released =
@@ -106,18 +106,18 @@ fn held(location: &Location, node: &str) -> BTreeSet<String> {
     holds.map(|hold| hold.address.to_string()).collect()
 }
 
-/// The addresses of a list in the answer, of all nodes or stores.
+/// The addresses in a list of a report, of all nodes or stores.
 fn list(report: &Value, name: &str) -> BTreeSet<String> {
     let rows = report["stores"].as_array().unwrap().iter().flat_map(|store| store[name].as_array().unwrap());
     rows.map(|row| row["address"].as_str().or(row.as_str()).unwrap().to_owned()).collect()
 }
 
-/// A pool in a store, ranges that no machine has: the look at the machine is real.
+/// Makes a pool in a range that no machine uses, since `gc` scans the real machine.
 fn pool(lab: &Lab, range: &str) {
     lab.margay(&format!("pool create lab {range}")).answer();
 }
 
-/// That a check finds nothing.
+/// Checks that `ipam check` finds nothing.
 fn in_order(location: &Location) {
     let checked = run(location, "ipam check -o json").json();
     assert_eq!(checked["problems"], 0, "{checked}");

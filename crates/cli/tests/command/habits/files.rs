@@ -1,4 +1,4 @@
-//! Files of documents, and what is stored.
+//! Files of documents, and the stored documents.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::common::{Done, Lab};
 
-/// The stored documents, as text.
+/// The stored documents by key, as text.
 pub(crate) fn stored(lab: &Lab) -> BTreeMap<String, String> {
     lab.with_ipam(async |ipam| {
         let all = ipam.store().list(Range::All).await.unwrap();
@@ -17,30 +17,29 @@ pub(crate) fn stored(lab: &Lab) -> BTreeMap<String, String> {
     })
 }
 
-/// A stored resource.
 pub(crate) fn resource(lab: &Lab, plural: &str, name: &str) -> Value {
     let key = format!("/calico/resources/v3/projectcalico.org/{plural}/{name}");
     serde_json::from_str(stored(lab).get(&key).unwrap()).unwrap()
 }
 
-/// Writes a key behind the command's back.
+/// Writes a key directly into the store.
 pub(crate) fn put(lab: &Lab, key: &str, value: &str) {
     lab.with_ipam(async |ipam| ipam.store().put(key, value).await.unwrap());
 }
 
-/// Runs a command with this text in a file at the end of its arguments.
+/// Writes a text to a file and runs a command with `-f` and that file.
 pub(crate) fn with_file(lab: &Lab, args: &str, text: &str) -> Done {
     let file = lab.folder().join("documents.yaml");
     fs::write(&file, text).unwrap();
     lab.margay(&format!("{args} -f {}", file.display()))
 }
 
-/// A document in YAML, the spec indented by two.
+/// A document in YAML. The lines of `spec` must be indented by two blanks.
 pub(crate) fn document(kind: &str, name: &str, spec: &str) -> String {
     format!("apiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata:\n  name: {name}\nspec:\n{spec}")
 }
 
-/// A pool of blocks of /26.
+/// A pool with blocks of /26.
 pub(crate) fn pool(name: &str, cidr: &str) -> String {
     document("IPPool", name, &format!("  cidr: {cidr}\n"))
 }

@@ -1,4 +1,4 @@
-//! Killed at any moment, and done again.
+//! Commands are killed at any moment and run again.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -25,7 +25,7 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
 }
 
-/// Runs a command on copies of the store, kills it somewhere in its run, and looks at what is there.
+/// Runs a command repeatedly on copies of the store, kills it somewhere in its run, and lets `look` check what is left.
 fn kill_often(lab: &Lab, args: &str, mut look: impl FnMut(&Lab)) {
     let (store, kept) = (lab.location.path().unwrap().to_owned(), lab.folder().join("kept"));
     copy(&store, &kept);
@@ -37,14 +37,14 @@ fn kill_often(lab: &Lab, args: &str, mut look: impl FnMut(&Lab)) {
     for round in 0..ROUNDS {
         copy(&kept, &store);
         let mut child = start(lab, args);
-        // Spread over the run, and never the same twice.
+        // The kills are spread over the run, at a different time in each round.
         let part = (f64::from(round) + fastrand::f64()) / f64::from(ROUNDS);
         let until = whole.mul_f64(part);
         thread::sleep(until);
         child.kill().unwrap();
         match child.wait().unwrap().success() {
             false => killed += 1,
-            // The machine had other work while the whole run was timed.
+            // The timed run was slower than this one, because the machine was busy.
             true => whole = whole.min(until),
         }
         look(lab);

@@ -1,4 +1,4 @@
-//! The habits of calicoctl's users, on real stores.
+//! Commands as calicoctl's users type them, on real stores.
 
 mod deletion;
 mod documents;

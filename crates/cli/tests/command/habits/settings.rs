@@ -69,7 +69,7 @@ fn settings_are_set_and_shown() {
         for args in [
             "ipam configure --strictaffinity=true --max-blocks-per-host=1000000 --dry-run",
             "ipam configure --ip-cooldown-seconds=5000 --dry-run",
-            // As scripts for calicoctl have it, in any place.
+            // Scripts for calicoctl pass this option in any position.
             "--allow-version-mismatch ipam configure --ip-cooldown-seconds=1 --dry-run",
             "ipam --allow-version-mismatch configure --ip-cooldown-seconds=1 --dry-run",
             "ipam configure --ip-cooldown-seconds=1 --dry-run --allow-version-mismatch",

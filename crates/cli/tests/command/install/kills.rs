@@ -1,12 +1,12 @@
-//! Killed at any system call that changes a file.
+//! `margay install` is killed at each system call that changes a file.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 use crate::install::tree::{Tree, files};
 
-/// Everything that could change a file, or what it is called; those that a machine does not have are passed over. `openat` is
-/// none of them: a kill at the first call that changes an opened file leaves the same files.
+/// All calls that change a file or its name; `?` marks those that some machines lack. `openat` is not among them, since
+/// a kill at the first call that changes the opened file leaves the same files.
 const CALLS: [&str; 17] = [
     "?link",
     "linkat",
@@ -27,7 +27,7 @@ const CALLS: [&str; 17] = [
     "fchmodat",
 ];
 
-/// Runs `margay install` and kills it at the call of this name and number, before it is carried out. True if it was killed.
+/// Runs `margay install` and kills it before it executes the call with this name and number. True if it was killed.
 fn killed(tree: &Tree, args: &[&str], call: &str, number: usize) -> bool {
     let output = Command::new("strace")
         .args(["-qq", "-o", "/dev/null", "-e", &format!("trace={call}")])
@@ -43,8 +43,8 @@ fn killed(tree: &Tree, args: &[&str], call: &str, number: usize) -> bool {
     killed
 }
 
-/// Kills `margay install` with these arguments at each of the [`CALLS`] in turn, from what `before` has made, and has `after`
-/// look at what is left. Returns at how many calls.
+/// Kills `margay install` with these arguments at each of the [`CALLS`] in turn. `before` prepares each run, and
+/// `after` checks what is left. Returns the number of kills.
 fn kill_everywhere(tree: &Tree, args: &[&str], before: impl Fn(), mut after: impl FnMut(&str)) -> usize {
     let mut places = 0;
     for call in CALLS {
@@ -55,7 +55,7 @@ fn kill_everywhere(tree: &Tree, args: &[&str], before: impl Fn(), mut after: imp
                 break;
             }
             places += 1;
-            // There is a program at any time.
+            // A working program is in place at any time.
             let version = if args.contains(&"--main-plugin") { tree.main_version() } else { tree.version() };
             assert!(version == "v3.28.0" || version.starts_with("margay-"), "{version}");
             after(&format!("killed at {call} {number}"));
@@ -77,7 +77,7 @@ fn install_is_finished_or_undone_when_killed_anywhere() {
             let status = tree.install(&["--status"]);
             assert_eq!(status.code == Some(0), tree.version().starts_with("margay-ipam "), "{place}: {}", status.err);
             unfinished += usize::from(status.err.contains("was interrupted"));
-            // The same again, and going back at once, take turns.
+            // Alternates between repeating the installation first, and undoing it directly.
             repeat = !repeat;
             if repeat {
                 tree.install(&["--beside-calico"]).ok();

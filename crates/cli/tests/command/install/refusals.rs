@@ -1,4 +1,4 @@
-//! Refusals, after which nothing has changed.
+//! Refused installations, which change nothing.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use crate::copy::copy_program;
 use crate::install::tree::{Done, Tree, files};
 use crate::tested::plugin;
 
-/// That an installation is refused with these words, shows no secret and changes nothing.
+/// Checks that an installation is refused with these words, prints no secret, and changes nothing.
 #[track_caller]
 fn refused(tree: &Tree, more: &[&str], words: &[&str]) {
     let before = files(&tree.bin());
@@ -24,7 +24,7 @@ fn install_is_refused_without_calico() {
     let tree = Tree::without_store();
     fs::remove_file(tree.networks().join("10-calico.conflist")).unwrap();
     refused(&tree, &[], &["no network in ", "\"ipam\": {\"type\": \"calico-ipam\"}", "--cni-conf-dir"]);
-    // Files of others are not taken for Calico's, and unreadable ones are reported.
+    // Configurations of other plugins are not mistaken for Calico's, and unreadable ones are reported.
     fs::write(tree.networks().join("10-a.conf"), r#"{"name":"a","type":"bridge","ipam":{"type":"host-local"}}"#)
         .unwrap();
     fs::write(tree.networks().join("20-b.conf"), "{").unwrap();
@@ -77,7 +77,7 @@ fn install_is_refused_when_plugin_is_missing_or_not_ours() {
         &["is no plugin of Margay's: cannot be run: Permission denied", "--plugin FILE"],
     );
     fs::set_permissions(&file, Permissions::from_mode(0o755)).unwrap();
-    // The head of a program for another kind of machine.
+    // The header of a program for another architecture.
     let mut bytes = fs::read(&file).unwrap();
     bytes[18..20].copy_from_slice(&[0xf3, 0]);
     fs::write(&file, bytes).unwrap();
@@ -94,7 +94,7 @@ fn install_is_refused_when_user_may_not_write() {
     let open = Permissions::from_mode(0o755);
     fs::set_permissions(tree.root(), open).unwrap();
     let before = files(&tree.bin());
-    // The programs are in folders that only root may look into.
+    // The programs must be in a folder that the other user may read.
     for name in ["margay", "margay-ipam"] {
         copy_program(plugin().with_file_name(name), &tree.root().join(name));
     }
@@ -125,7 +125,7 @@ fn install_is_refused_when_state_is_of_newer_version() {
     let text = fs::read_to_string(&state).unwrap();
     fs::write(&state, text.replace("\"format\": 1", "\"format\": 2")).unwrap();
     refused(&tree, &[], &["is not what this margay writes", "a newer margay"]);
-    // An operator can go back all the same.
+    // The installation can still be undone.
     tree.install(&["--undo"]).ok();
     assert_eq!(tree.version(), "v3.28.0");
 }
@@ -137,7 +137,8 @@ fn install_is_refused_when_another_runs() {
     let lock = fs::File::open(tree.bin().join(".margay")).unwrap();
     lock.lock().unwrap();
     tree.install(&["--undo"]).fails(&["another margay install works in", "try again"]);
-    // Not by closing it: a process that another test is just starting may still have it from here.
+    // Unlocks explicitly: a process that another test is starting may have inherited the descriptor, so closing it
+    // would not unlock.
     lock.unlock().unwrap();
     tree.install(&["--undo"]).ok();
 }

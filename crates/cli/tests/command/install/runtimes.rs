@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::install::tree::{Done, Tree};
 
-/// Asks for the state with the configuration of a runtime, which is written to a file first.
+/// Runs `--status` with the configuration of a runtime, which is written to a file first.
 fn status(tree: &Tree, runtime: &str, text: &str) -> Done {
     let file = tree.root().join(runtime);
     fs::write(&file, text).unwrap();
@@ -32,13 +32,13 @@ fn containerd_is_asked_itself() {
     let done = status(&tree, "containerd", &format!("version = 2\n{section}\"{}\"\n", bin.display()));
     assert_eq!(folders(&done), std::slice::from_ref(&bin), "{}", done.err);
     assert!(done.err.contains("which is not Margay's"), "{}", done.err);
-    // An imported file wins.
+    // An imported file overrides the main file.
     fs::write(parts.join("a.toml"), format!("version = 2\n{section}\"/elsewhere\"\n")).unwrap();
     let imports = format!("version = 2\nimports = [\"{}/*.toml\"]\n{section}\"{}\"\n", parts.display(), bin.display());
     let done = status(&tree, "containerd", &imports);
     assert_eq!(folders(&done), [PathBuf::from("/elsewhere")]);
     assert_eq!(folders(&status(&tree, "containerd", "version = 2\n")), [PathBuf::from("/opt/cni/bin")]);
-    // Docker's containerd runs no pods, and has a file in the oldest form.
+    // Docker's containerd runs no pods. Its file has the oldest format.
     for dockers in
         ["disabled_plugins = [\"cri\"]\n", "version = 2\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n"]
     {

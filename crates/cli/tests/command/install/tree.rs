@@ -1,4 +1,4 @@
-//! A node on which Calico has installed itself, in a temporary folder.
+//! A node with an installed Calico, in a temporary folder.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -14,15 +14,14 @@ use crate::tested::{command, plugin};
 
 pub(crate) const NODE: &str = "node-1";
 
-/// The files of a runtime and Calico on a node.
+/// The files of a runtime and of Calico on a node.
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: TempDir,
-    /// The cluster's store, if it is there.
+    /// The cluster's store, unless it is unreachable on purpose.
     etcd: Option<Etcd>,
 }
 
-/// The outcome of a command.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) code: Option<i32>,
@@ -37,7 +36,7 @@ impl Done {
         self
     }
 
-    /// That it failed, with these words.
+    /// Checks that the command failed with these words.
     #[track_caller]
     pub(crate) fn fails(self, words: &[&str]) -> Self {
         assert_eq!(self.code, Some(1), "{}{}", self.out, self.err);
@@ -69,7 +68,7 @@ impl From<Output> for Done {
     }
 }
 
-/// Each file below a folder with what makes it that very file: inode, mode, size, time, content.
+/// Each file below a folder with what identifies it: inode, mode, modification time and content.
 pub(crate) fn files(folder: &Path) -> BTreeMap<PathBuf, (u64, u32, i64, Vec<u8>)> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -87,18 +86,18 @@ pub(crate) fn files(folder: &Path) -> BTreeMap<PathBuf, (u64, u32, i64, Vec<u8>)
 }
 
 impl Tree {
-    /// With an etcd on which addresses can be had.
+    /// A node whose etcd has a pool.
     pub(crate) fn new() -> Self {
         let etcd = Etcd::start().unwrap();
         let url = etcd.url();
         let tree = Self::at(&url, Some(etcd));
         tree.put_document("Node", "nodes", NODE, &json!({}));
-        // Blocks of one address: the bridge plugin cannot set the route that Calico's plugins get with larger ones.
+        // Blocks of one address: the bridge plugin cannot set the route that Calico's plugins get with larger blocks.
         tree.margay(&["pool", "create", "main", "10.78.0.0/24", "--block-size", "32", "--store", &tree.store()]).ok();
         tree
     }
 
-    /// With an etcd of a Calico that is ready, and Calico's main plugin beside the other one.
+    /// A node whose etcd has a ready Calico, with both of Calico's plugins.
     pub(crate) fn with_main_plugin() -> Self {
         let tree = Self::new();
         tree.put_document("ClusterInformation", "clusterinformations", "default", &json!({"datastoreReady": true}));
@@ -107,12 +106,12 @@ impl Tree {
         tree
     }
 
-    /// The settings of the store in Calico's network. No node agent has written a file with the node's name here.
+    /// The store settings in Calico's network. No agent has written the node's name to a file here.
     pub(crate) fn settings(&self) -> Value {
         json!({"datastore_type": "etcdv3", "etcd_endpoints": self.etcd_url(), "nodename_file_optional": true})
     }
 
-    /// Writes a document of Calico's to the etcd.
+    /// Writes a Calico document to the etcd.
     pub(crate) fn put_document(&self, kind: &str, plural: &str, name: &str, spec: &Value) {
         let document =
             json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": {"name": name}, "spec": spec});
@@ -124,7 +123,7 @@ impl Tree {
         });
     }
 
-    /// With a store that nobody answers at.
+    /// A node whose store is unreachable.
     pub(crate) fn without_store() -> Self {
         Self::at(&format!("http://{}", crate::support::dead_address().unwrap()), None)
     }
@@ -156,7 +155,6 @@ impl Tree {
         self.bin().join("calico-ipam")
     }
 
-    /// The main plugin.
     pub(crate) fn main_target(&self) -> PathBuf {
         self.bin().join("calico")
     }
@@ -169,22 +167,22 @@ impl Tree {
         self.etcd.as_ref().unwrap().url()
     }
 
-    /// As calico-node does when it starts: writes its plugin under another name, and renames it.
+    /// Writes the plugin as calico-node does when it starts: under a temporary name, followed by a rename.
     pub(crate) fn calico_writes(&self, version: &str) {
         Self::write_program(&self.bin(), version);
     }
 
-    /// The same for its main plugin.
+    /// [`Self::calico_writes`] for the main plugin.
     pub(crate) fn calico_writes_main(&self, version: &str) {
         Self::write_main_program(&self.bin(), version);
     }
 
-    /// A stand-in for Calico's plugin in a folder: it tells its version, and answers VERSION.
+    /// Writes a stand-in for Calico's plugin into a folder. It prints its version and answers VERSION.
     pub(crate) fn write_program(folder: &Path, version: &str) {
         Self::write_program_as("calico-ipam", folder, version);
     }
 
-    /// The same for the main plugin.
+    /// [`Self::write_program`] for the main plugin.
     pub(crate) fn write_main_program(folder: &Path, version: &str) {
         Self::write_program_as("calico", folder, version);
     }
@@ -200,7 +198,7 @@ impl Tree {
         fs::rename(unfinished, folder.join(name)).unwrap();
     }
 
-    /// Calico's network, with these settings of the store.
+    /// Writes Calico's network configuration with these store settings.
     pub(crate) fn configure(&self, settings: &Value) {
         let mut plugin = json!({"type": "calico", "nodename": NODE, "ipam": {"type": "calico-ipam"}});
         plugin.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
@@ -208,19 +206,19 @@ impl Tree {
         fs::write(self.networks().join("10-calico.conflist"), list.to_string()).unwrap();
     }
 
-    /// A command without the tree's options.
+    /// Runs a command without the tree's options.
     pub(crate) fn margay(&self, args: &[&str]) -> Done {
         self.command(args).output().unwrap().into()
     }
 
-    /// The same, to be changed before it runs.
+    /// The command of [`Self::margay`], not started yet.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(command());
         command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").args(args);
         command
     }
 
-    /// The arguments of `margay install` on this tree, with these besides.
+    /// The arguments of `margay install` on this tree, with `more`.
     pub(crate) fn args(&self, more: &[&str]) -> Vec<String> {
         let text = |path: PathBuf| path.display().to_string();
         let mut args = vec!["install".to_owned()];
@@ -236,18 +234,18 @@ impl Tree {
         args
     }
 
-    /// `margay install` on this tree.
+    /// Runs `margay install` on this tree.
     pub(crate) fn install(&self, more: &[&str]) -> Done {
         let args = self.args(more);
         self.margay(&args.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The version text of the program that a call runs.
+    /// The version that the installed IPAM plugin prints.
     pub(crate) fn version(&self) -> String {
         Self::version_of(&self.target())
     }
 
-    /// The same for the main plugin.
+    /// The version that the installed main plugin prints.
     pub(crate) fn main_version(&self) -> String {
         Self::version_of(&self.main_target())
     }

@@ -1,4 +1,4 @@
-//! Stores with something in them.
+//! Fills stores for the tests of moves.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::common::{Done, PATIENCE, margay};
 use crate::store::content::{Content, content, with_store, write};
 use crate::support::Etcd;
 
-/// Places for stores of every kind.
+/// A folder and perhaps an etcd for stores.
 #[derive(Debug)]
 pub(crate) struct Places {
     pub(crate) folder: TempDir,
@@ -22,12 +22,12 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// For sled and redb.
+    /// Places for sled and redb stores.
     pub(crate) fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), etcd: None }
     }
 
-    /// For etcd, too.
+    /// Places for sled, redb and etcd stores.
     pub(crate) fn with_etcd() -> Self {
         Self { etcd: Some(Etcd::start().unwrap()), ..Self::new() }
     }
@@ -49,7 +49,7 @@ impl Places {
     }
 }
 
-/// The documents of the real Calico in a cluster: 233 addresses in use, three nodes.
+/// Writes the documents of a real Calico cluster: 242 addresses in use, three nodes.
 pub(crate) fn calicos(location: &Location) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/calico/cluster.json");
     let documents: Vec<serde_json::Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -57,7 +57,7 @@ pub(crate) fn calicos(location: &Location) {
     write(location, documents.iter().map(|one| (text(one, "key"), text(one, "value").into_bytes())));
 }
 
-/// A pool and so many containers' addresses, given by the allocator.
+/// Makes a pool, and assigns addresses to `containers` containers.
 pub(crate) fn ours(location: &Location, containers: usize) {
     let url = location.to_string();
     margay(["--store", &url, "pool", "create", "lab", "10.99.0.0/16"]).answer();
@@ -66,7 +66,7 @@ pub(crate) fn ours(location: &Location, containers: usize) {
     }
 }
 
-/// Gives a container an address in the pool of [`ours`], as the plugin does.
+/// Assigns an address in the pool of [`ours`] to a container as the plugin does.
 pub(crate) fn assign(location: &Location, container: &str) -> Result<String, Error> {
     let mut request = AssignRequest::new(attachment(container), RequestedAddresses::any(1, 0));
     request.v4_pools = vec!["lab".into()];
@@ -74,7 +74,7 @@ pub(crate) fn assign(location: &Location, container: &str) -> Result<String, Err
     Ok(given[0].ip.to_string())
 }
 
-/// Takes back what a container has, as the plugin does.
+/// Releases a container's addresses as the plugin does.
 pub(crate) fn release(location: &Location, container: &str) -> Result<Vec<std::net::IpAddr>, Error> {
     let attachment = attachment(container);
     on(location, async |ipam| ipam.release_attachment(&attachment, &[], Deadline::after(PATIENCE)).await)
@@ -94,18 +94,18 @@ fn on<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     with_store(location, Create::Never, async |open| work(&Ipam::new(open.store(), Nodes::FirstSeen)).await)
 }
 
-/// The keys of a store that move.
+/// The keys of a store that a move includes.
 pub(crate) fn moved(location: &Location) -> Content {
     content(location).into_iter().filter(|(key, _)| role_of(&Key::from(key.as_slice())).is_some()).collect()
 }
 
-/// The command on a store.
+/// Runs a command on a store.
 pub(crate) fn at(location: &Location, args: &[&str]) -> Done {
     let url = location.to_string();
     margay(["--store", &url].into_iter().chain(args.iter().copied()))
 }
 
-/// `margay migrate` from one store to another.
+/// Runs `margay migrate` from one store to another.
 pub(crate) fn migrate(from: &Location, to: &Location, more: &[&str]) -> Done {
     let (from, to) = (from.to_string(), to.to_string());
     margay(["migrate", &from, &to].into_iter().chain(more.iter().copied()))

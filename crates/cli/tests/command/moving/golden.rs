@@ -1,16 +1,16 @@
-//! Files of earlier versions, as they wrote them: each is read for ever, and what is read is written again unchanged.
+//! Files that earlier versions wrote. Each stays readable for ever, and its rows are written again unchanged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::common::Lab;
 
-/// A file of an earlier version.
+/// The path of a file that an earlier version wrote.
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// The lines with keys: all but the first and the last.
+/// The lines with keys, which are all but the first and the last.
 fn rows(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap();
     let lines: Vec<&str> = text.lines().collect();

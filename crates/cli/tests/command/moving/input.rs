@@ -1,4 +1,4 @@
-//! Records of other plugins, and files of every other kind, that are empty, of another kind, or no text.
+//! Unusable input files: empty ones, files of another kind, and files that are not text.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use datastore::Location;
 
 use crate::moving::fill::{Places, at};
 
-/// The reasons for which an import left something out, by the first word of its line, and its report's first line.
+/// Runs an import. Returns the first line of its report, and the lines about what was left out.
 fn taken(location: &Location, args: &[&str]) -> (String, Vec<String>) {
     let done = at(location, args);
     let mut lines = done.out.lines().map(str::to_owned);
@@ -16,7 +16,7 @@ fn taken(location: &Location, args: &[&str]) -> (String, Vec<String>) {
     (first, left_out)
 }
 
-/// True if the store says that an address is assigned.
+/// True if `ipam show` reports that the address is in use.
 fn is_held(location: &Location, address: &str) -> bool {
     at(location, &["ipam", "show", "--ip", address]).out.contains("is in use")
 }
@@ -87,7 +87,7 @@ fn podman_containers_are_left_out_without_id_or_address() {
         in_lab("", r#""10.22.0.10""#),
         in_lab("x y", r#""10.22.0.11""#),
         in_lab("c4", r#""10.22.0.300""#),
-        // Of containers that do not run.
+        // Containers that do not run.
         in_lab("c5", r#""""#),
         in_lab("c6", "null"),
         r#"{"Id":"c7","NetworkSettings":null}"#.to_owned(),
@@ -170,7 +170,7 @@ items:
         expected
     );
 
-    // With pods in the file: a pod on no node, and a record without a pod.
+    // The file has pods: a pod that is not on a node, and a record without a pod.
     let pods = "- {kind: Pod, metadata: {namespace: shop, name: web-0}, spec: {nodeName: \"\"}}\n- {kind: Pod, metadata: {namespace: shop, name: web-1}, spec: {nodeName: node1}}\n";
     fs::write(&file, records.to_owned() + pods).unwrap();
     let (_, left_out) = taken(&location, &args);
@@ -246,7 +246,7 @@ fn input_files_say_so_when_not_text() {
         let why = if content.is_empty() { "No resources specified" } else { why };
         assert!(said.contains(why), "{content:?}: {said}");
     }
-    // calicoctl reads a document with the mark of UTF-8, too.
+    // Like calicoctl, accepts a document with the byte order mark of UTF-8.
     fs::write(&file, [b"\xef\xbb\xbf", &json[..]].concat()).unwrap();
     at(&location, &["apply", "-f", path]).answer();
     let said = at(&location, &["ipam", "release", "--from-report", path]).failure();
@@ -267,7 +267,7 @@ fn configuration_says_so_when_not_text() {
     ] {
         fs::write(&file, content).unwrap();
         let said = crate::common::margay(["--config", file.to_str().unwrap(), "pool", "list"]).failure();
-        // Calico's words about an empty one.
+        // For an empty file the message is Calico's.
         let words = if content.is_empty() { "unknown APIVersion ''" } else { why };
         assert!(said.contains(words), "{content:?}: {said}");
         fs::write(folder.join("10-lab.conflist"), content).unwrap();

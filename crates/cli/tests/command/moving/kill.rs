@@ -1,4 +1,4 @@
-//! Killed at any moment, and begun again.
+//! Moves are killed at any moment and run again.
 
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -17,8 +17,8 @@ fn start(args: &[&str]) -> Child {
     command.args(args).env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Runs a command again and again, killing it each time a little later than before, until it comes to its end; returns how
-/// often it was killed. `on_kill` looks at what is left each time.
+/// Runs a command repeatedly and kills it a little later each time, until it is complete. `on_kill` checks what is left
+/// after each kill. Returns the number of kills.
 fn kill_until_done(args: &[&str], whole: Duration, on_kill: impl Fn()) -> u32 {
     for round in 1.. {
         let mut child = start(args);
@@ -35,7 +35,7 @@ fn kill_until_done(args: &[&str], whole: Duration, on_kill: impl Fn()) -> u32 {
     0
 }
 
-/// A store that is half filled gives nothing; one without a mark has nothing or all.
+/// Checks that a half-filled store assigns no address, and that a store without a mark has no document or all.
 fn refuses(to: &Location, all: &Content) {
     if to.path().is_some_and(|path| !path.join("store.id").exists()) {
         return;

@@ -1,4 +1,4 @@
-//! A migration and callers that want its source at the same time.
+//! A migration, with plugins that use its source at the same time.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -10,15 +10,15 @@ use crate::moving::fill::{Places, migrate, ours};
 use crate::store::content::{blocks, content, with_store, write};
 
 const CALLERS: usize = 4;
-/// More than is read in one turn, several times over.
+/// Several times more than one opening reads.
 const BLOCKS: usize = 3000;
 
-/// The first and the last key of a caller.
+/// Two keys of a caller, near the start and the end of the key range.
 fn keys(caller: usize) -> [String; 2] {
     [format!("/calico/ipam/v2/assignment/caller-{caller}"), format!("/margay/v1/test-{caller}")]
 }
 
-/// A caller acts as a plugin: it opens the store, commits once and closes it.
+/// Acts as a plugin: opens the store, commits once and closes it.
 fn call(location: &Location, caller: usize, round: usize) {
     with_store(location, Create::Never, async |open| {
         let ops = keys(caller).map(|key| Op::put(key, round.to_string()));

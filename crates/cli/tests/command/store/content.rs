@@ -1,4 +1,4 @@
-//! The contents of a store, read and written behind the command's back.
+//! Reads and writes the contents of stores directly.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,9 @@ use kv::{Op, Range, Store, StoreExt, Txn};
 
 use crate::common::{Lab, PATIENCE};
 
-/// Keys and values.
 pub(crate) type Content = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Does something with an open store and closes it.
+/// Opens a store, runs `work`, and closes the store.
 pub(crate) fn with_store<T>(location: &Location, create: Create, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -23,7 +22,7 @@ pub(crate) fn with_store<T>(location: &Location, create: Create, work: impl Asyn
     })
 }
 
-/// Everything that is in a store.
+/// All keys and values of a store.
 pub(crate) fn content(location: &Location) -> Content {
     with_store(location, Create::Never, async |open| {
         let all = open.store().list(Range::All).await.unwrap();
@@ -31,12 +30,11 @@ pub(crate) fn content(location: &Location) -> Content {
     })
 }
 
-/// The id of a store.
 pub(crate) fn id(location: &Location) -> String {
     with_store(location, Create::Never, async |open| open.embedded().unwrap().id().to_string())
 }
 
-/// Writes keys and values, and makes the store if it is not there.
+/// Writes keys and values, and creates the store if necessary.
 pub(crate) fn write(location: &Location, rows: impl IntoIterator<Item = (String, Vec<u8>)>) {
     with_store(location, Create::IfMissing, async |open| {
         let store = open.store();
@@ -56,7 +54,7 @@ pub(crate) fn write(location: &Location, rows: impl IntoIterator<Item = (String,
     });
 }
 
-/// So many blocks of 16 KB.
+/// `count` blocks of 16 kB each.
 pub(crate) fn blocks(count: usize) -> impl Iterator<Item = (String, Vec<u8>)> {
     (0..count).map(|number| {
         let value = format!("{{\"block\":{number},\"text\":\"{}\"}}", "x".repeat(16_000));
@@ -64,7 +62,7 @@ pub(crate) fn blocks(count: usize) -> impl Iterator<Item = (String, Vec<u8>)> {
     })
 }
 
-/// Keys and values of every kind.
+/// Keys and values of unusual content and length.
 pub(crate) fn odd_rows() -> Vec<(String, Vec<u8>)> {
     let long = vec![b'v'; 300_000];
     let all: Vec<u8> = (0..=255).collect();
@@ -79,19 +77,18 @@ pub(crate) fn odd_rows() -> Vec<(String, Vec<u8>)> {
     .to_vec()
 }
 
-/// A store of the other engine in a folder of the same lab.
+/// A store of the other engine in the same lab.
 pub(crate) fn other(lab: &Lab) -> Location {
     let path = lab.folder().join("other/store");
     let engine = if lab.location.facts().name == "redb" { "sled" } else { "redb" };
     stores::of_engine(engine, path).unwrap()
 }
 
-/// The folder of a lab's store.
 pub(crate) fn folder(location: &Location) -> &Path {
     location.path().unwrap()
 }
 
-/// The files beside a store.
+/// The files beside a store's folder.
 pub(crate) fn beside(location: &Location) -> Vec<PathBuf> {
     let folder = folder(location);
     let entries = std::fs::read_dir(folder.parent().unwrap()).unwrap();
@@ -100,7 +97,7 @@ pub(crate) fn beside(location: &Location) -> Vec<PathBuf> {
     found
 }
 
-/// Starts the program.
+/// Starts the program on a store.
 pub(crate) fn start(location: &Location, args: &[&str]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &location.to_string()]).args(args).env_clear();

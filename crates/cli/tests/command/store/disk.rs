@@ -1,4 +1,4 @@
-//! A full disk, and one that nothing may be written to.
+//! Full disks and read-only disks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::common::{Lab, margay};
 use crate::store::content::{blocks, content, write};
 
-/// A file system in memory, which only root can mount; it is gone when this is.
+/// A tmpfs, which is unmounted on drop. Needs root.
 struct Mount(PathBuf);
 
 impl Mount {

@@ -1,4 +1,4 @@
-//! A backup and callers that want the store at the same time.
+//! A backup, with plugins that use the store at the same time.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,14 +11,14 @@ use crate::common::{Lab, margay};
 use crate::store::content::{blocks, content, other, start, with_store, write};
 
 const CALLERS: usize = 8;
-/// More than is read in one turn, several times over.
+/// Several times more than one opening reads.
 const BLOCKS: usize = 4000;
 
-/// A caller acts as a plugin: it opens the store, commits once and closes it.
+/// Acts as a plugin: opens the store, commits once and closes it.
 fn call(lab: &Lab, caller: usize, round: usize) {
     with_store(&lab.location, Create::Never, async |open| {
         let store = open.store();
-        // Both at one revision.
+        // Both keys change in one revision.
         let put = |key: String| kv::Op::put(key, round.to_string());
         let keys = [format!("/a/{caller}"), format!("/z/{caller}")];
         store.txn(kv::Txn::new().with_success(keys.map(put))).await.unwrap();
@@ -59,7 +59,8 @@ fn backup_lets_callers_take_turns_and_is_of_one_revision() {
                 }
                 assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
                 backups += 1;
-                // The queue is fair: all eight go before the backup's next turn, and it needs four at the least.
+                // The queue is fair: all eight callers get the store before the backup's next opening, and it needs at
+                // least four openings.
                 if during < 2 * CALLERS {
                     over.store(true, Ordering::Relaxed);
                 }
@@ -93,7 +94,7 @@ fn backup_is_spoiled_when_store_is_replaced_meanwhile() {
     assert_eq!(replaced.code, 0, "{}", replaced.err);
     let done = backup.wait_with_output().unwrap();
     if done.status.success() {
-        // It was quicker, or began later: then it is whole, and of one of the two.
+        // The kill came too late. The backup is complete, and of one of the two stores.
         let target = other(&lab);
         let restored =
             margay(["--store", &target.to_string(), "store", "restore", "--replace", file.to_str().unwrap()]);

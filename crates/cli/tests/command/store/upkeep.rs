@@ -26,7 +26,7 @@ fn files(path: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Changes one byte of a value wherever it stands in the files of a store.
+/// Changes one byte of a value at each place where the store's files contain it.
 fn damage(location: &Location, needle: &[u8]) {
     let mut found = Vec::new();
     files(folder(location), &mut found);

@@ -1,4 +1,4 @@
-//! A full disk under the API.
+//! The API on a full disk.
 
 use std::fs;
 

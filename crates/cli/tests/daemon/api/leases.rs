@@ -1,4 +1,4 @@
-//! Leases over the API, as etcdctl has them: on stores of format 2.
+//! Leases through the API with etcdctl, on stores of format 2.
 
 use std::fs::{self, File};
 use std::thread::sleep;
@@ -17,7 +17,7 @@ pub(super) fn lab_with_leases(engine: &'static str) -> Lab {
     lab
 }
 
-/// Grants a lease; its number in hexadecimal digits.
+/// Grants a lease. Returns its number in hexadecimal.
 fn grant(api: &Api, seconds: u32) -> String {
     let out = api.etcdctl(&format!("lease grant {seconds}")).ok().out;
     out.split(' ').nth(1).unwrap_or_else(|| panic!("{out}")).to_owned()
@@ -47,7 +47,7 @@ fn leases_are_granted_listed_renewed_and_revoked() {
         );
         let renewed = api.etcdctl(&format!("lease keep-alive --once {lease}")).ok().out;
         assert_eq!(renewed, format!("lease {lease} keepalived with TTL(600)\n"));
-        // The second one keeps its lease only if that is what it says.
+        // A put drops the key's lease unless it asks to keep it.
         api.etcdctl("put /t/a 2 --ignore-lease").ok();
         api.etcdctl("put /t/b 2").ok();
         let reported = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
@@ -72,7 +72,7 @@ fn leases_end_in_time_and_watch_sees_it() {
     let lab = lab_with_leases("redb");
     let api = Api::start(&lab);
     let begun = Instant::now();
-    // Long enough for three calls.
+    // Long enough for three calls of etcdctl.
     let seconds = u32::try_from(patient(Duration::from_secs(2)).as_secs()).unwrap();
     let (short, long) = (grant(&api, seconds), grant(&api, 600));
     for (key, lease) in [("/t/short", &short), ("/t/other", &short), ("/t/long", &long)] {
@@ -102,7 +102,7 @@ fn leases_get_full_time_at_start_but_not_after_hand_over() {
         let before = left(&api);
         assert!((300..599).contains(&before), "{before}");
         lab.held_open(async |_| {
-            // The clocks go on meanwhile, and so do renewals of them.
+            // Leases continue to expire, and can be renewed, in the meantime.
             assert!(left(&api) <= before);
         });
         assert!(left(&api) <= before, "{engine}");
@@ -132,7 +132,7 @@ fn leases_end_late_while_another_process_has_store() {
         sleep(ttl + Duration::from_millis(1500));
         let renewed = api.etcdctl(&format!("lease keep-alive --once {lease}"));
         assert!(renewed.err.contains("requested lease not found"), "{renewed:?}");
-        // A write of another process counts.
+        // A write of another process is respected.
         open.store().txn(kv::Txn::new().with_success([kv::Op::put("/t/kept", "x")])).await.unwrap();
     });
     wait_until("the key is gone", || !is_there(&api, "/t/a"));
@@ -159,7 +159,7 @@ fn lease_lock_passes_on_when_holder_is_killed() {
         let second = lock("second");
         sleep(Duration::from_millis(300));
         assert!(!holds("second"), "{engine}");
-        // Its lease is not renewed any more, and ends.
+        // The lease of the first process is not renewed any more, and expires.
         assert!(first.kill());
         wait_until("the second one has the lock", || holds("second"));
         assert!(second.kill());
@@ -237,7 +237,7 @@ fn leases_are_carried_by_backup() {
         lab.margay(&format!("store backup {}", file.display())).ok();
         api.etcdctl(&format!("lease revoke {lease}")).ok();
         lab.margay(&format!("store restore {} --replace", file.display())).ok();
-        // A read waits for the restored store. On a busy machine `lease timetolive` would give up waiting first.
+        // A read waits for the restored store. On a busy machine `lease timetolive` would time out first.
         api.etcdctl("get /t/a").ok();
         let reported = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
         assert!(reported.contains("granted with TTL(600s)") && reported.contains("[/t/a]"), "{engine}: {reported}");
