@@ -377,7 +377,8 @@ async fn hand_over_block(
         work.confirm_affinity(heir, cidr).await?;
         done.blocks.push(cidr);
     }
-    // An affinity to an absent block or to a block of another owner is stale, and is deleted.
+    // The new affinity replaces the old one. An old affinity to an absent block, or to a block of another owner, is
+    // stale.
     for owner in Owner::all_of(old) {
         let Some(key) = keys::affinity(&owner, cidr) else { continue };
         if work.tx.snapshot_get(&key).await?.is_some() {
