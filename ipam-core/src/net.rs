@@ -116,6 +116,7 @@ pub struct Count {
 }
 
 impl Count {
+    /// No addresses.
     pub const ZERO: Self = Self { all: false, low: 0 };
     /// 2^128, the number of all IPv6 addresses.
     pub const ALL: Self = Self { all: true, low: 0 };

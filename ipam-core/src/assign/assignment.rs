@@ -113,6 +113,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
+    /// Assigns the specifically requested addresses.
     async fn these(&mut self, work: &mut WriteSet<'_>, addresses: &[IpAddr]) -> Result<()> {
         for ip in addresses {
             let requested = self.requested_pools(work, Family::of(*ip)).await?;
@@ -123,6 +124,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
+    /// Assigns a specifically requested address.
     async fn this(&mut self, work: &mut WriteSet<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<AssignedAddress> {
         let pool = pools::pool_of(&self.context.pools, ip, self.request.usage)?.clone();
         self.require_manual(&pool)?;

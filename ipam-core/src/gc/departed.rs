@@ -29,6 +29,7 @@ use crate::write_set::{BlockSlot, WriteSet};
 /// The nodes that a store knows by name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownNodes {
+    /// The registered nodes.
     pub registered: BTreeSet<String>,
     /// The pinned name of the store's only node. Only an embedded store without registered nodes has one.
     pub pinned: Option<String>,

@@ -33,6 +33,7 @@ const DEFAULT_BLOCK_BITS: u8 = 6;
 /// Minimum number of host bits of a prefix: an address for the container, and one more.
 const MIN_HOST_BITS: u8 = 2;
 
+/// True if the block has the size of a block of prefixes.
 pub fn is_of_prefixes(block: IpNet) -> bool {
     block.prefix_len() <= largest_length(Family::of_net(block))
 }
