@@ -118,7 +118,7 @@ fn reservations_of<'d>(documents: impl IntoIterator<Item = &'d IpReservation>) -
     reservations
 }
 
-/// The pool of a block: the one that contains its first address.
+/// The pool that contains the first address of a block.
 pub(crate) fn pool_holding<'p>(pools: impl IntoIterator<Item = &'p Pool>, block: IpNet) -> Option<&'p Pool> {
     pools.into_iter().find(|pool| pool.cidr().contains(&block.network()))
 }

@@ -141,7 +141,7 @@ fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standin
 pub(crate) struct HeldAddress {
     pub(crate) ip: IpAddr,
     pub(crate) block: IpNet,
-    /// Whether it was assigned recently and in the host's current boot, as far as known.
+    /// Whether it was assigned recently and in the host's current boot. Unknown values count as matching.
     is_current: bool,
 }
 

@@ -104,7 +104,7 @@ pub enum Error {
         family: Family,
         /// How many addresses of the family it may hold.
         most: usize,
-        /// How many it holds.
+        /// How many addresses of the family it holds.
         held: usize,
         /// How many more were requested.
         requested: usize,
@@ -215,7 +215,7 @@ impl fmt::Display for ErrorSubject {
     }
 }
 
-/// Why a bridged network cannot be served.
+/// The reason why a bridged network cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BridgeError {
@@ -252,7 +252,7 @@ pub enum BridgeError {
     CalicosBlock {
         /// The address.
         ip: IpAddr,
-        /// Its block.
+        /// The block of the address.
         block: IpNet,
         /// The node that owns the block.
         node: String,
@@ -271,7 +271,7 @@ pub enum BridgeError {
     PoolTooSmall {
         /// The pool's name.
         pool: String,
-        /// Its network.
+        /// The network of the pool.
         cidr: IpNet,
     },
     /// The gateway lies outside the pool.
@@ -313,12 +313,12 @@ pub enum BridgeError {
         /// The reservation that records it.
         reservation: String,
     },
-    /// The gateway's address is held by a container.
+    /// A container holds the gateway's address.
     #[error("gateway {gateway} is in use as the address of {handle}; release that address, or name another gateway")]
     GatewayInUse {
         /// The address.
         gateway: IpAddr,
-        /// Its holder.
+        /// The handle that holds the address.
         handle: String,
     },
     /// The ranges of host-local's keys do not fit the existing pools.
@@ -379,7 +379,7 @@ pub struct QuotaReached {
     pub over_leftovers: bool,
 }
 
-/// Why a virtual machine's pod gets no address. The texts are Calico's.
+/// The reason why a virtual machine's pod gets no address. The texts are Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {

@@ -58,7 +58,7 @@ pub enum ImportState {
 /// The value of the import lock: the source and the progress, as JSON under [`import_lock_key`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportLock {
-    /// The kind of its source.
+    /// The kind of source.
     pub way: MoveKind,
     /// The source as an argument of the command line: a URL or a file.
     pub from: String,

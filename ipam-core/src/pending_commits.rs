@@ -161,7 +161,7 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     tracing::info!(%key, "writing it again as it is, so that nothing can land that relies on how it was");
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
-    // If another process changed the key first, that has the same effect.
+    // If another process changed the key first, the transaction's guards fail as well.
     send_again(store, &again, deadline).await.map(drop)
 }
 

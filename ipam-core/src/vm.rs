@@ -56,9 +56,9 @@ pub enum PodRole {
 /// Whether a virtual machine outlives its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmFate {
-    /// It may run again and needs its addresses.
+    /// The machine may run again and needs its addresses.
     Stays,
-    /// It is being deleted.
+    /// The machine is being deleted.
     Ends,
 }
 

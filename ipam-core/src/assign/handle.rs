@@ -104,7 +104,7 @@ impl Ipam {
     /// call assigns further addresses, even to a handle that has some. [`HandleRequest::with_most_per_family`] limits
     /// their number. The attributes of the request are recorded unchanged.
     ///
-    /// Guards: those of [`assign`](Self::assign), and the handle. This call records no pending commit. On a store of
+    /// Guards: as in [`assign`](Self::assign), and the handle. This call records no pending commit. On a store of
     /// other processes, the commit of a killed process may still happen, so release the handle before you forget it.
     /// Two concurrent requests with equal attributes write the same values. If an answer is lost then, both requests
     /// may return the one address that was assigned. Add an attribute of your own to distinguish them.
@@ -213,7 +213,7 @@ impl Ipam {
     /// or not, or a newly claimed one. All blocks are claimed in one commit or none is. If the owner has them all,
     /// nothing is written. No address is assigned.
     ///
-    /// Guards: those of [`assign`](Self::assign).
+    /// Guards: as in [`assign`](Self::assign).
     ///
     /// # Errors
     /// `NoNewBlocks` if claiming is off or no block is left. `Pool` if no pool can serve the owner. `UnknownNode`.

@@ -138,7 +138,7 @@ impl Assignment<'_> {
                     kept.is_changed |= kept.record.remove(ip);
                     continue;
                 }
-                // An address for any network of the workload does not fit this network; another one may use it.
+                // An address for any network of the workload does not fit this network; another network may use it.
                 StickyState::OnOther => continue,
                 _ if one.network.is_none() && !is_in_pools => continue,
                 // The pool is disabled, perhaps temporarily, so the address continues to wait.

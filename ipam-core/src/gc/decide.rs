@@ -25,7 +25,7 @@ pub struct JudgedAllocations {
     pub live: Vec<Allocation>,
     /// The scan ran in a container, and the address was assigned outside of it.
     pub outside: Vec<Allocation>,
-    /// It may belong to another machine with the same node name.
+    /// The allocation may belong to another machine with the same node name.
     pub elsewhere: Vec<Allocation>,
 }
 

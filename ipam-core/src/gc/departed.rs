@@ -26,7 +26,7 @@ use crate::usage::{SnapshotReader, reread};
 use crate::vm::is_vms;
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// The nodes that a store knows by name.
+/// The names of the nodes in a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownNodes {
     /// The registered nodes.
@@ -85,7 +85,7 @@ impl DepartedNode {
 /// The holdings of departed nodes in a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DepartedNodes {
-    /// The nodes that the store knows by name.
+    /// The names of the nodes in the store.
     pub known: KnownNodes,
     /// All nodes that have addresses or blocks or are registered, wanted or not, and the wanted nodes that have
     /// endpoints.

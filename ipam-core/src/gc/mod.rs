@@ -87,13 +87,13 @@ pub struct Allocation {
 /// The relation of an address to a node.
 #[derive(Debug)]
 enum EntryRelation {
-    /// The node holds it, with our attributes.
+    /// The node holds the address, with our attributes.
     Ours(Box<Allocation>),
-    /// The node holds it, without our attributes.
+    /// The node holds the address, without our attributes.
     Unmarked,
-    /// The node holds it, for something other than a workload.
+    /// The node holds the address, but not for a workload.
     Special,
-    /// It is in cooldown, or another node holds it.
+    /// The address is in cooldown, or another node holds it.
     Other,
 }
 

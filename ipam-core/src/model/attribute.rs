@@ -95,12 +95,10 @@ impl Attribute {
         node_of(self.alternate_attributes())
     }
 
-    /// Sets one attribute of the holder.
     pub(super) fn set(&mut self, name: &str, value: &str) {
         self.secondary.or_default().get_mut().insert(name.to_owned(), value.to_owned());
     }
 
-    /// Removes one attribute of the holder.
     pub(super) fn unset(&mut self, name: &str) {
         if let Some(attributes) = self.secondary.get_mut() {
             attributes.get_mut().remove(name);

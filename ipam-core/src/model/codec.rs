@@ -21,7 +21,7 @@ pub trait Document: Sized {
     /// Decodes a document.
     ///
     /// # Errors
-    /// [`Malformed`] if the value is no such document or does not match its key.
+    /// [`Malformed`] if the value is not a document of this kind, or does not match its key.
     fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed>;
 
     /// Encodes the document as compact JSON.
@@ -52,7 +52,7 @@ impl Malformed {
         &self.key
     }
 
-    /// What is wrong with the value.
+    /// The reason why the value is malformed.
     pub fn reason(&self) -> &str {
         &self.reason
     }

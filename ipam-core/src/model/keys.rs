@@ -99,7 +99,7 @@ pub fn parse_block(key: &Key) -> Option<IpNet> {
     parse_net(family, segment).filter(|cidr| kind == kind_of_block(*cidr))
 }
 
-/// The prefix of the keys of all blocks, or of those of one family.
+/// The prefix of the keys of all blocks, or of the blocks of one family.
 pub fn blocks_prefix(family: Option<Family>) -> Key {
     match family {
         None => format!("{IPAM}assignment/").into(),

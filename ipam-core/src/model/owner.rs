@@ -104,7 +104,7 @@ pub enum AffinityState {
     Pending,
     /// The owner is about to release the block.
     PendingDeletion,
-    /// A state that this version does not know. Treat it as not confirmed.
+    /// An unknown state. Treat it as not confirmed.
     Unknown,
 }
 

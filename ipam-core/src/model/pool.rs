@@ -113,7 +113,7 @@ impl NewPool {
         self
     }
 
-    /// Makes the pool one of prefixes of this length. Only requests that name it may use it.
+    /// Makes this a pool of prefixes of this length. Only requests that name it may use it.
     #[must_use]
     pub fn with_prefix_length(mut self, length: u8) -> Self {
         self.prefix_length = Some(length);
@@ -299,7 +299,7 @@ impl Pool {
             .any(|condition| condition["type"] == "Allocatable" && condition["status"] == "False")
     }
 
-    /// Which requests may use the pool. A mode that this version does not know counts as manual.
+    /// Which requests may use the pool. An unknown mode counts as manual.
     pub fn assignment_mode(&self) -> AssignmentMode {
         match self.resource.text(ASSIGNMENT_MODE) {
             "" | "Automatic" => AssignmentMode::Automatic,

@@ -137,7 +137,6 @@ impl Resource {
         self.part("metadata").insert("labels".to_owned(), serde_json::Value::Object(labels));
     }
 
-    /// A field of the metadata.
     pub(super) fn metadata(&self, field: &str) -> Option<&serde_json::Value> {
         self.document.get("metadata")?.get(field)
     }
@@ -186,12 +185,10 @@ impl Resource {
         object(self.document.entry(part))
     }
 
-    /// A field of the status.
     pub(super) fn status(&self, field: &str) -> Option<&serde_json::Value> {
         self.document.get("status")?.get(field)
     }
 
-    /// Sets a whole part of the document.
     pub(super) fn set_part(&mut self, part: &str, value: serde_json::Value) {
         self.document.insert(part.to_owned(), value);
     }

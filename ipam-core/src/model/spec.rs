@@ -159,7 +159,7 @@ impl InvalidPool {
         self.field
     }
 
-    /// What is wrong with the value.
+    /// The reason why the value is invalid.
     pub fn reason(&self) -> &str {
         &self.reason
     }

@@ -171,7 +171,6 @@ impl WriteSet<'_> {
         counts.check(self.tx, changes, store).await
     }
 
-    /// Writes the counters.
     pub(super) async fn write_counters(&mut self) -> Result<()> {
         self.read_quotas().await?;
         let QuotaLimits::Some(counts) = &self.limits else { return Ok(()) };

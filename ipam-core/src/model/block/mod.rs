@@ -117,7 +117,7 @@ impl Block {
     /// Like [`Self::new`], for a block of prefixes of this length.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn of_length(
         cidr: IpNet,
         length: u8,
