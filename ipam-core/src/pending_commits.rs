@@ -105,7 +105,7 @@ async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
             Err(error) => error,
         };
         if matches!(error.kind(), ErrorKind::InvalidArgument(_) | ErrorKind::TooLarge { .. }) {
-            tracing::warn!(%error, "the store refuses what was noted, now and always");
+            tracing::warn!(%error, "the store rejects the pending commit permanently");
             return Ok(None);
         }
         let is_hopeless = !error.kind().is_transient() && error.is_final();
@@ -155,10 +155,10 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
         }
     }
     let Some((key, revision, value)) = unchanged else {
-        tracing::warn!("what was noted relies on nothing that is there; it could land later");
+        tracing::warn!("the pending commit guards no existing key, so it may still happen later");
         return Ok(());
     };
-    tracing::info!(%key, "writing it again as it is, so that nothing can land that relies on how it was");
+    tracing::info!(%key, "rewriting a guarded key unchanged, so that the pending commit can no longer happen");
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
     // If another process changed the key first, the transaction's guards fail as well.

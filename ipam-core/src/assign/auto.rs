@@ -278,7 +278,7 @@ impl FamilyAssigner<'_> {
     pub(super) async fn is_apart(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let other = work.overlap_of(cidr).await?;
         if let Some(other) = other {
-            tracing::warn!(%cidr, %other, "two blocks have addresses in common: nothing is assigned from them");
+            tracing::warn!(%cidr, %other, "two blocks overlap; assigning no address from them");
         }
         Ok(other.is_none())
     }

@@ -184,7 +184,7 @@ impl Assignment<'_> {
         if taken.is_none() && kept.elsewhere.contains(&family) {
             tracing::warn!(
                 workload = kept.name,
-                "the address that the workload keeps cannot be had now; it gets another one"
+                "the sticky address of the workload is not available now; assigning another one"
             );
         }
         self.kept = Some(kept);
@@ -270,7 +270,7 @@ impl FamilyAssigner<'_> {
                 self.take_over(work, cidr, None).await?;
             }
             forget(work.tx, &name, ip).await?;
-            tracing::info!(%ip, workload = name, "the workload's time is over: its address is assigned anew");
+            tracing::info!(%ip, workload = name, "the wait of a sticky address is over; assigning it to another holder");
             work.change(cidr, |block| block.keep(ip, self.holder)).await?;
             work.touch_handle(self.handle, cidr);
             taken.push((ip, cidr));
