@@ -13,8 +13,8 @@
 //! Before a commit creates a block, it checks that no stored block contains the new one or lies in it. It reads the
 //! keys of such blocks, and guards that no key was created among them since. Assignments of other nodes write existing
 //! keys, so they do not conflict. Calico checks only the key of the block that it creates, so its writers can leave
-//! overlapping blocks, as could Margay's first version. An assignment therefore checks the block that it is about to
-//! use for overlaps, without a guard, since Calico would not honor one.
+//! overlapping blocks, as could Margay's first version. An assignment therefore checks whether the block that it is
+//! about to use overlaps with another one. That check has no guard, since Calico would not honor one.
 
 mod quotas;
 

@@ -363,8 +363,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Like [`Self::on_bridge`], for these pools. If they are those of one set of several, only from the ranges of the
-    /// set.
+    /// Like [`Self::on_bridge`], for these pools. If they belong to one of several sets, only from the set's ranges.
     async fn on_bridge_of(
         &mut self,
         work: &mut WriteSet<'_>,

@@ -243,8 +243,8 @@ impl FamilyAssigner<'_> {
     }
 
     /// Assigns sticky addresses that are overdue, that is, have waited too long for their workload, in the blocks that
-    /// were read. First come those in the owner's blocks, so that nodes do not all take from one block, and among these
-    /// the longest overdue. Other addresses are not free.
+    /// were read. The owner's blocks come first, so that nodes do not all take from one block. In both groups, the
+    /// longest overdue address comes first. No other address is free.
     pub(super) async fn take_overdue(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let in_pools = |block: &&Block| pool_holding(self.pools.iter().copied(), block.cidr()).is_some();
         let mut found = Vec::new();

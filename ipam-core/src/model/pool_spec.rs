@@ -173,7 +173,7 @@ pub fn fitting_block_size(cidr: IpNet, wanted: Option<u8>) -> u8 {
 /// - Blocks are of /20 to /32, or /116 to /128, and fit into the pool.
 /// - Selectors can be parsed and do not contain `global()`.
 /// - There is at least one use. `LoadBalancer` is the only use and for all nodes. `Tunnel` has no namespace selector.
-/// - No other pool overlaps, and no existing block inside has another size.
+/// - No other pool and no existing block of another size overlaps with the network.
 pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(), InvalidPool> {
     check_name(&new.name).map_err(|reason| InvalidPool::new("IPPool.Name", &new.name, reason))?;
     check_network(new.cidr)?;
