@@ -112,7 +112,7 @@ pub struct Attachment {
 pub(crate) enum Ownership {
     /// The attachment holds it.
     Own,
-    /// The allocation has none of our attributes, and is not recorded for another node. Only the handle identifies the holder.
+    /// No attributes of ours, and not recorded for another node. Only the handle identifies the holder.
     Unmarked,
     /// Another attachment holds it.
     Foreign,

@@ -14,7 +14,7 @@
 //! keys of such blocks, and guards that no key was created among them since. Assignments of other nodes write existing
 //! keys, so they do not conflict. Calico checks only the key of the block that it creates, so its writers can leave
 //! overlapping blocks, as could Margay's first version. An assignment therefore checks whether the block that it is
-//! about to use overlaps with another one. That check has no guard, since Calico would not honor one.
+//! about to use overlaps with another block. That check has no guard, since Calico would not honor one.
 
 mod quotas;
 

@@ -302,8 +302,8 @@ impl FamilyAssigner<'_> {
         work.create(block?).await
     }
 
-    /// Claims a block that is not stored yet. If there is none, claims a stored block: one that the host owns without an
-    /// affinity, or an empty one (of another host only if its claim is old enough). Otherwise returns a block to borrow
+    /// Claims a block that is not stored yet. If there is none, claims a stored block: one that the host owns without
+    /// an affinity, or an empty one (of another host only if its claim is old enough). Otherwise returns a block to borrow
     /// from.
     async fn claim(&self, work: &mut WriteSet<'_>, may_claim: bool) -> Result<NextBlock> {
         if may_claim {
