@@ -303,8 +303,8 @@ impl FamilyAssigner<'_> {
     }
 
     /// Claims a block that is not stored yet. If there is none, claims a stored block: one that the host owns without
-    /// an affinity, or an empty one (of another host only if its claim is old enough). Otherwise returns a block to borrow
-    /// from.
+    /// an affinity, or an empty one (of another host only if its claim is old enough). Otherwise returns a block to
+    /// borrow from.
     async fn claim(&self, work: &mut WriteSet<'_>, may_claim: bool) -> Result<NextBlock> {
         if may_claim {
             for pool in self.pools {
