@@ -1,10 +1,10 @@
-//! Affinities: claiming blocks for an owner, releasing them, alone or with all of a pool, and forgetting an owner. An owner is a
-//! node, or a virtual one such as Calico's load balancer.
+//! Claims blocks for an owner and releases them, one by one or all of a pool, and removes an owner. An owner is a node,
+//! or a virtual owner such as Calico's load balancer.
 //!
-//! Each block is changed in one commit, after which block, handle and affinity agree. So a call that breaks off has
-//! done some blocks wholly and the others not at all. Guards: the block and the owner's affinity to it; for a claim the
-//! pool and the settings as well. The list of an owner's affinities is read without a guard: an affinity that is made
-//! meanwhile is merely missed.
+//! Each block is changed in one commit, after which block, handle and affinity agree. So an interrupted call has
+//! changed some blocks completely and the others not at all. Guards: the block and the owner's affinity to it, and for
+//! a claim also the pool and the settings. The list of an owner's affinities is read without a guard, so a call can
+//! miss an affinity that is created meanwhile.
 
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction, TxnRange};
@@ -20,38 +20,39 @@ use crate::net::{Family, overlap};
 use crate::pools;
 use crate::write_set::WriteSet;
 
-/// The most blocks that one call claims: an IPv6 pool has more than anybody can walk through.
+/// Maximum number of blocks that one call claims. An IPv6 pool has more blocks than a call could ever claim.
 pub const MAX_BLOCKS_CLAIMED: u128 = 4096;
 
-/// The affinities that a release ends.
+/// Which affinities a release ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseIf {
-    /// The affinities to blocks in which no address is held or in cooldown.
+    /// Only affinities to blocks in which no address is held or in cooldown.
     Empty,
-    /// All affinities. The holder of an address of such a block keeps it; the block then has no owner, and is deleted
-    /// when it is empty.
+    /// All affinities. The holders of a block's addresses keep them. The block then has no owner, and is deleted once
+    /// it is empty.
     Any,
 }
 
 /// The outcome of a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimedBlocks {
-    /// The blocks that are the owner's now, also those that were before.
+    /// The blocks that the owner has now, including those that it had before.
     pub claimed: Vec<IpNet>,
-    /// The blocks that another owner has, that have no owner and are in use, or that would overlap with a stored block.
+    /// The blocks that were not claimed: another owner has them, they are in use without an owner, or they would
+    /// overlap with a stored block.
     pub failed: Vec<IpNet>,
 }
 
-/// The outcome of a release of affinities. Blocks that are not the owner's are in neither list.
+/// The outcome of a release of affinities. Blocks of other owners are in neither list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedBlocks {
-    /// The blocks that were the owner's and are not any more.
+    /// The blocks that the owner had and has no longer.
     pub released: Vec<IpNet>,
-    /// The blocks that a release of empty ones left, since they are not empty.
+    /// The blocks that [`ReleaseIf::Empty`] kept because they are in use.
     pub in_use: Vec<IpNet>,
 }
 
-/// The outcome for one block.
+/// The outcome of a release of one block.
 enum BlockRelease {
     Done,
     InUse,
@@ -59,13 +60,13 @@ enum BlockRelease {
 }
 
 impl Ipam {
-    /// Makes every block of a network the owner's; the network is a block or more of an enabled pool. Neither the limit
-    /// of blocks nor node selectors are checked, as in Calico. A block of another owner is never taken away.
+    /// Claims every block of a network for the owner. The network must be one or more blocks of an enabled pool. Like
+    /// Calico, this checks neither the block limit nor node selectors. A block of another owner is never taken.
     ///
     /// # Errors
-    /// `OutsidePools`, `SmallerThanBlock`, with Calico's texts; `Invalid` for more than [`MAX_BLOCKS_CLAIMED`] blocks, and
-    /// for an owner that is neither a node nor virtual; `UnknownNode`; those of the store, when some blocks may have been
-    /// claimed already.
+    /// `OutsidePools` and `SmallerThanBlock`, with Calico's texts. `Invalid` for more than [`MAX_BLOCKS_CLAIMED`]
+    /// blocks, or for an owner that is neither a node nor virtual. `UnknownNode`. Any store error, after which some
+    /// blocks may be claimed already.
     #[boxed_future]
     pub async fn claim_affinity(&self, owner: &Owner, cidr: IpNet, deadline: Deadline) -> Result<ClaimedBlocks> {
         let cidr = cidr.trunc();
@@ -78,11 +79,12 @@ impl Ipam {
         Ok(done)
     }
 
-    /// Releases the owner's blocks inside a network, which is a block or more of a pool, also of a disabled one. No
+    /// Releases the owner's blocks inside a network, which must be one or more blocks of a pool, enabled or not. No
     /// address is released, and no block of another owner is changed.
     ///
     /// # Errors
-    /// `OutsidePools`, `SmallerThanBlock`; damaged blocks, after all others were done; those of the store.
+    /// `OutsidePools` and `SmallerThanBlock`. `Malformed` for damaged blocks, after all other blocks were released. Any
+    /// store error.
     #[boxed_future]
     pub async fn release_affinity(
         &self,
@@ -96,11 +98,11 @@ impl Ipam {
         self.release_those(owner, Family::of_net(cidr), |block| cidr.contains(block), which, deadline).await
     }
 
-    /// Releases all blocks of an owner, also of a node that is not registered any more. No address is released.
+    /// Releases all blocks of an owner, even of a node that is no longer registered. No address is released.
     ///
     /// # Errors
-    /// `Invalid` for an owner that is neither a node nor virtual; damaged blocks, after all others were done; those of the
-    /// store.
+    /// `Invalid` for an owner that is neither a node nor virtual. `Malformed` for damaged blocks, after all other
+    /// blocks were released. Any store error.
     #[boxed_future]
     pub async fn release_all_affinities(
         &self,
@@ -123,10 +125,10 @@ impl Ipam {
         failure.map_or(Ok(done), Err)
     }
 
-    /// The same for a node, as itself and as the virtual owner of its secondary networks.
+    /// Releases all blocks of a node, and those of the virtual owner of its secondary networks.
     ///
     /// # Errors
-    /// Those of [`release_all_affinities`](Self::release_all_affinities).
+    /// The errors of [`release_all_affinities`](Self::release_all_affinities).
     #[boxed_future]
     pub async fn release_node_affinities(
         &self,
@@ -144,7 +146,7 @@ impl Ipam {
         more.and(done)
     }
 
-    /// The pool that has all of a network.
+    /// The usable pool that contains a whole network of at least one block.
     async fn pool_around(&self, cidr: IpNet, usable: impl Fn(&Pool) -> bool, deadline: Deadline) -> Result<Pool> {
         let pools = self.inventory(deadline).await?.pools;
         let pool = pools.into_iter().find(|pool| pool.cidr().contains(&cidr) && usable(pool));
@@ -155,7 +157,7 @@ impl Ipam {
         Ok(pool)
     }
 
-    /// Claims a block; false if it is not available.
+    /// Claims a block. Returns false if the block is not available.
     async fn claim_block(&self, tx: &mut Transaction, owner: &Owner, pool: &Pool, cidr: IpNet) -> Result<bool> {
         let pool_key = keys::resource(ResourceKind::IpPool, pool.name());
         let mut needed = self.claimant_keys(owner);
@@ -183,7 +185,7 @@ impl Ipam {
                 if work.has_confirmed(&owner, cidr).await? {
                     return Ok(true);
                 }
-                // Rewriting the block makes another writer that is about to take it start again.
+                // Rewriting the block makes a concurrent writer that is about to take it fail and retry.
                 work.change(cidr, |_| ()).await?;
             }
             Some((None, true)) => drop(work.change(cidr, |block| block.set_owner(&owner, now)).await?),
@@ -272,19 +274,20 @@ fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
     Ok(subnets.collect())
 }
 
-/// The most passes over the affinities. If an affinity proves stale, the block may have another owner, whose affinity
-/// was made after the listing.
+/// Maximum number of passes over the affinities. If one proves stale, the block may have another owner whose affinity
+/// was created after the listing, so a further pass is needed.
 const MAX_AFFINITY_PASSES: usize = 3;
 
 impl Ipam {
-    /// Releases all blocks inside a network, of nodes and of virtual owners: before a pool is deleted or divided. The
-    /// network need not be a pool's. Disable the pool first: a block that is claimed meanwhile is missed. No address is
-    /// released.
+    /// Releases all blocks inside a network, of nodes and of virtual owners, before a pool is deleted or divided. The
+    /// network need not be a pool's. Disable the pool first, because a block that is claimed meanwhile is missed. No
+    /// address is released.
     ///
-    /// Calico passes over virtual owners, and releases blocks in use, too: [`ReleaseIf::Any`].
+    /// Calico skips virtual owners, and also releases blocks in use, like [`ReleaseIf::Any`].
     ///
     /// # Errors
-    /// Damaged blocks, after all others were done; those of the store, when some blocks may have been released already.
+    /// `Malformed` for damaged blocks, after all other blocks were released. Any store error, after which some blocks
+    /// may be released already.
     #[boxed_future]
     pub async fn release_pool_affinities(
         &self,
@@ -314,12 +317,11 @@ impl Ipam {
         failure.map_or(Ok(done), Err)
     }
 
-    /// Deletes the affinities to blocks that are not there and that a new pool would not have: they are inside the pool or
-    /// around it, and of another size than its blocks. Their owners, or Calico, could make those blocks over others.
-    /// Returns how many were deleted.
+    /// Deletes affinities to missing blocks that overlap with a new pool and do not have its block size. Otherwise
+    /// their owners, or Calico, could create these blocks over the pool's. Returns the number of deleted affinities.
     ///
     /// # Errors
-    /// Any store error; some affinities may have been deleted already.
+    /// Any store error. Some affinities may be deleted already.
     #[boxed_future]
     pub async fn drop_affinities_beside(&self, new: &NewPool, deadline: Deadline) -> Result<usize> {
         let mut dropped = 0;
@@ -339,7 +341,7 @@ impl Ipam {
         Ok(dropped)
     }
 
-    /// The owners of affinities to the blocks of a network, and to a block around it.
+    /// The affinities to blocks that overlap with a network.
     async fn affinities_inside(&self, cidr: IpNet) -> Result<Vec<(Owner, IpNet)>> {
         let mut inside = Vec::new();
         for prefix in [keys::host_affinities_prefix(), keys::virtual_affinities_prefix()] {
@@ -352,14 +354,14 @@ impl Ipam {
 }
 
 impl Ipam {
-    /// Forgets a node that is gone, or a virtual owner: releases all its blocks, also those in use and those of its
-    /// secondary networks, and deletes the keys that old versions kept for a node. The holder of an address of such a
-    /// block keeps it, also the node's own containers: release those by their handles. The node's document is not
-    /// changed. Can be repeated.
+    /// Removes a node that is gone, or a virtual owner. Releases all its blocks, even those in use, and those of a
+    /// node's secondary networks, and deletes the keys that old versions kept for a node. Holders of addresses in these
+    /// blocks keep them, including the node's own containers, whose addresses must be released by handle. The node's
+    /// document is not changed. The call can be repeated.
     ///
     /// # Errors
-    /// Those of [`release_all_affinities`](Self::release_all_affinities); what old versions kept is deleted all the same
-    /// where the store can be reached.
+    /// The errors of [`release_all_affinities`](Self::release_all_affinities). The keys of old versions are deleted
+    /// anyway, unless the store cannot be reached.
     #[boxed_future]
     pub async fn remove_owner(&self, owner: &Owner, deadline: Deadline) -> Result<ReleasedBlocks> {
         let released = match owner {
@@ -376,12 +378,12 @@ impl Ipam {
         released
     }
 
-    /// Releases one block of a node that is gone, by exactly this name, also if it is in use; true if it was the
-    /// node's. An affinity of the node to a block of another owner is deleted as well. The commit fails if the node has
-    /// come back.
+    /// Releases one block of a node that is gone, even if the block is in use, and returns whether the node owned it.
+    /// The name must match exactly. An affinity of the node to a block of another owner is deleted as well. The commit
+    /// fails if the node is registered again.
     ///
     /// # Errors
-    /// `Invalid` if the node is registered; a damaged block; those of the store.
+    /// `Invalid` if the node is registered. `Malformed` for a damaged block. Any store error.
     pub async fn give_up_block(&self, node: &str, cidr: IpNet, deadline: Deadline) -> Result<bool> {
         let owners = Owner::all_of(node);
         transact!(self, deadline, |tx| {
@@ -402,10 +404,10 @@ impl Ipam {
         })
     }
 
-    /// Deletes what old versions kept for a node that is gone.
+    /// Deletes the keys that old versions kept for a node that is gone.
     ///
     /// # Errors
-    /// `Invalid` if the node is registered; those of the store.
+    /// `Invalid` if the node is registered. Any store error.
     pub async fn drop_legacy(&self, node: &str, deadline: Deadline) -> Result<()> {
         transact!(self, deadline, |tx| {
             self.require_gone(tx, node).await?;
@@ -414,7 +416,7 @@ impl Ipam {
     }
 }
 
-/// Deletes what old versions kept for a node, as a part of a commit.
+/// Deletes the keys that old versions kept for a node, as part of a commit.
 pub(crate) async fn drop_legacy_in(tx: &mut Transaction, node: &str) -> Result<()> {
     let key = keys::legacy_host(node);
     if tx.get(&key).await?.is_some() {

@@ -1,4 +1,4 @@
-//! The facts that an assignment needs besides blocks: settings, reservations, pools and the node.
+//! Reads what an assignment needs besides blocks: settings, reservations, pools and the node.
 
 use ipnet::IpNet;
 use kv::{ErrorKind, Key, Range, Transaction, TxnRange, Value};
@@ -11,40 +11,38 @@ use crate::model::{Document, IpReservation, IpamConfig, Labels, Owner, Pool};
 use crate::quarantine::in_force;
 use crate::reservations::Reservations;
 
-/// Maximum number of keys of unused pools that one commit deletes. A commit has at most 120 guards, of which each key takes one
-/// or two.
+/// Maximum number of keys of unused pools that one commit deletes. A commit has at most 120 guards, and each of these
+/// keys takes one or two.
 const MAX_KEYS_DELETED: usize = 40;
 
-/// The state of the store around an assignment.
+/// The settings, reservations, pools and node of an assignment.
 ///
-/// The commit fails if a pool or a reservation is made or changed meanwhile, or the settings are: an address is never
-/// assigned against a rule that was there first. A reservation that was deleted does no harm, and the pool that is used
-/// is guarded by itself. Where there are more than 64 pools or reservations, which is more than a commit can check,
-/// only the pool that is used is guarded.
+/// The commit fails if a pool, a reservation or the settings are created or changed meanwhile, so that no address is
+/// assigned against an existing rule. A deleted reservation does no harm, and the used pool has a guard of its own.
+/// With more than 64 pools or reservations, which is more than a commit can check, only the used pool is guarded.
 #[derive(Debug)]
 pub(crate) struct AssignContext {
-    /// The settings.
     pub(crate) config: IpamConfig,
     /// All reserved addresses.
     pub(crate) reservations: Reservations,
-    /// The documents behind them that are well formed.
+    /// The well-formed reservation documents.
     pub(crate) reservation_documents: Vec<IpReservation>,
     /// How many more keys of unused pools the commit may delete.
     pub(crate) deletable: usize,
-    /// The addresses that are reserved for the present request alone.
+    /// Reservations that apply to the present request only.
     kept_off: Vec<IpReservation>,
     /// All pools, by name.
     pub(crate) pools: Vec<Pool>,
     /// The node, or the virtual owner.
     pub(crate) host: Claimant,
-    /// Whether Calico reads this store, too: its ClusterInformation is there. Calico makes the document before anything
-    /// else, and never deletes it. It is not guarded: an assignment that does not see it yet keeps blocks as they were
-    /// before Calico came, and those move later.
+    /// Whether Calico also reads this store, which its ClusterInformation document shows. Calico creates this document
+    /// first and never deletes it. It is not guarded. An assignment that does not see it yet creates blocks as on a
+    /// store without Calico, and these are moved later.
     pub(crate) beside_calico: bool,
 }
 
 impl AssignContext {
-    /// Reads everything in one round trip, along with other keys, and the keys of ranges, that will be needed.
+    /// Reads everything in one round trip, together with other keys, and with the keys in the `named` ranges.
     pub(crate) async fn read(
         ipam: &Ipam,
         tx: &mut Transaction,
@@ -80,26 +78,26 @@ impl AssignContext {
         })
     }
 
-    /// Adds or replaces a reservation that is about to be written.
+    /// Adds or replaces a reservation that the commit writes.
     pub(crate) fn set_reservation(&mut self, document: IpReservation) {
         self.reservation_documents.retain(|other| other.name() != document.name());
         self.reservation_documents.push(document);
         self.count_reservations();
     }
 
-    /// Removes a reservation that is about to be deleted.
+    /// Removes a reservation that the commit deletes.
     pub(crate) fn remove_reservation(&mut self, name: &str) {
         self.reservation_documents.retain(|other| other.name() != name);
         self.count_reservations();
     }
 
-    /// Reserves networks for the present request alone: nothing of it is written.
+    /// Reserves networks for the present request only. Nothing is written.
     pub(crate) fn keep_off(&mut self, name: &str, networks: &[IpNet]) {
         self.kept_off.push(IpReservation::new(name, networks, "", OffsetDateTime::UNIX_EPOCH));
         self.count_reservations();
     }
 
-    /// Ends the reservations for the present request.
+    /// Removes the reservations of [`Self::keep_off`].
     pub(crate) fn allow_all(&mut self) {
         if !self.kept_off.is_empty() {
             self.kept_off.clear();
@@ -120,17 +118,17 @@ fn reservations_of<'d>(documents: impl IntoIterator<Item = &'d IpReservation>) -
     reservations
 }
 
-/// The pool that a block is of: the one that has its first address.
+/// The pool that contains the first address of a block.
 pub(crate) fn pool_holding<'p>(pools: impl IntoIterator<Item = &'p Pool>, block: IpNet) -> Option<&'p Pool> {
     pools.into_iter().find(|pool| pool.cidr().contains(&block.network()))
 }
 
-/// True if the pool is enabled for nodes with other labels only. False for a selector that cannot be read.
+/// True if the pool is enabled, but not for a node with these labels. False if the selector cannot be parsed.
 pub(crate) fn excludes_node(pool: &Pool, node: &Labels) -> bool {
     pool.is_enabled() && pool.selects_node(node) == Ok(false)
 }
 
-/// The settings, guarded; the defaults if there are none.
+/// Reads and guards the settings. Returns the defaults if none are stored.
 pub async fn read_config(tx: &mut Transaction) -> Result<IpamConfig> {
     let key = keys::config();
     Ok(match tx.get(&key).await? {
@@ -146,7 +144,7 @@ async fn list_guarded_if_short(tx: &mut Transaction, range: &Range) -> Result<Ve
     }
 }
 
-/// The documents of a listing that are well formed; Calico passes over the others, too.
+/// The well-formed documents of a listing. The others are logged and skipped, as in Calico.
 pub fn decode_all<D: Document>(listed: &[(Key, Value)]) -> Vec<D> {
     let decoded = listed.iter().filter_map(|(key, value)| match D::decode(key, value.as_bytes()) {
         Ok(document) => Some(document),

@@ -1,8 +1,8 @@
-//! The owner of an address.
+//! Attachments and the attributes that identify the holder of an address.
 //!
-//! Calico's handle names a network and a container. An attachment is more than that: a container can have several
-//! interfaces in one network, and in a cluster the same container id can turn up on two nodes. So allocations also carry
-//! attributes of ours, which Calico keeps when it rewrites a block.
+//! Calico's handle contains a network and a container. That does not identify an attachment, because a container can
+//! have several interfaces in one network, and in a cluster the same container id can occur on two nodes. So
+//! allocations also carry our own attributes, which Calico keeps when it rewrites a block.
 
 use std::collections::BTreeMap;
 
@@ -10,41 +10,41 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Attribute;
 
-/// The attribute that names the network.
+/// The attribute with the network's name.
 pub const NETWORK: &str = "margay.io/net";
-/// The attribute that names the interface in the container.
+/// The attribute with the interface's name in the container.
 pub const INTERFACE: &str = "margay.io/ifname";
-/// The attribute that says in which boot of the host the address was assigned: the first 8 characters of the boot id.
+/// The attribute with the boot of the host in which the address was assigned: the first 8 characters of the boot id.
 ///
-/// These are 32 random bits, and they are only compared with those of the node's current boot. If an earlier boot has
-/// the same ones (a chance of 1 in 4,294,967,296 at each boot), its addresses count as addresses of the current boot:
-/// they stay until the next boot, or until other evidence shows that they are not in use. The current boot always has
-/// its own bits, so no address that a container has counts as one of another boot.
+/// These are 32 random bits, which are only compared with those of the node's current boot. If an earlier boot has the
+/// same bits (a chance of 1 in 4,294,967,296 at each boot), its addresses count as addresses of the current boot. They
+/// are then kept until the next boot, or until other evidence shows that they are unused. The current boot always has
+/// its own bits, so an address of a running container never counts as one of another boot.
 pub const BOOT: &str = "margay.io/boot";
-/// The attribute that names the container's network namespace, which is evidence that the attachment lives:
-/// `DEVICE:INODE`, for example `4:4026532201`. Where the plugin runs in a process id namespace of its own, a slash and the
-/// inode of that one follow. The name means nothing in another boot.
+/// The attribute with the container's network namespace, which is evidence that the attachment lives: `DEVICE:INODE`,
+/// for example `4:4026532201`. If the plugin runs in a process id namespace of its own, a slash and the inode of that
+/// namespace follow. The name is meaningless in another boot.
 pub const NETNS: &str = "margay.io/netns";
-/// Our attribute that names the node, on networks that are not Calico's.
+/// Our attribute with the node's name, on networks that are not Calico's.
 pub const OWN_NODE: &str = "margay.io/node";
-/// Our attribute that names the pod, on networks that are not Calico's.
+/// Our attribute with the pod's name, on networks that are not Calico's.
 pub const OWN_POD: &str = "margay.io/pod";
-/// Our attribute that names the pod's namespace, on networks that are not Calico's.
+/// Our attribute with the pod's namespace, on networks that are not Calico's.
 pub const OWN_NAMESPACE: &str = "margay.io/namespace";
-/// Calico's attribute that names the node. Only addresses of Calico's networks carry it, see [`AttributeNames`].
+/// Calico's attribute with the node's name. Only addresses of Calico's networks carry it; see [`AttributeNames`].
 pub const NODE: &str = "node";
-/// Calico's attribute that names the pod. Only addresses of Calico's networks carry it, see [`AttributeNames`].
+/// Calico's attribute with the pod's name. Only addresses of Calico's networks carry it; see [`AttributeNames`].
 pub const POD: &str = "pod";
-/// Calico's attribute that names the pod's namespace. Only addresses of Calico's networks carry it, see [`AttributeNames`].
+/// Calico's attribute with the pod's namespace. Only addresses of Calico's networks carry it; see [`AttributeNames`].
 pub const NAMESPACE: &str = "namespace";
-/// Calico's attribute that says when the address was assigned; for us, when it was last requested.
+/// Calico's attribute with the time of the assignment. We record the time of the last request.
 pub const TIMESTAMP: &str = "timestamp";
 
 /// The names under which an allocation records its node, pod and namespace.
 ///
-/// Calico's kube-controllers searches the status of the pod for the address of every allocation with Calico's names,
-/// and releases the address if it is not there. An address of a secondary network never is. kube-controllers passes
-/// over an allocation without Calico's `node`.
+/// For every allocation with Calico's names, Calico's kube-controllers searches the status of the pod for the address,
+/// and releases the address if it is missing there. An address of a secondary network is always missing there.
+/// kube-controllers ignores an allocation without Calico's `node`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeNames {
     /// Calico's names, for Calico's networks.
@@ -53,15 +53,15 @@ pub enum AttributeNames {
     Own,
 }
 
-/// Calico's names and ours.
+/// Pairs of Calico's name and ours.
 const NAME_PAIRS: [(&str, &str); 3] = [(NODE, OWN_NODE), (POD, OWN_POD), (NAMESPACE, OWN_NAMESPACE)];
 
-/// Calico's name of an attribute that we record under a name of our own; other names as they are.
+/// Returns Calico's name for one of our names, and any other name unchanged.
 pub fn common_name(name: &str) -> &str {
     NAME_PAIRS.iter().find(|(_, own)| *own == name).map_or(name, |(calicos, _)| calicos)
 }
 
-/// Replaces Calico's names in the attributes of an allocation by ours. False if there was nothing to do.
+/// Replaces Calico's names in the attributes of an allocation with ours. Returns false if there was nothing to replace.
 pub(crate) fn use_own_names(attributes: &mut BTreeMap<String, String>) -> bool {
     let mut changed = false;
     for (calicos, own) in NAME_PAIRS {
@@ -73,17 +73,17 @@ pub(crate) fn use_own_names(attributes: &mut BTreeMap<String, String>) -> bool {
     changed
 }
 
-/// The node that the attributes of an allocation name, under either name.
+/// The node in the attributes of an allocation, under either name.
 pub fn node_of(attributes: &BTreeMap<String, String>) -> Option<&str> {
     either(attributes, OWN_NODE, NODE)
 }
 
-/// The pod that the attributes of an allocation name, under either name.
+/// The pod in the attributes of an allocation, under either name.
 pub fn pod_of(attributes: &BTreeMap<String, String>) -> Option<&str> {
     either(attributes, OWN_POD, POD)
 }
 
-/// The namespace that the attributes of an allocation name, under either name.
+/// The namespace in the attributes of an allocation, under either name.
 pub fn namespace_of(attributes: &BTreeMap<String, String>) -> Option<&str> {
     either(attributes, OWN_NAMESPACE, NAMESPACE)
 }
@@ -103,28 +103,28 @@ pub struct Attachment {
     pub interface: String,
     /// The node's name.
     pub node: String,
-    /// The first 8 characters of the host's boot id, where it is known.
+    /// The first 8 characters of the host's boot id, if known.
     pub boot: Option<String>,
 }
 
-/// The relation of an allocation under a handle to an attachment with that handle, by the attributes.
+/// Whether an allocation under an attachment's handle belongs to the attachment, according to the attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
-    /// It is the attachment's.
+    /// The attachment holds it.
     Own,
-    /// It carries no attributes of ours, and is not recorded as another node's: only the handle counts.
+    /// No attributes of ours, and not recorded for another node. Only the handle identifies the holder.
     Unmarked,
-    /// It is another attachment's.
+    /// Another attachment holds it.
     Foreign,
 }
 
 impl Attachment {
-    /// The id of the handle under which Calico and we keep the attachment's addresses.
+    /// The id of the handle that holds the attachment's addresses, the same as Calico's.
     pub fn handle(&self) -> String {
         crate::model::handle_id(&self.network, &self.container)
     }
 
-    /// The attributes of an allocation for the attachment: these, and the attachment's own, under these names.
+    /// The attributes of an allocation for the attachment: the given ones and the attachment's own, under these names.
     pub(crate) fn mark(
         &self,
         attributes: &BTreeMap<String, String>,
@@ -144,13 +144,13 @@ impl Attachment {
         marked
     }
 
-    /// True if the container's id is one that runtimes make: 64 hexadecimal digits, which no two containers have.
+    /// True if the container's id is one that runtimes generate: 64 hexadecimal digits, which no two containers share.
     pub(crate) fn has_unique_id(&self) -> bool {
         self.container.len() == 64 && self.container.bytes().all(|digit| digit.is_ascii_hexdigit())
     }
 
-    /// The node that an allocation under the attachment's handle is recorded for, if it is another one and no attribute
-    /// shows that the allocation is another attachment's.
+    /// The other node for which an allocation under the attachment's handle is recorded, unless an attribute shows that
+    /// the allocation belongs to another attachment.
     pub(crate) fn other_node<'a>(&self, allocation: &'a Attribute) -> Option<&'a str> {
         let node = allocation.node().filter(|node| *node != self.node)?;
         let is_alike = match (allocation.get(NETWORK), allocation.get(INTERFACE)) {
@@ -161,7 +161,7 @@ impl Attachment {
         is_alike.then_some(node)
     }
 
-    /// The owner of an allocation under the attachment's handle.
+    /// Decides whether an allocation under the attachment's handle belongs to the attachment.
     pub(crate) fn claim(&self, allocation: &Attribute) -> Ownership {
         let same_node = allocation.node().is_none_or(|node| node == self.node);
         match (allocation.get(NETWORK), allocation.get(INTERFACE)) {

@@ -1,5 +1,6 @@
-//! Which stored block has an address. Mostly that is the block of its pool. The size of a pool's blocks may have changed since
-//! a block was made, and a block may have outlived its pool: then it is any other stored block that covers the address.
+//! Finds the stored block of an address. Mostly this is the block according to the address's pool. But the pool's block
+//! size may have changed since the block was created, or the block may have outlived its pool. Then it is another
+//! stored block that contains the address.
 
 use std::collections::BTreeMap;
 
@@ -12,11 +13,11 @@ use crate::model::{AddressState, Block, Document, Pool, ReleaseRequest, is_of_pr
 use crate::net::Family;
 use crate::pools;
 
-/// How many keys are read in one round trip.
+/// Number of keys read in one round trip.
 const KEYS_PER_READ: usize = 64;
 
-/// Groups the requests by block. Addresses that no block has are of the block that their pool says, or of one of their own.
-/// Blocks are read without a guard.
+/// Groups requests by the stored block of their address. Addresses without a stored block are grouped under the block
+/// according to their pool, or under a block of their own. Blocks are read without a guard.
 pub async fn group_by_block(
     tx: &mut Transaction,
     pools: &[Pool],
@@ -49,7 +50,8 @@ pub async fn group_by_block(
     Ok(grouped)
 }
 
-/// The stored blocks of prefixes that have some of these addresses: the pools of these blocks are gone, or have addresses now.
+/// The stored blocks of prefixes that contain some of these addresses. Their pools are gone, or have become pools of
+/// addresses.
 async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) -> Result<Vec<IpNet>> {
     let mut found = Vec::new();
     for family in [Family::V4, Family::V6] {
@@ -63,7 +65,7 @@ async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) 
     Ok(found)
 }
 
-/// Blocks that were read; `None` for what is no block.
+/// Blocks that were read; `Some(None)` if the stored value is no block.
 #[derive(Default)]
 struct StoredBlocks(BTreeMap<IpNet, Option<Option<Block>>>);
 
@@ -83,8 +85,8 @@ impl StoredBlocks {
         Ok(())
     }
 
-    /// Whether a block has the address of a request; `None` if it is not there. One that cannot be read may have it: the
-    /// next step says so.
+    /// Whether a block holds the address of a request, or `None` if the block is not stored. A damaged block counts as
+    /// holding it, so that the next step reports the damage.
     fn standing(&self, cidr: IpNet, request: &ReleaseRequest) -> Option<bool> {
         let block = self.0.get(&cidr)?.as_ref()?;
         Some(block.as_ref().is_none_or(|block| {

@@ -1,5 +1,5 @@
-//! The use of every address of every block, as of one revision, for a caller that draws or counts it; how far quotas are used;
-//! and one node's share of the pools, which is read without the shares of others.
+//! Counts the use of every address of every block at one revision, for display and metrics, and the use of quotas. Also
+//! counts one node's share of the pools without reading those of other nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,34 +23,34 @@ use crate::usage::{SnapshotReader, reread};
 use crate::utilization::{Usage, UtilizationCounter};
 use crate::write_set::each_of;
 
-/// The use of an address of a block. An address that is in use and reserved counts as in use.
+/// The use of an address of a block. An address that is both in use and reserved counts as in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AddressUse {
-    /// It can be assigned.
+    /// The address can be assigned.
     Free,
-    /// It is never assigned.
+    /// The address is never assigned.
     Reserved,
-    /// It was released, and is in cooldown.
+    /// The address was released and is in cooldown.
     InCooldown,
-    /// The block's owner has it, or it is not known who.
+    /// The block's owner holds the address, or the node of the owner or of the holder is unknown.
     Used,
-    /// Another node than the block's owner has it.
+    /// A node other than the block's owner holds the address.
     Borrowed,
 }
 
-/// A block, address by address.
+/// A block with the use of each address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockCensus {
     /// The block.
     pub cidr: IpNet,
-    /// The owner.
+    /// The owner of the block, if it has one.
     pub owner: Option<Owner>,
-    /// The uses of its addresses, in their order.
+    /// The use of each address, in the order of the addresses.
     pub uses: Vec<AddressUse>,
 }
 
 impl BlockCensus {
-    /// How many addresses of the block are so.
+    /// The number of addresses with this use.
     pub fn count(&self, wanted: AddressUse) -> usize {
         self.uses.iter().filter(|found| **found == wanted).count()
     }
@@ -61,35 +61,35 @@ impl BlockCensus {
 pub struct PoolCensus {
     /// The pool.
     pub pool: Pool,
-    /// Its numbers, as [`Ipam::utilization`] has them.
+    /// The address counts of the pool, as in [`Ipam::utilization`].
     pub usage: Usage,
-    /// Its blocks, in the order of their addresses.
+    /// The blocks of the pool, in the order of their addresses.
     pub blocks: Vec<BlockCensus>,
 }
 
 /// The blocks and addresses of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeCensus {
-    /// How many blocks are its own.
+    /// The number of blocks that the node owns.
     pub blocks: usize,
-    /// How many addresses it has, in its own blocks and in others.
+    /// The number of addresses that the node holds, in its own blocks and in others.
     pub used: usize,
-    /// How many of them were given in which boot of the node, where that is recorded.
+    /// The number of these addresses by the boot of the node in which they were assigned, if recorded.
     pub boots: BTreeMap<String, usize>,
 }
 
-/// Everything.
+/// The use of all addresses of a store.
 #[derive(Clone, Debug, Default)]
 pub struct Census {
-    /// The revision at which it is so.
+    /// The revision of the census.
     pub revision: Revision,
     /// The pools, by name.
     pub pools: Vec<PoolCensus>,
-    /// Blocks that lie in no pool, in the order of their addresses.
+    /// Blocks in no pool, in the order of their addresses.
     pub orphaned: Vec<BlockCensus>,
     /// The nodes that have blocks or addresses.
     pub nodes: BTreeMap<String, NodeCensus>,
-    /// The nodes that are registered; empty if none is.
+    /// The registered nodes; empty if the store has none.
     pub registered: BTreeSet<String>,
     /// The use of the quotas, by kind and name.
     pub quotas: Vec<QuotaUse>,
@@ -98,7 +98,7 @@ pub struct Census {
 }
 
 impl Census {
-    /// How many addresses are in use by nodes that are not registered, in a store in which nodes are.
+    /// The number of addresses in use by nodes that are not registered. 0 if the store has no registered nodes.
     pub fn of_gone_nodes(&self) -> usize {
         if self.registered.is_empty() {
             return 0;
@@ -108,10 +108,10 @@ impl Census {
 }
 
 impl Ipam {
-    /// The use of every address of every block. Read in pages; what is kept is a byte for each address.
+    /// Counts the use of every address of every block. Blocks are read in pages, and one byte is kept for each address.
     ///
     /// # Errors
-    /// Those of the store; `Timeout` after the deadline. Damaged documents are passed over, and the log says so.
+    /// Any store error; `Timeout` after the deadline. Damaged documents are logged and skipped.
     #[boxed_future]
     pub async fn census(&self, deadline: Deadline) -> Result<Census> {
         Ok(reread(|| self.read_census(deadline)).await?)
@@ -166,7 +166,7 @@ impl PoolCensus {
 }
 
 impl Census {
-    /// Counts what a block's nodes have, and says what is with its addresses.
+    /// Counts the blocks and addresses of a block's nodes, and returns the use of each address.
     fn count(&mut self, block: &Block, reservations: &Reservations) -> BlockCensus {
         let owner = block.owner();
         let host = owner.as_ref().and_then(Owner::node);
@@ -200,25 +200,25 @@ impl Census {
     }
 }
 
-/// The use of a quota by one subject.
+/// The use of a subject's quota.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaUse {
     /// The namespace, network or node.
     pub subject: QuotaSubject,
-    /// How many addresses it may have.
+    /// The number of addresses that the subject may have.
     pub limit: u64,
-    /// How many it has.
+    /// The number of addresses that the subject has.
     pub used: u64,
 }
 
 impl QuotaUse {
-    /// The used part in percent, rounded down; 100 for a limit of 0.
+    /// The used percentage, rounded down; 100 for a limit of 0.
     pub fn percent(&self) -> u64 {
         self.used.saturating_mul(100).checked_div(self.limit).unwrap_or(100)
     }
 }
 
-/// Counts, block by block, what the subjects with a limit have.
+/// Counts, block by block, the addresses of subjects with a limit.
 struct QuotaTally {
     quotas: Quotas,
     counted: BTreeMap<QuotaSubject, u64>,
@@ -231,7 +231,7 @@ impl QuotaTally {
         });
     }
 
-    /// The subjects with a limit of their own, and all that the limit for any other holds for and that have addresses.
+    /// The subjects with a limit of their own, and those with addresses to which the general limit applies.
     fn finish(mut self) -> Vec<QuotaUse> {
         for (subject, _) in self.quotas.all().filter(|(subject, _)| subject.name != Quotas::ANY_OTHER) {
             self.counted.entry(subject).or_default();
@@ -245,14 +245,14 @@ impl QuotaTally {
 }
 
 impl Ipam {
-    /// The quotas, and what to count their use with.
+    /// Reads the quotas, to count their use in blocks.
     async fn read_quotas(&self, reading: &mut SnapshotReader) -> kv::Result<QuotaTally> {
         let (quotas, counted) = self.read_counters(reading, Range::Key(keys::quotas())).await?;
         Ok(QuotaTally { quotas, counted })
     }
 
-    /// The use of the quotas by their counters, which may be too high, but not too low unless others assign, too. A
-    /// subject that has got no address since the quotas were changed is missing.
+    /// The use of the quotas according to their counters. A counter may be too high. It is too low only if other
+    /// programs also assign. A subject that got no address since the last change of the quotas is missing.
     async fn counted_quotas(&self, reading: &mut SnapshotReader) -> kv::Result<Vec<QuotaUse>> {
         let (quotas, counted) = self.read_counters(reading, Range::prefix(keys::QUOTAS_PREFIX)).await?;
         let used = |(subject, used): (QuotaSubject, u64)| {
@@ -288,40 +288,40 @@ impl Ipam {
 /// A node's share of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolShare {
-    /// How many blocks are its own.
+    /// The number of blocks that the node owns.
     pub blocks: usize,
-    /// How many addresses it has, in its own blocks and in others.
+    /// The number of addresses that the node holds, in its own blocks and in others.
     pub used: usize,
-    /// How many of them are in blocks of others.
+    /// The number of these addresses that are in blocks of other owners.
     pub borrowed: usize,
-    /// How many addresses of its own blocks others have.
+    /// The number of addresses in the node's blocks that other nodes hold.
     pub lent: usize,
-    /// How many addresses of its own blocks rest.
+    /// The number of addresses in the node's blocks that are in cooldown.
     pub in_cooldown: usize,
-    /// How many addresses of its own blocks are free.
+    /// The number of free addresses in the node's blocks.
     pub free: usize,
 }
 
-/// A node's share.
+/// A node's shares of all pools.
 #[derive(Clone, Debug, Default)]
 pub struct NodeShare {
-    /// A revision since which it is so.
+    /// A revision at or after which everything was read.
     pub revision: Revision,
-    /// The share of each pool, by the pool's name; pools without a share are here, too.
+    /// The share of each pool, by the pool's name, including empty shares.
     pub pools: BTreeMap<String, (IpNet, PoolShare)>,
-    /// How many blocks in its reach lie in no pool.
+    /// The number of blocks within the read scope that are in no pool.
     pub orphaned: usize,
-    /// How many of its addresses were given in which boot, where that is recorded.
+    /// The number of the node's addresses by the boot in which they were assigned, if recorded.
     pub boots: BTreeMap<String, usize>,
-    /// The use of the cluster's quotas, by their counters.
+    /// The use of the cluster's quotas, according to their counters.
     pub quotas: Vec<QuotaUse>,
 }
 
 impl Ipam {
-    /// The share of a node of a cluster, as far as it is in reach. It costs the same in a cluster of any size.
+    /// Counts the share of a cluster's node within the read scope. The cost does not depend on the size of the cluster.
     ///
     /// # Errors
-    /// Those of the store. Damaged documents are passed over, and the log says so.
+    /// Any store error. Damaged documents are logged and skipped.
     #[boxed_future]
     pub async fn share_of(&self, node: &str, reach: &ReadScope, deadline: Deadline) -> Result<NodeShare> {
         let mut reading = SnapshotReader::new(deadline);

@@ -1,5 +1,5 @@
-//! Finds the addresses that an attachment holds, when an ADD is repeated and for CHECK, which compares them with what the runtime
-//! believes.
+//! Finds the addresses that an attachment holds, for a repeated ADD, and for CHECK, which compares them with those that
+//! the runtime names.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,36 +23,36 @@ use crate::sticky::waits_until;
 use crate::timestamps::parse_go_string;
 use crate::write_set::WriteSet;
 
-/// The standing of an address for an attachment that believes to have it.
+/// The state of an address from the view of an attachment that claims it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Standing {
-    /// It is the attachment's.
+    /// The attachment holds the address.
     Own,
-    /// It is recorded, but not whose it is: without our attributes, under the attachment's handle or under none.
+    /// The holder is unknown: the address has none of our attributes, and the attachment's handle or no handle.
     Unmarked,
-    /// It is another attachment's, under this handle.
+    /// Another attachment holds the address, under this handle.
     Another(String),
-    /// Nobody has it, so that the next one may get it.
+    /// The address has no holder, so the next assignment may use it.
     Free,
-    /// No pool has it and no block: the store says nothing about it.
+    /// No pool and no block contains the address, so the store has no information about it.
     Unknown,
 }
 
-/// The standings of an attachment's addresses, by the store.
+/// The comparison of an attachment's addresses with the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckResult {
-    /// All that the attachment has, and what its handle has on its node without saying for which interface.
+    /// All addresses of the attachment, and those that its handle holds on its node without a recorded interface.
     pub held: Vec<IpAddr>,
-    /// The addresses that were asked about, each with its standing.
+    /// The queried addresses with their states.
     pub standings: Vec<(IpAddr, Standing)>,
 }
 
 impl Ipam {
-    /// Compares addresses with what is recorded. `old_handles` are the handles under which earlier versions of Calico kept a
-    /// workload's addresses.
+    /// Compares an attachment's addresses with the store. `old_handles` are the handles under which earlier versions of
+    /// Calico kept a workload's addresses.
     ///
     /// # Errors
-    /// Those of the store, and damaged documents.
+    /// Any store error. `Malformed` for damaged documents.
     #[boxed_future]
     pub async fn compare(
         &self,
@@ -72,7 +72,7 @@ impl Ipam {
 
             let mut work = WriteSet::new(tx, self.now(), cooldown);
             let held = held_by(&mut work, &own, None, |claim| claim != Ownership::Foreign).await?;
-            // Its own blocks count also where their pool is gone.
+            // The attachment's blocks count even if their pool is gone.
             let own_blocks = held.iter().map(|held| held.block);
             let in_pools = addresses.iter().flat_map(|ip| pools.iter().filter_map(|pool| pools::block_of(pool, *ip)));
             let blocks: Vec<IpNet> = own_blocks.chain(in_pools).collect();
@@ -100,7 +100,7 @@ impl Ipam {
     }
 }
 
-/// The holder of an address of a pool that the block of the pool does not have: a block of another size may have it.
+/// The state of an address that is free in the block of its pool. A block of another size may hold it.
 async fn elsewhere(
     work: &mut WriteSet<'_>,
     pools: &[Pool],
@@ -118,10 +118,10 @@ async fn elsewhere(
     Ok(None)
 }
 
-/// The owner of an entry, as the attachment sees it.
+/// Decides from the entry of an address what it is for the attachment.
 fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standing {
     if waits_until(entry).is_some() {
-        // It belongs to nobody until its workload comes again.
+        // The address has no holder until its workload is started again.
         return Standing::Free;
     }
     let Some(handle) = entry.handle() else { return Standing::Unmarked };
@@ -136,21 +136,21 @@ fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standin
     if is_old { Standing::Unmarked } else { Standing::Another(handle.to_owned()) }
 }
 
-/// An address that the attachment has already.
+/// An address that the attachment already holds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeldAddress {
     pub(crate) ip: IpAddr,
     pub(crate) block: IpNet,
-    /// Whether it was assigned in this boot of the host, as far as that is known, and not long ago.
+    /// Whether it was assigned recently and in the host's current boot. Unknown values count as matching.
     is_current: bool,
 }
 
-/// If an attachment requests its address again so long after it got it, the time is recorded anew, so that a collector
-/// of unused addresses knows that this one is about to be used. A runtime's second try at the same call comes sooner.
+/// Minimum age of an assignment whose time a repeated request renews. The new time keeps garbage collection from
+/// freeing an address that is about to be used. A runtime's retry of the same call comes sooner.
 const MIN_RENEWAL_AGE: Duration = Duration::seconds(10);
 
-/// The addresses under the attachment's handle that `counts` takes for the attachment's. Not guarded: the answer is
-/// true as of the revision that was read. `asked_at` is the time of the call, where that is known.
+/// The addresses under the attachment's handle that `counts` accepts as the attachment's. Not guarded, so the answer
+/// holds at the revision that was read. `asked_at` is the time of the call, if known.
 pub(crate) async fn held_by(
     work: &mut WriteSet<'_>,
     attachment: &Attachment,
@@ -174,8 +174,8 @@ pub(crate) async fn held_by(
     Ok(held)
 }
 
-/// True if an allocation was made in this boot of the host and not long before the request; an unknown boot of the host
-/// or time of the request does not count against it.
+/// True if an allocation was made in the host's current boot and shortly before the request. An unknown boot of the
+/// host, or an unknown time of the request, counts as matching.
 fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: &Attribute) -> bool {
     let same_boot = attachment.boot.is_none() || entry.get(BOOT) == attachment.boot.as_deref();
     let given_at = || entry.get(TIMESTAMP).and_then(parse_go_string);
@@ -183,9 +183,9 @@ fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: 
     same_boot && recent
 }
 
-/// Records boot, time and network namespace on an address that was assigned in an earlier boot, long ago or for another
-/// namespace, and is requested again: a runtime starts a container again after a reboot, and these distinguish
-/// leftovers from addresses in use.
+/// Renews boot, time and network namespace of a requested address that the attachment already holds, if it was assigned
+/// in an earlier boot, long ago, or for another namespace. Runtimes restart containers after a reboot, and these
+/// attributes distinguish their addresses from leftovers.
 pub(crate) async fn renew(
     work: &mut WriteSet<'_>,
     attachment: &Attachment,

@@ -1,5 +1,5 @@
-//! Stored endpoints of workloads: what a main plugin reads before it wires a container, the commit that stores the endpoint
-//! afterwards, and the deletion, alone or in one commit with the release of the addresses.
+//! Stored workload endpoints: what a main plugin reads before it sets up a container's interface, the commit that
+//! stores the endpoint afterwards, and the deletion, alone or in one commit with the release of the addresses.
 
 use std::sync::Arc;
 
@@ -16,39 +16,39 @@ use crate::model::{
     Document, EndpointFacts, Orchestrator, Pool, WorkloadEndpoint, keys, new_profile, split_endpoint_name,
 };
 
-/// How many documents one request reads.
+/// Number of documents read in one request.
 const ENDPOINTS_PER_READ: usize = 32;
 
-/// Which stored endpoint a DEL deletes.
+/// The stored endpoint that a DEL deletes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointToDelete {
     /// The endpoint's namespace.
     pub namespace: String,
     /// The endpoint's name.
     pub name: String,
-    /// The owner that the endpoint must have.
+    /// The owner that the endpoint must have to be deleted.
     pub owner: EndpointOwner,
 }
 
 /// A condition for the deletion of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndpointOwner {
-    /// None: the endpoint's name is the container's.
+    /// No condition, since the endpoint's name contains the container.
     Any,
-    /// The endpoint names this container, or none. A pod's endpoint may belong to a newer sandbox.
+    /// The endpoint names this container or none. A pod's endpoint may belong to a newer sandbox.
     Container(String),
 }
 
 impl EndpointToDelete {
-    /// The key.
+    /// The key of the endpoint.
     pub fn key(&self) -> Key {
         keys::workload_endpoint(&self.namespace, &self.name)
     }
 
-    /// Deletes the endpoint as a part of what a transaction writes. False if it is missing or another container's.
+    /// Deletes the endpoint as part of a transaction. Returns false if it is missing or belongs to another container.
     ///
-    /// A damaged document is deleted for a container and stays for a pod: it may belong to a newer sandbox, and the address must
-    /// be released all the same.
+    /// A damaged document is deleted for a container, but kept for a pod, because it may belong to a newer sandbox. The
+    /// address must be released anyway.
     pub(crate) async fn delete(&self, tx: &mut Transaction) -> Result<bool> {
         let key = self.key();
         let Some(stored) = tx.get(&key).await? else { return Ok(false) };
@@ -70,20 +70,20 @@ impl EndpointToDelete {
 }
 
 impl Ipam {
-    /// The endpoints of a node, in any namespace. Damaged ones are left out. It takes the names of the cluster's endpoints, and
-    /// the documents of the node's.
+    /// Returns the endpoints of a node in all namespaces. Damaged endpoints are skipped. Reads the keys of all
+    /// endpoints of the cluster and the documents of the node's endpoints.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     #[boxed_future]
     pub async fn endpoints_of_node(&self, node: &str, deadline: Deadline) -> Result<Vec<WorkloadEndpoint>> {
         self.endpoints_of_nodes(|of| of == node, deadline).await
     }
 
-    /// The same of all nodes that are wanted.
+    /// Like [`Self::endpoints_of_node`], for all nodes that `is_wanted` accepts.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub async fn endpoints_of_nodes(
         &self,
         is_wanted: impl Fn(&str) -> bool + Send + Sync,
@@ -105,44 +105,44 @@ impl Ipam {
         Ok(endpoints)
     }
 
-    /// Deletes a stored endpoint. False if it is missing or another container's, which is no error.
+    /// Deletes a stored endpoint. Returns false if it is missing or belongs to another container.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     #[boxed_future]
     pub async fn delete_endpoint(&self, endpoint: &EndpointToDelete, deadline: Deadline) -> Result<bool> {
         transact!(self, deadline, |tx| endpoint.delete(tx).await)
     }
 }
 
-/// The query of a main plugin before it wires a container.
+/// The query of a main plugin before it sets up a container's interface.
 #[derive(Clone, Debug)]
 pub struct EndpointQuery {
     /// The namespace of the endpoints.
     pub namespace: String,
-    /// How the names of the endpoints begin that matter to the container; `None` for none.
+    /// The common prefix of the names of the endpoints to read, or `None` to read none.
     pub prefix: Option<String>,
-    /// The profile that the network needs; `None` for none.
+    /// The profile that the network needs, if any.
     pub profile: Option<String>,
-    /// Whether the pools matter.
+    /// Whether to read the pools.
     pub pools: PoolsToRead,
 }
 
-/// Whether the pools are read.
+/// Whether to read the pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolsToRead {
-    /// They are not.
+    /// Do not read them.
     Skipped,
-    /// They are.
+    /// Read them.
     Read,
 }
 
-/// The state of the store before a container is wired.
+/// The state of the store before a container's interface is set up.
 #[derive(Clone, Debug)]
 pub struct EndpointContext {
-    /// The flag of the cluster's document that says whether plugins may work; `None` without the document.
+    /// The flag in the cluster's document that allows plugins to work, or `None` if the document is missing.
     pub ready: Option<DatastoreReadiness>,
-    /// The endpoints whose names begin as queried, with the revisions of their last writes. Damaged ones are left out.
+    /// The endpoints with the queried prefix, with the revisions of their last writes. Damaged endpoints are skipped.
     pub endpoints: Vec<(WorkloadEndpoint, Revision)>,
     /// The pools, if they were read.
     pub pools: Vec<Pool>,
@@ -153,13 +153,13 @@ pub struct EndpointContext {
 pub enum DatastoreReadiness {
     /// Plugins may work.
     Yes,
-    /// The flag is false or missing: an upgrade is under way.
+    /// The flag is false or missing, because an upgrade is in progress.
     No,
 }
 
 /// An endpoint that is about to be stored: the query, and later the commit.
 ///
-/// On a store that stays open in between, the commit costs one request: it is guarded by what the query saw.
+/// If the store stays open in between, the commit costs one request, guarded by what the query read.
 #[derive(Debug)]
 pub struct PendingEndpoint {
     ipam: Ipam,
@@ -169,10 +169,10 @@ pub struct PendingEndpoint {
 }
 
 impl Ipam {
-    /// Reads in one request what a main plugin needs to know.
+    /// Reads everything that a main plugin needs, in one request.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     #[boxed_future]
     pub async fn begin_endpoint(
         &self,
@@ -187,7 +187,8 @@ impl Ipam {
                     pending.attempt = Some((attempts, tx));
                     return Ok((pending, before));
                 }
-                // History moved past the revision between two requests, or the store failed: the attempts decide.
+                // The store failed, or history was compacted beyond the revision between two requests. `attempts`
+                // decides whether to retry.
                 Err(error) => {
                     if attempts.end::<(), Error>(tx, Err(error)).await?.is_some() {
                         return Err(Error::Invalid("a failed read was committed".to_owned()));
@@ -231,11 +232,11 @@ impl PendingEndpoint {
         Ok(EndpointContext { ready, endpoints, pools })
     }
 
-    /// Stores an endpoint, and the network's profile for this orchestrator if it is missing, in one commit. `replaced` is
-    /// the revision of the endpoint that the query saw; `None` if it saw none.
+    /// Stores an endpoint in one commit, together with the network's profile for this orchestrator if that is missing.
+    /// `replaced` is the revision of the endpoint that the query read, or `None` if it read none.
     ///
     /// # Errors
-    /// `EndpointExists` or `EndpointChanged` if another call wrote the endpoint meanwhile; those of the store.
+    /// `EndpointExists` or `EndpointChanged` if another call wrote the endpoint meanwhile. Any store error.
     #[boxed_future]
     pub async fn store(
         &mut self,
@@ -284,7 +285,7 @@ impl PendingEndpoint {
         Ok(())
     }
 
-    /// A new endpoint with an identity of its own.
+    /// Creates an endpoint with a new unique id.
     pub fn new_endpoint(&self, name: &str, facts: &EndpointFacts) -> WorkloadEndpoint {
         WorkloadEndpoint::new(&self.query.namespace, name, facts, &self.ipam.uid(), self.ipam.now())
     }
@@ -295,7 +296,7 @@ impl PendingEndpoint {
     }
 }
 
-/// The flag in a document ClusterInformation.
+/// The readiness flag in a ClusterInformation document.
 fn ready(document: &[u8]) -> DatastoreReadiness {
     #[derive(Deserialize)]
     struct ClusterInformation {

@@ -1,4 +1,4 @@
-//! The errors of the allocator.
+//! Errors of the allocator.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -20,42 +20,42 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The store.
+    /// An error of the store.
     #[error("{0}")]
     Store(#[from] kv::Error),
-    /// A stored document that has to be read is damaged.
+    /// A stored document that the verb needs is damaged.
     #[error(transparent)]
     Malformed(#[from] Malformed),
     /// No pool can serve the request.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// A pool selects by the labels of the namespace, which the caller has not looked up.
+    /// A pool selects by namespace labels, and the caller did not supply them.
     #[error("a pool is chosen by the labels of the namespace, and they are not known")]
     NamespaceWanted,
-    /// The node is not registered, and others are.
+    /// The node is not registered, while others are.
     #[error("resource does not exist: Node({0}) with error: <nil>")]
     UnknownNode(String),
-    /// A wanted address is in use, or cooling down.
+    /// A requested address is in use or in cooldown.
     #[error("resource already exists: {0} with error: Address already assigned in block")]
     AlreadyAssigned(IpAddr),
-    /// A wanted address of a bridged network is reserved.
+    /// A requested address of a bridged network is reserved.
     #[error("address {0} is reserved, so that no container of a bridged network can have it")]
     Reserved(IpAddr),
-    /// A network of Calico's names a pool of prefixes, in a store that Calico reads.
+    /// A network of Calico's names a pool of prefixes, in a store that Calico also reads.
     #[error(
         "pool {0} has prefixes, and Calico's routing knows single addresses only; name the pool in a secondary network"
     )]
     PrefixesBesideCalico(String),
-    /// A wanted address lies in a block that is not the host's, and affinity is strict.
+    /// A requested address lies in a block of another owner, and affinity is strict.
     #[error(transparent)]
     NotOwner(#[from] NotOwner),
-    /// The host has as many blocks as it may have, and nothing is free in them or elsewhere.
+    /// The host has reached its block limit, and neither its blocks nor others have a free address.
     #[error("cannot allocate new block due to per host block limit")]
     BlockLimit,
-    /// New blocks must not be claimed, or none is available, and nothing is free.
+    /// No block can be claimed (claiming is off, or no block is available), and no address is free.
     #[error("failed to find or claim a block")]
     NoNewBlocks,
-    /// Fewer addresses are free than were asked for.
+    /// Fewer addresses are free than were requested.
     #[error(
         "failed to request {family} addresses: Assigned {assigned} out of {requested} requested {family} addresses{}",
         .messages.iter().map(|message| format!("; {message}")).collect::<String>()
@@ -63,35 +63,36 @@ pub enum Error {
     Exhausted {
         /// The family that ran short.
         family: Family,
-        /// How many could have been assigned.
+        /// How many addresses could have been assigned.
         assigned: usize,
-        /// How many were asked for.
+        /// How many addresses were requested.
         requested: usize,
-        /// The obstacle, pool by pool.
+        /// The obstacles, one message per pool.
         messages: Vec<String>,
     },
     /// A bridged network cannot be served.
     #[error(transparent)]
     Bridge(#[from] BridgeError),
-    /// A network whose blocks a caller claims or releases is not in a pool.
+    /// A network whose blocks a caller claims or releases is in no pool.
     #[error("The requested CIDR ({0}) is not within any configured pools.")]
     OutsidePools(IpNet),
     /// A network whose blocks a caller claims or releases is smaller than a block.
     #[error("The requested CIDR ({0}) is smaller than the minimum.")]
     SmallerThanBlock(IpNet),
-    /// An address is not held by the handle, or not with the sequence number, that a release names.
+    /// A released address is held by another handle, or has another sequence number, than the request says.
     #[error(transparent)]
     ReleaseConflict(#[from] ReleaseConflict),
-    /// Nobody has an address that somebody should have.
+    /// An address that should have a holder has none.
     #[error("resource does not exist: {0} with error: IP is unassigned")]
     Unassigned(IpAddr),
-    /// An address was released, and is in cooldown.
+    /// The address was released and is in cooldown.
     #[error("address {0} is in cooldown")]
     CoolingDown(IpAddr),
-    /// An address is not held under the handle, or not whose it should be, for its owner to change.
+    /// The owner of an address cannot be changed: the address is not held under the handle, or its owner is not the
+    /// expected one.
     #[error(transparent)]
     Owner(#[from] OwnerRefusal),
-    /// A handle would hold more addresses of a family than it may.
+    /// The handle would exceed its limit of addresses of a family.
     #[error(
         "handle {handle} may hold {most} {family} addresses and holds {held}, so it cannot have {requested} more; release what it \
          does not need, or raise its limit"
@@ -101,57 +102,57 @@ pub enum Error {
         handle: String,
         /// The family.
         family: Family,
-        /// How many it may hold.
+        /// How many addresses of the family it may hold.
         most: usize,
-        /// How many it holds.
+        /// How many addresses of the family it holds.
         held: usize,
-        /// How many more were asked for.
+        /// How many more were requested.
         requested: usize,
     },
-    /// A namespace, a network or a node has as many addresses as it may have.
+    /// A namespace, a network or a node has reached its quota.
     #[error(transparent)]
     Quota(#[from] QuotaReached),
     /// A virtual machine's pod gets no address.
     #[error(transparent)]
     Vm(#[from] VmError),
-    /// A block has addresses in common with another one.
+    /// Two blocks overlap.
     #[error(transparent)]
     Overlap(#[from] OverlapError),
     /// Settings contradict each other.
     #[error(transparent)]
     Settings(#[from] ContradictorySettings),
-    /// A resource is there already.
+    /// The resource exists already.
     #[error("{kind} {name} exists already")]
     Exists {
-        /// Its kind.
+        /// The kind of the resource.
         kind: ErrorSubject,
-        /// Its name.
+        /// The name of the resource.
         name: String,
     },
-    /// A resource is not there.
+    /// The resource does not exist.
     #[error("{kind} {name} does not exist")]
     NotFound {
-        /// Its kind.
+        /// The kind of the resource.
         kind: ErrorSubject,
-        /// Its name.
+        /// The name of the resource.
         name: String,
     },
-    /// An endpoint came into being while the container was being wired.
+    /// The endpoint was created by another writer while the container's interface was being set up.
     #[error("resource already exists: {0} with error: <nil>")]
     EndpointExists(String),
-    /// An endpoint was changed while the container was being wired.
+    /// The endpoint was changed by another writer while the container's interface was being set up.
     #[error("update conflict: {0}")]
     EndpointChanged(String),
-    /// A pool cannot be made like this.
+    /// The definition of a pool is invalid.
     #[error(transparent)]
     InvalidPool(#[from] InvalidPool),
-    /// A block cannot be made like this.
+    /// A network cannot be a block.
     #[error(transparent)]
     UnusableBlock(#[from] UnusableBlock),
-    /// The request itself cannot be carried out, whatever is stored.
+    /// The request is invalid, whatever is stored.
     #[error("{0}")]
     Invalid(String),
-    /// The store is being filled from another one, and nothing may be assigned or released meanwhile.
+    /// An import fills the store, so nothing may be assigned or released.
     #[error("{0}")]
     ImportLocked(ImportLocked),
     /// A pool still has addresses in use.
@@ -166,17 +167,17 @@ pub enum Error {
         pool: String,
         /// How many of its addresses are in use.
         addresses: usize,
-        /// Where they are.
+        /// The blocks that have them.
         places: Vec<BlockInUse>,
-        /// The gateway, if it is the pool of a bridged network.
+        /// The gateway, if a bridged network uses the pool.
         gateway: Option<String>,
     },
-    /// A document was not written, deleted or found.
+    /// A document could not be written, deleted or found.
     #[error(transparent)]
     Document(#[from] DocumentError),
 }
 
-/// A kind of thing that is missing, or there already.
+/// A kind of resource, in errors about a missing or an existing one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorSubject {
@@ -195,7 +196,7 @@ pub enum ErrorSubject {
 }
 
 impl ErrorSubject {
-    /// The error of one that is not there.
+    /// Returns the error for a missing resource of this kind.
     pub fn not_found(self, name: impl fmt::Display) -> Error {
         Error::NotFound { kind: self, name: name.to_string() }
     }
@@ -214,7 +215,7 @@ impl fmt::Display for ErrorSubject {
     }
 }
 
-/// Why a bridged network cannot be served.
+/// The reason why a bridged network cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BridgeError {
@@ -231,7 +232,7 @@ pub enum BridgeError {
         /// The pools, by name.
         candidates: Vec<String>,
     },
-    /// A pool from which Calico takes addresses, too, cannot serve a network that is not Calico's.
+    /// Calico assigns addresses from the pool as well, so it cannot serve a network that is not Calico's.
     #[error(
         "pool {pool} is Calico's, too (assignmentMode Automatic), and Calico's routing drops what is sent to the \
          addresses of other networks; make a pool for this network with: margay pool create NAME CIDR --manual, \
@@ -242,7 +243,7 @@ pub enum BridgeError {
         /// The pool's name.
         pool: String,
     },
-    /// A wanted address is in a block that has addresses of Calico's networks, too.
+    /// A requested address is in a block that also has addresses of Calico's networks.
     #[error(
         "address {ip} is in block {block} of node {node}, which has addresses of Calico's networks, and Calico's \
          routing drops what is sent to others there; want an address of another block, or end the containers \
@@ -251,12 +252,12 @@ pub enum BridgeError {
     CalicosBlock {
         /// The address.
         ip: IpAddr,
-        /// Its block.
+        /// The block of the address.
         block: IpNet,
         /// The node that owns the block.
         node: String,
     },
-    /// A network wants a gateway in a pool of prefixes.
+    /// The network wants a gateway, and the pool has prefixes.
     #[error(
         "pool {pool} has prefixes, and each is a network of its own without a gateway; take isGateway, isDefaultGateway \
          and gateway out of the network's configuration, or name a pool of addresses (ptp needs one)"
@@ -265,15 +266,15 @@ pub enum BridgeError {
         /// The pool's name.
         pool: String,
     },
-    /// A pool of one address has no room for a network.
+    /// A pool of one address has no room for a gateway.
     #[error("pool {pool} ({cidr}) has a single address, which leaves no room for a gateway; use a larger pool")]
     PoolTooSmall {
         /// The pool's name.
         pool: String,
-        /// Its network.
+        /// The network of the pool.
         cidr: IpNet,
     },
-    /// The gateway lies outside the pool, where it has to be inside.
+    /// The gateway lies outside the pool.
     #[error(
         "gateway {gateway} is outside of {cidr}; {}",
         if .gateway.is_ipv4() && .cidr.addr().is_ipv4() {
@@ -299,7 +300,7 @@ pub enum BridgeError {
         /// The pool's network.
         cidr: IpNet,
     },
-    /// The network is in use with another gateway already.
+    /// The network already uses another gateway.
     #[error(
         "gateway {wanted} was asked for, but the network uses {recorded} (recorded in reservation {reservation}); \
          use that one, or delete the reservation when no container is left"
@@ -307,48 +308,48 @@ pub enum BridgeError {
     OtherGateway {
         /// The configured address.
         wanted: IpAddr,
-        /// The one on record.
+        /// The recorded gateway.
         recorded: IpAddr,
         /// The reservation that records it.
         reservation: String,
     },
-    /// The gateway's address is held by a container.
+    /// A container holds the gateway's address.
     #[error("gateway {gateway} is in use as the address of {handle}; release that address, or name another gateway")]
     GatewayInUse {
         /// The address.
         gateway: IpAddr,
-        /// Its holder.
+        /// The handle that holds the address.
         handle: String,
     },
-    /// The range of host-local's keys does not fit the pools that are there.
+    /// The ranges of host-local's keys do not fit the existing pools.
     #[error("{0}")]
     BadRanges(String),
 }
 
 impl Error {
-    /// True if an assignment failed for want of room: nothing is free where the node may take addresses, or a quota is
+    /// True if an assignment failed for lack of room: no address is free where the node may take one, or a quota is
     /// used up.
     pub fn is_exhaustion(&self) -> bool {
         matches!(self, Self::Exhausted { .. } | Self::BlockLimit | Self::NoNewBlocks | Self::Quota(_))
     }
 }
 
-/// Blocks that have addresses in common, so that an address could be assigned twice.
+/// Blocks overlap, so that an address could be assigned twice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverlapError {
-    /// Another block is stored that contains the block or lies in it.
+    /// A stored block contains the block or lies in it.
     #[error(
         "block {other}, which is stored, has addresses of block {block}, so nothing is assigned from block {block}; see \
          what is in use with: margay ipam check --show-all-ips, end the containers there, then: margay ipam check --repair \
          --apply"
     )]
     Block {
-        /// The block from which an address was wanted.
+        /// The block from which an address was requested.
         block: IpNet,
-        /// The other one.
+        /// The stored block that overlaps with it.
         other: IpNet,
     },
-    /// A commit cannot guard against all blocks that could overlap.
+    /// A commit cannot guard against every block that could overlap, because too many are stored.
     #[error(
         "block {block} cannot be made: more than 4,096 other blocks are stored around it; delete the empty ones with: \
          margay ipam check --repair --apply, or make the pool anew with blocks of /122 or smaller, which have no such limit"
@@ -370,25 +371,25 @@ pub enum OverlapError {
 pub struct QuotaReached {
     /// The subject.
     pub subject: QuotaSubject,
-    /// The number of addresses that it may have.
+    /// The number of addresses that the subject may have.
     pub limit: u64,
-    /// The number of addresses that it has.
+    /// The number of addresses that the subject has.
     pub used: u64,
-    /// True if the node has leftovers of earlier boots that an assignment by the plugin itself may free.
+    /// True if the node has leftovers of earlier boots that an assignment by the plugin can free.
     pub over_leftovers: bool,
 }
 
-/// Why a virtual machine's pod gets no address. The texts are Calico's.
+/// The reason why a virtual machine's pod gets no address. The texts are Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {
-    /// It is the target of a migration, and addresses of virtual machines are not kept.
+    /// The pod is the target of a migration, and addresses of virtual machines are not kept.
     #[error("live migration target pod is not allowed when KubeVirtVMAddressPersistence is disabled")]
     TargetWhileOff,
-    /// It is the target of a migration, and the virtual machine with this handle has no address.
+    /// The pod is the target of a migration, and the virtual machine with this handle has no address.
     #[error("migration target pod but no IP allocated to VM handle {0}")]
     NothingToTake(String),
-    /// The virtual machine's address is in no pool any more.
+    /// The virtual machine's address is no longer in any pool.
     #[error("failed to set owner attributes for IP {0}: the provided IP address {0} is not in a configured pool")]
     OutsidePools(IpAddr),
 }
@@ -400,7 +401,7 @@ pub struct BlockInUse {
     pub block: IpNet,
     /// The number of its addresses in use.
     pub addresses: usize,
-    /// The nodes that have them, by name.
+    /// The names of the nodes that have them.
     pub nodes: Vec<String>,
 }
 
@@ -411,7 +412,7 @@ impl fmt::Display for BlockInUse {
     }
 }
 
-/// The first places where addresses are in use, and how many there are besides.
+/// Displays the first few blocks in use and the number of the others.
 struct PlaceList<'a>(&'a [BlockInUse]);
 
 impl fmt::Display for PlaceList<'_> {

@@ -1,4 +1,4 @@
-//! Private networks that are free: for pools whose network nobody names.
+//! Finds free private networks for pools that are defined without a network.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -6,12 +6,12 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::net::overlap;
 
-/// The private ranges from which IPv4 pools are chosen, best first. Docker, podman, libvirt, flannel, k3s, OpenShift and
-/// kubeadm use other ones by default.
+/// The private ranges from which IPv4 pools are chosen, preferred first. Docker, podman, libvirt, flannel, k3s,
+/// OpenShift and kubeadm use other ranges by default.
 const V4: [(Ipv4Addr, u8); 2] = [(Ipv4Addr::new(10, 200, 0, 0), 13), (Ipv4Addr::new(172, 28, 0, 0), 14)];
 
-/// The first range of this size that overlaps with none of these: up to 30 bits a private one of IPv4, else a unique local one of IPv6
-/// with a random prefix (RFC 4193).
+/// Returns a network of this prefix length that overlaps with none of `taken`. Up to 30 bits, this is the first private
+/// IPv4 network, otherwise a unique local IPv6 network with a random prefix (RFC 4193). `None` if none is free.
 pub fn choose(bits: u8, taken: &[IpNet], mut random: impl FnMut() -> u64) -> Option<IpNet> {
     let is_free = |cidr: &IpNet| !taken.iter().any(|other| overlap(*other, *cidr));
     if bits <= 30 {

@@ -1,9 +1,9 @@
-//! The mark on a store that is being filled.
+//! The import lock: a mark on a store that an import or a migration fills.
 //!
-//! The mark is a key. While it is there, nothing is assigned and nothing is released: every verb of the allocator
-//! reads it in the same request as everything else, and commits on the condition that it is absent. So the program that
-//! fills a store has it to itself, whatever else is configured to use it already. Calico's own programs do not know the
-//! mark. `margay-ipam-operator` moves what a store holds.
+//! The lock is a key. While it exists, nothing is assigned and nothing is released. Every verb of the allocator reads
+//! the key in the same request as its other keys, and commits on the condition that the key is absent. So the program
+//! that fills a store has it to itself, even if other programs are already configured to use it. Calico's own programs
+//! ignore the lock. The crate `margay-ipam-operator` copies the contents of stores.
 
 use std::fmt;
 
@@ -12,18 +12,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// The key of the mark.
 const LOCK_KEY: &str = "/margay/v1/migration";
 
-/// The key of the mark.
+/// The key of the import lock.
 pub fn import_lock_key() -> Key {
     LOCK_KEY.into()
 }
 
-/// The outcome of a verb, unless the store is being filled. A refusal of the store stays one.
+/// Returns the result of a verb, unless the store has an import lock. An error of the store is returned as is.
 ///
 /// # Errors
-/// `ImportLocked`; those of the verb; those of the store.
+/// `ImportLocked`. The errors of the verb. Any store error.
 pub async fn unless_import_locked<T>(tx: &mut Transaction, done: Result<T>) -> Result<T> {
     if let Err(Error::Store(_)) = done {
         return done;
@@ -40,51 +39,51 @@ pub async fn unless_import_locked<T>(tx: &mut Transaction, done: Result<T>) -> R
 pub enum MoveKind {
     /// A file.
     Import,
-    /// Another store, which may change meanwhile.
+    /// Another store, which may change during the migration.
     Migrate,
 }
 
-/// How far it has come.
+/// The progress of an import or a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImportState {
-    /// Something may still be missing.
+    /// Keys may still be missing.
     Copying,
-    /// All of one revision is there, and was compared.
+    /// All keys of one revision are copied and were compared.
     Copied,
-    /// The written keys are being removed again.
+    /// The copied keys are being removed again.
     Removing,
 }
 
-/// The mark: that a store is being filled, from where, and how to end it. JSON under [`import_lock_key`].
+/// The value of the import lock: the source and the progress, as JSON under [`import_lock_key`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportLock {
-    /// The kind of its source.
+    /// The kind of source.
     pub way: MoveKind,
-    /// The source, as one writes it on a command line: a URL or a file.
+    /// The source as an argument of the command line: a URL or a file.
     pub from: String,
-    /// The store itself, as one writes it on a command line.
+    /// The store itself, as an argument of the command line.
     pub to: String,
-    /// The identity of this source: the id of a store, or the checksum of a file and the changes to it.
+    /// The identity of the source: the id of a store, or the checksum of a file and of the changes to it.
     pub source: String,
-    /// How far it has come.
+    /// The progress.
     pub state: ImportState,
-    /// The revision of the source that was copied last; 0 before that.
+    /// The last copied revision of the source; 0 before the first.
     pub revision: i64,
 }
 
 impl ImportLock {
-    /// As it is stored.
+    /// Encodes the lock as it is stored.
     pub fn encode(&self) -> Value {
         Value::new(serde_json::to_vec(self).unwrap_or_default())
     }
 
-    /// As it was stored; `None` if it cannot be read.
+    /// Decodes a stored lock. Returns `None` if the value cannot be read.
     pub fn decode(value: &[u8]) -> Option<Self> {
         serde_json::from_slice(value).ok()
     }
 
-    /// The command that goes on with it.
+    /// The command that continues the import or the migration.
     pub fn command(&self) -> String {
         let Self { from, to, .. } = self;
         match (self.way, self.state) {
@@ -97,14 +96,14 @@ impl ImportLock {
     }
 }
 
-/// A store refuses, because it is being filled.
+/// The error of a store with an import lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImportLocked {
     mark: Option<ImportLock>,
 }
 
 impl ImportLocked {
-    /// With this under the mark's key.
+    /// Creates the error from the value of the lock's key.
     pub fn new(value: &[u8]) -> Self {
         Self { mark: ImportLock::decode(value) }
     }

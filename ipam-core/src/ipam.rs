@@ -15,9 +15,9 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, Labels, Node, Owner};
 use crate::pending_commits::{self, PendingCommits, RecordingStore};
 
-/// Runs the body of a verb as one transaction on the allocator's store, or on another one, and returns the body's
-/// result. A store that is [being filled](crate::import_lock) refuses all of them but those that are only `reading`: a
-/// person's queries.
+/// Runs the body of a verb as one transaction on the allocator's store, or on the store after `on`, and returns the
+/// body's result. While an [import](crate::import_lock) fills the store, every verb is refused except `reading` ones,
+/// which only query.
 #[macro_export]
 macro_rules! transact {
     ($ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {
@@ -41,23 +41,23 @@ macro_rules! transact {
 }
 pub(crate) use transact;
 
-/// The source of the time, so that tests can set it.
+/// The source of the current time. Tests replace it.
 pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 
-/// The source of the unique ids of new resources: random UUIDs, as text.
+/// The source of unique ids for new resources. By default they are random UUIDs, as text.
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Fewer full blocks than this are read again rather than remembered.
+/// Minimum number of full blocks worth remembering. Fewer are cheap to read again.
 const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 
-/// The nodes that may have addresses.
+/// Decides which nodes may have addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nodes {
-    /// The registered ones, as in a cluster.
+    /// Only registered nodes, as in a cluster.
     Registered,
-    /// While none is registered, the node of the first request, under the name that it then had: on a store of a single
-    /// machine no node is registered, and a host that is renamed stays the same. It has no labels and no limit of
-    /// blocks. Once a node is registered, as above.
+    /// If no node is registered, only the node of the first request, under the name that it had then. On a store of a
+    /// single machine no node is registered, and a renamed host stays the same node. The node has no labels and no
+    /// block limit. Once a node is registered, [`Nodes::Registered`] applies.
     FirstSeen,
 }
 
@@ -80,7 +80,7 @@ impl std::fmt::Debug for Ipam {
 }
 
 impl Ipam {
-    /// The allocator on this store, by the system's clock.
+    /// Creates an allocator on a store, with the system's clock and random ids.
     pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
         let uids: Uids = Arc::new(|| Uuid::new_v4().to_string());
         Self {
@@ -94,47 +94,47 @@ impl Ipam {
         }
     }
 
-    /// With another clock.
+    /// Replaces the clock.
     #[must_use]
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
     }
 
-    /// With another source of unique ids.
+    /// Replaces the source of unique ids.
     #[must_use]
     pub fn with_uids(mut self, uids: Uids) -> Self {
         self.uids = uids;
         self
     }
 
-    /// Records what an assignment is about to commit: for a store of other processes, see [`crate::pending_commits`].
+    /// Records each assignment before its commit, so that another process can settle it; see
+    /// [`crate::pending_commits`].
     #[must_use]
     pub fn with_pending_commits(mut self, pending_commits: Arc<dyn PendingCommits>) -> Self {
         self.pending_commits = Some(pending_commits);
         self
     }
 
-    /// Remembers which blocks were used: for a store that is a network away, see [`crate::hints`].
+    /// Remembers which blocks were used, for a store across a network; see [`crate::hints`].
     #[must_use]
     pub fn with_hints(mut self, hints: Arc<dyn Hints>) -> Self {
         self.hints = Some(hints);
         self
     }
 
-    /// Lets an assignment that finds no room free the leftovers of earlier boots, on this evidence; see [`crate::gc`].
+    /// Lets an assignment that finds no room free leftovers of earlier boots on this evidence; see [`crate::gc`].
     #[must_use]
     pub fn with_liveness(mut self, liveness: Arc<dyn LivenessSource>) -> Self {
         self.liveness = Some(liveness);
         self
     }
 
-    /// The source of evidence about the machine, if there is one.
     pub(crate) fn liveness(&self) -> Option<&Arc<dyn LivenessSource>> {
         self.liveness.as_ref()
     }
 
-    /// Makes sure that no pending commit for this attachment can happen from now on.
+    /// Settles every pending commit of this attachment, so that none can happen later.
     pub(crate) async fn settle_pending_commits(&self, attachment: &Attachment, deadline: Deadline) -> Result<()> {
         match &self.pending_commits {
             Some(pending_commits) => {
@@ -144,7 +144,7 @@ impl Ipam {
         }
     }
 
-    /// The store for assignments to an attachment: one that records each commit as pending, if any are recorded.
+    /// The store for assignments to an attachment. If pending commits are recorded, it records each commit first.
     pub(crate) fn recording_store(&self, attachment: &Attachment) -> Arc<dyn Store> {
         let store = Arc::clone(&self.store);
         match &self.pending_commits {
@@ -155,24 +155,23 @@ impl Ipam {
         }
     }
 
-    /// The hints for an attachment's node and network, if there are any.
+    /// The recently used blocks of an attachment's node and network, latest first.
     pub(crate) fn recall(&self, attachment: &Attachment) -> Vec<IpNet> {
         self.hints.as_ref().map(|hints| hints.recall(attachment)).unwrap_or_default()
     }
 
-    /// Remembers blocks, unless they are equal to `recalled`.
+    /// Remembers the used blocks, unless they equal `recalled`.
     pub(crate) fn remember(&self, attachment: &Attachment, recalled: &[IpNet], blocks: &[IpNet]) {
         if let Some(hints) = self.hints.as_ref().filter(|_| recalled != blocks) {
             hints.remember(attachment, blocks);
         }
     }
 
-    /// The full blocks that are remembered for an attachment's node and network.
     pub(crate) fn recall_full(&self, attachment: &Attachment) -> FullBlocks {
         self.hints.as_ref().map(|hints| hints.recall_full(attachment)).unwrap_or_default()
     }
 
-    /// Remembers full blocks, unless they are few.
+    /// Remembers full blocks, unless there are fewer than [`MIN_REMEMBERED_FULL_BLOCKS`].
     pub(crate) fn remember_full(&self, attachment: &Attachment, blocks: &FullBlocks) {
         if let Some(hints) = self.hints.as_ref().filter(|_| blocks.len() >= MIN_REMEMBERED_FULL_BLOCKS) {
             hints.remember_full(attachment, blocks);
@@ -184,31 +183,28 @@ impl Ipam {
         self.hints.as_ref().map(|hints| hints.recall_full_pools(attachment)).unwrap_or_default()
     }
 
-    /// Remembers pools without room.
     pub(crate) fn remember_full_pools(&self, attachment: &Attachment, pools: &[IpNet]) {
         if let Some(hints) = &self.hints {
             hints.remember_full_pools(attachment, pools);
         }
     }
 
-    /// Records that a node is about to hold addresses of blocks that are not its own.
+    /// Remembers that a node is about to hold addresses in blocks that it does not own.
     pub(crate) fn note_held(&self, node: &str, blocks: &[IpNet]) {
         if let Some(hints) = self.hints.as_ref().filter(|_| !blocks.is_empty()) {
             hints.about_to_hold(node, blocks);
         }
     }
 
-    /// The nodes that may have addresses.
+    /// Which nodes may have addresses.
     pub fn nodes(&self) -> Nodes {
         self.nodes
     }
 
-    /// Where pending commits are recorded, if they are.
     pub(crate) fn pending_commits(&self) -> Option<&Arc<dyn PendingCommits>> {
         self.pending_commits.as_ref()
     }
 
-    /// Where used blocks are remembered, if they are.
     pub(crate) fn hints(&self) -> Option<&Arc<dyn Hints>> {
         self.hints.as_ref()
     }
@@ -218,17 +214,17 @@ impl Ipam {
         &self.store
     }
 
-    /// The time.
+    /// The current time.
     pub fn now(&self) -> OffsetDateTime {
         (self.clock)()
     }
 
-    /// A unique id for a new resource.
+    /// Returns a new unique id for a resource.
     pub fn uid(&self) -> String {
         (self.uids)()
     }
 
-    /// The facts about the node of a request. [`Self::host_keys`] must be read before.
+    /// Reads the document of a request's node. Prefetch [`Self::host_keys`] first.
     pub(crate) async fn host(&self, tx: &mut Transaction, name: &str) -> Result<Claimant> {
         let key = keys::resource(ResourceKind::Node, name);
         if let Some(value) = tx.snapshot_get(&key).await? {
@@ -253,7 +249,8 @@ impl Ipam {
         Ok(Claimant { owner: Owner::host(&name), name, labels: Labels::default(), limited: false, pin })
     }
 
-    /// The same for any owner of blocks. A virtual one has no document: no labels, and the limit of blocks holds for it.
+    /// Like [`Self::host`], for any owner of blocks. A virtual owner has no document, hence no labels, and the block
+    /// limit applies to it.
     pub(crate) async fn claimant(&self, tx: &mut Transaction, owner: &Owner) -> Result<Claimant> {
         match owner {
             Owner::Host(name) => self.host(tx, name).await,
@@ -265,7 +262,7 @@ impl Ipam {
         }
     }
 
-    /// The keys that [`Self::claimant`] reads, to be read along with others.
+    /// The keys that [`Self::claimant`] reads, for a prefetch.
     pub(crate) fn claimant_keys(&self, owner: &Owner) -> Vec<Key> {
         match owner {
             Owner::Host(name) => self.host_keys(name),
@@ -273,7 +270,8 @@ impl Ipam {
         }
     }
 
-    /// The owner as the store knows it, also one that is not registered any more; see [`Self::known_name`].
+    /// The owner under the name that the store has for it, even if the node is no longer registered; see
+    /// [`Self::known_name`].
     pub(crate) async fn known_owner(&self, tx: &mut Transaction, owner: &Owner) -> Result<Owner> {
         match owner {
             Owner::Host(name) => Ok(Owner::Host(self.known_name(tx, name).await?)),
@@ -282,7 +280,7 @@ impl Ipam {
         }
     }
 
-    /// The keys that [`Self::host`] reads, to be read along with others.
+    /// The keys that [`Self::host`] reads, for a prefetch.
     pub(crate) fn host_keys(&self, name: &str) -> Vec<Key> {
         let node = keys::resource(ResourceKind::Node, name);
         match self.nodes {
@@ -291,8 +289,8 @@ impl Ipam {
         }
     }
 
-    /// The name under which a store knows the node that calls itself `name`: another one only where the store has
-    /// pinned it and no node is registered.
+    /// The store's name for the node that calls itself `name`. It differs only if the store has pinned another name and
+    /// no node is registered.
     pub(crate) async fn known_name(&self, tx: &mut Transaction, name: &str) -> Result<String> {
         match self.host(tx, name).await {
             Ok(host) => Ok(host.name),
@@ -303,40 +301,36 @@ impl Ipam {
     }
 }
 
-/// An owner that no block can have.
 fn cannot_own_blocks(owner: &Owner) -> Error {
     Error::Invalid(format!(
         "\"{owner}\" cannot own blocks: name a node as host:NAME, or a virtual owner as virtual:NAME"
     ))
 }
 
-/// Whether the commit pins the node's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Pin {
     None,
     Write,
 }
 
-/// The node of a request, or the virtual owner.
+/// The node or the virtual owner that requests addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct Claimant {
-    /// The name under which the store knows it.
+    /// The store's name for it.
     pub(crate) name: String,
     owner: Owner,
-    /// Its labels.
     pub(crate) labels: Labels,
-    /// Whether the limit of blocks per host holds for it.
+    /// Whether the limit of blocks per host applies.
     pub(crate) limited: bool,
     pin: Pin,
 }
 
 impl Claimant {
-    /// It, as the owner of blocks.
     pub(crate) fn owner(&self) -> Owner {
         self.owner.clone()
     }
 
-    /// Pins the name, if that is due.
+    /// Writes the pinned name, if the store has none yet.
     pub(crate) fn pin(&self, tx: &mut Transaction) -> Result<()> {
         if self.pin == Pin::Write {
             tx.put(&keys::PINNED_NODE.into(), self.name.clone())?;

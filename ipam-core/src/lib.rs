@@ -2,42 +2,42 @@
 //!
 //! # Inside
 //!
-//! The IPAM data model and the allocator; speaks kv and nothing else.
+//! The IPAM data model and the allocator. Of the workspace's crates this one depends on `kv` only.
 //!
 //! [`model`] holds the documents exactly as Calico stores them. [`pools`], [`reservations`], [`selector`] and
-//! [`utilization`] decide on those documents without any I/O: time, host names and random numbers come in as arguments,
-//! so that every decision can be repeated. [`Ipam`] is the allocator: each of its verbs is one transaction on a store,
-//! a story that reads documents, decides, and writes; [`assign`] is the largest of them.
+//! [`utilization`] decide on those documents without any I/O. Time, host names and random numbers are arguments, so
+//! every decision can be repeated. [`Ipam`] is the allocator. Each of its verbs is one transaction on a store that
+//! reads documents, decides and writes. [`assign`] is the largest verb.
 //!
-//! The crate `margay-ipam-operator` has the verbs of a person: it builds on [`write_set`], [`assign_context`], [`block_lookup`] and
-//! [`usage`], which are public for such callers.
+//! The crate `margay-ipam-operator` has the verbs for operators. It builds on [`write_set`], [`assign_context`],
+//! [`block_lookup`] and [`usage`], which are public for callers like it.
 //!
 //! # Calico's names
 //!
-//! Every method of Calico's IPAM library is here. The page of each method says what it guards, and its errors. All of
-//! them settle a commit whose answer was lost before they return.
+//! Every method of Calico's IPAM library has a counterpart here. The documentation of each method names its guards and
+//! its errors. Every method settles a commit whose answer was lost before it returns.
 //!
 //! | Calico | Here | Differs in |
 //! |---|---|---|
-//! | `AutoAssign` | [`Ipam::assign`], [`Ipam::assign_to_handle`], with [`RequestedAddresses::any`](assign::RequestedAddresses::any) | all or nothing: what is short is an error, never a part |
-//! | `AssignIP` | the same, with [`RequestedAddresses::these`](assign::RequestedAddresses::these) | several addresses at once |
-//! | `MaxAllocPerIPVersion` | [`HandleRequest::with_most_per_family`](assign::HandleRequest::with_most_per_family) | what blocks hold counts, not what the handle says |
-//! | `ReleaseIPs` | [`Ipam::release_ips`] | up to 60 addresses in 4 blocks all or none, where Calico has blocks |
+//! | `AutoAssign` | [`Ipam::assign`], [`Ipam::assign_to_handle`], with [`RequestedAddresses::any`](assign::RequestedAddresses::any) | all or nothing: a shortage is an error, never a partial result |
+//! | `AssignIP` | [`Ipam::assign`], [`Ipam::assign_to_handle`], with [`RequestedAddresses::these`](assign::RequestedAddresses::these) | several addresses at once |
+//! | `MaxAllocPerIPVersion` | [`HandleRequest::with_most_per_family`](assign::HandleRequest::with_most_per_family) | counts the addresses in blocks, not the counts in the handle |
+//! | `ReleaseIPs` | [`Ipam::release_ips`] | atomic for up to 60 addresses in 4 blocks; Calico's is atomic per block |
 //! | `ReleaseByHandle` | [`Ipam::release_by_handle`]; [`Ipam::release_attachment`] for one interface | handle and blocks change together |
 //! | `IPsByHandle` | [`Ipam::addresses_of_handle`] | |
-//! | `GetAssignmentAttributes` | [`Ipam::attributes_of`], [`Ipam::holding`] | disabled pools, and blocks that have outlived their pool, too |
-//! | `SetOwnerAttributes` | [`Ipam::set_owner_attributes`] | of this address alone; an expectation goes with its change; the same again is no write |
+//! | `GetAssignmentAttributes` | [`Ipam::attributes_of`], [`Ipam::holding`] | also finds addresses of disabled pools and of blocks that have outlived their pool |
+//! | `SetOwnerAttributes` | [`Ipam::set_owner_attributes`] | changes this address only; each change carries its expectation; an unchanged owner causes no write |
 //! | owners of a VM's address, in the plugin | [`Ipam::assign_to_vm`], [`Ipam::release_vm_pod`] | each is one commit, for both families |
 //! | `ClaimAffinity` | [`Ipam::claim_affinity`] | at most [`MAX_BLOCKS_CLAIMED`](affinity::MAX_BLOCKS_CLAIMED) blocks |
-//! | `ReleaseAffinity`, `ReleaseBlockAffinity` | [`Ipam::release_affinity`] | blocks in use are told, not an error |
-//! | `ReleaseHostAffinities` | [`Ipam::release_all_affinities`] | the same |
+//! | `ReleaseAffinity`, `ReleaseBlockAffinity` | [`Ipam::release_affinity`] | blocks in use are reported in the result, not as an error |
+//! | `ReleaseHostAffinities` | [`Ipam::release_all_affinities`] | blocks in use are reported in the result, not as an error |
 //! | `ReleasePoolAffinities` | [`Ipam::release_pool_affinities`] | virtual owners too; can spare blocks in use |
 //! | `RemoveIPAMHost` | [`Ipam::remove_owner`] | |
 //! | `EnsureBlock` | [`Ipam::ensure_blocks`] | both families in one commit; also without addresses kept for the host |
 //! | `GetIPAMConfig` | [`Ipam::config`] | |
-//! | `SetIPAMConfig` | [`Ipam::change_config`] | guarded: changes at the same time do not undo each other |
-//! | `GetUtilization` | [`Ipam::utilization`], [`Utilization::of_pools`](utilization::Utilization::of_pools) | exact for any size; blocks outside pools stand apart |
-//! | affinity type `virtual` | [`Owner::Virtual`](model::Owner::Virtual), [`Owner::load_balancer`](model::Owner::load_balancer) | said by the owner, not by the use |
+//! | `SetIPAMConfig` | [`Ipam::change_config`] | guarded: concurrent changes do not undo each other |
+//! | `GetUtilization` | [`Ipam::utilization`], [`Utilization::of_pools`](utilization::Utilization::of_pools) | exact for any size; blocks outside pools are listed separately |
+//! | affinity type `virtual` | [`Owner::Virtual`](model::Owner::Virtual), [`Owner::load_balancer`](model::Owner::load_balancer) | determined by the owner, not by the intended use |
 //! | `UpgradeHost` | | nothing to do on etcd |
 
 pub mod affinity;
@@ -72,8 +72,9 @@ pub mod vm;
 pub mod workloads;
 pub mod write_set;
 
-/// Boxes the future of a verb. The compiler makes the code of an `async fn` in each crate that awaits it. With the box it is made
-/// here once: after a change of this crate, the programs and tests of the workspace are built in 165 s instead of 198.
+/// Boxes the future of a verb. The compiler generates the code of an `async fn` in each crate that awaits it; the box
+/// makes it generate the code once, here. After a change of this crate, the programs and tests of the workspace build
+/// in 165 s instead of 198 s.
 pub(crate) use async_recursion::async_recursion as boxed_future;
 pub use check::{CheckResult, Standing};
 pub use error::{BlockInUse, BridgeError, Error, ErrorSubject, OverlapError, QuotaReached, Result, VmError};

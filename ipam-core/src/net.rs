@@ -1,4 +1,4 @@
-//! Arithmetic on addresses and networks, the same for both families.
+//! Arithmetic on addresses and networks of both families.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -27,7 +27,7 @@ impl Family {
         Self::of(net.addr())
     }
 
-    /// How many bits an address has: 32 or 128.
+    /// The number of bits of an address: 32 or 128.
     pub fn bits(self) -> u8 {
         match self {
             Self::V4 => 32,
@@ -43,7 +43,7 @@ impl Family {
         }
     }
 
-    /// The family's part of a key: `ipv4` or `ipv6`.
+    /// The family's segment in a key: `ipv4` or `ipv6`.
     pub fn key_segment(self) -> &'static str {
         match self {
             Self::V4 => "ipv4",
@@ -51,7 +51,7 @@ impl Family {
         }
     }
 
-    /// The address with this number. `None` if the number is too big for the family.
+    /// The address with this number, or `None` if the number is too large for the family.
     pub fn address(self, number: u128) -> Option<IpAddr> {
         match self {
             Self::V4 => u32::try_from(number).ok().map(|bits| Ipv4Addr::from_bits(bits).into()),
@@ -59,8 +59,8 @@ impl Family {
         }
     }
 
-    /// The network of `prefix` bits around an address. `None` if the family has fewer bits or the address is of the
-    /// other family.
+    /// The network with this prefix length that contains an address, or `None` if the length exceeds the family's bits
+    /// or the address is of the other family.
     pub fn network(self, ip: IpAddr, prefix: u8) -> Option<IpNet> {
         let net = match (self, ip) {
             (Self::V4, IpAddr::V4(ip)) => Ipv4Net::new(ip, prefix).ok()?.into(),
@@ -88,56 +88,57 @@ pub fn number(ip: IpAddr) -> u128 {
     }
 }
 
-/// The numbers of the first and the last address of a network, both inclusive.
+/// The numbers of the first and the last address of a network.
 pub fn bounds(net: IpNet) -> (u128, u128) {
     (number(net.network()), number(net.broadcast()))
 }
 
-/// The address `offset` places after the first one of a network. `None` if that lies outside.
+/// The address at `offset` from the first address of a network, or `None` if it is outside.
 pub fn nth(net: IpNet, offset: u128) -> Option<IpAddr> {
     let (first, last) = bounds(net);
     let number = first.checked_add(offset).filter(|number| *number <= last)?;
     Family::of_net(net).address(number)
 }
 
-/// True if the two networks share an address.
+/// True if two networks have a common address.
 pub fn overlap(a: IpNet, b: IpNet) -> bool {
     a.contains(&b) || b.contains(&a)
 }
 
-/// A number of addresses: exact from 0 up to 2^128, which is all of IPv6 and one more than `u128` can hold.
+/// A number of addresses, exact from 0 to 2^128. That is the size of IPv6, and one more than `u128` can hold.
 ///
-/// Sums stop at 2^128. Shown, and serialised, as decimal text, since JSON readers lose what exceeds 2^53.
+/// Sums saturate at 2^128. Displayed and serialised as decimal text, because JSON readers lose precision beyond 2^53.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Count {
-    // Only with `low == 0`: the number is then 2^128. First, so that the derived order is the order of numbers.
+    // If true, `low` is 0 and the number is 2^128. The first field, so that the derived order is the numeric order.
     all: bool,
     low: u128,
 }
 
 impl Count {
-    /// No address.
+    /// No addresses.
     pub const ZERO: Self = Self { all: false, low: 0 };
-    /// 2^128: as many as there are in IPv6.
+    /// 2^128, the number of all IPv6 addresses.
     pub const ALL: Self = Self { all: true, low: 0 };
 
-    /// This many.
+    /// Creates a count.
     pub const fn new(count: u128) -> Self {
         Self { all: false, low: count }
     }
 
-    /// How many addresses a network has.
+    /// The number of addresses in a network.
     pub fn of_net(net: IpNet) -> Self {
         Self::of_parts(net, Family::of_net(net).bits())
     }
 
-    /// How many networks of this length a network has: 2 to the power of the bits between the two. One for a shorter length.
+    /// The number of networks of this prefix length in a network: 2 to the power of the bits in between. 1 if the
+    /// length is shorter than the network's.
     pub fn of_parts(net: IpNet, length: u8) -> Self {
         let bits = length.saturating_sub(net.prefix_len());
         1_u128.checked_shl(bits.into()).map_or(Self::ALL, Self::new)
     }
 
-    /// How many addresses lie between two numbers, both inclusive. 0 if `last` is before `first`.
+    /// The number of addresses from `first` to `last`, both inclusive. 0 if `last` is before `first`.
     pub fn of_span(first: u128, last: u128) -> Self {
         match last.checked_sub(first) {
             None => Self::ZERO,
@@ -145,7 +146,7 @@ impl Count {
         }
     }
 
-    /// The sum, at most 2^128.
+    /// The sum, saturating at 2^128.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         if self.all || other.all {
@@ -154,24 +155,24 @@ impl Count {
         self.low.checked_add(other.low).map_or(Self::ALL, Self::new)
     }
 
-    /// The difference, at least 0.
+    /// The difference, saturating at 0.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {
         match (self.all, other.all) {
             (_, true) => Self::ZERO,
             (true, false) if other.low == 0 => Self::ALL,
-            // 2^128 - x, with x > 0, in arithmetic modulo 2^128.
+            // 2^128 - x for x > 0, computed modulo 2^128.
             (true, false) => Self::new(other.low.wrapping_neg()),
             (false, false) => Self::new(self.low.saturating_sub(other.low)),
         }
     }
 
-    /// The number, where it fits. `None` for 2^128.
+    /// The number, or `None` for 2^128.
     pub fn to_u128(self) -> Option<u128> {
         (!self.all).then_some(self.low)
     }
 
-    /// The number as a float, for percentages only.
+    /// The number as a float, precise enough for percentages only.
     #[expect(clippy::cast_precision_loss, reason = "a percentage needs no more")]
     pub fn to_f64(self) -> f64 {
         if self.all { (u128::MAX as f64) + 1.0 } else { self.low as f64 }

@@ -1,21 +1,23 @@
-//! Pending commits: the record of what an assignment is about to commit, for the case that its process dies before it
-//! knows the outcome.
+//! Pending commits: records of what an assignment is about to commit, in case its process dies before it knows the
+//! outcome.
 //!
-//! On a store of other processes a commit may happen after its sender has died, and even after another process has
-//! searched for it and found nothing. So the transaction is recorded before it is sent, and the record is removed when
-//! it cannot happen any more. The next call that assigns to the attachment or releases it, and finds a pending commit,
-//! sends that very transaction again. Either it goes through now, and its addresses are there to be found; or its
-//! guards do not hold: it has happened, or something that it relied on has changed.
+//! On a store of other processes, a commit may happen after its sender has died, and even after another process has
+//! searched for its effect and found nothing. So the transaction is recorded before it is sent, and the record is
+//! removed once the transaction can no longer happen. The next call that assigns to the attachment or releases it finds
+//! the pending commit, and sends that transaction again. Either it succeeds now, and its addresses can be found. Or its
+//! guards fail, because it has already happened, or because a key that it relied on has changed.
 //!
-//! A key that has changed never has its old revision again. But a transaction that makes a block guards that block, the
-//! affinity and the handle as absent, and an absent key may be absent again when the transaction arrives. So if no key
-//! that it guards as present has changed, one such document (the pool's is always among them) is written again as it
-//! is: after that, the guards of a late transaction cannot hold.
+//! A changed key never returns to its old revision. But a transaction that creates a block guards that block, the
+//! affinity and the handle as absent, and these keys may be absent again when the transaction arrives. So if none of
+//! the keys that it guards as present has changed, one of these documents (the pool's is always among them) is
+//! rewritten unchanged. After that, the guards of a late transaction fail.
 //!
-//! A pending commit is for one attachment: a commit assigns to several only where none is recorded.
+//! A pending commit belongs to one attachment. A commit assigns to several attachments only if pending commits are not
+//! recorded.
 //!
-//! An embedded store needs no record: the process that has the store lock makes all commits, and the lock ends with the
-//! process. The next process that opens the store finds a dead process's commit there or not, and it cannot come later.
+//! An embedded store needs no record. The process with the store lock makes all commits, and the lock ends with the
+//! process. The next process that opens the store sees whether a dead process's commit happened, and it cannot happen
+//! later.
 
 use std::fmt;
 use std::io;
@@ -31,45 +33,47 @@ use kv::{
 use crate::attachment::Attachment;
 use crate::error::Result;
 
-/// The longest pause before a pending commit is sent once more.
+/// Maximum pause before a pending commit is sent again.
 const MAX_RETRY_PAUSE: Duration = Duration::from_millis(200);
 
 /// The id of a recorded pending commit.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PendingCommitId(pub String);
 
-/// A pending commit, of which the outcome is not known.
+/// A recorded transaction with an unknown outcome.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PendingCommit {
-    /// Its id.
+    /// The id of the record.
     pub id: PendingCommitId,
     /// The transaction.
     pub txn: Txn,
 }
 
-/// Where pending commits are recorded. They must outlive the process, but not the machine, and are needed between two
-/// round trips: calls should take no longer than a few writes to memory, unless an earlier process left one.
+/// A place to record pending commits. The records must survive the process, but not the machine. They are used between
+/// two round trips, so calls should take no longer than a few writes to memory, unless an earlier process left a
+/// record.
 #[async_trait]
 pub trait PendingCommits: Send + Sync + fmt::Debug {
-    /// Records the transaction that is about to be sent for an attachment, which finds it from then on. Nothing is sent
-    /// if this fails.
+    /// Records the transaction that is about to be sent for an attachment, so that [`Self::pending`] returns it from
+    /// now on. If this fails, the transaction is not sent.
     ///
     /// # Errors
-    /// The reason for which it cannot be recorded.
+    /// Any reason why the transaction cannot be recorded.
     fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<PendingCommitId>;
 
-    /// Removes a pending commit: its outcome is known. One that stays by mistake costs its finder a round trip.
+    /// Removes a pending commit with a known outcome. A record that is left by mistake costs the next call a round
+    /// trip.
     fn forget(&self, id: &PendingCommitId);
 
-    /// The pending commits for an attachment on this store. Those of others, and those that cannot be read, are not an
-    /// error. If there are some, the store may be queried for its identity.
+    /// Returns the pending commits of an attachment on this store. Records of other stores, and records that cannot be
+    /// read, are ignored. If there are any records, the store may be queried for its identity.
     ///
     /// # Errors
-    /// A failure to find out whether this store has pending commits: an error of the store is passed on as it is.
+    /// A failure to find out whether this store has pending commits. An error of the store is passed on unchanged.
     async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommit>>;
 }
 
-/// Makes sure that no pending commit for this attachment can happen on this store from now on.
+/// Ensures that no pending commit of this attachment can happen on this store from now on.
 pub(crate) async fn settle_all(
     pending_commits: &dyn PendingCommits,
     store: &Arc<dyn Store>,
@@ -92,7 +96,7 @@ async fn settle(store: &Arc<dyn Store>, id: &PendingCommitId, txn: &Txn, deadlin
     invalidate(store, txn, deadline).await
 }
 
-/// Sends a transaction until it is answered; `None` if it can never be carried out.
+/// Sends a transaction until it is answered. Returns `None` if the store rejects it permanently.
 async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<Option<TxnResponse>> {
     let mut pause = Duration::from_millis(5);
     loop {
@@ -101,7 +105,7 @@ async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
             Err(error) => error,
         };
         if matches!(error.kind(), ErrorKind::InvalidArgument(_) | ErrorKind::TooLarge { .. }) {
-            tracing::warn!(%error, "the store refuses what was noted, now and always");
+            tracing::warn!(%error, "the store rejects the pending commit permanently");
             return Ok(None);
         }
         let is_hopeless = !error.kind().is_transient() && error.is_final();
@@ -113,7 +117,7 @@ async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     }
 }
 
-/// The keys that a transaction guards as present, with the revisions that they must have.
+/// The keys that a transaction guards as present, with the guarded revisions.
 fn guarded_as_present(txn: &Txn) -> Vec<(Key, Revision)> {
     let guards = txn.compares.iter().filter_map(|compare| match (&compare.range, &compare.target) {
         (Range::Key(key), Target::ModRevision(revision)) if compare.op == CompareOp::Equal && revision.is_set() => {
@@ -124,8 +128,8 @@ fn guarded_as_present(txn: &Txn) -> Vec<(Key, Revision)> {
     guards.take(MAX_TXN_OPS).collect()
 }
 
-/// True if the transaction has gone through and changed a key that it guards as present: another copy of it that is
-/// still on its way finds another revision there, for ever.
+/// True if the transaction has succeeded and changed a key that it guards as present. A second copy that is still in
+/// transit then always fails.
 fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
     let guarded = guarded_as_present(txn);
     let writes = |range: Range| guarded.iter().any(|(key, _)| range == Range::Key(key.clone()));
@@ -137,7 +141,7 @@ fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
         })
 }
 
-/// Makes sure that a transaction can never go through, whatever becomes absent again.
+/// Ensures that a transaction can never succeed, even if keys become absent again.
 async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
     let guarded = guarded_as_present(txn);
     let read = Txn::new().with_success(guarded.iter().map(|(key, _)| Op::range(Range::Key(key.clone()))));
@@ -151,13 +155,13 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
         }
     }
     let Some((key, revision, value)) = unchanged else {
-        tracing::warn!("what was noted relies on nothing that is there; it could land later");
+        tracing::warn!("the pending commit guards no existing key, so it may still happen later");
         return Ok(());
     };
-    tracing::info!(%key, "writing it again as it is, so that nothing can land that relies on how it was");
+    tracing::info!(%key, "rewriting a guarded key unchanged, so that the pending commit can no longer happen");
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
-    // If another process was first, the key has changed as well.
+    // If another process changed the key first, the transaction's guards fail as well.
     send_again(store, &again, deadline).await.map(drop)
 }
 
@@ -170,12 +174,13 @@ fn unreadable(error: io::Error) -> kv::Error {
     }
 }
 
-/// A store for assignments to an attachment: it records each transaction that writes, before it is sent, until it is done with.
+/// A store for assignments to an attachment. It records each writing transaction before it is sent, until its outcome
+/// is known.
 pub(crate) struct RecordingStore {
     inner: Arc<dyn Store>,
     pending_commits: Arc<dyn PendingCommits>,
     attachment: Attachment,
-    /// The transaction that is recorded now.
+    /// The currently recorded transaction.
     recorded: Mutex<Option<RecordedCommit>>,
 }
 
@@ -189,7 +194,7 @@ impl fmt::Debug for RecordingStore {
 struct RecordedCommit {
     id: PendingCommitId,
     txn: Txn,
-    /// True once a sending of it has failed with an unknown outcome.
+    /// True once an attempt to send it has failed with an unknown outcome.
     in_doubt: bool,
 }
 
@@ -198,8 +203,8 @@ impl RecordingStore {
         Self { inner, pending_commits, attachment, recorded: Mutex::default() }
     }
 
-    /// Records a transaction, unless it is the recorded one that is sent again. The reads of its failure branch are no
-    /// part of it: they are added only when it is sent again.
+    /// Records a transaction, unless it is a retry of the recorded one. The reads of the failure branch are not
+    /// compared, because they are added only for a retry.
     fn record(&self, txn: &Txn) -> kv::Result<()> {
         let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         if recorded
@@ -219,14 +224,14 @@ impl RecordingStore {
         Ok(())
     }
 
-    /// Removes the record if its transaction is done with.
+    /// Removes the record if the transaction's outcome is known.
     fn forget_if_final(&self, answer: &kv::Result<TxnResponse>) {
         let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(current) = recorded.as_mut() else { return };
         match answer {
             Err(error) if !error.is_final() => current.in_doubt = true,
             Err(_) if current.in_doubt => {}
-            // The first transaction may still be on its way: the next call settles it.
+            // The first transaction may still be in transit, so the next call settles it.
             Ok(answer) if current.in_doubt && !cannot_come_again(&current.txn, answer) => *recorded = None,
             Ok(_) | Err(_) => {
                 self.pending_commits.forget(&current.id);

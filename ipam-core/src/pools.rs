@@ -1,4 +1,4 @@
-//! Which pools an address may come from, and in which order their blocks are tried.
+//! Selects the pools for an address and the order in which their blocks are tried.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::net::{Count, Family, number};
 use crate::reservations::Reservations;
 use crate::selector::SelectorError;
 
-/// Why no pool can be used. The texts are Calico's.
+/// The reason why no pool can be used. The texts are Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
@@ -25,19 +25,19 @@ pub enum PoolError {
     /// No pool of the family is enabled, or none has large enough blocks.
     #[error("cannot find a qualified ippool")]
     NoneQualified,
-    /// No pool is for this node and namespace.
+    /// No pool selects this node and namespace.
     #[error("no configured Calico pools for node {0}")]
     NoneForNode(String),
-    /// None of the pools may be used for this.
+    /// No pool allows the requested use.
     #[error("cannot find a qualified ippool, no pools match the required use ({0})")]
     NoneForUse(PoolUse),
-    /// A selector of this pool cannot be read.
+    /// A selector of this pool cannot be parsed.
     #[error("pool {0}: {1}")]
     BadSelector(String, #[source] SelectorError),
-    /// The wanted address is in no enabled pool.
+    /// The requested address is in no enabled pool.
     #[error("The provided IP address is not in a configured pool\n")]
     AddressOutside,
-    /// The wanted address is in a pool that may not be used for this.
+    /// The requested address is in a pool that does not allow the requested use.
     #[error(
         "IP address {ip} is in IP pool {pool:?}, which is not allowed for use \"{wanted}\" (allowedUses: [{}])",
         .allowed.join(" ")
@@ -47,52 +47,52 @@ pub enum PoolError {
         ip: IpAddr,
         /// The name of its pool.
         pool: String,
-        /// The wanted use.
+        /// The requested use.
         wanted: PoolUse,
-        /// The permitted uses of the pool.
+        /// The allowed uses of the pool.
         allowed: Vec<String>,
     },
 }
 
-/// The network of a pool that a request names, by its network or by its name. [`select_pools`] checks whether there is
-/// such a pool, and whether it is enabled.
+/// The network of a pool that a request names by network or by name. [`select_pools`] checks whether the pool exists
+/// and is enabled.
 ///
 /// # Errors
-/// [`PoolError::UnknownName`] and [`PoolError::WrongFamily`].
+/// [`PoolError::UnknownName`] or [`PoolError::WrongFamily`].
 pub fn parse_requested(text: &str, pools: &[Pool], family: Family) -> Result<IpNet, PoolError> {
     let by_name = || pools.iter().find(|pool| pool.name() == text).map(Pool::cidr);
     let net = text.parse().ok().or_else(by_name).ok_or_else(|| PoolError::UnknownName(text.to_owned()))?.trunc();
     if Family::of_net(net) == family { Ok(net) } else { Err(PoolError::WrongFamily(net.network(), family)) }
 }
 
-/// The facts by which pools are chosen.
+/// The properties of a request that decide which pools are selected.
 #[derive(Clone, Debug)]
 pub struct PoolQuery<'a> {
-    /// The family of the wanted addresses.
+    /// The family of the requested addresses.
     pub family: Family,
-    /// The networks of the requested pools, in order; none to choose by selectors.
+    /// The networks of the requested pools, in order. If empty, pools are chosen by selectors.
     pub requested: &'a [IpNet],
     /// The node that requests addresses.
     pub node: &'a str,
-    /// Its labels.
+    /// The node's labels.
     pub node_labels: &'a Labels,
     /// The labels of the container's namespace.
     pub namespace_labels: &'a Labels,
-    /// The use of the wanted addresses.
+    /// The use of the requested addresses.
     pub wanted: PoolUse,
     /// The addresses that the node keeps for itself in each block.
     pub host_reserved: Option<&'a HostReserved>,
 }
 
-/// The pools to take addresses from, in the order in which to try them.
+/// Selects the pools to take addresses from, in the order in which to try them.
 ///
-/// `all` are all pools in the order of their names. Requested pools are taken in the order of the request, whatever
-/// their selectors and assignment mode are; else all that are automatic and select both node and namespace. In either
-/// case only enabled pools count, whose blocks hold more than the host keeps for itself, and that permit the wanted
-/// use.
+/// `all` are all pools, ordered by name. Requested pools are selected in the order of the request, whatever their
+/// selectors and assignment modes. Without requested pools, all automatic pools that select both node and namespace are
+/// selected. A pool must always be enabled, allow the requested use, and have blocks larger than the part that the host
+/// keeps for itself.
 ///
 /// # Errors
-/// [`PoolError`] if no pool is left, or a requested one is not there.
+/// [`PoolError`] if no pool is left, or a requested pool does not exist.
 pub fn select_pools<'a>(all: &'a [Pool], query: &PoolQuery<'_>) -> Result<Vec<&'a Pool>, PoolError> {
     let mut usable = Vec::new();
     for pool in all {
@@ -116,31 +116,31 @@ pub fn select_pools<'a>(all: &'a [Pool], query: &PoolQuery<'_>) -> Result<Vec<&'
     Ok(chosen.into_iter().map(|(pool, _)| pool).collect())
 }
 
-/// Why no address is taken from a pool; the first of these that holds.
+/// The first reason why no address is taken from a pool, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// It is of the other family.
+    /// The pool is of the other family.
     OtherFamily,
-    /// It is switched off, or being deleted, or marked as not allocatable.
+    /// The pool is disabled, being deleted, or marked as not allocatable.
     NotEnabled,
-    /// Its blocks do not fit into it, or hold no more than the host keeps of each for itself.
+    /// The pool's blocks do not fit into it, or are no larger than the part that the host keeps for itself.
     BlocksTooSmall,
     /// Other pools are requested by name.
     NotRequested,
-    /// It is only for requests that name it.
+    /// The pool is reserved for requests that name it.
     Manual,
-    /// It is not for this node.
+    /// The pool does not select this node.
     Node,
-    /// It is not for this namespace.
+    /// The pool does not select this namespace.
     Namespace,
-    /// It does not permit the wanted use.
+    /// The pool does not allow the requested use.
     Use,
 }
 
-/// Why [`select_pools`] does not choose a pool; `None` if it does.
+/// The reason why [`select_pools`] does not select a pool, or `None` if it does.
 ///
 /// # Errors
-/// [`PoolError::BadSelector`] if a selector of the pool has to be read and cannot be.
+/// [`PoolError::BadSelector`] if a selector of the pool is needed and cannot be parsed.
 pub fn obstacle(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, PoolError> {
     let found = if pool.family() != query.family {
         Some(Obstacle::OtherFamily)
@@ -156,8 +156,8 @@ pub fn obstacle(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, 
     Ok(found.or_else(|| (!pool.allows(query.wanted)).then_some(Obstacle::Use)))
 }
 
-/// True if [`select_pools`] needs the labels of the namespace to choose pools. A pool whose node selector cannot be
-/// read does not count.
+/// True if [`select_pools`] needs the labels of the namespace. A pool whose node selector cannot be parsed does not
+/// count.
 pub fn asks_for_namespace(all: &[Pool], query: &PoolQuery<'_>) -> bool {
     let may_choose = |pool: &Pool| {
         has_room(pool, query)
@@ -174,22 +174,23 @@ pub fn enabled_pools(all: &[Pool], family: Family) -> impl Iterator<Item = &Pool
     all.iter().filter(move |pool| pool.family() == family && pool.is_enabled())
 }
 
-/// True if the pool's blocks fit into it and hold more than the host keeps of each for itself.
+/// True if the pool's blocks fit into it and are larger than the part that the host keeps for itself.
 fn has_room(pool: &Pool, query: &PoolQuery<'_>) -> bool {
     let kept = query.host_reserved.map_or(0, |kept| kept.start.saturating_add(kept.end));
     block_addresses(pool).is_some_and(|addresses| addresses > Count::from(kept))
 }
 
-/// How many addresses, or prefixes, a block of the pool has. `None` if the pool cannot be cut into such blocks.
+/// The number of addresses or prefixes of a block of the pool, or `None` if the pool cannot be divided into blocks of
+/// its size.
 fn block_addresses(pool: &Pool) -> Option<Count> {
     let first = pool.family().network(pool.cidr().network(), pool.block_size())?;
     (pool.block_size() >= pool.cidr().prefix_len()).then(|| Count::of_parts(first, pool.length()))
 }
 
-/// A pool, and what stands in its way.
+/// A pool, and the reason why it is not used.
 type JudgedPool<'a> = (&'a Pool, Option<Obstacle>);
 
-/// The requested pools, in the order of the request; all where none is requested.
+/// The requested pools in the order of the request, or all if none is requested.
 fn requested<'a>(usable: Vec<JudgedPool<'a>>, query: &PoolQuery<'_>) -> Result<Vec<JudgedPool<'a>>, PoolError> {
     if query.requested.is_empty() {
         return Ok(usable);
@@ -204,7 +205,7 @@ fn requested<'a>(usable: Vec<JudgedPool<'a>>, query: &PoolQuery<'_>) -> Result<V
     Ok(chosen)
 }
 
-/// Why a pool is not chosen where none is requested by name.
+/// The reason why a pool is not selected if no pool is requested by name.
 fn selection(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, PoolError> {
     if pool.assignment_mode() != AssignmentMode::Automatic {
         return Ok(Some(Obstacle::Manual));
@@ -216,10 +217,10 @@ fn selection(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, Poo
     Ok((!pool.selects_namespace(query.namespace_labels).map_err(bad)?).then_some(Obstacle::Namespace))
 }
 
-/// The enabled pool that a wanted address is in.
+/// The enabled pool that contains a requested address.
 ///
 /// # Errors
-/// [`PoolError::AddressOutside`] and [`PoolError::AddressNotForUse`].
+/// [`PoolError::AddressOutside`] or [`PoolError::AddressNotForUse`].
 pub fn pool_of(all: &[Pool], ip: IpAddr, wanted: PoolUse) -> Result<&Pool, PoolError> {
     let mut enabled = enabled_pools(all, Family::of(ip));
     let pool = enabled.find(|pool| pool.cidr().contains(&ip)).ok_or(PoolError::AddressOutside)?;
@@ -230,28 +231,29 @@ pub fn pool_of(all: &[Pool], ip: IpAddr, wanted: PoolUse) -> Result<&Pool, PoolE
     Err(PoolError::AddressNotForUse { ip, pool: pool.name().to_owned(), wanted, allowed })
 }
 
-/// The block of a pool that an address lies in. `None` if the address is not of the pool, or the pool cannot be cut into
-/// such blocks.
+/// The block of a pool that contains an address, or `None` if the address is outside the pool, or the pool cannot be
+/// divided into blocks of its size.
 pub fn block_of(pool: &Pool, ip: IpAddr) -> Option<IpNet> {
     block_addresses(pool)?;
     pool.cidr().contains(&ip).then(|| pool.family().network(ip, pool.block_size()))?
 }
 
-/// Where a host starts in the blocks of each pool: the 32-bit FNV-1 hash of its name, so that hosts begin at different
-/// blocks and rarely want the same one.
+/// The block index at which a host starts in each pool: the 32-bit FNV-1 hash of its name. Hosts thus start at
+/// different blocks and rarely compete for one.
 pub fn start_of(host: &str) -> u64 {
     let hash = host.bytes().fold(0x811c_9dc5_u32, |hash, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte));
     hash.into()
 }
 
-/// All blocks of a pool, each once: from the one at `start`, modulo their number, to the last, then from the first on.
+/// All blocks of a pool, each once: from index `start`, modulo their number, to the last, then from the first on.
 ///
-/// `start` is [`start_of`] the host, so that a host tends to the same blocks; a random number suits pools whose blocks
-/// are single addresses better, since such a block is never shared.
+/// With [`start_of`] the host as `start`, a host returns to the same blocks. A random `start` is better for pools with
+/// blocks of one address, since such a block is never shared.
 pub fn blocks_from(pool: &Pool, start: u64) -> PoolBlocks {
     let count = block_addresses(pool).map_or(0, |_| {
         let bits = u32::from(pool.block_size() - pool.cidr().prefix_len());
-        // Only ::/0 in blocks of one address has more than fits; its very last block is left out, which does no harm.
+        // Only ::/0 with blocks of one address has more blocks than fit. Its very last block is left out, which does no
+        // harm.
         1_u128.checked_shl(bits).unwrap_or(u128::MAX)
     });
     let index = u128::from(start).checked_rem(count).unwrap_or(0);
@@ -269,8 +271,8 @@ pub struct PoolBlocks {
 }
 
 impl PoolBlocks {
-    /// The next block of which at least one address is not reserved. However much is reserved, it is passed over in one
-    /// step: a configured range may be a few addresses of an IPv6 network with more blocks than can be scanned.
+    /// The next block with at least one unreserved address. Skips any number of reserved blocks in one step, because a
+    /// configured range may be a few addresses of an IPv6 network with more blocks than can be scanned.
     pub fn next_unreserved(&mut self, reservations: &Reservations) -> Option<IpNet> {
         loop {
             let current = self.index;
@@ -282,8 +284,8 @@ impl PoolBlocks {
         }
     }
 
-    /// Leaves out the blocks after the one with index `current`, which was the last to come, that end at the address with
-    /// the number `last` or before it.
+    /// Skips the blocks after index `current`, the last returned one, that end at or before the address with the number
+    /// `last`.
     fn pass_over(&mut self, current: u128, last: u128) {
         let bits = u32::from(Family::of_net(self.pool).bits().saturating_sub(self.block_size));
         let after = last.saturating_sub(number(self.pool.network())).checked_add(1);
@@ -302,7 +304,7 @@ impl Iterator for PoolBlocks {
     fn next(&mut self) -> Option<IpNet> {
         self.left = self.left.checked_sub(1)?;
         let family = Family::of_net(self.pool);
-        // A block is at most as large as the pool, and all before it are inside the pool: nothing overflows.
+        // A block is at most as large as the pool, and all blocks before it are inside the pool, so nothing overflows.
         let distance = self.index.checked_shl(u32::from(family.bits().saturating_sub(self.block_size))).unwrap_or(0);
         self.index = if self.index + 1 == self.count { 0 } else { self.index + 1 };
         let first = number(self.pool.network()).checked_add(distance)?;
@@ -397,7 +399,7 @@ mod tests {
         let error = |requested: &[&str]| names(&pools, requested, &[], |_| ()).unwrap_err();
         assert_eq!(error(&["10.9.0.0/16"]), "the given pool (10.9.0.0/16) does not exist, or is not enabled");
         assert_eq!(error(&["10.3.0.0/24"]), "the given pool (10.3.0.0/24) does not exist, or is not enabled");
-        // As in Calico, the error that there is no pool at all comes first.
+        // As in Calico, the error for the lack of any pool takes precedence.
         let only_off = &pools[3..4];
         assert_eq!(names(only_off, &["10.9.0.0/16"], &[], |_| ()).unwrap_err(), "cannot find a qualified ippool");
         assert_eq!(
@@ -487,7 +489,7 @@ mod tests {
         assert_eq!(blocks_from(&four, 255).count(), 256);
         let one = make(new("p", "10.0.0.0/26"));
         assert_eq!(blocks_from(&one, u64::MAX).collect::<Vec<_>>(), [net("10.0.0.0/26")]);
-        // Blocks larger than the pool, or longer than an address: only a foreign program writes these.
+        // Blocks larger than the pool, or with prefixes longer than an address. Only other programs write them.
         for block_size in [20, 33, 255] {
             let odd = make(new("p", "10.0.0.0/26").with_block_size(block_size));
             assert_eq!(blocks_from(&odd, 7).count(), 0);

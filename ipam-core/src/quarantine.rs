@@ -1,10 +1,12 @@
-//! Addresses that a device outside of the store has: they are reserved until a person releases them, or for a day.
+//! Quarantine of addresses that a device outside the store uses. They are reserved until an operator releases them, or
+//! for a day.
 //!
-//! They stand in an IPReservation of one fixed name, so that every path, other nodes and Calico pass over them; an
-//! annotation says since when and why. An entry that is older than a day goes when the next one comes.
+//! They are recorded in one IPReservation with a fixed name, so that no assignment uses them, on other nodes and in
+//! Calico too. An annotation records since when and why. Entries older than a day are removed when the next one is
+//! added.
 //!
-//! Guards: the reservation, the blocks that lose an address, and the attachment's handle. So the attachment's address is
-//! released and quarantined at once, or neither happens.
+//! Guards: the reservation, the blocks that lose an address, and the attachment's handle. So the attachment's address
+//! is released and quarantined in one step, or not at all.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -28,19 +30,19 @@ use crate::write_set::WriteSet;
 
 /// The name of the reservation.
 pub const QUARANTINE: &str = "margay-quarantine";
-/// Its annotation: a JSON object of the addresses with their [`QuarantineEntry`].
+/// The annotation of the reservation: a JSON object that maps addresses to their [`QuarantineEntry`].
 const QUARANTINE_ANNOTATION: &str = "margay.io/quarantine";
-/// The most addresses in it. Each ADD reads them all.
+/// Maximum number of quarantined addresses. Each ADD reads all of them.
 pub const MAX_QUARANTINED_ADDRESSES: usize = 256;
-/// How long an address stays at least, unless there are more than the most.
+/// Minimum time of an address in quarantine, unless the quarantine is full.
 pub const QUARANTINE_PERIOD: Duration = Duration::DAY;
 
-/// Why an address is in quarantine.
+/// The reason why an address is in quarantine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuarantineEntry {
-    /// Since when, as RFC 3339 in UTC.
+    /// The start of the quarantine, as RFC 3339 in UTC.
     pub since: String,
-    /// The reason.
+    /// The observation that led to the quarantine.
     pub reason: String,
     /// The node that found the device.
     pub node: String,
@@ -49,12 +51,12 @@ pub struct QuarantineEntry {
 /// The quarantined addresses.
 pub type Quarantine = BTreeMap<IpAddr, QuarantineEntry>;
 
-/// An address in quarantine as a row: the JSON of `margay ipam quarantine list` and of the daemon's page.
+/// A quarantined address as a row of `margay ipam quarantine list` (JSON) and of the daemon's page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QuarantineRow {
     /// The address.
     pub address: IpAddr,
-    /// Why it is in quarantine.
+    /// The start, the reason and the reporting node.
     #[serde(flatten)]
     pub why: QuarantineEntry,
 }
@@ -64,8 +66,8 @@ pub fn quarantine_rows(quarantine: Quarantine) -> Vec<QuarantineRow> {
     quarantine.into_iter().map(|(address, why)| QuarantineRow { address, why }).collect()
 }
 
-/// The quarantined addresses that one of these reservations records. An address that a person has taken out of the
-/// reservation is none of them.
+/// The quarantined addresses in these reservations. An address that a person has removed from the reservation is not
+/// quarantined.
 pub fn quarantine_of(reservations: &[IpReservation]) -> Quarantine {
     reservations.iter().find(|one| one.name() == QUARANTINE).map(recorded).unwrap_or_default()
 }
@@ -78,12 +80,13 @@ fn recorded(document: &IpReservation) -> Quarantine {
     noted
 }
 
-/// True if the time of an entry is over.
+/// True if the time in quarantine is over.
 fn is_over(entry: &QuarantineEntry, now: OffsetDateTime) -> bool {
     parse_rfc3339(&entry.since).is_some_and(|since| age(now, since) >= QUARANTINE_PERIOD)
 }
 
-/// A reservation as an assignment heeds it: a quarantined address whose time is over can be assigned, and is probed again.
+/// The reservation as assignments apply it: an address whose time in quarantine is over can be assigned, and is probed
+/// again.
 pub(crate) fn in_force(mut document: IpReservation, now: OffsetDateTime) -> IpReservation {
     if document.name() == QUARANTINE {
         let before = recorded(&document);
@@ -96,7 +99,8 @@ pub(crate) fn in_force(mut document: IpReservation, now: OffsetDateTime) -> IpRe
     document
 }
 
-/// Adds addresses to the quarantine. Those whose time is over go, and the oldest of too many, which are returned.
+/// Adds addresses to the quarantine and removes those whose time is over. If there are too many, also removes the
+/// oldest and returns them.
 fn add(document: &mut IpReservation, new: &Quarantine, now: OffsetDateTime) -> Vec<IpAddr> {
     let before = recorded(document);
     let mut after = before.clone();
@@ -112,7 +116,7 @@ fn add(document: &mut IpReservation, new: &Quarantine, now: OffsetDateTime) -> V
     dropped
 }
 
-/// Takes an address out of the quarantine. Returns its entry; `None` if it is not in there.
+/// Removes an address from the quarantine and returns its entry, or `None` if it is not quarantined.
 pub fn take(document: &mut IpReservation, ip: IpAddr) -> Option<QuarantineEntry> {
     let before = recorded(document);
     let mut after = before.clone();
@@ -121,7 +125,7 @@ pub fn take(document: &mut IpReservation, ip: IpAddr) -> Option<QuarantineEntry>
     Some(taken)
 }
 
-/// Records the quarantine. Networks that a person has added to the reservation stay.
+/// Writes the quarantine to the reservation. Networks that a person has added to the reservation are kept.
 fn record(document: &mut IpReservation, before: &Quarantine, after: &Quarantine) {
     let single = |ip: &IpAddr| IpNet::from(*ip);
     let mut networks: Vec<IpNet> = document.texts().iter().filter_map(|text| parse_entry(text)).collect();
@@ -132,12 +136,12 @@ fn record(document: &mut IpReservation, before: &Quarantine, after: &Quarantine)
 }
 
 impl Ipam {
-    /// Takes addresses away from an attachment that has just got them, since a device has them already, each for a
-    /// reason, and puts them into quarantine, in one commit. An address that the attachment does not have, or not any
-    /// more, is passed over. Returns the addresses that are quarantined now.
+    /// Moves addresses that an attachment has just got into quarantine, in one commit, because another device uses
+    /// them. Each address comes with the reason. Addresses that the attachment does not hold, or no longer holds, are
+    /// skipped. Returns the addresses that were quarantined.
     ///
     /// # Errors
-    /// Those of the store, and damaged documents that stand in the way.
+    /// Any store error. `Malformed` for damaged documents that the commit needs.
     #[boxed_future]
     pub async fn quarantine(
         &self,
@@ -180,7 +184,7 @@ impl Ipam {
             Ok((new.into_keys().collect::<Vec<_>>(), dropped))
         })?;
         if !dropped.is_empty() {
-            tracing::warn!(?dropped, "the quarantine is full, so the oldest addresses leave it");
+            tracing::warn!(?dropped, "the quarantine is full; removing its oldest addresses");
         }
         Ok(done)
     }

@@ -1,17 +1,17 @@
-//! Releasing addresses: of an attachment, of a handle, or one by one. Those of an attachment are released in one
-//! commit; the others in as many as it takes, each of whole addresses with their handles.
+//! Releases addresses: of an attachment, of a handle, or one by one. The addresses of an attachment are released in one
+//! commit. The others take as many commits as needed, and each commit also updates the handles of its addresses.
 //!
-//! Guards: every block that loses an address and the handles of those addresses, so that nothing is released that has
-//! been assigned to another holder meanwhile. The handle, which names the blocks to read, is not guarded when nothing
-//! of it is found: then there is nothing to release, as of the revision that was read.
+//! Guards: every block that loses an address, and the handles of these addresses, so that no address is released that
+//! was meanwhile assigned to another holder. The handle names the blocks to read. It is not guarded if nothing is
+//! found, because then there is nothing to release as of the revision that was read.
 //!
-//! Calico releases by handle, whatever the name of the node is. Here a handle alone is too little: a container id that
-//! a person has chosen can turn up on two nodes. So an allocation of another node is released with the attachment if
-//! handle, network and interface are the attachment's, and the container id is one that runtimes make, or the other
-//! node is not registered any more.
+//! Calico releases by handle, whatever the name of the node is. Here a handle alone is not enough, because a container
+//! id that a person has chosen can occur on two nodes. So an allocation of another node is released with the attachment
+//! if handle, network and interface match, and if either the container id is one that runtimes generate, or the other
+//! node is no longer registered.
 //!
-//! DEL of a virtual machine's pod removes the pod from the owners; the machine's addresses are released with the machine.
-//! That no other pod is an owner is true of the blocks as they were read, and each of them is written.
+//! DEL of a virtual machine's pod removes the pod from the owners. The addresses are released with the machine. Whether
+//! another pod is an owner is read from the blocks, and each of them is written, so it still holds at the commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -35,32 +35,35 @@ use crate::vm::{VmFate, VmHoldings, VmPod, is_off, switch_key};
 use crate::workloads::{forget, names_of};
 use crate::write_set::{WriteSet, likely_counters};
 
-/// The most blocks of a handle that are changed in one commit: four of the largest usual ones are a megabyte.
+/// Maximum number of blocks of a handle changed in one commit. Four of the largest usual blocks take a megabyte.
 const MAX_BLOCKS_PER_COMMIT: usize = 4;
-/// The most single addresses that are released in one commit: each can have a handle of its own, which is a guard.
+/// Maximum number of single addresses released in one commit. Each can have a handle of its own, which is a guard.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
-/// So often an attempt lowers the counters of quotas. Many that release at once overtake each other there, and none has to.
+/// Number of attempts of a release that also lower the quota counters. Concurrent releases conflict on these counters,
+/// and the counters may lag.
 const MAX_COUNTER_ATTEMPTS: usize = 3;
 
 /// The outcome of a release of single addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedAddresses {
-    /// Addresses that were held and are not any more.
+    /// The addresses that were held and are not any more.
     pub released: Vec<IpAddr>,
-    /// Addresses that had no holder.
+    /// The addresses that had no holder.
     pub unallocated: Vec<IpAddr>,
 }
 
 impl Ipam {
-    /// Frees all that is recorded for an attachment, and what its handle holds on its node without a recorded
-    /// interface. A node that was renamed has a container of the same id under its former name: its addresses are freed
-    /// as well if the id is one that runtimes make, or the former name is not registered any more. Finding nothing is
-    /// not an error, so that the call can be repeated. An assignment that broke off is settled first, so that it cannot
-    /// happen afterwards, where [pending commits](crate::pending_commits) are recorded. `old_handles` are the handles under
-    /// which earlier versions of Calico kept a workload's addresses.
+    /// Releases all addresses that are recorded for an attachment, and those that its handle holds on its node without
+    /// a recorded interface. A renamed node may have addresses of the container under its former name. These are
+    /// released as well if the container id is one that runtimes generate, or if the former name is no longer
+    /// registered. Finding no address is not an error, so the call can be repeated.
+    ///
+    /// If [pending commits](crate::pending_commits) are recorded, an interrupted assignment is settled first, so that
+    /// it cannot happen afterwards. `old_handles` are the handles under which earlier versions of Calico kept a
+    /// workload's addresses.
     ///
     /// # Errors
-    /// Those of the store, and damaged documents that stand in the way.
+    /// Any store error. `Malformed` for damaged documents that the release needs.
     #[boxed_future]
     pub async fn release_attachment(
         &self,
@@ -71,12 +74,13 @@ impl Ipam {
         self.release_attachment_of(attachment, old_handles, &[], None, None, deadline).await
     }
 
-    /// The same for an attachment for which the caller names these addresses. All that it has is freed, and nothing
-    /// else: the addresses only tell where to read first, which saves a round trip, as the pod's namespace does where
-    /// namespaces have quotas. The attachment's stored endpoint, if one is named, is deleted in the same commit.
+    /// Like [`release_attachment`](Self::release_attachment), with more of what the caller has. All addresses of the
+    /// attachment are released, and no others: `addresses` only say which blocks to read first, which saves a round
+    /// trip. `namespace` is the pod's namespace, and saves a round trip if namespaces have quotas. If `endpoint` is
+    /// given, this stored endpoint of the attachment is deleted in the same commit.
     ///
     /// # Errors
-    /// As [`release_attachment`](Self::release_attachment); a damaged endpoint of a pod.
+    /// The errors of [`release_attachment`](Self::release_attachment). `Malformed` for a damaged endpoint of a pod.
     #[boxed_future]
     pub async fn release_attachment_of(
         &self,
@@ -112,14 +116,14 @@ impl Ipam {
             let kept = gone.kept.clone();
             Ok(((gone.write(work, &own.node).await?, renamed), kept))
         })?;
-        // A workload that is made again asks next for what waits for it.
+        // A recreated workload next needs the blocks in which its addresses wait.
         if !kept.is_empty() {
             self.remember(attachment, &recalled, &hints::with_used(&recalled, kept.into_iter()));
         }
         Ok(OtherHandles::reported(released))
     }
 
-    /// Releases what an attachment holds under these handles, as a part of what the workset will write.
+    /// Releases the addresses that an attachment holds under these handles, as part of the write set.
     async fn release_own(
         &self,
         work: &mut WriteSet<'_>,
@@ -133,11 +137,11 @@ impl Ipam {
         Ok((gone, renamed))
     }
 
-    /// Frees all that a handle holds, on any node: one commit, or one for every four blocks if it has addresses in
-    /// more.
+    /// Releases all addresses of a handle, on any node, in one commit for every four blocks.
     ///
     /// # Errors
-    /// `NotFound` if there is no such handle; those of the store, when some blocks may be done already: repeat it then.
+    /// `NotFound` if the handle does not exist. Any store error, after which some blocks may be done already; repeat
+    /// the call then.
     #[boxed_future]
     pub async fn release_by_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         let handles = [handle.to_owned()];
@@ -160,10 +164,10 @@ impl Ipam {
         }
     }
 
-    /// Frees all that is recorded for a container, in every network. A commit for each handle.
+    /// Releases all addresses of a container in every network, with a commit for each handle.
     ///
     /// # Errors
-    /// `NotFound` if nothing is recorded for the container; those of the store.
+    /// `NotFound` if no address is recorded for the container. Any store error.
     #[boxed_future]
     pub async fn release_by_container(&self, container: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         let blocks = kv::StoreExt::list(self.store(), Range::Prefix(keys::blocks_prefix(None))).await?;
@@ -188,12 +192,13 @@ impl Ipam {
         Ok(released)
     }
 
-    /// Frees single addresses. Those that have no holder, or are in cooldown already, are returned as such. Up to 60
-    /// addresses in up to 4 blocks go in one commit or not at all; more than that in several, block after block.
+    /// Releases single addresses. Those without a holder, or already in cooldown, are returned in `unallocated`. Up to
+    /// 60 addresses in up to 4 blocks are released in one atomic commit. More take several commits, block by block.
     ///
     /// # Errors
-    /// `ReleaseConflict` if one is held by another handle, or has another sequence number, than its request says: nothing
-    /// of its commit is released then, and nothing of those after it. Those of the store, when some may be released already.
+    /// `ReleaseConflict` if an address is held by another handle, or has another sequence number, than its request
+    /// says. Then nothing of that commit and of later ones is released. Any store error, after which some addresses may
+    /// be released already.
     #[boxed_future]
     pub async fn release_ips(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReleasedAddresses> {
         let mut ordered = requests.to_vec();
@@ -208,7 +213,8 @@ impl Ipam {
         Ok(done)
     }
 
-    /// Releases as many of the first addresses as one commit holds, and returns these. The requests are sorted.
+    /// Releases as many of the first requests as one commit holds, and returns their addresses. The requests are
+    /// sorted.
     async fn release_first(
         &self,
         requests: &[ReleaseRequest],
@@ -236,7 +242,6 @@ impl Ipam {
         })
     }
 
-    /// Releases from one block.
     async fn release_from(
         &self,
         work: &mut WriteSet<'_>,
@@ -271,8 +276,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Releases the addresses of the handles that `mine` selects, in the first `most` blocks that they name. Returns
-    /// also the number of blocks that are left.
+    /// Releases the addresses of the handles that `mine` selects, in the first `most` blocks that the handles name.
+    /// Also returns the number of blocks that are left.
     async fn release_handles(
         &self,
         tx: &mut Transaction,
@@ -288,7 +293,7 @@ impl Ipam {
         Ok((gone.released, gone.left))
     }
 
-    /// The same as a part of what the workset will write.
+    /// Like [`Self::release_handles`], as part of a write set.
     async fn release_from_handles(
         &self,
         work: &mut WriteSet<'_>,
@@ -314,7 +319,8 @@ impl Ipam {
             };
             match found {
                 HandleEntry::Others => continue,
-                // The handle names a block that holds nothing of it: a foreign writer was interrupted. Mend the handle.
+                // The handle names a block that holds nothing of it, because another writer was interrupted. Repair the
+                // handle.
                 HandleEntry::NoBlock => {}
                 HandleEntry::Addresses => {
                     let change =
@@ -341,9 +347,9 @@ impl Ipam {
 #[derive(Default)]
 struct HandleRelease {
     released: Vec<IpAddr>,
-    /// Blocks that have become empty.
+    /// Blocks that became empty.
     emptied: BTreeSet<IpNet>,
-    /// Blocks with released addresses that wait for their workload.
+    /// Blocks with released addresses that now wait for their workload.
     kept: BTreeSet<IpNet>,
     /// The number of blocks of the handles that were not read.
     left: usize,
@@ -359,21 +365,21 @@ impl HandleRelease {
     }
 }
 
-/// The first requests, about so many: all for one address stay together.
+/// The first requests, about `most` of them. All requests for one address stay together.
 fn first_requests(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
     let last = requests.get(most.saturating_sub(1)).map(|request| request.address);
     let more = requests.iter().skip(most).take_while(|request| Some(request.address) == last).count();
     requests.get(..most + more).unwrap_or(requests)
 }
 
-/// The addresses for a release in a block that a handle names.
+/// The entries of a handle in a block that the handle names.
 enum HandleEntry {
     Addresses,
     Others,
     NoBlock,
 }
 
-/// Reads in one round trip what a release by handle needs, and more keys: the blocks that it probably changes.
+/// Prefetches the keys of a release by handle and `more` keys, the blocks that it probably changes, in one round trip.
 async fn prefetch(
     ipam: &Ipam,
     tx: &mut Transaction,
@@ -391,7 +397,6 @@ async fn prefetch(
     Ok(())
 }
 
-/// The blocks that the handles name.
 async fn blocks_of_handles(work: &mut WriteSet<'_>, handles: &[String]) -> Result<Vec<(String, IpNet)>> {
     let mut named = Vec::new();
     for handle in handles {
@@ -403,8 +408,8 @@ async fn blocks_of_handles(work: &mut WriteSet<'_>, handles: &[String]) -> Resul
     Ok(named)
 }
 
-/// Releases blocks of the node that have become empty and whose pool does not select the node (any more), as Calico
-/// does after a release. Node and pools are read without guards: if they change now, the next ADD releases the blocks.
+/// Releases blocks of the node that became empty and whose pool does not select the node any more, as Calico does after
+/// a release. Node and pools are read without guards. If they change meanwhile, the next ADD releases the blocks.
 async fn release_unselected_blocks(work: &mut WriteSet<'_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
     let key = keys::resource(ResourceKind::Node, node);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(()) };
@@ -422,7 +427,7 @@ async fn release_unselected_blocks(work: &mut WriteSet<'_>, node: &str, emptied:
     Ok(())
 }
 
-/// The other names that were found, with the addresses under them.
+/// Addresses of the attachment's handle that are recorded for other nodes, by node: those to release and those to keep.
 #[derive(Debug, Default)]
 struct OtherHandles {
     handle: String,
@@ -431,8 +436,8 @@ struct OtherHandles {
 }
 
 impl OtherHandles {
-    /// Scans the blocks of the handles, of which the attachment's is one. That another node is not registered is
-    /// guarded, and costs a read only where the container id does not decide.
+    /// Scans the blocks of the handles, one of which is the attachment's. That another node is not registered is
+    /// guarded. It costs a read only if the container id does not decide.
     async fn find(work: &mut WriteSet<'_>, own: &Attachment, handles: &[String]) -> Result<Self> {
         let named = blocks_of_handles(work, handles).await?;
         let blocks: Vec<IpNet> = named.iter().map(|(_, cidr)| *cidr).collect();
@@ -456,14 +461,14 @@ impl OtherHandles {
         Ok(renamed)
     }
 
-    /// True if an allocation is released with the attachment, under another name of the node.
+    /// True if an allocation recorded for another node is released with the attachment.
     fn has(&self, own: &Attachment, entry: &Attribute) -> bool {
         !self.goes.is_empty()
             && entry.has_handle(&self.handle)
             && own.other_node(entry).is_some_and(|node| self.goes.contains_key(node))
     }
 
-    /// Logs what was done, and returns the released addresses.
+    /// Logs the addresses that were recorded for other nodes, and returns the released ones.
     fn reported((released, renamed): (Vec<IpAddr>, Self)) -> Vec<IpAddr> {
         let Self { handle, goes, stays } = &renamed;
         for (node, addresses) in goes {
@@ -482,13 +487,14 @@ impl OtherHandles {
 }
 
 impl Ipam {
-    /// Removes a pod from the owners of its virtual machine's addresses. If no owner is left and the machine is being
-    /// deleted, or addresses of machines are not kept, all that the machine holds is released. The same commit releases
-    /// the container's own addresses, as [`release_attachment_of`](Self::release_attachment_of) finds them. Finding
-    /// nothing is not an error, so that the call can be repeated.
+    /// Removes a pod from the owners of its virtual machine's addresses. If no owner is left, and either the machine is
+    /// being deleted or addresses of machines are not kept, all addresses of the machine are released. The same commit
+    /// releases the container's own addresses, which are found as in
+    /// [`release_attachment_of`](Self::release_attachment_of). Finding no address is not an error, so the call can be
+    /// repeated.
     ///
     /// # Errors
-    /// Those of the store, and damaged documents that stand in the way.
+    /// Any store error. `Malformed` for damaged documents that the release needs.
     #[boxed_future]
     pub async fn release_vm_pod(
         &self,
@@ -532,7 +538,7 @@ impl Ipam {
     }
 }
 
-/// The addresses of which the pod is an owner, each with the change that removes it; and whether another pod is an owner.
+/// The addresses that the pod owns, each with the change that removes the pod, and whether another pod is an owner.
 async fn owned_by(
     work: &mut WriteSet<'_>,
     vm: &VmPod,

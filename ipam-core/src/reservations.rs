@@ -1,4 +1,4 @@
-//! The addresses that reservations keep from being assigned, as one set.
+//! The reserved addresses of all reservations, as one set.
 
 use std::net::IpAddr;
 
@@ -7,14 +7,14 @@ use ipnet::IpNet;
 use crate::model::IpReservation;
 use crate::net::{Count, Family, bounds, number};
 
-/// A set of reserved addresses, of both families.
+/// A set of reserved addresses of both families.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reservations {
     v4: Spans,
     v6: Spans,
 }
 
-/// An entry of a reservation that is neither a network nor an address. It reserves nothing.
+/// An entry of a reservation that is neither a network nor an address, and reserves nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkippedReservation {
     /// The name of the reservation.
@@ -23,19 +23,19 @@ pub struct SkippedReservation {
     pub entry: String,
 }
 
-/// Numbers of addresses as spans, both ends inclusive: ascending, and neither overlapping nor touching.
+/// Inclusive spans of address numbers, in ascending order, that neither overlap nor touch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Spans(Vec<(u128, u128)>);
 
 impl Reservations {
-    /// The set of all that these networks hold.
+    /// Creates the set of all addresses in these networks.
     pub fn new(networks: impl IntoIterator<Item = IpNet>) -> Self {
         let (v4, v6): (Vec<_>, Vec<_>) = networks.into_iter().partition(|net| Family::of_net(*net) == Family::V4);
         Self { v4: Spans::merge(v4), v6: Spans::merge(v6) }
     }
 
-    /// The set of all that these reservations hold, and the entries that could not be read, for a log: as in Calico they
-    /// are passed over.
+    /// Creates the set of all addresses in these reservations. Also returns the entries that could not be parsed, for a
+    /// log; like Calico, this skips them.
     pub fn from_documents<'a>(
         documents: impl IntoIterator<Item = &'a IpReservation>,
     ) -> (Self, Vec<SkippedReservation>) {
@@ -51,7 +51,7 @@ impl Reservations {
         (Self::new(networks), skipped)
     }
 
-    /// This set and all that these networks hold.
+    /// Returns this set with the addresses of these networks added.
     pub(crate) fn with(&self, networks: &[IpNet]) -> Self {
         let mut other = Self::new(networks.iter().copied());
         other.v4 = Spans::merge_spans(self.v4.0.iter().chain(&other.v4.0).copied().collect());
@@ -59,7 +59,7 @@ impl Reservations {
         other
     }
 
-    /// True if nothing is reserved.
+    /// True if no address is reserved.
     pub fn is_empty(&self) -> bool {
         self.v4.0.is_empty() && self.v6.0.is_empty()
     }
@@ -70,35 +70,35 @@ impl Reservations {
         self.of(Family::of(ip)).within(number, number).next().is_some()
     }
 
-    /// True if some address of the network is reserved.
+    /// True if any address of the network is reserved.
     pub fn touches(&self, net: IpNet) -> bool {
         let (first, last) = bounds(net);
         self.of(Family::of_net(net)).within(first, last).next().is_some()
     }
 
-    /// True if every address of the network is reserved, by one reservation or by several together.
+    /// True if every address of the network is reserved, by one or more reservations.
     pub fn covers(&self, net: IpNet) -> bool {
         self.count_in(net) == Count::of_net(net)
     }
 
-    /// Where the reserved span ends that holds the whole network: the number of its last address. `None` if part of the
+    /// The number of the last address of the reserved span that contains the whole network, or `None` if a part of the
     /// network is not reserved.
     pub(crate) fn end_of_cover(&self, net: IpNet) -> Option<u128> {
         let (first, last) = bounds(net);
         let spans = &self.of(Family::of_net(net)).0;
-        // Spans do not touch, so what is covered is covered by a single one.
+        // Spans do not touch, so a covered network lies in a single span.
         let span = spans.get(spans.partition_point(|span| span.1 < last))?;
         (span.0 <= first).then_some(span.1)
     }
 
-    /// How many addresses of the network are reserved.
+    /// The number of reserved addresses in the network.
     pub fn count_in(&self, net: IpNet) -> Count {
         let (first, last) = bounds(net);
         let parts = self.of(Family::of_net(net)).within(first, last);
         parts.fold(Count::ZERO, |sum, (first, last)| sum.plus(Count::of_span(first, last)))
     }
 
-    /// How many networks of this length in the network have a reserved address.
+    /// The number of networks of this prefix length in the network that contain a reserved address.
     pub fn count_of_length(&self, net: IpNet, length: u8) -> Count {
         let host_bits = u32::from(Family::of_net(net).bits().saturating_sub(length));
         if host_bits == 0 {
@@ -108,7 +108,7 @@ impl Reservations {
         let unit = |number: u128| number.checked_shr(host_bits).unwrap_or(0);
         let mut counted = (Count::ZERO, None);
         for (first, last) in self.of(Family::of_net(net)).within(first, last) {
-            // Two spans may touch the same network.
+            // Two spans may lie in the same network.
             let first = counted.1.map_or(unit(first), |before: u128| unit(first).max(before + 1));
             counted = (counted.0.plus(Count::of_span(first, unit(last))), Some(unit(last)));
         }
@@ -140,7 +140,7 @@ impl Spans {
         Self(merged)
     }
 
-    /// The parts of the spans that lie between two numbers, both inclusive.
+    /// The parts of the spans between two numbers, both inclusive.
     fn within(&self, first: u128, last: u128) -> impl Iterator<Item = (u128, u128)> {
         let start = self.0.partition_point(|span| span.1 < first);
         let spans = self.0.get(start..).unwrap_or_default().iter().take_while(move |span| span.0 <= last);
@@ -148,7 +148,7 @@ impl Spans {
     }
 }
 
-/// An entry of a reservation: a network, of which host bits are cut off, or a single address.
+/// Parses an entry of a reservation: a network, whose host bits are cleared, or a single address.
 pub fn parse_entry(entry: &str) -> Option<IpNet> {
     match entry.parse::<IpNet>() {
         Ok(net) => Some(net.trunc()),

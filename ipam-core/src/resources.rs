@@ -1,5 +1,4 @@
-//! Pools, reservations and the settings that all nodes share: making pools and reservations, deleting reservations, reading and
-//! changing the settings.
+//! Creates pools and reservations, deletes reservations, and reads and changes the settings that all nodes share.
 
 use std::net::IpAddr;
 
@@ -15,17 +14,18 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, IpReservation, IpamConfig, NewPool, Pool, check_name, check_new_pool};
 use crate::write_set::WriteSet;
 
-/// Where those take turns that make a pool beside very many others.
+/// The key that serializes the creation of pools when there are too many pools to guard.
 const POOLS_LOCK: &str = "/margay/v1/pools";
 
 impl Ipam {
-    /// Makes a pool; with a gateway, one that is ready for a bridged network. Affinities that an earlier pool left there
-    /// are deleted before, see [`Self::drop_affinities_beside`].
+    /// Creates a pool. With a gateway, the pool is prepared for a bridged network. Affinities that an earlier pool left
+    /// behind are deleted first; see [`Self::drop_affinities_beside`].
     ///
-    /// Guards: no pool came or changed meanwhile.
+    /// Guards: no pool was created or changed meanwhile.
     ///
     /// # Errors
-    /// `Exists`; `Invalid`, with Calico's text, for a pool that must not be; a gateway that is not a host's address of it.
+    /// `Exists` if the name is taken. `InvalidPool`, with Calico's text, for an invalid pool. `Bridge` if the gateway
+    /// is not a host address of the pool. Any store error.
     #[boxed_future]
     pub async fn create_pool(&self, new: &NewPool, gateway: Option<IpAddr>, deadline: Deadline) -> Result<Pool> {
         let key = keys::resource(ResourceKind::IpPool, &new.name);
@@ -48,10 +48,10 @@ impl Ipam {
         })
     }
 
-    /// Checks a new pool, also against the pools and blocks that there are.
+    /// Checks a new pool, also against the existing pools and blocks.
     ///
     /// # Errors
-    /// `Invalid`, with Calico's text, for a pool that must not be; those of the store.
+    /// `InvalidPool`, with Calico's text, for an invalid pool. Any store error.
     pub async fn check_beside_others(&self, tx: &mut Transaction, new: &NewPool) -> Result<()> {
         let others = self.pools_beside(tx).await?;
         let blocks = tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(None))).await?;
@@ -59,8 +59,8 @@ impl Ipam {
         Ok(check_new_pool(new, &others, &blocks)?)
     }
 
-    /// All pools, for a caller that makes another one: the commit fails if one has come or changed by then. Of more
-    /// than can be guarded one by one, those that are made come one after the other.
+    /// Reads and guards all pools, for a caller that creates another pool. With more pools than can be guarded one by
+    /// one, creations run one after the other, guarded by a single key.
     pub(crate) async fn pools_beside(&self, tx: &mut Transaction) -> Result<Vec<Pool>> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         match tx.list(&pools).await {
@@ -75,10 +75,10 @@ impl Ipam {
         }
     }
 
-    /// Makes a reservation.
+    /// Creates a reservation.
     ///
     /// # Errors
-    /// `Exists`; `Invalid` for a name that cannot be one.
+    /// `Exists` if the name is taken. `Invalid` for an invalid name. Any store error.
     #[boxed_future]
     pub async fn create_reservation(&self, name: &str, networks: &[IpNet], deadline: Deadline) -> Result<()> {
         check_name(name).map_err(|reason| Error::Invalid(format!("reservation {name}: {reason}")))?;
@@ -95,7 +95,7 @@ impl Ipam {
     /// Deletes a reservation.
     ///
     /// # Errors
-    /// `NotFound`.
+    /// `NotFound` if the reservation does not exist. Any store error.
     #[boxed_future]
     pub async fn delete_reservation(&self, name: &str, deadline: Deadline) -> Result<()> {
         let key = keys::resource(ResourceKind::IpReservation, name);
@@ -110,23 +110,24 @@ impl Ipam {
 }
 
 impl Ipam {
-    /// The settings; the defaults where none are stored. Reading them stores nothing.
+    /// The settings, or the defaults if none are stored. Does not store anything.
     ///
     /// # Errors
-    /// Those of the store; a damaged document.
+    /// Any store error. `Malformed` for a damaged document.
     pub async fn config(&self, deadline: Deadline) -> Result<IpamConfig> {
         transact!(reading self, deadline, |tx| read_config(tx).await)
     }
 
-    /// Changes the settings, and returns them. `change` is given what is stored now, and may be called again if somebody
-    /// else changes the settings meanwhile: no change of anybody gets lost, where Calico overwrites. Fields that this version
-    /// does not know stay as they are. A change that changes nothing writes nothing. From then on no assignment goes through
-    /// that was decided by the old settings; what was assigned before stays.
+    /// Changes the settings, and returns them. `change` gets the stored settings, and is called again if another writer
+    /// changes them meanwhile. So no change is lost, whereas Calico overwrites. Unknown fields are kept. If nothing
+    /// changes, nothing is written. After the commit, no assignment succeeds that was decided by the old settings.
+    /// Existing assignments are kept.
     ///
     /// Guards: the settings.
     ///
     /// # Errors
-    /// `Settings`, with Calico's texts, for settings that contradict each other; those of the store; a damaged document.
+    /// `Settings`, with Calico's texts, for contradictory settings. Any store error. `Malformed` for a damaged
+    /// document.
     pub async fn change_config(
         &self,
         change: impl Fn(IpamConfig) -> IpamConfig,

@@ -1,11 +1,11 @@
-//! Calico's selector language: it selects nodes, or namespaces, for a pool by their labels.
+//! Calico's selector language, which selects nodes or namespaces for a pool by their labels.
 //!
 //! ```text
 //! all()   global()   has(k)   !x   x && y   x || y   (x)
 //! k == 'v'   k != 'v'   k in {'a', 'b'}   k not in {'a'}   k contains 'v'   k starts with 'v'   k ends with 'v'
 //! ```
-//! `&&` binds tighter than `||`, `!` tighter than both. A label that is missing makes `!=` and `not in` true, and every
-//! other comparison false. An empty selector matches everything.
+//! `&&` binds tighter than `||`, and `!` tighter than both. For a missing label, `!=` and `not in` are true, and all
+//! other comparisons are false. An empty selector matches everything.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,13 +13,13 @@ use std::str::FromStr;
 
 use crate::model::Labels;
 
-/// A selector that has been read.
+/// A parsed selector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector {
     root: Expression,
 }
 
-/// A part of a selector.
+/// An expression of a selector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Expression {
     All,
@@ -29,9 +29,9 @@ enum Expression {
     In(String, BTreeSet<String>),
     NotIn(String, BTreeSet<String>),
     Not(Box<Expression>),
-    // Two or more.
+    // Two or more expressions.
     And(Vec<Expression>),
-    // Two or more.
+    // Two or more expressions.
     Or(Vec<Expression>),
 }
 
@@ -50,12 +50,12 @@ impl Selector {
         Self { root: Expression::All }
     }
 
-    /// True if something with these labels is selected.
+    /// True if the selector matches these labels.
     pub fn matches(&self, labels: &Labels) -> bool {
         self.root.matches(labels)
     }
 
-    /// True if `global()` stands somewhere in it.
+    /// True if the selector contains `global()`.
     pub fn uses_global(&self) -> bool {
         self.root.uses_global()
     }
@@ -64,10 +64,10 @@ impl Selector {
 impl FromStr for Selector {
     type Err = SelectorError;
 
-    /// Reads a selector.
+    /// Parses a selector.
     ///
     /// # Errors
-    /// [`SelectorError`] if it is not one, or is longer or nested deeper than this allows.
+    /// [`SelectorError`] if the text is no selector, or exceeds the limits of length or nesting.
     fn from_str(text: &str) -> Result<Self, SelectorError> {
         Ok(Self { root: parse(text)? })
     }
@@ -98,8 +98,8 @@ impl Expression {
         }
     }
 
-    /// How tightly it binds. A part is shown in parentheses unless it binds tighter than the selector that it is a part
-    /// of: with more parentheses, the shown text could be nested too deep to be read.
+    /// The binding strength. A part is displayed in parentheses unless it binds tighter than the expression around it.
+    /// With more parentheses, the displayed text could be nested too deep to be parsed.
     fn tightness(&self) -> u8 {
         match self {
             Self::Or(_) => 0,
@@ -146,7 +146,7 @@ impl Comparison {
     }
 }
 
-/// A text in quotes. It never holds both kinds of quote, since it was read between two of one kind.
+/// A text in quotes. It never contains both kinds of quotes, since it was parsed between two of one kind.
 struct Quoted<'a>(&'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -184,16 +184,17 @@ impl fmt::Display for Expression {
 }
 
 impl fmt::Display for Selector {
-    /// The selector in one fixed form that reads back as the same selector, unless it is longer than [`MAX_SELECTOR_BYTES`].
+    /// Formats the selector in a canonical form. Parsing it gives the same selector, unless the text exceeds
+    /// [`MAX_SELECTOR_BYTES`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.root.fmt(f)
     }
 }
 
-/// How long a selector may be, in bytes.
+/// Maximum length of a selector, in bytes.
 pub const MAX_SELECTOR_BYTES: usize = 64 * 1024;
 
-/// How many parentheses may stand in each other. Reading, showing and matching need stack in proportion.
+/// Maximum nesting of parentheses. Parsing, displaying and matching need stack in proportion to it.
 pub const MAX_DEPTH: usize = 100;
 
 fn parse(text: &str) -> Result<Expression, SelectorError> {
@@ -208,7 +209,7 @@ fn parse(text: &str) -> Result<Expression, SelectorError> {
     if parser.token == Token::End { Ok(root) } else { parser.error(SelectorErrorKind::Unexpected) }
 }
 
-/// Reads with one token ahead.
+/// A parser with one token of lookahead.
 struct Parser<'a> {
     tokens: Tokens<'a>,
     position: usize,
@@ -223,14 +224,14 @@ impl<'a> Parser<'a> {
         Ok(Self { tokens, position, token, depth: 0 })
     }
 
-    /// Takes the token and reads the next one.
+    /// Returns the current token and reads the next one.
     fn advance(&mut self) -> Result<Token<'a>, SelectorError> {
         let (position, next) = self.tokens.next()?;
         self.position = position;
         Ok(std::mem::replace(&mut self.token, next))
     }
 
-    /// An error at the token that was not taken; at the end of the text, the error is that end.
+    /// Returns an error at the current token, or at the end of the text.
     fn error<T>(&self, kind: SelectorErrorKind) -> Result<T, SelectorError> {
         Err(SelectorError::new(self.position, kind))
     }
@@ -255,7 +256,7 @@ impl<'a> Parser<'a> {
         Ok(one_or(parts, Expression::And))
     }
 
-    /// `!!...x`: an even number of `!` is none.
+    /// `!!...x`. An even number of `!` cancels out.
     fn negatable(&mut self) -> Result<Expression, SelectorError> {
         let mut negated = false;
         while self.token == Token::Not {
@@ -321,7 +322,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `{'a', 'b'}`; it may be empty, and a comma may stand before its end.
+    /// `{'a', 'b'}`. The set may be empty, and may end with a comma.
     fn set(&mut self) -> Result<BTreeSet<String>, SelectorError> {
         if self.token != Token::LeftBrace {
             return self.error(SelectorErrorKind::ExpectedSet);
@@ -341,7 +342,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// The only part, or all of them joined.
+/// Returns the only part, or joins all parts.
 fn one_or(mut parts: Vec<Expression>, join: impl FnOnce(Vec<Expression>) -> Expression) -> Expression {
     match parts.pop() {
         Some(only) if parts.is_empty() => only,
@@ -353,10 +354,10 @@ fn one_or(mut parts: Vec<Expression>, join: impl FnOnce(Vec<Expression>) -> Expr
     }
 }
 
-/// How long a label's name may be, in bytes.
+/// Maximum length of a label's name, in bytes.
 const MAX_LABEL_BYTES: usize = 512;
 
-/// The parts of a selector.
+/// A token of a selector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Token<'a> {
     Label(&'a str),
@@ -378,7 +379,7 @@ enum Token<'a> {
     End,
 }
 
-/// A selector that cannot be read.
+/// The error for a text that is no valid selector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid selector: {kind} at position {position}")]
 pub struct SelectorError {
@@ -386,17 +387,17 @@ pub struct SelectorError {
     kind: SelectorErrorKind,
 }
 
-/// Why a selector cannot be read.
+/// The reason why a selector cannot be parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectorErrorKind {
-    /// A character, or something after a whole selector, that cannot stand there.
+    /// Characters that are not allowed at this position, or text after a complete selector.
     #[error("unexpected characters")]
     Unexpected,
-    /// A quoted string without its second quote.
+    /// A quoted string without its closing quote.
     #[error("unterminated string")]
     UnterminatedString,
-    /// Something must follow, and the selector ends.
+    /// The selector ends where more is expected.
     #[error("unexpected end")]
     UnexpectedEnd,
     /// A comparison needs a quoted string.
@@ -405,7 +406,7 @@ pub enum SelectorErrorKind {
     /// `in` needs a set in braces.
     #[error("expected a set in braces")]
     ExpectedSet,
-    /// A set, or a call, or a group, without its end.
+    /// A set, a call or a group without its closing character.
     #[error("expected {0}")]
     ExpectedClosing(char),
     /// A label without a comparison after it.
@@ -414,13 +415,13 @@ pub enum SelectorErrorKind {
     /// `has()` without the name of a label.
     #[error("expected the name of a label")]
     ExpectedLabel,
-    /// The name of a label has more than 512 characters.
+    /// The name of a label has more than 512 bytes.
     #[error("a label has at most {MAX_LABEL_BYTES} characters")]
     LabelTooLong,
-    /// The whole is longer than [`MAX_SELECTOR_BYTES`].
+    /// The selector is longer than [`MAX_SELECTOR_BYTES`].
     #[error("longer than {} bytes", MAX_SELECTOR_BYTES)]
     TooLong,
-    /// Parentheses in parentheses, more than [`MAX_DEPTH`] of them.
+    /// Parentheses are nested deeper than [`MAX_DEPTH`].
     #[error("more than {} parentheses in each other", MAX_DEPTH)]
     TooDeep,
 }
@@ -430,22 +431,22 @@ impl SelectorError {
         Self { position, kind }
     }
 
-    /// Where it cannot be read: bytes from the start.
+    /// The position of the error, in bytes from the start.
     pub fn position(&self) -> usize {
         self.position
     }
 
-    /// Why it cannot be read.
+    /// The reason of the error.
     pub fn kind(&self) -> SelectorErrorKind {
         self.kind
     }
 }
 
-/// Cuts a text into tokens, one at a time.
+/// A tokenizer that returns one token at a time.
 struct Tokens<'a> {
     text: &'a str,
     position: usize,
-    // After a label only an operator can follow: `in` is a label elsewhere.
+    // Only an operator can follow a label. Elsewhere `in` is a label.
     after_label: bool,
 }
 
@@ -454,7 +455,7 @@ impl<'a> Tokens<'a> {
         Self { text, position: 0, after_label: false }
     }
 
-    /// The next token and where it starts; [`Token::End`] for ever at the end.
+    /// Returns the next token and its start. At the end, always returns [`Token::End`].
     fn next(&mut self) -> Result<(usize, Token<'a>), SelectorError> {
         self.skip_blanks();
         let start = self.position;
@@ -519,7 +520,7 @@ impl<'a> Tokens<'a> {
         Ok(Token::Text(inner.get(..length).unwrap_or("")))
     }
 
-    /// An operator in words. As in Calico nothing must separate it from what follows: `a in{'b'}`.
+    /// An operator in words. As in Calico, nothing needs to separate it from the following token: `a in{'b'}`.
     fn operator(&mut self) -> Result<Token<'a>, SelectorError> {
         let start = self.position;
         if self.take("contains") {
@@ -569,7 +570,7 @@ impl<'a> Tokens<'a> {
         if self.take(")") { Ok(()) } else { self.error(SelectorErrorKind::ExpectedClosing(')')) }
     }
 
-    /// The name of a label at this place, possibly empty.
+    /// The label's name at the current position, possibly empty.
     fn label(&mut self) -> Result<&'a str, SelectorError> {
         let rest = self.rest();
         let of_label = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '-');

@@ -1,12 +1,12 @@
-//! Sticky addresses: a named workload keeps its address over restarts and re-creation.
+//! Sticky addresses: a named workload keeps its address when it is restarted or recreated.
 //!
-//! While a workload has its address, the entry in the block carries the workload's name and for how long the address
-//! waits. A release then leaves the address with its block, under no handle, and records until when it waits. Calico
-//! passes over an entry without a handle: it neither assigns nor collects it. An assignment to a workload of the same name
-//! takes the address again. When nothing else is free, an address whose time is over is assigned to others.
+//! While a workload has its address, the entry in the block records the workload's name and the length of the wait. A
+//! release then leaves the address in its block without a handle, and records the end of the wait. Calico ignores an
+//! entry without a handle: it neither assigns nor collects the address. An assignment to a workload of the same name
+//! takes the address again. An address whose wait is over is assigned to others only when no other address is free.
 //!
-//! A record under the workload's name says which addresses it has ([`StickyRecord`](crate::model::StickyRecord)). It
-//! changes only when the addresses do: neither a release nor an assignment of a kept address writes it.
+//! A record under the workload's name lists its addresses ([`StickyRecord`](crate::model::StickyRecord)). It is written
+//! only when this list changes, so neither a release nor an assignment of a kept address writes it.
 
 use std::time::Duration;
 
@@ -17,42 +17,43 @@ use crate::attachment::{INTERFACE, NETWORK};
 use crate::model::Attribute;
 use crate::timestamps::{parse_rfc3339, rfc3339};
 
-/// The attribute that names the workload.
+/// The attribute with the workload's name.
 pub const STICKY: &str = "margay.io/sticky";
-/// The attribute that says for how many seconds after its release an address waits, or [`FOREVER`] or [`PINNED`].
+/// The attribute with the length of the wait after a release in seconds, or [`FOREVER`] or [`PINNED`].
 pub const STICKY_FOR: &str = "margay.io/sticky-for";
-/// The attribute of an address that waits that says until when, in RFC 3339, or [`FOREVER`].
+/// The attribute of a waiting address with the end of its wait as RFC 3339, or [`FOREVER`].
 pub const STICKY_UNTIL: &str = "margay.io/sticky-until";
-/// The value of an address that is never assigned to another workload.
+/// The value for an address that is never assigned to another workload.
 pub const FOREVER: &str = "forever";
-/// The value of [`STICKY_FOR`] of an address that an operator has pinned: it waits for ever, whatever the network says.
+/// The value of [`STICKY_FOR`] for an address that an operator has pinned. It waits for ever, whatever the network's
+/// configuration.
 pub const PINNED: &str = "pinned";
 
-/// The longest name, in bytes: that of a pod and its namespace has at most 317.
+/// Maximum length of a workload's name, in bytes. A pod's namespace and name together have at most 317.
 pub const MAX_NAME_BYTES: usize = 512;
-/// The longest wait: a hundred years.
+/// Maximum wait: a hundred years.
 pub const MAX_WAIT: Duration = Duration::from_secs(36_500 * 24 * 60 * 60);
 
-/// The workload that keeps its addresses.
+/// A workload that keeps its addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sticky {
-    /// Its name, for example `default/web-0`.
+    /// The workload's name, for example `default/web-0`.
     pub name: String,
-    /// How long a released address waits for it; `None` for ever.
+    /// How long a released address waits for the workload, or `None` for ever.
     pub wait: Option<Duration>,
 }
 
 impl Sticky {
-    /// The attributes of an address of the workload.
+    /// The attributes of an address that the workload keeps.
     pub(crate) fn attributes(&self) -> [(String, String); 2] {
         let wait = self.wait.map_or(FOREVER.to_owned(), |wait| wait.as_secs().to_string());
         [(STICKY.to_owned(), self.name.clone()), (STICKY_FOR.to_owned(), wait)]
     }
 
-    /// Checks a workload's name.
+    /// Checks the name of a workload.
     ///
     /// # Errors
-    /// The reason.
+    /// A message with the rule for names.
     pub fn check_name(name: &str) -> Result<(), String> {
         if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
             return Err(format!("a workload's name has 1 to {MAX_NAME_BYTES} bytes and no control characters"));
@@ -64,9 +65,9 @@ impl Sticky {
 /// The end of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WaitEnd {
-    /// This time.
+    /// The wait ends at this time.
     At(OffsetDateTime),
-    /// Never.
+    /// The wait never ends.
     Forever,
 }
 
@@ -80,7 +81,7 @@ impl WaitEnd {
     }
 }
 
-/// The end of the wait of an address that waits for its workload; `None` if it does not wait. A time that cannot be read
+/// The end of the wait of an address that waits for its workload, or `None` if it does not wait. An unreadable time
 /// counts as never.
 pub fn waits_until(entry: &Attribute) -> Option<WaitEnd> {
     if entry.handle().is_some_and(|handle| !handle.is_empty()) || entry.get(STICKY).is_none() {
@@ -89,11 +90,11 @@ pub fn waits_until(entry: &Attribute) -> Option<WaitEnd> {
     entry.get(STICKY_UNTIL).map(|text| parse_rfc3339(text).map_or(WaitEnd::Forever, WaitEnd::At))
 }
 
-/// How far another machine's clock may be ahead of ours without a correction of what it has recorded.
+/// How far another machine's clock may be ahead of ours before the end of a wait that it recorded is corrected.
 const MAX_CLOCK_LEAD: time::Duration = time::Duration::MINUTE;
 
-/// The right end of a wait that is recorded too late, because a clock was far ahead at the release: as late as after a
-/// release now. `None` if the wait is in order.
+/// The corrected end of a wait that was recorded too late because a clock was far ahead: that of a release now. `None`
+/// if the recorded end is plausible.
 pub(crate) fn end_of_wait(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: i64) -> Option<OffsetDateTime> {
     if entry.handle_id().is_some() {
         return None;
@@ -103,18 +104,18 @@ pub(crate) fn end_of_wait(entry: &Attribute, now: OffsetDateTime, cooldown_secon
     (recorded - latest > MAX_CLOCK_LEAD).then_some(latest)
 }
 
-/// The end of a wait that begins now; it is not over before the cooldown.
+/// The end of a wait that starts now. It is not before the end of the cooldown.
 fn until_after(now: OffsetDateTime, wait: &str, cooldown_seconds: i64) -> WaitEnd {
     let seconds = wait.parse::<i64>().ok().map(|seconds| seconds.max(cooldown_seconds));
     seconds.and_then(|seconds| now.checked_add(time::Duration::seconds(seconds))).map_or(WaitEnd::Forever, WaitEnd::At)
 }
 
-/// True if an operator has pinned an address, which is in use or waits.
+/// True if an operator has pinned the address, whether it is in use or waits.
 pub fn is_pinned(entry: &Attribute) -> bool {
     entry.get(STICKY_FOR) == Some(PINNED)
 }
 
-/// The end of the wait, if it is over.
+/// The end of the wait, if the wait is over.
 pub(crate) fn overdue(entry: &Attribute, now: OffsetDateTime) -> Option<OffsetDateTime> {
     match waits_until(entry)? {
         WaitEnd::At(at) => (at < now).then_some(at),
@@ -122,8 +123,8 @@ pub(crate) fn overdue(entry: &Attribute, now: OffsetDateTime) -> Option<OffsetDa
     }
 }
 
-/// The entry of a kept address after its release now: it waits, at least until its cooldown is over. `None` for an
-/// address that no workload keeps.
+/// The entry of a kept address after a release now. It waits at least until the cooldown is over. `None` for an address
+/// that no workload keeps.
 pub(crate) fn waiting(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: i64) -> Option<Attribute> {
     let (name, wait) = (entry.get(STICKY)?, entry.get(STICKY_FOR)?);
     let until = until_after(now, wait, cooldown_seconds);
@@ -131,7 +132,8 @@ pub(crate) fn waiting(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: 
     Some(waiting_for(name, until, more))
 }
 
-/// The entry of an address that is pinned to a workload and waits for it, in this network and for this interface or for any.
+/// The entry of an address that is pinned to a workload and waits for it, in this network or any, and for this
+/// interface or any.
 pub fn pinned_to(name: &str, network: Option<&str>, interface: Option<&str>) -> Attribute {
     waiting_for(name, WaitEnd::Forever, [(STICKY_FOR, Some(PINNED)), (NETWORK, network), (INTERFACE, interface)])
 }

@@ -1,4 +1,4 @@
-//! The two ways in which Calico writes a time: RFC 3339 in whole seconds, and what Go's `Time.String` prints.
+//! The two formats in which Calico writes a time: RFC 3339 in whole seconds, and Go's `Time.String`.
 
 use std::fmt;
 
@@ -13,35 +13,35 @@ const GO_SECONDS: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month
 const GO_FRACTION: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day] [hour]:[minute]:[second].[subsecond]");
 
-/// A time as RFC 3339 in UTC and whole seconds, the fraction cut off: `2026-11-21T02:41:03Z`.
+/// Formats a time as RFC 3339 in UTC, truncated to seconds: `2026-11-21T02:41:03Z`.
 pub fn rfc3339(at: OffsetDateTime) -> String {
-    // The format names only parts that every time has, so writing it cannot fail.
+    // The format contains only components that every time has, so formatting cannot fail.
     at.to_offset(UtcOffset::UTC).format(SECONDS).unwrap_or_default()
 }
 
-/// Reads RFC 3339, with or without a fraction, with any offset. `None` if the text is not that.
+/// Parses an RFC 3339 time with any offset, with or without a fraction. Returns `None` for other text.
 pub fn parse_rfc3339(text: &str) -> Option<OffsetDateTime> {
     OffsetDateTime::parse(text, &Rfc3339).ok()
 }
 
-/// A time as Go's `Time.String` prints it in UTC: `2026-11-21 02:41:03.956790656 +0000 UTC`, the fraction without
-/// trailing zeros and absent if it is 0.
+/// Formats a time in UTC like Go's `Time.String`: `2026-11-21 02:41:03.956790656 +0000 UTC`. The fraction has no
+/// trailing zeros, and is omitted if it is 0.
 pub fn go_string(at: OffsetDateTime) -> String {
     let at = at.to_offset(UtcOffset::UTC);
     let format = if at.nanosecond() == 0 { GO_SECONDS } else { GO_FRACTION };
-    // As above: nothing in the format can be missing.
+    // As in `rfc3339`, formatting cannot fail.
     at.format(format).unwrap_or_default() + " +0000 UTC"
 }
 
-/// Reads what [`go_string`] writes. `None` for everything else.
+/// Parses the output of [`go_string`]. Returns `None` for other text.
 pub fn parse_go_string(text: &str) -> Option<OffsetDateTime> {
     let text = text.strip_suffix(" +0000 UTC")?;
     let format = if text.contains('.') { GO_FRACTION } else { GO_SECONDS };
     PrimitiveDateTime::parse(text, format).ok().map(PrimitiveDateTime::assume_utc)
 }
 
-/// Reads a span of time: a whole number and `s`, `m`, `h` or `d`. `None` for everything else, and if the
-/// seconds take more than 64 bits.
+/// Parses a duration: a whole number followed by `s`, `m`, `h` or `d`. Returns `None` for other text, or if the seconds
+/// exceed 64 bits.
 pub fn parse_span(text: &str) -> Option<std::time::Duration> {
     let units = [('s', 1), ('m', 60), ('h', 60 * 60), ('d', 24 * 60 * 60)];
     let seconds = units.into_iter().find_map(|(unit, seconds)| {
@@ -51,18 +51,18 @@ pub fn parse_span(text: &str) -> Option<std::time::Duration> {
     seconds.map(std::time::Duration::from_secs)
 }
 
-/// How long ago something was. A time in the future counts as now: clocks of nodes differ, and an age is never
+/// The time since `then`. A time in the future counts as now, because the clocks of nodes differ and an age must not be
 /// negative.
 pub fn age(now: OffsetDateTime, then: OffsetDateTime) -> Duration {
     (now - then).max(Duration::ZERO)
 }
 
-/// Nanoseconds since 1970, what Calico starts a block's sequence numbers with. A time before 1970 counts as 0.
+/// Nanoseconds since 1970, from which Calico starts a block's sequence numbers. A time before 1970 counts as 0.
 pub fn unix_nanos(at: OffsetDateTime) -> u64 {
     u64::try_from(at.unix_timestamp_nanos().max(0)).unwrap_or(u64::MAX)
 }
 
-/// A stored RFC 3339 time that keeps the very text it was read from.
+/// A stored RFC 3339 time that keeps the exact text that was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredTime {
     text: String,
@@ -70,7 +70,7 @@ pub struct StoredTime {
 }
 
 impl StoredTime {
-    /// This time, cut to the second, as Calico stores it.
+    /// A time truncated to the second, as Calico stores it.
     pub fn new(at: OffsetDateTime) -> Self {
         let text = rfc3339(at);
         let at = at.replace_nanosecond(0).unwrap_or(at);

@@ -1,5 +1,5 @@
-//! Reading for people: the use of pools, the holder of an address, the addresses of a handle, and the addresses that nodes have
-//! borrowed. Nothing is changed, nothing is locked: all of an answer is from one revision.
+//! Queries for operators: the use of pools, the holder of an address, the addresses of a handle, and the borrowed
+//! addresses. They change nothing and take no locks. Each answer is consistent at one revision.
 
 use std::net::IpAddr;
 
@@ -18,10 +18,10 @@ use crate::reservations::Reservations;
 use crate::utilization::{Utilization, UtilizationCounter};
 use crate::write_set::WriteSet;
 
-/// Reads once more if the store gave up the history of the revision that was being read, at most twice.
+/// Repeats a read, at most twice, if the store compacted the history of its revision meanwhile.
 ///
 /// # Errors
-/// Those of `read`.
+/// The errors of `read`.
 pub async fn reread<T, F: Future<Output = kv::Result<T>>>(mut read: impl FnMut() -> F) -> kv::Result<T> {
     let mut left = 2;
     loop {
@@ -32,7 +32,7 @@ pub async fn reread<T, F: Future<Output = kv::Result<T>>>(mut read: impl FnMut()
     }
 }
 
-/// A reading in several requests: all at one revision, which the first request sets, and within a deadline.
+/// A read in several requests: all at the revision of the first one, and before a deadline.
 #[derive(Clone, Copy, Debug)]
 pub struct SnapshotReader {
     /// The revision; unset before the first answer.
@@ -41,19 +41,24 @@ pub struct SnapshotReader {
 }
 
 impl SnapshotReader {
-    /// A reading that must end by this deadline.
+    /// Creates a reader that must finish before this deadline.
     pub fn new(deadline: Deadline) -> Self {
         Self { at: Revision::UNSET, deadline }
     }
 
+    /// Checks that the deadline has not passed.
+    ///
     /// # Errors
-    /// `Timeout` once the deadline is over.
+    /// `Timeout` after the deadline.
     pub fn in_time(&self) -> kv::Result<()> {
         in_time(self.deadline)
     }
 }
 
-/// An error once the time for reading is over.
+/// Checks that the deadline of a read has not passed.
+///
+/// # Errors
+/// `Timeout` after the deadline.
 pub fn in_time(deadline: Deadline) -> kv::Result<()> {
     match deadline.work_is_over() {
         true => Err(kv::Error::new(ErrorKind::Timeout, kv::Operation::Range, "store")),
@@ -64,15 +69,15 @@ pub fn in_time(deadline: Deadline) -> kv::Result<()> {
 /// The state of an address in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Holding {
-    /// Nobody has it.
+    /// The address has no holder.
     Free,
-    /// It was released, and is in cooldown.
+    /// The address was released and is in cooldown.
     InCooldown(Attribute),
-    /// Somebody has it.
+    /// The address is held.
     Held(Attribute),
 }
 
-/// Pools and reservations, as they are stored.
+/// The stored pools and reservations.
 #[derive(Clone, Debug, Default)]
 pub struct Inventory {
     /// All pools, by name.
@@ -82,16 +87,16 @@ pub struct Inventory {
 }
 
 impl Ipam {
-    /// How full the pools are, exact for any size, as of one revision.
+    /// Counts how full the pools are, exactly for any size, at one revision.
     ///
     /// # Errors
-    /// Those of the store; `Timeout` after the deadline.
+    /// Any store error; `Timeout` after the deadline.
     #[boxed_future]
     pub async fn utilization(&self, deadline: Deadline) -> Result<Utilization> {
         Ok(reread(|| self.read_utilization(deadline)).await?)
     }
 
-    /// All well-formed blocks, as of one revision.
+    /// All well-formed blocks at one revision.
     #[boxed_future]
     pub async fn all_blocks(&self, deadline: Deadline) -> Result<Vec<Block>> {
         let read = || async {
@@ -118,14 +123,14 @@ impl Ipam {
         Ok(tally.finish())
     }
 
-    /// All well-formed documents of a range.
+    /// Reads all well-formed documents in a range.
     pub async fn read_all<D: Document + Send>(&self, range: Range, reading: &mut SnapshotReader) -> kv::Result<Vec<D>> {
         let mut all = Vec::new();
         self.for_each(range, reading, |document| all.push(document)).await?;
         Ok(all)
     }
 
-    /// Shows each well-formed document of a range. One page at a time is in memory.
+    /// Passes each well-formed document in a range to `see`. Keeps one page in memory at a time.
     pub async fn for_each<D: Document>(
         &self,
         range: Range,
@@ -139,10 +144,10 @@ impl Ipam {
         .await
     }
 
-    /// Shows each key of a range, with its value if `content` is full. One page at a time is in memory.
+    /// Passes each key in a range to `see`, with its value if `content` is full. Keeps one page in memory at a time.
     ///
     /// # Errors
-    /// Those of the store; `Timeout` after the reading's deadline.
+    /// Any store error; `Timeout` after the reader's deadline.
     pub async fn each(
         &self,
         range: Range,
@@ -162,7 +167,7 @@ impl Ipam {
     /// All pools and reservations.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     #[boxed_future]
     pub async fn inventory(&self, deadline: Deadline) -> Result<Inventory> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
@@ -176,10 +181,10 @@ impl Ipam {
         })
     }
 
-    /// The holder of an address, in a pool or, where a block has outlived its pool, outside of all pools.
+    /// The state of an address, in a pool, or in a block that has outlived its pool.
     ///
     /// # Errors
-    /// Those of the store; a damaged block.
+    /// Any store error. `Malformed` for a damaged block.
     #[boxed_future]
     pub async fn holding(&self, ip: IpAddr, deadline: Deadline) -> Result<Holding> {
         transact!(reading self, deadline, |tx| {
@@ -200,11 +205,11 @@ impl Ipam {
 }
 
 impl Ipam {
-    /// The addresses that are held under a handle, ascending, on whatever node. The blocks say what is held: a handle that
-    /// counts too much, or names a block that is gone, does no harm. Resting addresses are nobody's.
+    /// The addresses that a handle holds on any node, ascending. They are read from the blocks, so a wrong count in the
+    /// handle, or the name of a missing block, does no harm. Addresses in cooldown are left out.
     ///
     /// # Errors
-    /// `NotFound` if there is no such handle; those of the store; damaged documents.
+    /// `NotFound` if the handle does not exist. Any store error. `Malformed` for damaged documents.
     #[boxed_future]
     pub async fn addresses_of_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         transact!(reading self, deadline, |tx| {
@@ -224,13 +229,13 @@ impl Ipam {
         })
     }
 
-    /// The holder of an address: handle, attributes of the active and of the alternate owner. As
-    /// [`holding`](Self::holding), but an address that nobody has is an error, as in Calico. Also addresses of disabled
-    /// pools and of blocks that have outlived their pool are looked at.
+    /// The handle and the attributes of the active and the alternate owner of an address. Like
+    /// [`holding`](Self::holding), but an address without a holder is an error, as in Calico. Addresses of disabled
+    /// pools, and of blocks that have outlived their pool, are found as well.
     ///
     /// # Errors
-    /// With Calico's texts: `Unassigned` if nobody has it, `CoolingDown` if it was released and is in cooldown. Those
-    /// of the store; a damaged block.
+    /// `Unassigned` if the address has no holder, or `CoolingDown` if it was released and is in cooldown, with Calico's
+    /// texts. Any store error. `Malformed` for a damaged block.
     #[boxed_future]
     pub async fn attributes_of(&self, ip: IpAddr, deadline: Deadline) -> Result<Attribute> {
         match self.holding(ip, deadline).await? {
@@ -241,8 +246,8 @@ impl Ipam {
     }
 }
 
-/// The block that an address is of: see [`group_by_block`]. Pools are
-/// read without a guard: a pool that comes or goes does not move an address to another block.
+/// The block of an address; see [`group_by_block`]. Pools are read without a guard, because creating or deleting a pool
+/// does not move an address to another block.
 pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpNet> {
     let range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
     tx.prefetch(vec![keys::config()], vec![range.clone().into()]).await?;
@@ -251,45 +256,45 @@ pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpN
     Ok(blocks.into_keys().next().unwrap_or_else(|| ip.into()))
 }
 
-/// The borrowed addresses.
+/// The borrowed addresses of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BorrowedAddresses {
-    /// The addresses, block by block.
+    /// The addresses, ordered by block.
     pub addresses: Vec<BorrowedAddress>,
-    /// The number of addresses that do not name their node, so that nobody knows whether they are borrowed.
+    /// The number of addresses without a recorded node, which may be borrowed.
     pub without_node: usize,
 }
 
-/// An address that is borrowed.
+/// A borrowed address.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BorrowedAddress {
     /// The address.
     pub ip: IpAddr,
-    /// The node that has it.
+    /// The node that holds the address.
     pub node: String,
-    /// The block that it is of.
+    /// The block of the address.
     #[serde(serialize_with = "as_text")]
     pub block: IpNet,
-    /// The owner of that block; empty if it has none.
+    /// The owner of the block; empty if it has none.
     pub block_owner: String,
-    /// The kind of its holder: `pod`, a kind of tunnel, or empty where that is not recorded.
+    /// The kind of the holder: `pod`, a kind of tunnel, or empty if it is not recorded.
     pub kind: String,
     /// The holder: namespace and name, or the handle.
     pub allocated_to: String,
 }
 
 impl Ipam {
-    /// The addresses that are borrowed, as of one revision. Those that rest are nobody's.
+    /// The borrowed addresses at one revision. Addresses in cooldown are left out.
     ///
     /// # Errors
-    /// Those of the store; `Timeout` after the deadline.
+    /// Any store error; `Timeout` after the deadline.
     #[boxed_future]
     pub async fn borrowed(&self, deadline: Deadline) -> Result<BorrowedAddresses> {
         Ok(borrowed(&self.all_blocks(deadline).await?))
     }
 }
 
-/// Looks through blocks.
+/// Finds the borrowed addresses in these blocks.
 fn borrowed(blocks: &[Block]) -> BorrowedAddresses {
     let mut found = BorrowedAddresses::default();
     for block in blocks {

@@ -1,4 +1,4 @@
-//! How full the pools are.
+//! Counts how full the pools are.
 
 use std::net::IpAddr;
 
@@ -9,19 +9,19 @@ use crate::model::{Block, Pool};
 use crate::net::Count;
 use crate::reservations::Reservations;
 
-/// How many addresses of a network there are, and what is with them.
+/// The number of addresses of a network, by use.
 ///
-/// An address can be both in use and reserved, when it was asked for by name; so the four numbers need not add up. An
-/// address that rests after its release counts as in use.
+/// A specifically requested address can be both in use and reserved, so the numbers need not add up. An address in
+/// cooldown counts as in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
     /// All addresses.
     pub capacity: Count,
-    /// Those that a block does not have free.
+    /// The addresses that are not free in their block.
     pub in_use: Count,
-    /// Those that are reserved.
+    /// The reserved addresses.
     pub reserved: Count,
-    /// Those that are neither.
+    /// The addresses that are neither in use nor reserved.
     pub available: Count,
 }
 
@@ -31,7 +31,7 @@ pub struct BlockUsage {
     /// The block.
     #[serde(serialize_with = "as_text")]
     pub cidr: IpNet,
-    /// Its numbers.
+    /// The address counts of the block.
     #[serde(flatten)]
     pub usage: Usage,
 }
@@ -41,31 +41,31 @@ pub struct BlockUsage {
 pub struct PoolUsage {
     /// The name of the pool.
     pub name: String,
-    /// Its network.
+    /// The network of the pool.
     #[serde(serialize_with = "as_text")]
     pub cidr: IpNet,
-    /// The length of its prefixes; `None` if it has addresses. The numbers are of prefixes then.
+    /// The prefix length of a pool of prefixes, whose counts are of prefixes. `None` for a pool of addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_length: Option<u8>,
-    /// Its numbers.
+    /// The address counts of the pool.
     #[serde(flatten)]
     pub usage: Usage,
-    /// Its blocks, in the order in which they were given.
+    /// The blocks of the pool, in the order of the input.
     pub blocks: Vec<BlockUsage>,
 }
 
-/// How full everything is.
+/// How full all pools are.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Utilization {
-    /// The pools, in the order in which they were given.
+    /// The pools, in the order of the input.
     pub pools: Vec<PoolUsage>,
-    /// The blocks that lie in no pool: their pool was deleted, or cut differently.
+    /// The blocks in no pool, because their pool was deleted or recreated with another network.
     pub orphaned: Vec<BlockUsage>,
 }
 
 impl Utilization {
-    /// Of these pools only, by name or network. Pools that are not there are left out, and so are blocks outside of all
-    /// pools, as in Calico.
+    /// Keeps only these pools, given by name or network. Unknown pools are ignored. Blocks outside all pools are
+    /// dropped, as in Calico.
     #[must_use]
     pub fn of_pools(mut self, named: &[&str]) -> Self {
         self.pools.retain(|pool| named.iter().any(|name| *name == pool.name || *name == pool.cidr.to_string()));
@@ -78,7 +78,7 @@ fn as_text<S: serde::Serializer>(net: &IpNet, serializer: S) -> Result<S::Ok, S:
     serializer.collect_str(net)
 }
 
-/// Counts. A block belongs to the first pool that holds all of it.
+/// Counts how full these pools and blocks are. A block belongs to the first pool that contains it completely.
 pub fn utilization<'a>(
     pools: impl IntoIterator<Item = &'a Pool>,
     blocks: impl IntoIterator<Item = &'a Block>,
@@ -91,7 +91,7 @@ pub fn utilization<'a>(
     tally.finish()
 }
 
-/// A count under way: what was counted need not be kept.
+/// A count in progress. Counted blocks need not be kept in memory.
 pub(crate) struct UtilizationCounter<'r> {
     reservations: &'r Reservations,
     pools: Vec<PoolCounter>,
@@ -104,7 +104,7 @@ impl<'r> UtilizationCounter<'r> {
         Self { reservations, pools, orphaned: Vec::new() }
     }
 
-    /// Counts a block, and says in which of the pools it lies.
+    /// Counts a block, and returns the index of its pool.
     pub(crate) fn add(&mut self, block: &Block) -> Option<usize> {
         let (usage, unreserved) = block_usage(block, self.reservations);
         let place = self.pools.iter().position(|pool| pool.usage.cidr.contains(&block.cidr()));
@@ -123,7 +123,7 @@ impl<'r> UtilizationCounter<'r> {
 /// A pool while its blocks are counted.
 struct PoolCounter {
     usage: PoolUsage,
-    // Addresses in use that are not reserved too.
+    // Addresses in use that are not also reserved.
     unreserved: Count,
 }
 
@@ -150,7 +150,7 @@ impl PoolCounter {
     }
 }
 
-/// The numbers of a block, and how many of its addresses are in use and not reserved.
+/// The address counts of a block, and the number of its addresses in use that are not reserved.
 fn block_usage(block: &Block, reservations: &Reservations) -> (BlockUsage, Count) {
     let reserved = |ip: &IpAddr| block.is_reserved(*ip, reservations);
     let free = block.free_addresses().count();

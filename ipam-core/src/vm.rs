@@ -1,8 +1,8 @@
-//! Virtual machines of KubeVirt on Calico's networks: their addresses stay while their pods come and go.
+//! Virtual machines of KubeVirt on Calico's networks, which keep their addresses while their pods change.
 //!
-//! A virtual machine's addresses are held under a handle of its own, `<network>.vmi.<namespace>.<name>`. The pod in which it
-//! runs is the active owner of each address, the pod that it migrates to is the alternate owner. A stopped machine's
-//! addresses have no owner at all. So owners come and go, and handle and addresses go only with the machine.
+//! A virtual machine's addresses are held under a handle of its own, `<network>.vmi.<namespace>.<name>`. The pod that
+//! runs the machine is the active owner of each address. The pod to which it migrates is the alternate owner. A stopped
+//! machine's addresses have no owner. So owners change, while handle and addresses are released only with the machine.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,12 +21,13 @@ use crate::model::{AddressState, Attribute, Document, Handle, OwnerUpdate, keys}
 use crate::usage::block_around;
 use crate::write_set::WriteSet;
 
-/// The part of a virtual machine's handle that follows the network's name.
+/// The part of a virtual machine's handle after the network's name.
 pub const VM_INFIX: &str = ".vmi.";
-/// Calico's document with the switch. The settings of the allocator have a field of the same name, which no plugin reads.
+/// The key of Calico's document with the setting. The allocator's settings have a field of the same name, which no
+/// plugin reads.
 const SWITCH_KEY: &str = "/calico/resources/v3/projectcalico.org/ipamconfigurations/default";
 
-/// The pod in which a virtual machine runs, or to which it migrates.
+/// The pod that runs a virtual machine, or to which the machine migrates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmPod {
     /// The handle of the virtual machine.
@@ -35,40 +36,40 @@ pub struct VmPod {
     pub namespace: String,
     /// The pod's name.
     pub name: String,
-    /// Its part in the virtual machine.
+    /// The pod's role for the virtual machine.
     pub role: PodRole,
-    /// The fate of the virtual machine after this pod.
+    /// Whether the virtual machine outlives this pod.
     pub fate: VmFate,
     /// The attributes of an owner that describe the virtual machine.
     pub attributes: BTreeMap<String, String>,
 }
 
-/// The part of a pod in a virtual machine.
+/// The role of a pod for its virtual machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodRole {
-    /// It runs the virtual machine.
+    /// The pod runs the virtual machine.
     Source,
-    /// The virtual machine migrates to it, or has done so.
+    /// The virtual machine migrates to the pod, or has done so.
     Target,
 }
 
-/// The fate of a virtual machine after a pod.
+/// Whether a virtual machine outlives its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmFate {
-    /// It may run again, and needs its addresses.
+    /// The machine may run again and needs its addresses.
     Stays,
-    /// It is being deleted.
+    /// The machine is being deleted.
     Ends,
 }
 
 /// The outcome of an assignment to a virtual machine's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmAnswer {
-    /// The machine had these addresses already, or a further family was requested.
+    /// The machine already had these addresses, or another family was added to them.
     Kept(Vec<AssignedAddress>),
-    /// The machine has these addresses from now on.
+    /// The machine got these addresses now.
     First(Vec<AssignedAddress>),
-    /// Addresses of virtual machines are not kept: the pod is one like any other.
+    /// Addresses of virtual machines are not kept. Treat the pod like any other.
     Off,
 }
 
@@ -79,23 +80,24 @@ impl VmPod {
     }
 }
 
-/// True if an address is a virtual machine's, which may be stopped: no node can show that it is not in use.
+/// True if a virtual machine holds the address. The machine may be stopped, so no node can show that the address is
+/// unused.
 pub fn is_vms(entry: &Attribute) -> bool {
     let Some(handle) = entry.handle() else { return false };
     match entry.get(NETWORK) {
-        // An attachment's handle begins with its network's name, whatever that is.
+        // An attachment's handle begins with its network's name, which may contain the infix.
         Some(network) => handle.strip_prefix(network).is_some_and(|rest| rest.starts_with(VM_INFIX)),
         None => handle.contains(VM_INFIX),
     }
 }
 
-/// Where the switch is kept.
+/// The key of the setting that keeps addresses of virtual machines.
 pub(crate) fn switch_key() -> Key {
     SWITCH_KEY.into()
 }
 
-/// True if addresses of virtual machines are not kept. As in Calico, only this very word in a document that can be read
-/// means that.
+/// True if addresses of virtual machines are not kept. As in Calico, this takes exactly the word `Disabled` in a
+/// readable document.
 pub(crate) async fn is_off(tx: &mut Transaction) -> Result<bool> {
     let stored = tx.snapshot_get(&switch_key()).await?;
     let document = stored.and_then(|value| serde_json::from_slice::<Value>(value.as_bytes()).ok());
@@ -103,20 +105,22 @@ pub(crate) async fn is_off(tx: &mut Transaction) -> Result<bool> {
     Ok(switch.and_then(Value::as_str) == Some("Disabled"))
 }
 
-/// The addresses of a virtual machine as the blocks have them, and the blocks that its handle counts wrongly.
+/// The addresses of a virtual machine according to the blocks, and the blocks that its handle miscounts.
 #[derive(Debug, Default)]
 pub(crate) struct VmHoldings {
     /// The addresses with their blocks, IPv4 first.
     pub(crate) addresses: Vec<(IpAddr, IpNet)>,
-    /// Blocks of which the handle counts more or less than they hold: a foreign writer broke off, or is about to go on.
+    /// Blocks whose count in the handle differs from the held addresses, because another writer was interrupted or is
+    /// still at work.
     miscounted: Vec<IpNet>,
 }
 
 impl VmHoldings {
-    /// Reads them. A handle that is not there holds nothing.
+    /// Reads the addresses of a handle. A missing handle holds none.
     ///
     /// # Errors
-    /// A damaged handle or block: the machine must not get another address because one cannot be read.
+    /// `Malformed` for a damaged handle or block. The machine must not get another address because one cannot be read.
+    /// Any store error.
     pub(crate) async fn read(work: &mut WriteSet<'_>, handle: &str) -> Result<Self> {
         let key = keys::handle(handle);
         let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Self::default()) };
@@ -134,7 +138,8 @@ impl VmHoldings {
         Ok(holds)
     }
 
-    /// Corrects the handle. Each block is written, too: a foreign writer that is about to change it must start again.
+    /// Corrects the handle. Each miscounted block is also written, so that another writer that is about to change it
+    /// fails and retries.
     pub(crate) async fn mend(&self, work: &mut WriteSet<'_>, handle: &str) -> Result<()> {
         for cidr in &self.miscounted {
             work.change(*cidr, |_| ()).await?;
@@ -145,19 +150,19 @@ impl VmHoldings {
 }
 
 impl Ipam {
-    /// Changes the attributes of the owners of an address that is held under a handle: the active one, the alternate
-    /// one or both, each only if it is who the update expects. All of it is one commit or none. A state that is reached
-    /// already costs no write, so it can be repeated.
+    /// Changes the attributes of the active owner, of the alternate owner or of both, for an address that is held under
+    /// a handle. Each is changed only if it is the owner that the update expects. All changes are made in one commit,
+    /// or none. If the owners are already as requested, nothing is written, so the call can be repeated.
     ///
-    /// New attributes replace all that there are, also those of Margay (`margay.io/...`) and `node`: pass on those that
-    /// must stay. Handle, sequence number and everything about other addresses stay as they are; Calico changes the
-    /// owners of all addresses that were given in the same call.
+    /// New attributes replace all existing ones, including Margay's (`margay.io/...`) and `node`, so pass on those to
+    /// keep. Handle, sequence number and other addresses are not changed. Calico, in contrast, changes the owners of
+    /// all addresses that were assigned in the same call.
     ///
     /// Guards: the block.
     ///
     /// # Errors
-    /// With Calico's texts: `Unassigned` if nobody has the address; `Owner` if it is not held under the handle (resting
-    /// addresses are not), or is not whose the update expects. Those of the store.
+    /// With Calico's texts: `Unassigned` if the address has no holder; `Owner` if it is not held under the handle (as
+    /// in cooldown), or its owner is not the expected one. Any store error.
     #[boxed_future]
     pub async fn set_owner_attributes(
         &self,

@@ -1,4 +1,4 @@
-//! The records of workloads that keep their addresses, see [`crate::sticky`].
+//! Reads and writes the records of workloads that keep their addresses; see [`crate::sticky`].
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::model::{Block, Document, StickyRecord, keys};
 use crate::sticky::STICKY;
 
-/// Reads the record of a workload, guarded; an empty one if there is none, or what is stored is none.
+/// Reads and guards the record of a workload. A missing or damaged record counts as empty.
 pub async fn read_record(tx: &mut Transaction, name: &str) -> Result<StickyRecord> {
     let key = keys::sticky(name);
     let Some(value) = tx.get(&key).await? else { return Ok(StickyRecord::default()) };
@@ -29,7 +29,7 @@ pub fn write_record(tx: &mut Transaction, name: &str, record: &StickyRecord) -> 
     Ok(())
 }
 
-/// Removes an address that is the workload's no more from its record.
+/// Removes an address from the record of a workload that no longer keeps it.
 pub async fn forget(tx: &mut Transaction, name: &str, address: IpAddr) -> Result<()> {
     let mut record = read_record(tx, name).await?;
     if record.remove(address) { write_record(tx, name, &record) } else { Ok(()) }

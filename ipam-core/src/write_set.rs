@@ -1,19 +1,20 @@
-//! The changes of one transaction: blocks, and the handles and affinities that go with them.
+//! The changes of one transaction: blocks, and their handles and affinities.
 //!
-//! Blocks are read without a guard; a block that is changed is guarded from then on. When the changes are written, each
-//! changed block counts one write, the handles count the addresses that were assigned and released, and a block that is
-//! empty and has no owner is deleted. So block, handle and affinity agree at every revision that we write.
+//! Blocks are read without a guard. A block is guarded as soon as it is changed. When the changes are written, each
+//! changed block counts one write, the handles count the assigned and released addresses, and an empty block without an
+//! owner is deleted. So block, handle and affinity agree at every revision that we write.
 //!
-//! Calico counts an address in a handle before it writes the block, and subtracts one after it. So a surplus of the
-//! count may be an address that is about to be assigned, or one that has just been released. The surplus is kept, or
-//! else Calico's next step would leave an address that no handle names. Only when nothing is held any more the entry is
-//! removed, and the block is written too: a writer that was about to write it must start again, and counts anew.
+//! Calico increases the count of a handle before it writes the block, and decreases it after a release. So a surplus in
+//! the handle may stand for an address that is about to be assigned, or one that was just released. The surplus is
+//! kept. Otherwise Calico's next step could leave an address without a handle. Only when the handle holds nothing in
+//! the block any more, its entry is removed, and the block is written too. A writer that was about to write the block
+//! then fails and counts again.
 //!
-//! No commit makes a block unless it knows that no stored block contains it or lies in it. The keys of such blocks are
-//! read, and the commit guards that no key was created among them since. Other nodes' assignments write existing keys,
-//! so they are no conflict. Calico looks at nothing but the key of the block that it makes, so its writers can leave blocks
-//! that overlap; so could Margay's first version. An assignment therefore checks the block that it is about to take an
-//! address from, without a guard: Calico would not look at ours either.
+//! Before a commit creates a block, it checks that no stored block contains the new one or lies in it. It reads the
+//! keys of such blocks, and guards that no key was created among them since. Assignments of other nodes write existing
+//! keys, so they do not conflict. Calico checks only the key of the block that it creates, so its writers can leave
+//! overlapping blocks, as could Margay's first version. An assignment therefore checks whether the block that it is
+//! about to use overlaps with another block. That check has no guard, since Calico would not honor one.
 
 mod quotas;
 
@@ -35,50 +36,51 @@ use crate::net::{Family, overlap};
 use quotas::QuotaLimits;
 pub(crate) use quotas::{each_of, likely_counters};
 
-/// How many blocks are read in one round trip.
+/// Number of blocks read in one round trip.
 pub const BLOCKS_PER_READ: usize = 16;
 
-/// The blocks, handles and affinities that a transaction works on.
+/// The blocks, handles and affinities that a transaction reads and changes.
 #[derive(Debug)]
 pub struct WriteSet<'t> {
-    /// The transaction, for everything else.
+    /// The transaction, for reads and writes of other keys.
     pub tx: &'t mut Transaction,
     now: OffsetDateTime,
     cooldown_seconds: i64,
-    /// Blocks as they are now; `None` for those that are not there.
+    /// Blocks with the changes of this transaction; `None` if the block does not exist.
     blocks: BTreeMap<IpNet, Option<Block>>,
     changed: BTreeSet<IpNet>,
-    /// The handle of each address that was held in the changed blocks as they were.
+    /// The handles of the held addresses of each changed block, before the change.
     before: BTreeMap<IpNet, Vec<SmolStr>>,
-    /// Blocks with releases dated so far ahead that they were moved to now; unless written, their cooldown never ends.
+    /// Blocks with releases dated too far ahead, which were moved to now. Unless the block is written, their cooldown
+    /// never ends.
     misdated: Vec<IpNet>,
-    /// When blocks of which only the keys were queried were last written.
+    /// The last write of each block of which only the key was read.
     probed: BTreeMap<IpNet, Option<Revision>>,
-    /// Full blocks that were scanned and not kept.
+    /// Full blocks that a scan found and did not keep.
     full: FullBlocks,
-    /// Affinities that will be made.
+    /// Affinities that the commit creates.
     claimed: BTreeSet<Key>,
-    /// The handles whose addresses were assigned or released, by id, each with the blocks.
+    /// The handles whose addresses were assigned or released, each with the blocks of these addresses.
     handles: BTreeMap<String, BTreeSet<IpNet>>,
-    /// The quotas, and what is changed for those that have one.
+    /// The quotas, and the changes to their counters.
     limits: QuotaLimits,
-    /// The block that was read ahead last, alone, and the ranges around it.
+    /// The block of the last single-block read-ahead, with the key ranges around it that were also read.
     around: Option<(IpNet, Vec<Range>)>,
 }
 
-/// The result of a search at the place of a block.
+/// The result of a search for a block.
 #[derive(Debug)]
 pub enum BlockSlot<'w> {
-    /// Nothing is stored.
+    /// Nothing is stored under the block's key.
     Absent,
-    /// Something is stored that is no block.
+    /// A value that is no block is stored under the key.
     Damaged,
     /// A block.
     There(&'w Block),
 }
 
 impl<'t> WriteSet<'t> {
-    /// An empty workset at this time; released addresses are in cooldown for so many seconds.
+    /// Creates an empty write set at this time. A released address is in cooldown for `cooldown_seconds`.
     pub fn new(tx: &'t mut Transaction, now: OffsetDateTime, cooldown_seconds: i64) -> Self {
         Self {
             tx,
@@ -97,18 +99,18 @@ impl<'t> WriteSet<'t> {
         }
     }
 
-    /// Reads blocks ahead, several in one round trip.
+    /// Prefetches blocks in one round trip.
     pub async fn read_ahead(&mut self, blocks: &[IpNet]) -> Result<()> {
         self.read_ahead_of(&[], blocks).await
     }
 
-    /// Reads blocks and the owner's affinities to them ahead, as [`Self::read_ahead_of`] does.
+    /// Prefetches blocks and the owner's affinities to them; see [`Self::read_ahead_of`].
     pub async fn read_ahead_own(&mut self, owner: &Owner, blocks: &[IpNet]) -> Result<()> {
         self.read_ahead_of(std::slice::from_ref(owner), blocks).await
     }
 
-    /// Reads blocks and the affinities of several owners to them ahead, in one round trip. For a single block it also reads
-    /// the key ranges that [`Self::overlap_of`] needs; for several, these would be too many requests.
+    /// Prefetches blocks and the affinities of several owners to them in one round trip. For a single block it also
+    /// reads the key ranges that [`Self::overlap_of`] needs. For several blocks this would be too many requests.
     pub async fn read_ahead_of(&mut self, owners: &[Owner], blocks: &[IpNet]) -> Result<()> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
         let mut unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
@@ -121,10 +123,10 @@ impl<'t> WriteSet<'t> {
         Ok(self.tx.prefetch(unread, around.map(TxnRange::keys_of).collect()).await?)
     }
 
-    /// A block as it is now, with the addresses freed whose cooldown is over; `None` if it is not there.
+    /// The block with the changes of this transaction and with expired cooldowns freed, or `None` if it does not exist.
     ///
     /// # Errors
-    /// `Malformed` if what is stored is no block.
+    /// `Malformed` if the stored value is no block.
     pub async fn block(&mut self, cidr: IpNet) -> Result<Option<&Block>> {
         if !self.blocks.contains_key(&cidr) {
             let key = keys::block(cidr);
@@ -136,7 +138,7 @@ impl<'t> WriteSet<'t> {
         Ok(self.blocks.get(&cidr).and_then(Option::as_ref))
     }
 
-    /// Like [`Self::block`], for searches: a damaged block is logged and passed over.
+    /// Like [`Self::block`], but logs a damaged block and skips it.
     pub async fn find(&mut self, cidr: IpNet) -> Result<BlockSlot<'_>> {
         match self.block(cidr).await {
             Ok(_) => {}
@@ -149,9 +151,10 @@ impl<'t> WriteSet<'t> {
         Ok(self.block(cidr).await?.map_or(BlockSlot::Absent, BlockSlot::There))
     }
 
-    /// Scans blocks, in one round trip, and returns those that are kept, in their order: those that `keep` wants, those
-    /// with releases dated too far ahead, and those that were read before. Others are forgotten at once, so that a
-    /// search through a pool of thousands of blocks does not hold them all. A damaged block is logged and passed over.
+    /// Reads blocks in one round trip and returns the kept ones in their order: those that `keep` accepts, those with
+    /// releases dated too far ahead, and those read before. The others are dropped immediately, so that a search
+    /// through a pool of thousands of blocks does not keep all of them in memory. A damaged block is logged and
+    /// skipped.
     pub async fn scan(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
@@ -173,12 +176,13 @@ impl<'t> WriteSet<'t> {
         Ok(blocks.iter().copied().filter(|cidr| self.blocks.contains_key(cidr)).collect())
     }
 
-    /// The full blocks that were scanned and not kept.
+    /// The full blocks that scans found and did not keep.
     pub fn full(&self) -> &FullBlocks {
         &self.full
     }
 
-    /// When blocks were last written, `None` for those that are not there, without reading them; see [`Transaction::peek`].
+    /// The revision of the last write of each block, or `None` for an absent block, without the values; see
+    /// [`Transaction::peek`].
     pub async fn probe(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
         self.probe_with(blocks, &[]).await
     }
@@ -192,7 +196,7 @@ impl<'t> WriteSet<'t> {
         Ok(blocks.iter().map(|cidr| self.probed.get(cidr).copied().flatten()).collect())
     }
 
-    /// A block with the addresses freed whose cooldown is over, and whether some releases are dated too far ahead.
+    /// Frees the addresses whose cooldown is over. Also returns whether some releases were dated too far ahead.
     fn after_cooldown(&self, mut block: Block) -> (Block, bool) {
         let is_misdated = block.apply_cooldown(self.now, self.cooldown_seconds).moved > 0;
         (block, is_misdated)
@@ -205,13 +209,13 @@ impl<'t> WriteSet<'t> {
         self.blocks.insert(cidr, block);
     }
 
-    /// Changes a block that is there; the commit will fail if it has changed by then. `None` if it is not there.
+    /// Changes an existing block and guards it. Returns `None` if the block does not exist.
     pub async fn change<T>(&mut self, cidr: IpNet, change: impl FnOnce(&mut Block) -> T) -> Result<Option<T>> {
         self.prepare(cidr).await?;
         Ok(self.blocks.get_mut(&cidr).and_then(Option::as_mut).map(change))
     }
 
-    /// Makes a block ready to be changed: it is guarded, and its addresses as they were are noted.
+    /// Guards a block and records its present holders, so that it can be changed.
     async fn prepare(&mut self, cidr: IpNet) -> Result<()> {
         self.block(cidr).await?;
         self.tx.get(&keys::block(cidr)).await?;
@@ -225,7 +229,7 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// When a block that was read was last written; `None` also if it was not read.
+    /// The revision at which a block was last written, or `None` if it was not read.
     pub fn written_at(&self, cidr: IpNet) -> Option<Revision> {
         self.tx.written_at(&keys::block(cidr))
     }
@@ -235,22 +239,22 @@ impl<'t> WriteSet<'t> {
         self.changed.contains(&cidr)
     }
 
-    /// The blocks read so far with releases that are dated too far ahead.
+    /// The blocks read so far that have releases dated too far ahead.
     pub fn misdated(&self) -> &[IpNet] {
         &self.misdated
     }
 
-    /// The blocks that were read so far.
+    /// The blocks read so far.
     pub fn blocks(&self) -> impl Iterator<Item = &Block> {
         self.blocks.values().flatten()
     }
 
-    /// Records that a handle's addresses in a block have changed.
+    /// Marks that a handle's addresses in a block have changed.
     pub fn touch_handle(&mut self, id: &str, cidr: IpNet) {
         self.handles.entry(id.to_owned()).or_default().insert(cidr);
     }
 
-    /// Makes the owner's affinity to a block a confirmed one.
+    /// Creates or confirms the owner's affinity to a block.
     pub async fn confirm_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
         let Some(key) = keys::affinity(owner, cidr) else { return Ok(()) };
         let affinity = match self.tx.get(&key).await? {
@@ -270,7 +274,7 @@ impl<'t> WriteSet<'t> {
         Ok(self.tx.put(&key, affinity.encode()?)?)
     }
 
-    /// True if the owner's affinity to a block is a confirmed one.
+    /// True if the owner's affinity to a block is confirmed.
     pub async fn has_confirmed(&mut self, owner: &Owner, cidr: IpNet) -> Result<bool> {
         let Some(key) = keys::affinity(owner, cidr) else { return Ok(false) };
         let stored = self.tx.snapshot_get(&key).await?;
@@ -278,8 +282,7 @@ impl<'t> WriteSet<'t> {
         Ok(state == Some(AffinityState::Confirmed))
     }
 
-    /// Deletes the owner's affinity to a block. The commit will fail if the block has changed by then: it may have
-    /// become the owner's.
+    /// Deletes the owner's affinity to a block. Guards the block, since it may meanwhile become the owner's.
     pub async fn drop_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
         if let Some(key) = keys::affinity(owner, cidr) {
             self.tx.get(&keys::block(cidr)).await?;
@@ -289,15 +292,15 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// Makes an owner's block another one's, as of now: the block and both affinities.
+    /// Transfers a block from one owner to another, as of now: the block and both affinities.
     pub async fn hand_block(&mut self, cidr: IpNet, from: &Owner, to: &Owner, now: OffsetDateTime) -> Result<()> {
         self.drop_affinity(from, cidr).await?;
         self.change(cidr, |block| block.set_owner(to, now)).await?;
         self.confirm_affinity(to, cidr).await
     }
 
-    /// The blocks of an owner in one family, ascending by key, those among them that it claims here. Not guarded: the
-    /// block that is used itself names its owner.
+    /// The blocks of an owner in one family, ascending by key, including those that this transaction claims. Not
+    /// guarded, because the block itself names its owner.
     pub async fn affine(&mut self, affinities: &Range) -> Result<Vec<IpNet>> {
         let mut listed = self.claimed.clone();
         listed.retain(|key| affinities.contains(key.as_bytes()));
@@ -305,7 +308,7 @@ impl<'t> WriteSet<'t> {
         Ok(listed.iter().filter_map(|key| Some(keys::parse_affinity(key)?.1)).collect())
     }
 
-    /// Puts all changes into the transaction.
+    /// Writes all changes to the transaction.
     pub async fn write(mut self) -> Result<()> {
         for (id, blocks) in std::mem::take(&mut self.handles) {
             self.write_handle(&id, &blocks).await?;
@@ -343,7 +346,7 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// The count of a handle for a block, where it has counted `counted`.
+    /// The new count of a handle for a block in which it has counted `counted`.
     async fn count(&mut self, id: &str, cidr: IpNet, counted: i64) -> Result<i64> {
         let of = |block: &Block| count_of(block.ips_by_handle(id).iter());
         let held = self.block(cidr).await?.map_or(0, of);
@@ -367,15 +370,17 @@ fn count_of<T>(these: impl Iterator<Item = T>) -> i64 {
     i64::try_from(these.count()).unwrap_or(i64::MAX)
 }
 
-/// The number of blocks that are read along in one probe: in a pool of which half is claimed, 15 of 16 walks meet a free place
-/// among them, and the others make one more request. With 16 blocks, etcd had twice as much to do for the first address of a node.
+/// Maximum number of blocks whose surroundings one probe also reads. In a pool that is half claimed, 15 of 16 walks
+/// find a free place among 4 blocks, and the others need one more request. With 16 blocks, the first address of a node
+/// took etcd twice as much work.
 const MAX_BLOCKS_READ_ALONG: usize = 4;
 
 impl WriteSet<'_> {
-    /// Adds a block that is not there. The commit fails if a block that overlaps with it is made meanwhile.
+    /// Adds a new block. The commit fails if an overlapping block is created meanwhile.
     ///
     /// # Errors
-    /// `Overlap` if there is such a block, or too many other blocks are around to guard against them; any store error.
+    /// `Overlap` if an overlapping block exists, or if too many blocks are stored around the new one to guard against
+    /// them. Any store error.
     pub async fn create(&mut self, block: Block) -> Result<()> {
         let cidr = block.cidr();
         for range in self.ranges_to_guard(cidr).await?? {
@@ -387,13 +392,13 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// The reason why a block that is not stored cannot be made: another one overlaps with it, or too many other blocks
-    /// are around. Costs one request, or none after [`Self::probe_along`].
+    /// The reason why a block cannot be created: a stored block overlaps with it, or too many blocks are stored around
+    /// it. Costs one request, or none after [`Self::probe_along`].
     pub async fn obstacle(&mut self, cidr: IpNet) -> Result<Option<OverlapError>> {
         Ok(self.ranges_to_guard(cidr).await?.err())
     }
 
-    /// The ranges in which no key may be created while a block is made, or the reason why it cannot be made.
+    /// The key ranges to guard while a block is created, or the reason why it cannot be created.
     async fn ranges_to_guard(&mut self, cidr: IpNet) -> Result<std::result::Result<Vec<Range>, OverlapError>> {
         let covers = covers_of_overlaps(cidr, Precision::Coarse);
         self.tx.peek_ranges(&coarse(&covers)).await?;
@@ -422,7 +427,7 @@ impl WriteSet<'_> {
         block.is_some_and(|block| block.is_empty() && block.owner().is_none())
     }
 
-    /// The ranges of a block's cover at this place that a commit can guard; `None` if there are too many keys in them.
+    /// The ranges of a block's cover at this position that a commit can guard, or `None` if they contain too many keys.
     async fn guardable(&mut self, cidr: IpNet, place: usize, cover: Cover) -> Result<Option<Vec<Range>>> {
         if self.has_few_keys(&cover.coarse).await? {
             return Ok(Some(cover.coarse));
@@ -438,10 +443,10 @@ impl WriteSet<'_> {
     }
 
     /// A stored block that overlaps with this stored block of addresses. Not guarded. Costs one request, or none if the
-    /// ranges of [`overlaps_of_addresses`] were read.
+    /// ranges of [`overlaps_of_addresses`] were read already.
     pub async fn overlap_of(&mut self, cidr: IpNet) -> Result<Option<IpNet>> {
         if is_of_prefixes(cidr) {
-            // Calico knows no such blocks.
+            // Calico has no blocks of prefixes.
             return Ok(None);
         }
         let stored = match &self.around {
@@ -452,9 +457,9 @@ impl WriteSet<'_> {
         Ok(others.find(|other| *other != cidr && overlap(*other, cidr)))
     }
 
-    /// Like [`Self::probe`], and reads along what [`Self::obstacle`] needs to know of the first few blocks.
+    /// Like [`Self::probe`], but also reads the ranges that [`Self::obstacle`] needs for the first few blocks.
     pub async fn probe_along(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
-        // Blocks all over a pool have fewer ranges in common.
+        // Scattered blocks share fewer ranges, so fewer of them fit.
         let fitting = [MAX_BLOCKS_READ_ALONG, MAX_BLOCKS_READ_ALONG / 2, MAX_BLOCKS_READ_ALONG / 4]
             .into_iter()
             .find_map(|most| {
@@ -464,8 +469,8 @@ impl WriteSet<'_> {
         self.probe_with(blocks, &fitting.unwrap_or_default()).await
     }
 
-    /// The blocks of a pool in whose place something is stored: blocks of the pool's size, smaller ones inside, or larger
-    /// ones around. Reads the keys of all blocks of the family, without a guard.
+    /// The blocks of a pool whose place is taken by a stored block: one of the pool's block size, a smaller one inside,
+    /// or a larger one around. Reads the keys of all blocks of the family, without a guard.
     pub async fn taken_in(&mut self, pool: &Pool) -> Result<Vec<IpNet>> {
         let family = pool.family();
         let mut stored: Vec<Key> = Vec::new();

@@ -1,14 +1,15 @@
-//! An assignment: the pools and blocks from which the addresses of a request come.
+//! Carries out an assignment: selects the pools and blocks from which the addresses of a request come.
 //!
-//! Requested addresses are assigned all or none. Guards: the blocks that change, and the affinity of a block that is new. As in
-//! Calico, node selectors and the limit of blocks are not checked, and a reserved address is assigned on a routed network
-//! if it is requested; on a bridged network it is a gateway or outside the configured range, and is refused.
+//! Requested addresses are assigned all or none. Guards: the blocks that change, and the affinity of a new block. As in
+//! Calico, node selectors and the block limit are not checked for requested addresses. On a routed network a requested
+//! address is assigned even if it is reserved. On a bridged network it is refused, because a reserved address there is
+//! a gateway or outside the configured range.
 //!
-//! A bridged network may have several pools of a family. They are an ordered list, and the first one with room serves. Disabled
-//! ones are passed over. A pool that was full is tried last for a minute, where [hints](crate::hints) are remembered: so a
-//! steady assignment reads nothing of it. No assignment is refused before every pool was tried. A configuration in
-//! host-local's words may define several sets of ranges of one family. Each set has a list of pools of its own, and an
-//! attachment gets one address of each.
+//! A bridged network can have several pools of a family. They are an ordered list, and the first one with room is used.
+//! Disabled pools are skipped. If [hints](crate::hints) are remembered, a pool that was full is tried last for a
+//! minute, so that an assignment in the steady state does not read it. An assignment is refused only after every pool
+//! was tried. A configuration in host-local's format can define several sets of ranges of one family. Each set has its
+//! own list of pools, and an attachment gets one address from each set.
 
 use std::net::IpAddr;
 
@@ -36,13 +37,13 @@ pub(super) struct Assignment<'a> {
     pub(super) holder: Attribute,
     pub(super) handle: String,
     pub(super) held: Vec<HeldAddress>,
-    /// The addresses of the workload, if it keeps some.
+    /// The addresses that the workload keeps, if the request has a workload.
     pub(super) kept: Option<WorkloadAddresses>,
     pub(super) answer: Vec<AssignedAddress>,
 }
 
 impl<'a> Assignment<'a> {
-    /// An assignment of which nothing is known yet: the holder has no addresses, and no workload keeps any.
+    /// Creates an assignment to a holder without addresses and without a workload.
     pub(super) fn new(
         ipam: &'a Ipam,
         request: &'a AssignRequest,
@@ -55,7 +56,7 @@ impl<'a> Assignment<'a> {
 }
 
 impl Assignment<'_> {
-    /// Assigns all that is wanted.
+    /// Assigns all requested addresses.
     pub(super) async fn all(&mut self, work: &mut WriteSet<'_>) -> Result<()> {
         self.these(work, &self.request.wanted.these).await?;
         for family in [Family::V4, Family::V6] {
@@ -64,8 +65,8 @@ impl Assignment<'_> {
         self.check_lengths(work).await
     }
 
-    /// Checks that each block has what its pool assigns: the length of a pool's prefixes may have been changed behind our
-    /// back.
+    /// Checks that each block assigns the prefix length of its pool. Another program may have changed the pool's
+    /// length.
     async fn check_lengths(&self, work: &mut WriteSet<'_>) -> Result<()> {
         for assigned in &self.answer {
             let (AssignedAddress { block, pool, .. }, length) = (assigned, assigned.length());
@@ -112,7 +113,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns these addresses.
+    /// Assigns the specifically requested addresses.
     async fn these(&mut self, work: &mut WriteSet<'_>, addresses: &[IpAddr]) -> Result<()> {
         for ip in addresses {
             let requested = self.requested_pools(work, Family::of(*ip)).await?;
@@ -123,7 +124,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns this address.
+    /// Assigns a specifically requested address.
     async fn this(&mut self, work: &mut WriteSet<'_>, ip: IpAddr, requested: &[IpNet]) -> Result<AssignedAddress> {
         let pool = pools::pool_of(&self.context.pools, ip, self.request.usage)?.clone();
         self.require_manual(&pool)?;
@@ -131,7 +132,7 @@ impl Assignment<'_> {
         let ip = unit.network();
         let mut gateway = None;
         if self.request.bridge.is_some() {
-            // A network that names its pools has no addresses of other pools.
+            // A network that names its pools gets no addresses of other pools.
             if !requested.is_empty() && !requested.contains(&pool.cidr()) {
                 return Err(PoolError::AddressOutside.into());
             }
@@ -157,7 +158,7 @@ impl Assignment<'_> {
         Ok(AssignedAddress::of(&pool, ip, block, gateway))
     }
 
-    /// Makes a pool ready for a bridged network, and returns its gateway.
+    /// Prepares a pool for a bridged network, and returns its gateway.
     async fn prepare_bridge(&mut self, work: &mut WriteSet<'_>, pool: &Pool, wish: Gateway) -> Result<Option<IpAddr>> {
         if pool.prefix_length().is_some() {
             return match wish {
@@ -203,12 +204,12 @@ impl Assignment<'_> {
         self.request.bridge.is_some() && self.context.beside_calico
     }
 
-    /// The owner from whose blocks addresses come: the node, or the virtual owner of its secondary networks.
+    /// The owner of the blocks to assign from: the node, or the virtual owner of its secondary networks.
     pub(super) fn owner(&self) -> Owner {
         if self.is_secondary() { Owner::secondary(&self.context.host.name) } else { self.context.host.owner() }
     }
 
-    /// The other one of the node's two owners.
+    /// The other of the node's two owners.
     fn other_owner(&self) -> Option<Owner> {
         match self.context.host.owner() {
             Owner::Host(name) if self.is_secondary() => Some(Owner::host(name)),
@@ -217,8 +218,8 @@ impl Assignment<'_> {
         }
     }
 
-    /// Refuses, for a secondary network, a pool from which Calico assigns addresses, too; and for a network of Calico's
-    /// a pool of prefixes, since Felix routes single addresses only.
+    /// For a secondary network, refuses a pool from which Calico also assigns addresses. For a network of Calico's,
+    /// refuses a pool of prefixes, because Felix routes single addresses only.
     fn require_manual(&self, pool: &Pool) -> Result<()> {
         let is_calicos = self.request.bridge.is_none() && !self.request.attachment.container.is_empty();
         if pool.prefix_length().is_some() && self.context.beside_calico && is_calicos {
@@ -242,7 +243,7 @@ impl Assignment<'_> {
         }
     }
 
-    /// The networks of the pools that the request names for a family; those that it defines are made first.
+    /// The networks of the pools that the request names for a family. Pools that the request defines are created first.
     pub(super) async fn requested_pools(&mut self, work: &mut WriteSet<'_>, family: Family) -> Result<Vec<IpNet>> {
         let mut names = Vec::new();
         for definition in self.request.definitions(family) {
@@ -257,7 +258,7 @@ impl Assignment<'_> {
             .collect::<Result<_, PoolError>>()?)
     }
 
-    /// The pools to take any address of a family from, in order.
+    /// The pools from which to take any address of a family, in order.
     pub(super) fn select(&self, family: Family, requested: &[IpNet]) -> Result<Vec<Pool>> {
         let query = PoolQuery {
             family,
@@ -276,7 +277,7 @@ impl Assignment<'_> {
         Ok(pools::select_pools(&self.context.pools, &query)?.into_iter().cloned().collect())
     }
 
-    /// Makes the commit fail if the pool is deleted or changed meanwhile.
+    /// Guards a pool, so that the commit fails if the pool is deleted or changed meanwhile.
     pub(super) async fn guard_pool(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<()> {
         if let Some(pool) = self.context.pools.iter().find(|pool| pool.cidr() == cidr) {
             work.tx.get(&keys::resource(keys::ResourceKind::IpPool, pool.name())).await?;
@@ -285,7 +286,7 @@ impl Assignment<'_> {
     }
 }
 
-/// The settings that the addresses of one request share.
+/// The settings for all specific addresses of one request.
 #[derive(Debug)]
 struct SpecificRequest<'a> {
     request: &'a AssignRequest,
@@ -293,13 +294,12 @@ struct SpecificRequest<'a> {
     holder: &'a Attribute,
     handle: &'a str,
     owner: Owner,
-    /// Whether the network is not Calico's, in a store that Calico reads.
     is_secondary: bool,
     now: OffsetDateTime,
 }
 
 impl SpecificRequest<'_> {
-    /// Assigns an address of a pool, and returns its block.
+    /// Assigns a specific address of a pool, and returns its block.
     async fn assign(&self, work: &mut WriteSet<'_>, ip: IpAddr, pool: &Pool) -> Result<IpNet> {
         let cidr = pools::block_of(pool, ip).ok_or(PoolError::AddressOutside)?;
         if work.block(cidr).await?.is_none() {
@@ -331,8 +331,8 @@ impl SpecificRequest<'_> {
 }
 
 impl Assignment<'_> {
-    /// Assigns addresses of one family on a bridged network: one from each set of ranges that has none yet, or so many
-    /// from the pools that the request names.
+    /// Assigns addresses of one family on a bridged network: one from each set of ranges that has assigned none yet, at
+    /// most `wanted`, or without sets `wanted` addresses from the requested pools.
     async fn on_bridge(&mut self, work: &mut WriteSet<'_>, family: Family, wanted: usize) -> Result<()> {
         let sets = self.request.sets(family);
         if sets.len() < 2 {
@@ -346,7 +346,7 @@ impl Assignment<'_> {
                 continue;
             }
             left -= 1;
-            // One set must keep off the addresses of another.
+            // Lift the restrictions of the previous set before this set's apply.
             self.context.allow_all();
             self.requested_pools(work, family).await?;
             let mut requested: Vec<IpNet> = Vec::new();
@@ -363,7 +363,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// The same from these pools; where they are those of one set of several, from its ranges.
+    /// Like [`Self::on_bridge`], for these pools. If they belong to one of several sets, only from the set's ranges.
     async fn on_bridge_of(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -372,7 +372,7 @@ impl Assignment<'_> {
         requested: &[IpNet],
         set: &[&PoolDefinition],
     ) -> Result<()> {
-        // A disabled pool assigns nothing new, and a container that has an address of it keeps it.
+        // A disabled pool assigns no new address, but a container that already has one keeps it.
         let disabled = self.context.pools.iter().filter(|pool| requested.contains(&pool.cidr()) && !pool.is_enabled());
         let disabled: Vec<Pool> = disabled.cloned().collect();
         let is_enabled = |cidr: &IpNet| disabled.iter().all(|pool| pool.cidr() != *cidr);
@@ -408,8 +408,8 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns an address of the first of these pools that has room; if none has, one that has waited for its workload for
-    /// too long.
+    /// Assigns an address of the first of these pools with room. If none has room, assigns a sticky address that has
+    /// waited too long for its workload.
     async fn first_with_room(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -432,7 +432,7 @@ impl Assignment<'_> {
                     }
                     return self.add_new(work, family, &taken, pool, gateway).await;
                 }
-                // The limit of blocks is what an operator can change: it is reported before the lack of room.
+                // An operator can change the block limit, so it is reported rather than the lack of room.
                 Err(error) if error.is_exhaustion() => {
                     if !matches!(refused, Some(Error::BlockLimit)) {
                         refused = Some(error);
@@ -457,13 +457,13 @@ impl Assignment<'_> {
         })
     }
 
-    /// True if several sets of ranges have a part of a pool each: the pool is not full where the part of one set is.
+    /// True if several sets of ranges share a pool. Such a pool is not full when the part of one set is.
     fn is_shared(&self, family: Family, pool: IpNet) -> bool {
         let is_in = |one: &&PoolDefinition| define::pool_of(self.context, one).map_or(one.cidr, Pool::cidr) == pool;
         self.request.sets(family).iter().filter(|set| set.iter().any(is_in)).count() > 1
     }
 
-    /// Adds addresses that the attachment has got now.
+    /// Adds newly assigned addresses to the answer, and to the workload's record.
     async fn add_new(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -492,9 +492,9 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// The gateway that the network wants in one of its pools: the configured address that lies in it, or that the pool's
-    /// definition names. Where the configured one lies in another pool of the network, this one has a gateway, too: the one
-    /// on record, else the first address.
+    /// The gateway that the network requests in one of its pools: the configured address that the pool contains, or the
+    /// one that the pool's definition names. If another pool of the network contains the configured address, this pool
+    /// gets a gateway of its own: the recorded one, or else the first address.
     fn gateway_in(&self, pool: &Pool, requested: &[IpNet]) -> Gateway {
         let wish = self.request.bridge.map(|bridge| bridge.gateway(pool.family())).unwrap_or_default();
         if let Some(address) = self.request.gateways.iter().find(|address| pool.cidr().contains(*address)) {

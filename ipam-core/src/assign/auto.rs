@@ -1,8 +1,8 @@
-//! Any free addresses of one family: from the host's own blocks, from a newly claimed one, or borrowed; and where the blocks of a
-//! pool are and can be.
+//! Assigns any free addresses of one family: from the host's own blocks, from a newly claimed block, or borrowed. Also
+//! finds the stored and the possible blocks of a pool.
 //!
-//! Guards: the blocks and affinities that change. Blocks that are passed over are read without a guard: one that gets
-//! room meanwhile was merely missed, and no commit depends on it.
+//! Guards: the blocks and affinities that change. Skipped blocks are read without a guard. If one of them gets room
+//! meanwhile, it is merely missed, and no commit depends on it.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -24,21 +24,22 @@ use crate::sticky::overdue;
 use crate::timestamps::unix_nanos;
 use crate::write_set::{BLOCKS_PER_READ, BlockSlot, WriteSet};
 
-/// An empty block of another host is taken over only when it was claimed at least so long ago: a host that has just
-/// claimed a block is about to use it.
+/// Minimum age of the claim on an empty block before another host takes it over. A host that has just claimed a block
+/// is about to use it.
 const MIN_RECLAIM_AGE: Duration = Duration::seconds(60);
-/// So many of a host's blocks are read at once. Of more, the last writes are queried first: one more round trip.
+/// Maximum number of a host's blocks that are read at once. With more blocks, their last writes are queried first,
+/// which costs one more round trip.
 const MAX_BLOCKS_READ_AT_ONCE: usize = 4;
-/// The blocks among which an empty one is searched for while there is another one to borrow from.
+/// Number of stored blocks searched for an empty one once there is a block to borrow from.
 const MAX_BLOCKS_SEARCHED_FOR_EMPTY: usize = 64;
-/// The number of blocks that are scanned in one round trip after the first few.
+/// Number of blocks scanned in one round trip after the first few.
 const BLOCKS_PER_SCAN: usize = 64;
-/// How many blocks are tried among blocks of other sizes, with a request for each.
+/// Number of blocks tried in a pool that also has blocks of other sizes. Each costs one request.
 const MAX_CANDIDATES_APART: usize = 16;
-/// The most blocks that one assignment releases because the host should not have them.
+/// Maximum number of blocks that one assignment releases because their pools no longer select the node.
 const MAX_BLOCKS_RELEASED: usize = 4;
 
-/// One family of an assignment.
+/// The assignment of addresses of one family.
 #[derive(Debug)]
 pub(super) struct FamilyAssigner<'a> {
     pub(super) ipam: &'a Ipam,
@@ -51,27 +52,27 @@ pub(super) struct FamilyAssigner<'a> {
     /// The pools to take from, in order.
     pub(super) pools: &'a [&'a Pool],
     pub(super) owner: Owner,
-    /// The node's other owner of blocks.
+    /// The node's other owner of blocks: for its secondary networks, or the node.
     pub(super) other: Option<Owner>,
     pub(super) now: OffsetDateTime,
 }
 
-/// Where to go on when the host's own blocks are used up.
+/// The next block to take from when the host's own blocks are used up.
 enum NextBlock {
-    /// It has one more block now.
+    /// A block that the host has claimed now.
     Block(IpNet),
-    /// No block can be claimed, but this one has room to borrow from.
+    /// A block to borrow from, since none can be claimed.
     Borrow(IpNet),
-    /// There is no room anywhere.
+    /// No block has room.
     Nothing,
 }
 
 impl FamilyAssigner<'_> {
-    /// Assigns all that is wanted: free addresses, and if those are not enough, addresses that have waited for their
-    /// workload for too long.
+    /// Assigns all wanted addresses: free ones first, then sticky addresses that have waited too long for their
+    /// workload.
     ///
     /// # Errors
-    /// `Exhausted`, `BlockLimit` or `NoNewBlocks` if there is not enough.
+    /// `Exhausted`, `BlockLimit` or `NoNewBlocks` if there are not enough addresses.
     pub(super) async fn run(&self, work: &mut WriteSet<'_>) -> Result<Vec<(IpAddr, IpNet)>> {
         let mut taken = Vec::new();
         if let Err(short) = self.take_free(work, &mut taken).await {
@@ -86,10 +87,10 @@ impl FamilyAssigner<'_> {
         Ok(taken)
     }
 
-    /// Assigns as many free addresses as are wanted.
+    /// Assigns the wanted number of free addresses.
     ///
     /// # Errors
-    /// Those of [`Self::run`].
+    /// The errors of [`Self::run`].
     pub(super) async fn take_free(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let mut own = self.take_from_own(work, taken).await?;
         if taken.len() < self.wanted {
@@ -112,7 +113,7 @@ impl FamilyAssigner<'_> {
         Ok(())
     }
 
-    /// How many blocks the host may have.
+    /// The number of blocks that the host may have.
     pub(super) fn limit(&self) -> usize {
         if !self.context.host.limited {
             return usize::MAX;
@@ -137,20 +138,20 @@ impl FamilyAssigner<'_> {
         Error::Exhausted { family: self.family, assigned, requested: self.wanted, messages: vec![message] }
     }
 
-    /// Assigns from the host's own blocks, and finishes what a foreign writer left half done. If that is not enough, it
-    /// returns how many blocks the host has in these pools.
+    /// Assigns from the host's own blocks, and completes work that another writer left unfinished. If the addresses are
+    /// not enough, returns the number of the host's blocks in these pools.
     async fn take_from_own(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<usize> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else { return Ok(0) };
         let affine = work.affine(&Range::Prefix(prefix)).await?;
         let (kept, others): (Vec<_>, Vec<_>) = affine.into_iter().partition(|cidr| self.pool_of(*cidr).is_some());
         self.release_unselected(work, &others).await?;
 
-        // Blocks that were read already cost nothing.
+        // Blocks that were read already cost no request.
         let (read, unread): (Vec<_>, Vec<_>) = kept.into_iter().partition(|cidr| work.written_at(*cidr).is_some());
         Ok(self.take_from(work, read, taken).await? + self.take_from(work, unread, taken).await?)
     }
 
-    /// The same for some of its blocks.
+    /// Assigns from these blocks of the host, and returns the number of them that it has visited and owns.
     async fn take_from(
         &self,
         work: &mut WriteSet<'_>,
@@ -162,7 +163,7 @@ impl FamilyAssigner<'_> {
         }
         let mut own = 0;
         let mut rest = self.latest_first(work, blocks).await?.into_iter().peekable();
-        // The first one mostly has room. If not, all the others may have to be scanned.
+        // The first block mostly has room. If it has none, all the others may have to be read.
         let mut at_once = 1;
         while taken.len() < self.wanted && rest.peek().is_some() {
             let chunk: Vec<_> = rest.by_ref().take(at_once).collect();
@@ -178,9 +179,9 @@ impl FamilyAssigner<'_> {
         Ok(own)
     }
 
-    /// Puts the blocks first that were written last: an address was assigned or released there, so there is mostly
-    /// room, while blocks that have not been written for long are full. Calico scans all of them in the order of their
-    /// keys.
+    /// Sorts the blocks by their last write, latest first. A block that was written recently mostly has room, because
+    /// an address was assigned or released in it. A block that was not written for long is mostly full. Calico scans
+    /// the blocks in the order of their keys.
     async fn latest_first(&self, work: &mut WriteSet<'_>, mut blocks: Vec<IpNet>) -> Result<Vec<IpNet>> {
         if blocks.len() <= MAX_BLOCKS_READ_AT_ONCE {
             if blocks.len() > 1 {
@@ -195,9 +196,9 @@ impl FamilyAssigner<'_> {
         Ok(dated.into_iter().map(|(_, block)| block).collect())
     }
 
-    /// True if the block behind an affinity is the host's, as it should be, so that addresses may come from it.
-    /// Affinities that are stale are dropped, unfinished ones are finished, and missing blocks are made, but for those of
-    /// another size than the pool's and those that would overlap with a stored one: their affinities are dropped.
+    /// True if the host owns the block of an affinity, so that addresses may come from it. Stale affinities are
+    /// deleted, unfinished ones are confirmed, and missing blocks are created. A missing block whose size differs from
+    /// the pool's, or that would overlap with a stored block, is not created; its affinity is deleted.
     async fn is_own(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_confirmed = work.has_confirmed(&self.owner, cidr).await?;
         if matches!(work.find(cidr).await?, BlockSlot::Absent) && !self.may_make_again(work, cidr).await? {
@@ -211,7 +212,7 @@ impl FamilyAssigner<'_> {
                 return Ok(false);
             }
             BlockSlot::There(_) if is_confirmed => return Ok(true),
-            // Rewriting the block makes another writer that is about to take it start again.
+            // Rewriting the block makes a concurrent writer that is about to take it fail and retry.
             BlockSlot::There(_) => drop(work.change(cidr, |_| ()).await?),
             BlockSlot::Absent => self.create(work, cidr).await?,
         }
@@ -219,13 +220,14 @@ impl FamilyAssigner<'_> {
         Ok(true)
     }
 
-    /// True if the missing block of an affinity can be made: the pool may have been made anew since the affinity was.
+    /// True if the missing block of an affinity can be created. The pool may have been recreated with another block
+    /// size since.
     async fn may_make_again(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_of_pool = |pool: &Pool| pool.block_size() == cidr.prefix_len() && pool.cidr().contains(&cidr);
         Ok(self.pool_of(cidr).is_some_and(is_of_pool) && work.obstacle(cidr).await?.is_none())
     }
 
-    /// Releases empty blocks of pools that are stored and do not select the node any more.
+    /// Releases empty blocks of existing pools that no longer select the node.
     async fn release_unselected(&self, work: &mut WriteSet<'_>, others: &[IpNet]) -> Result<()> {
         let unselected = others.iter().copied().filter(|cidr| {
             pool_holding(&self.context.pools, *cidr).is_some_and(|pool| excludes_node(pool, &self.context.host.labels))
@@ -243,7 +245,7 @@ impl FamilyAssigner<'_> {
         Ok(())
     }
 
-    /// Takes as many addresses from a block as are still wanted.
+    /// Assigns as many addresses from a block as are still wanted.
     pub(super) async fn take(
         &self,
         work: &mut WriteSet<'_>,
@@ -272,26 +274,25 @@ impl FamilyAssigner<'_> {
         Ok(has_room && self.is_apart(work, cidr).await?)
     }
 
-    /// Returns false if a stored block overlaps with this one, as Calico and Margay 0.1.0 could make them.
+    /// True if no stored block overlaps with this one. Calico and Margay 0.1.0 could create overlapping blocks.
     pub(super) async fn is_apart(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let other = work.overlap_of(cidr).await?;
         if let Some(other) = other {
-            tracing::warn!(%cidr, %other, "two blocks have addresses in common: nothing is assigned from them");
+            tracing::warn!(%cidr, %other, "two blocks overlap; assigning no address from them");
         }
         Ok(other.is_none())
     }
 
-    /// The length of what the pool of a block assigns: that of its prefixes, or of a single address.
+    /// The prefix length that the pool of a block assigns: that of its prefixes, or of a single address.
     fn length_in(&self, cidr: IpNet) -> u8 {
         self.pool_of(cidr).map_or(self.family.bits(), Pool::length)
     }
 
-    /// The pool of a block, among those to take from.
     fn pool_of(&self, cidr: IpNet) -> Option<&Pool> {
         pool_holding(self.pools.iter().copied(), cidr)
     }
 
-    /// Makes a new block of the host's.
+    /// Creates a block that the host owns.
     async fn create(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<()> {
         if let Some(pool) = self.pool_of(cidr) {
             refuse_among_prefixes(work, pool).await?;
@@ -301,8 +302,9 @@ impl FamilyAssigner<'_> {
         work.create(block?).await
     }
 
-    /// Claims a block that is not stored yet; else one that is the host's without an affinity, or that has been empty
-    /// for a while; else names one to borrow from.
+    /// Claims a block that is not stored yet. If there is none, claims a stored block: one that the host owns without
+    /// an affinity, or an empty one (of another host only if its claim is old enough). Otherwise returns a block to
+    /// borrow from.
     async fn claim(&self, work: &mut WriteSet<'_>, may_claim: bool) -> Result<NextBlock> {
         if may_claim {
             for pool in self.pools {
@@ -316,13 +318,14 @@ impl FamilyAssigner<'_> {
         self.find_used(work, may_claim).await
     }
 
-    /// Chooses among the stored blocks: one to take over, else one to borrow from. Calico reads all blocks of all pools
-    /// here; once there is one to borrow from, we scan only so many blocks for an empty one.
+    /// Chooses a stored block to take over, or else one to borrow from. Calico reads all blocks of all pools here. We
+    /// stop searching for an empty block after [`MAX_BLOCKS_SEARCHED_FOR_EMPTY`] blocks once there is one to borrow
+    /// from.
     async fn find_used(&self, work: &mut WriteSet<'_>, may_claim: bool) -> Result<NextBlock> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
             let blocks = self.candidates(work, pool).await?;
-            // Mostly the first ones have room; if they have not, the next one with room may be far.
+            // The first blocks mostly have room. If they have none, the next block with room may be far away.
             let (first, rest) = blocks.split_at(blocks.len().min(BLOCKS_PER_READ));
             for chunk in std::iter::once(first).chain(rest.chunks(BLOCKS_PER_SCAN)) {
                 if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MAX_BLOCKS_SEARCHED_FOR_EMPTY) {
@@ -351,7 +354,7 @@ impl FamilyAssigner<'_> {
         Ok(borrow.map_or(NextBlock::Nothing, NextBlock::Borrow))
     }
 
-    /// The blocks of a pool that may be there, but for those that were full and have not been written since.
+    /// The blocks of a pool that may be stored, except those that were full and have not been written since.
     async fn candidates(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Vec<IpNet>> {
         let blocks = find_stored(work, pool, self.walk(pool)).await?;
         let full = self.ipam.recall_full(&self.request.attachment);
@@ -364,13 +367,14 @@ impl FamilyAssigner<'_> {
         Ok(blocks.into_iter().zip(written).filter(is_worth_it).map(|(cidr, _)| cidr).collect())
     }
 
-    /// A block of a pool that is not stored: the first one from the host's start point on, if it is near.
+    /// The first block of a pool that is not stored, in the order of [`CandidateBlocks`].
     async fn find_new(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Option<IpNet>> {
         let mut places = CandidateBlocks::new(pool, &self.context.host.name, self.now);
         let mut chunks = 0;
         while let Some(chunk) = places.next_chunk(&self.context.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
-            // Where the first two chunks are full, all the others may be.
+            // If the first two chunks are fully claimed, all others may be too, so reading the surroundings would be
+            // wasted.
             chunks += 1;
             let probed = if chunks <= 2 { work.probe_along(&wanted).await } else { work.probe(&wanted).await };
             let written = probed?;
@@ -385,7 +389,7 @@ impl FamilyAssigner<'_> {
         Ok(None)
     }
 
-    /// Like [`Self::find_new`], in a pool where blocks of another size are stored: those that outlived an earlier pool.
+    /// Like [`Self::find_new`], for a pool in which blocks of another size have outlived an earlier pool.
     async fn find_apart(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Option<IpNet>> {
         let taken = self.context.reservations.with(&work.taken_in(pool).await?);
         let mut walk = self.walk(pool);
@@ -403,15 +407,15 @@ impl FamilyAssigner<'_> {
         walk(pool, &self.context.host.name, self.now)
     }
 
-    /// True if a block has room, something of this host's that may be left over from an earlier boot, or an address that has
-    /// waited for its workload for too long.
+    /// True if a block has a free address, an address of this host that may be a leftover of an earlier boot, or a
+    /// sticky address that has waited too long for its workload.
     fn is_usable(&self, block: &Block) -> bool {
         let is_ours = |entry: &Attribute| entry.node() == Some(&self.context.host.name);
         block.free_count(&self.context.reservations) > 0
             || block.allocated().any(|(_, entry)| is_ours(entry) || overdue(entry, self.now).is_some())
     }
 
-    /// The use of a stored block.
+    /// Decides how a stored block can be used.
     async fn judge(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<StoredBlockUse> {
         let BlockSlot::There(block) = work.find(cidr).await? else { return Ok(StoredBlockUse::Nothing) };
         if block.length() != self.length_in(cidr) || block.free_count(&self.context.reservations) == 0 {
@@ -421,7 +425,7 @@ impl FamilyAssigner<'_> {
         let is_old = block.claim_age(self.now).is_none_or(|age| age >= MIN_RECLAIM_AGE);
         Ok(match owner {
             Some(owner) if owner == self.owner => StoredBlockUse::Reclaim(None),
-            // Addresses that wait for their workloads do not keep a block from its first user.
+            // Addresses that wait for their workloads do not keep a new owner from taking the block.
             None if block.is_empty() || block.only_waits() => StoredBlockUse::Reclaim(None),
             Some(owner) if owner.node().is_some() && block.is_empty() && is_old => StoredBlockUse::Reclaim(Some(owner)),
             Some(owner) if !self.may_borrow(block, &owner) => StoredBlockUse::Nothing,
@@ -429,7 +433,7 @@ impl FamilyAssigner<'_> {
         })
     }
 
-    /// Makes a stored block the host's.
+    /// Makes the host the owner of a stored block.
     pub(super) async fn take_over(&self, work: &mut WriteSet<'_>, cidr: IpNet, former: Option<Owner>) -> Result<()> {
         if let Some(former) = former {
             return work.hand_block(cidr, &former, &self.owner, self.now).await;
@@ -439,21 +443,21 @@ impl FamilyAssigner<'_> {
     }
 }
 
-/// The use of a stored block.
+/// How a stored block can be used.
 enum StoredBlockUse {
-    /// It can become the host's; its former owner loses the affinity.
+    /// The host can become its owner; the former owner, if any, loses the affinity.
     Reclaim(Option<Owner>),
-    /// An address can be borrowed from it.
+    /// An address can be borrowed from the block.
     Borrow,
     Nothing,
 }
 
 impl FamilyAssigner<'_> {
-    /// A block of the owner's in these pools, full or not, in the order of their keys; else one that is claimed. It
-    /// also finishes a foreign writer's work that was left half done.
+    /// Returns a block of the owner in these pools, full or not, in the order of their keys, or claims one. Also
+    /// completes work that another writer left unfinished.
     ///
     /// # Errors
-    /// `BlockLimit` or `NoNewBlocks` if it has none and can get none.
+    /// `BlockLimit` or `NoNewBlocks` if the owner has no block and can claim none.
     pub(super) async fn ensure_block(&self, work: &mut WriteSet<'_>) -> Result<IpNet> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else {
             return Err(Error::NoNewBlocks);
@@ -481,26 +485,26 @@ impl FamilyAssigner<'_> {
     }
 }
 
-/// The number of blocks that are queried in one round trip.
+/// Number of blocks queried in one round trip.
 const BLOCKS_PER_PROBE: usize = 64;
-/// The number of chunks that are taken from all over a pool: if 99 % of the pool is claimed, one of these places is
-/// free with a probability of 92 %.
+/// Number of chunks taken from random places in a pool. In a pool that is 99 % claimed, these 256 places contain a free
+/// one with a probability of 92 %.
 const SCATTERED_CHUNKS: u64 = 4;
-/// Smaller pools, of less than 2^9 blocks, are scanned in order.
+/// Smaller pools, with fewer than 2^9 blocks, are scanned in order.
 const MIN_SCATTERED_POOL_BITS: u8 = 9;
-/// In a pool with more than 2^12 blocks, stored ones are found by listing their keys rather than by querying each.
+/// In a pool with more than 2^12 blocks, stored blocks are found by listing their keys instead of querying each one.
 const MAX_PROBED_POOL_BITS: u8 = 12;
 
-/// All blocks that a pool can have, in the order in which a host walks through them. Hosts start at different blocks; in
-/// pools whose blocks are single addresses, of which a host needs many, each walk starts elsewhere.
+/// All blocks that a pool can have, in the order in which a host tries them. Hosts start at different blocks. In a pool
+/// with blocks of one address, of which a host needs many, each walk starts at another block.
 fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
     let shared = pool.block_size() < pool.family().bits();
     pools::blocks_from(pool, if shared { pools::start_of(host) } else { unix_nanos(now) })
 }
 
-/// The places where a host searches for a block that is not stored yet, as many at a time as one round trip queries:
-/// first from its start point on. Blocks that were claimed like that form long stretches, the longer the fuller the
-/// pool is; so if the host has met one, it then tries places all over the pool. The others come in order.
+/// The order in which a host searches for a block that is not stored yet, in chunks of one round trip. The first chunk
+/// begins at the host's start point. Claimed blocks form long runs, and the fuller the pool, the longer the runs. So
+/// the next chunks come from places all over a large pool. The remaining blocks follow in order.
 struct CandidateBlocks<'a> {
     pool: &'a Pool,
     walk: PoolBlocks,
@@ -513,7 +517,7 @@ impl<'a> CandidateBlocks<'a> {
         Self { pool, walk: walk(pool, host, now), start: pools::start_of(host), chunk: 0 }
     }
 
-    /// The next blocks that have addresses to assign; `None` at the end.
+    /// The next blocks with unreserved addresses, or `None` at the end.
     fn next_chunk(&mut self, reservations: &Reservations) -> Option<Vec<IpNet>> {
         let chunk = self.chunk;
         self.chunk += 1;
@@ -524,12 +528,12 @@ impl<'a> CandidateBlocks<'a> {
         (!found.is_empty()).then_some(found)
     }
 
-    /// True if trying places all over the pool is no more work than scanning all of it.
+    /// True if the pool is large enough that trying scattered places costs no more than scanning it.
     fn is_large(&self) -> bool {
         self.pool.block_size().saturating_sub(self.pool.cidr().prefix_len()) >= MIN_SCATTERED_POOL_BITS
     }
 
-    /// Blocks all over the pool, others for each host and chunk.
+    /// Blocks from places all over the pool, which differ by host and chunk.
     fn scattered(&self, chunk: u64, reservations: &Reservations) -> Vec<IpNet> {
         let first = chunk * BLOCKS_PER_PROBE as u64;
         let places = (first..first + BLOCKS_PER_PROBE as u64).map(|number| scatter(self.start.wrapping_add(number)));
@@ -538,14 +542,14 @@ impl<'a> CandidateBlocks<'a> {
     }
 }
 
-/// Spreads numbers that are next to each other: multiplies by 2^64 over the golden ratio, and takes the upper half,
-/// which depends on all bits of the number.
+/// Spreads consecutive numbers. Multiplies by 2^64 divided by the golden ratio and takes the upper half, which depends
+/// on all bits of the number.
 fn scatter(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
 }
 
-/// The blocks of a pool that may be stored, in the order of a host's walk. In a pool with very many blocks these are
-/// those that are stored, by the text of their keys. Not guarded.
+/// The blocks of a pool that may be stored, in the order of the host's walk. For a pool with very many blocks, only the
+/// stored ones, in the order of their keys. Not guarded.
 async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> Result<Vec<IpNet>> {
     if pool.block_size().saturating_sub(pool.cidr().prefix_len()) <= MAX_PROBED_POOL_BITS {
         return Ok(walk.collect());
@@ -556,11 +560,11 @@ async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> 
     Ok(blocks.filter(|cidr| pool.cidr().contains(cidr)).collect())
 }
 
-/// Refuses a new block of addresses in a pool that has blocks of prefixes: the annotation of the pool got lost. A program
-/// that drops the annotation may have changed the pool's mode, too, so the mode says nothing.
+/// Refuses a new block of addresses in a pool that has blocks of prefixes, because the pool has lost its prefix
+/// annotation. A program that drops the annotation may also have changed the pool's mode, so the mode is no evidence.
 ///
 /// # Errors
-/// `Invalid`, with the block of prefixes; those of the store.
+/// `Invalid`, which names the block of prefixes. Any store error.
 pub async fn refuse_among_prefixes(work: &mut WriteSet<'_>, pool: &Pool) -> Result<()> {
     if pool.prefix_length().is_some() {
         return Ok(());

@@ -1,8 +1,8 @@
 //! Bridged networks: the gateway of each pool, and the addresses that no container may have.
 //!
 //! A bridge, ptp or macvlan network is a subnet with a network address, a broadcast address and a gateway. The first
-//! assignment for such a network writes them down as an IPReservation, `margay-bridge-<pool>`, in its own commit, with
-//! the gateway in an annotation: from then on they are passed over, on other nodes and in Calico too.
+//! assignment for such a network records them in its own commit as an IPReservation, `margay-bridge-<pool>`, with the
+//! gateway in an annotation. From then on no node assigns these addresses, and neither does Calico.
 
 use std::net::IpAddr;
 
@@ -17,15 +17,14 @@ use crate::net::{Family, nth};
 use crate::pools;
 use crate::write_set::WriteSet;
 
-/// The annotation of a bridge reservation that names the gateway.
+/// The annotation of a bridge reservation that contains the gateway.
 pub const GATEWAY_ANNOTATION: &str = "margay.io/gateway";
 
-/// The state of a bridged network after [`prepare`].
+/// The result of [`prepare`].
 #[derive(Debug)]
 pub(crate) struct PreparedBridge {
-    /// Its gateway.
     pub(crate) gateway: Option<IpAddr>,
-    /// The reservation, if it was made or changed.
+    /// The reservation, if it was created or changed.
     pub(crate) written: Option<IpReservation>,
 }
 
@@ -34,9 +33,9 @@ pub fn reservation_name(pool: &str) -> String {
     format!("margay-bridge-{pool}")
 }
 
-/// Makes sure that the reservation of a bridged network is there, and returns the gateway of its containers.
+/// Ensures that the reservation of a bridged network exists, and returns the gateway of its containers.
 ///
-/// Guards: the reservation, and the block of a gateway that is new.
+/// Guards: the reservation, and the block of a new gateway.
 pub(crate) async fn prepare(
     ipam: &Ipam,
     work: &mut WriteSet<'_>,
@@ -86,14 +85,14 @@ pub fn recorded_gateway(reservation: &IpReservation) -> Option<IpAddr> {
     reservation.resource().annotation(GATEWAY_ANNOTATION)?.parse().ok()
 }
 
-/// The first address that can be a host's: the one after the network address, where the network has one.
+/// The first host address: the one after the network address, if the network has one.
 pub fn first_host(cidr: IpNet) -> Option<IpAddr> {
     nth(cidr, u128::from(!is_point_to_point(cidr)))
 }
 
-/// The addresses that no container may have: network and broadcast address and the gateway. IPv6 has no broadcast
-/// address; its first address is the routers' anycast address. A network of two addresses has neither (RFC 3021, RFC
-/// 6164).
+/// The addresses that no container may have: network address, broadcast address and gateway. IPv6 has no broadcast
+/// address, and its first address is the routers' anycast address. A network of two addresses has neither (RFC 3021,
+/// RFC 6164).
 pub fn reserved(cidr: IpNet, gateway: Option<IpAddr>) -> Vec<IpNet> {
     let mut addresses = Vec::new();
     if !is_point_to_point(cidr) {
@@ -110,14 +109,14 @@ fn is_point_to_point(cidr: IpNet) -> bool {
     cidr.prefix_len() + 1 == cidr.max_prefix_len()
 }
 
-/// True if a gateway lies outside of an IPv6 network, as the link-local address of a router does. The interface reaches it
-/// all the same, so that nothing has to be reserved for it.
+/// True if a gateway lies outside an IPv6 network, like the link-local address of a router. The interface reaches such
+/// a gateway anyway, so it needs no reservation.
 pub fn is_outside(cidr: IpNet, gateway: IpAddr) -> bool {
     let is_host = !gateway.is_multicast() && !gateway.is_unspecified() && !gateway.is_loopback();
     cidr.addr().is_ipv6() && gateway.is_ipv6() && is_host && !cidr.contains(&gateway)
 }
 
-/// Refuses a gateway that is not a host's address of the network.
+/// Refuses a gateway that is not a host address of the network.
 pub fn check(cidr: IpNet, gateway: IpAddr) -> Result<(), BridgeError> {
     let is_host = cidr.contains(&gateway) && !reserved(cidr, None).contains(&IpNet::from(gateway));
     let is_router = gateway.is_ipv4() || is_outside(cidr, gateway);
@@ -128,7 +127,7 @@ pub fn check(cidr: IpNet, gateway: IpAddr) -> Result<(), BridgeError> {
     }
 }
 
-/// Refuses a gateway whose address a container has.
+/// Refuses a gateway whose address a container holds.
 async fn require_free(work: &mut WriteSet<'_>, pool: &Pool, gateway: IpAddr) -> Result<()> {
     let Some(cidr) = pools::block_of(pool, gateway) else { return Ok(()) };
     work.tx.get(&keys::block(cidr)).await?;

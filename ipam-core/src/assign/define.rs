@@ -1,14 +1,14 @@
-//! Pools that a network's own configuration defines, as host-local's does.
+//! Pools that a network's configuration defines, as in host-local's.
 //!
-//! The first assignment makes the pool in its own commit, and reserves what lies outside the configured ranges. When
-//! the configuration changes its ranges later, the reservation follows. Networks with the same subnet share the pool:
-//! then the reservation records the ranges of each network, keeps what lies outside all of them, and each network stays
-//! in its own.
+//! The first assignment creates the pool in its own commit, and reserves the addresses outside the configured ranges.
+//! If the configuration later changes its ranges, the reservation is updated. Networks with the same subnet share the
+//! pool. Then the reservation records the ranges of each network and covers only addresses outside all of them, and
+//! each network stays within its own ranges.
 //!
 //! A pool is found by its subnet. If the configuration changes its subnet, or two networks have one name, the new pool
-//! takes the place of one that the network has left and in which nothing is in use; else it gets a numbered name. The blocks,
-//! affinities and reservations of the pool that is left go in the commit that makes the new one. Guards: the pool, its
-//! reservations, and that no block of the family came or changed meanwhile.
+//! replaces one that the network has left and that is not in use. Otherwise it gets a numbered name. The commit that
+//! creates the new pool also deletes the blocks, affinities and reservations of the replaced one. Guards: the pool, its
+//! reservations, and that no block of the family was created or changed meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -32,19 +32,19 @@ use crate::net::{Family, bounds, number, overlap};
 use crate::pools::start_of;
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// The annotation of such a reservation that records the ranges of each network, as JSON:
-/// `{"lab":["10.0.0.9-10.0.0.20"]}`. It is written when a network finds other ranges than its own reserved. No range
-/// means all of the subnet.
+/// The annotation of a range reservation that records the ranges of each network as JSON:
+/// `{"lab":["10.0.0.9-10.0.0.20"]}`. It is written when a network finds a reservation for other ranges than its own. An
+/// empty list means the whole subnet.
 pub const RANGES_ANNOTATION: &str = "margay.io/ranges";
 
-/// The name of the reservation that keeps what lies outside a configuration's ranges.
+/// The name of the reservation for the addresses outside the configured ranges.
 pub fn reservation_name(pool: &str) -> String {
     format!("margay-range-{pool}")
 }
 
-/// Makes sure that a defined pool and its reservation are there, and returns the pool's name.
+/// Ensures that a defined pool and its reservation exist, and returns the pool's name.
 ///
-/// Guards: the pool and the reservation; that no pool and no reservation was made or changed meanwhile.
+/// Guards: the pool and the reservation, and that no pool and no reservation was created or changed meanwhile.
 pub(super) async fn prepare(
     ipam: &Ipam,
     work: &mut WriteSet<'_>,
@@ -62,7 +62,7 @@ pub(super) async fn prepare(
     Ok(name)
 }
 
-/// The stored pool that a definition means.
+/// The stored pool to which a definition refers.
 pub(super) fn pool_of<'s>(context: &'s AssignContext, definition: &PoolDefinition) -> Option<&'s Pool> {
     let family = Family::of_net(definition.cidr);
     context.pools.iter().find(|pool| match definition.free_of {
@@ -79,7 +79,7 @@ async fn create(
     request: &AssignRequest,
 ) -> Result<String> {
     let family = Family::of_net(definition.cidr);
-    // Of more pools than can be guarded one by one, those that are made come one after the other.
+    // There may be too many pools to guard one by one; then creations of pools run one after the other.
     ipam.pools_beside(work.tx).await?;
     let stored = work.tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(Some(family)))).await?;
     let mut stored: Vec<IpNet> = stored.iter().filter_map(keys::parse_block).collect();
@@ -108,7 +108,7 @@ async fn create(
         );
         return Err(BridgeError::BadRanges(text).into());
     }
-    // Manual: only networks that name it, as this one does, take addresses from it.
+    // Manual, because only networks that name the pool, like this one, may take addresses from it.
     let new = NewPool::new(&name, cidr)
         .with_block_size(fitting_block_size(cidr, None))
         .with_assignment_mode(AssignmentMode::Manual);
@@ -124,9 +124,9 @@ async fn create(
     Ok(name)
 }
 
-/// Chooses the name of a new pool: the definition's, or the first numbered one that is free. A pool that the network has
-/// left, and in which nothing is in use, is deleted if it has a name that comes before, or overlaps with the new one;
-/// its blocks are removed from `stored`, too.
+/// Chooses the name of a new pool: the definition's name, or the first free numbered one. An unused pool that the
+/// network has left is deleted if it has an earlier name, or overlaps with the new pool. The blocks of a deleted pool
+/// are removed from `stored`.
 async fn name_for(
     work: &mut WriteSet<'_>,
     context: &mut AssignContext,
@@ -151,7 +151,7 @@ async fn name_for(
             }
             continue;
         }
-        // A document that is no pool has the name as well.
+        // A damaged document may also occupy the name.
         if work.tx.get(&keys::resource(ResourceKind::IpPool, &name)).await?.is_none() {
             return Ok(name);
         }
@@ -159,7 +159,7 @@ async fn name_for(
     Ok(definition.name.clone())
 }
 
-/// Writes the reservation of what lies outside the ranges, unless it is stored already.
+/// Writes the reservation of the addresses outside the ranges, unless it is already stored.
 async fn reserve_the_rest(
     ipam: &Ipam,
     work: &mut WriteSet<'_>,
@@ -200,13 +200,13 @@ async fn reserve_the_rest(
     Ok(())
 }
 
-/// The ranges of each network that a reservation records; none if it records nothing that can be read.
+/// The recorded ranges of each network, or empty if there are none or they cannot be parsed.
 fn ranges_of(reservation: &IpReservation) -> BTreeMap<String, Vec<String>> {
     let text = reservation.resource().annotation(RANGES_ANNOTATION).unwrap_or_default();
     serde_json::from_str(text).unwrap_or_default()
 }
 
-/// The ranges of all networks; none if one of them has all addresses.
+/// The ranges of all networks, or empty if one network uses all addresses.
 fn together(ranges: &BTreeMap<String, Vec<String>>) -> Vec<(IpAddr, IpAddr)> {
     if ranges.values().any(Vec::is_empty) {
         return Vec::new();
@@ -218,7 +218,7 @@ fn together(ranges: &BTreeMap<String, Vec<String>>) -> Vec<(IpAddr, IpAddr)> {
     ranges.values().flatten().filter_map(range).collect()
 }
 
-/// The parts of a network outside the ranges, but for those that the bridge's own reservation has.
+/// The parts of a network outside the ranges, except those that the bridge reservation covers.
 fn outside_but_ends(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     let ends = bridge::reserved(cidr, None);
     let mut outside = outside(cidr, ranges);
@@ -226,8 +226,8 @@ fn outside_but_ends(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     outside
 }
 
-/// The parts of a network outside the ranges (first and last address, both inclusive), as few networks as can be. No
-/// range at all means that nothing is outside.
+/// The parts of a network outside the inclusive ranges, as few networks as possible. Without ranges, nothing is
+/// outside.
 pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     if ranges.is_empty() {
         return Vec::new();
@@ -252,7 +252,7 @@ pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     networks(cidr, gaps)
 }
 
-/// Spans of addresses as networks.
+/// Converts spans of addresses to networks.
 fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     let family = Family::of_net(cidr);
     let span = |(first, last): (u128, u128)| -> Vec<IpNet> {
@@ -269,15 +269,15 @@ fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     spans.into_iter().flat_map(span).collect()
 }
 
-/// Maximum number of stored blocks of the family: one guard covers all of them, and a store checks each.
+/// Maximum number of stored blocks of the family. One guard covers all of them, and a store checks each.
 const MAX_BLOCKS_GUARDED: usize = 64;
-/// Number of keys besides blocks and affinities that go with a pool: its own, and two reservations.
+/// Number of keys that are deleted with a pool besides blocks and affinities: its own and two reservations.
 const KEYS_PER_POOL: usize = 3;
 
-/// True if a pool was made for this network by an earlier configuration, of the family of `cidr`, and the present
-/// configuration does not have it. A pool that an operator has disabled or opened to other networks is the operator's. One
-/// on the same addresses counts only if its blocks have the size of the new ones: else a new block would lie where the
-/// commit still finds an old one.
+/// True if an earlier configuration of this network created a pool of the family of `cidr`, and the present
+/// configuration does not contain it. A pool that an operator has disabled or opened to other networks is left to the
+/// operator. A pool that overlaps with `cidr` counts only if its block size equals that of the new pool. Otherwise a
+/// new block would overlap with an old one that the commit still finds.
 fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
     pool.resource().annotation(NETWORK_ANNOTATION) == Some(request.attachment.network.as_str())
         && pool.family() == Family::of_net(cidr)
@@ -287,9 +287,9 @@ fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
         && !request.define.iter().any(|one| one.cidr == pool.cidr())
 }
 
-/// Deletes a pool unless an address of it is in use, in cooldown or kept for a workload. It stays as well if its blocks and
-/// affinities are too many for one commit ([`AssignContext::deletable`]). `stored` are the stored blocks of the family; those
-/// of a deleted pool are removed from it.
+/// Deletes a pool, unless one of its addresses is in use, in cooldown or kept for a workload. The pool is also kept if
+/// it has too many blocks and affinities for one commit ([`AssignContext::deletable`]). `stored` are the stored blocks
+/// of the family; those of a deleted pool are removed.
 async fn delete_unused(
     work: &mut WriteSet<'_>,
     context: &mut AssignContext,
@@ -337,7 +337,7 @@ async fn delete_unused(
     work.tx.delete(&key)?;
     context.pools.retain(|other| other.name() != pool.name());
     stored.retain(|cidr| !blocks.contains(cidr));
-    tracing::debug!(pool = pool.name(), cidr = %pool.cidr(), "deleting an unused pool that the network has left");
+    tracing::debug!(pool = pool.name(), cidr = %pool.cidr(), "deleting an unused pool that the network no longer uses");
     Ok(())
 }
 

@@ -1,4 +1,4 @@
-//! Why an assignment would return a certain address, or none. It runs like an assignment, up to the commit.
+//! Explains why an assignment would return a certain address, or none. Runs an assignment up to the commit.
 
 use std::net::IpAddr;
 
@@ -19,60 +19,60 @@ use crate::quarantine::quarantine_of;
 use crate::utilization::{PoolUsage, Usage, utilization};
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// The label of each namespace that has its name.
+/// The label that contains the name of a namespace.
 const NAMESPACE_NAME: &str = "projectcalico.org/name";
 
-/// How an assignment would go.
+/// The explanation of an assignment.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The revision of which all this is true.
+    /// The revision at which the explanation holds.
     pub revision: Revision,
-    /// The node, by the name under which the store knows it.
+    /// The store's name for the node.
     pub node: String,
-    /// Its labels.
+    /// The node's labels.
     pub labels: Labels,
     /// The family of the address.
     pub family: Family,
-    /// Whether addresses come from the node's own blocks alone.
+    /// Whether addresses come from the node's own blocks only.
     pub strict_affinity: bool,
-    /// Whether new blocks are claimed when the node's own are full.
+    /// Whether new blocks are claimed when the node's own blocks are full.
     pub claims_blocks: bool,
-    /// How many blocks of the pools that are chosen the node may have; `None` for no limit.
+    /// The number of blocks in the selected pools that the node may have, or `None` for no limit.
     pub block_limit: Option<usize>,
-    /// All pools, by name.
+    /// All pools of the family, by name.
     pub pools: Vec<PoolState>,
-    /// The outcome that it would have.
+    /// The outcome of the assignment.
     pub outcome: PredictedOutcome,
 }
 
-/// A pool, as an assignment finds it.
+/// A pool, as an assignment sees it.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct PoolState {
     /// The pool.
     pub pool: Pool,
-    /// Why no address is taken from it; an error if a selector of it cannot be read.
+    /// The reason why no address is taken from the pool, or an error if a selector of it cannot be parsed.
     pub obstacle: Result<Option<Obstacle>, PoolError>,
-    /// How full it is.
+    /// How full the pool is.
     pub stock: PoolStock,
 }
 
-/// How full a pool is. An address whose cooldown is over counts as free.
+/// How full a pool is. An address with an expired cooldown counts as free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStock {
-    /// The numbers of the pool; addresses in cooldown are in use.
+    /// The address counts of the pool. Addresses in cooldown count as in use.
     pub usage: Usage,
-    /// The number of its addresses in quarantine; they are reserved.
+    /// The number of quarantined addresses. They also count as reserved.
     pub quarantined: usize,
-    /// The number of its addresses in cooldown.
+    /// The number of addresses in cooldown.
     pub in_cooldown: usize,
-    /// The number of its blocks that are stored.
+    /// The number of stored blocks.
     pub blocks: usize,
-    /// How many of these are the node's.
+    /// The number of stored blocks that the node owns.
     pub own_blocks: usize,
-    /// How many addresses are free in the node's blocks.
+    /// The number of free addresses in the node's blocks.
     pub own_free: usize,
 }
 
@@ -80,46 +80,47 @@ pub struct PoolStock {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PredictedOutcome {
-    /// An address.
+    /// An address or a prefix is assigned.
     Given {
-        /// The address, or the first one of the prefix.
+        /// The address, or the first address of the prefix.
         address: IpAddr,
-        /// The length of the prefix; `None` for an address.
+        /// The length of the prefix, or `None` for an address.
         prefix_length: Option<u8>,
-        /// Its block.
+        /// The block of the address.
         block: IpNet,
-        /// Its pool's network.
+        /// The network of the pool.
         pool: IpNet,
-        /// How many addresses are free in the block now.
+        /// The number of addresses that are free in the block now.
         free: usize,
-        /// Why that block.
+        /// The reason for this block.
         source: AddressSource,
     },
-    /// None, because of this.
+    /// The assignment fails with this error.
     Refused(Error),
 }
 
-/// Where an address would come from.
+/// The kind of block from which an address would come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AddressSource {
-    /// From a block of the node's.
+    /// A block that the node owns.
     Own,
-    /// From a block that is not stored yet and that the node would claim.
+    /// A block that is not stored yet and that the node would claim.
     New,
-    /// From a block without a holder that the node would take over from its owner; `None` if it has none.
+    /// A block that the node would take over from this owner, or from none.
     TakenOver(Option<Owner>),
-    /// From a block that keeps its owner; `None` if it has none.
+    /// A block that keeps this owner, or has none.
     Borrowed(Option<Owner>),
 }
 
 impl Ipam {
-    /// How an assignment of one address on a node would go: the pools that the address may come from, the reasons
-    /// against the others, and the block that it would come from. Quotas of the node and of the namespace, whose name is
-    /// one of its labels, are heeded; those of networks are not. Nothing is written. Without `family` it is that of
-    /// the pools that are named, else IPv4; without `namespace` the labels of the pod's namespace are not known.
+    /// Explains how an assignment of one address on a node would proceed: the pools and the block that the address may
+    /// come from, and the reasons against the other pools. Checks the quotas of the node and of the namespace, whose
+    /// name is one of its labels, but not those of networks. Nothing is written. Without `family`, the family is that
+    /// of the named pools, or IPv4. Without `namespace`, the labels of the pod's namespace are unknown.
     ///
     /// # Errors
-    /// Those of the store, and damaged settings. The reason for which an assignment would be refused is an [`PredictedOutcome`].
+    /// Any store error. `Malformed` for damaged settings. The reason why an assignment would be refused is a
+    /// [`PredictedOutcome`].
     #[boxed_future]
     pub async fn explain(
         &self,
@@ -200,7 +201,7 @@ impl Ipam {
         })
     }
 
-    /// The explanation for a node that is not registered: no address is assigned to it.
+    /// The explanation for a node that is not registered, which gets no address.
     async fn explain_unknown(
         &self,
         tx: &mut Transaction,
@@ -222,7 +223,7 @@ impl Ipam {
         })
     }
 
-    /// All blocks of a family as of a revision, as an assignment sees them.
+    /// All blocks of a family at a revision, with expired cooldowns freed.
     async fn blocks_at(&self, at: Revision, family: Family, cooldown_seconds: i64) -> Result<Vec<Block>> {
         let range = Range::Prefix(keys::blocks_prefix(Some(family)));
         let listing = self.store().list_at(range, at, Content::Full).await?;
@@ -235,7 +236,6 @@ impl Ipam {
     }
 }
 
-/// How full each pool is.
 fn stocks(context: &AssignContext, blocks: &[Block], host: &Owner) -> Vec<PoolStock> {
     let counted = utilization(&context.pools, blocks, &context.reservations);
     let quarantined = quarantine_of(&context.reservation_documents);
@@ -258,7 +258,7 @@ fn stocks(context: &AssignContext, blocks: &[Block], host: &Owner) -> Vec<PoolSt
 }
 
 impl Assignment<'_> {
-    /// Assigns one address in memory, and returns its source.
+    /// Assigns one address in memory, and returns the outcome.
     async fn outcome(&mut self, work: &mut WriteSet<'_>, family: Family, before: &[Block]) -> Result<PredictedOutcome> {
         let done = match self.any(work, family, 1).await {
             Ok(()) => work.check_quotas(Some(&**self.ipam.store())).await,

@@ -1,8 +1,8 @@
-//! Assigns addresses to a handle of no container (a service of a load balancer, a tunnel, a virtual machine), and makes sure that
-//! an owner has a block without assigning an address of it.
+//! Assigns addresses to a handle without a container (a service of a load balancer, a tunnel, a virtual machine), and
+//! ensures that an owner has a block without assigning an address.
 //!
-//! For a handle the attributes of an attachment are not recorded, so interfaces and boots are not known: each call assigns further
-//! addresses, and they stay until they are released by handle or one by one.
+//! For such a handle the attributes of an attachment are not recorded, so its interfaces and boots are unknown. Each
+//! call assigns further addresses, which are kept until they are released by handle or one by one.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::model::{Attribute, Document, Handle, HostReserved, Labels, Owner, Poo
 use crate::net::Family;
 use crate::write_set::WriteSet;
 
-/// The request of an assignment to a handle. It is carried out as a whole, in one commit, or not at all.
+/// The request of an assignment to a handle. It is carried out completely in one commit, or not at all.
 #[derive(Clone, Debug)]
 pub struct HandleRequest {
     handle: String,
@@ -29,64 +29,65 @@ pub struct HandleRequest {
 }
 
 impl HandleRequest {
-    /// These addresses for this handle, in the blocks of this owner: for a workload on a node, for a load balancer where
-    /// the owner is virtual.
+    /// Creates a request of these addresses for a handle, in the blocks of this owner. The use is that of a workload,
+    /// or of a load balancer for a virtual owner.
     pub fn new(handle: impl Into<String>, owner: Owner, wanted: RequestedAddresses) -> Self {
         let terms = AssignRequest::of_owner(&owner, wanted);
         Self { handle: handle.into(), owner, attributes: BTreeMap::new(), most: None, terms }
     }
 
-    /// Recorded with each address. Calico's own callers record at least `node`.
+    /// Records these attributes with each address. Calico's own callers record at least `node`.
     #[must_use]
     pub fn with_attributes(mut self, attributes: BTreeMap<String, String>) -> Self {
         self.attributes = attributes;
         self
     }
 
-    /// Only if the handle then holds at most so many addresses of each requested family, those among them that it holds
-    /// already.
+    /// Limits the number of addresses of each requested family that the handle may hold, including those that it
+    /// already holds. The request fails if it would exceed the limit.
     #[must_use]
     pub fn with_most_per_family(mut self, most: usize) -> Self {
         self.most = Some(most);
         self
     }
 
-    /// From these pools, by name or network, in this order; else from those that select the node.
+    /// Takes addresses only from these pools, by name or network, in this order. By default they come from the pools
+    /// that select the node.
     #[must_use]
     pub fn with_pools(mut self, family: Family, pools: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.terms.set_pools(family, pools);
         self
     }
 
-    /// For this use: only pools that allow it.
+    /// Sets the use of the addresses. Only pools that allow it are used.
     #[must_use]
     pub fn with_usage(mut self, usage: PoolUse) -> Self {
         self.terms.usage = usage;
         self
     }
 
-    /// For a namespace with these labels, where pools have a namespace selector.
+    /// Sets the labels of the namespace, for pools with a namespace selector.
     #[must_use]
     pub fn with_namespace_labels(mut self, labels: Labels) -> Self {
         self.terms.namespace_labels = labels;
         self
     }
 
-    /// The most blocks that the owner may have, besides the limit in the settings; 0 for no limit of the request's own.
+    /// Limits the number of the owner's blocks, in addition to the limit in the settings; 0 for no additional limit.
     #[must_use]
     pub fn with_max_blocks(mut self, most: u32) -> Self {
         self.terms.max_blocks = most;
         self
     }
 
-    /// The addresses that the owner keeps for itself in each new block.
+    /// Sets the addresses that the owner keeps for itself in each new block.
     #[must_use]
     pub fn with_host_reserved(mut self, reserved: HostReserved) -> Self {
         self.terms.host_reserved = Some(reserved);
         self
     }
 
-    /// A handle is the last part of a key, and old migrations have left text behind a carriage return.
+    /// Checks the handle. It is the last part of a key, and old migrations left keys with text after a carriage return.
     fn check(&self) -> Result<()> {
         if self.handle.is_empty() || self.handle.contains(['/', '\r']) {
             let handle = &self.handle;
@@ -99,17 +100,17 @@ impl HandleRequest {
 }
 
 impl Ipam {
-    /// Assigns addresses to a handle: any free ones, or requested ones, in the blocks of a node or of a virtual owner.
-    /// Each call assigns further addresses, also to a handle that has some; [`HandleRequest::with_most_per_family`]
-    /// limits how many it may have. The attributes of the request are recorded unchanged.
+    /// Assigns addresses to a handle, any free or requested ones, in the blocks of a node or of a virtual owner. Each
+    /// call assigns further addresses, even to a handle that has some. [`HandleRequest::with_most_per_family`] limits
+    /// their number. The attributes of the request are recorded unchanged.
     ///
-    /// Guards: as [`assign`](Self::assign), and the handle. A process that is killed in here leaves no pending commit:
-    /// on a store of other processes its commit may still happen, so release the handle before you forget it. Two
-    /// requests at once that are equal to the last attribute write the same; if a reply is lost then, both may be
-    /// answered with the one address that was assigned. An attribute of the caller's own distinguishes them.
+    /// Guards: as in [`assign`](Self::assign), and the handle. This call records no pending commit. On a store of
+    /// other processes, the commit of a killed process may still happen, so release the handle before you forget it.
+    /// Two concurrent requests with equal attributes write the same values. If an answer is lost then, both requests
+    /// may return the one address that was assigned. Add an attribute of your own to distinguish them.
     ///
     /// # Errors
-    /// `HandleLimit`; `Invalid` for a handle or an owner that cannot be one; otherwise those of [`assign`](Self::assign).
+    /// `HandleLimit`. `Invalid` for an invalid handle or owner. Otherwise the errors of [`assign`](Self::assign).
     #[boxed_future]
     pub async fn assign_to_handle(&self, request: &HandleRequest, deadline: Deadline) -> Result<Vec<AssignedAddress>> {
         request.check()?;
@@ -140,10 +141,11 @@ impl Ipam {
     }
 }
 
-/// Refuses a request for more than a handle may hold. The blocks say what it holds, and the handle is guarded.
+/// Refuses a request that exceeds the limit of a handle. The held addresses are counted in the blocks, and the handle
+/// is guarded.
 ///
-/// If a handle does not count what a block holds, a foreign writer broke off, or is about to write the block. Rewriting
-/// the block makes that writer start again, and the handle is right again.
+/// If a handle's count differs from its block, another writer was interrupted, or is about to write the block.
+/// Rewriting the block makes that writer fail and retry, and corrects the handle.
 async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAddresses, most: usize) -> Result<()> {
     let key = keys::handle(handle);
     let stored = work.tx.get(&key).await?;
@@ -169,7 +171,7 @@ async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAd
     Ok(())
 }
 
-/// The families of which an owner needs a block, and its pools.
+/// The families in which an owner needs a block, and the pools to use.
 #[derive(Clone, Debug)]
 pub struct BlockRequest {
     owner: Owner,
@@ -177,28 +179,28 @@ pub struct BlockRequest {
 }
 
 impl BlockRequest {
-    /// A block of each of these families for this owner.
+    /// Requests a block of each of these families for this owner.
     pub fn new(owner: Owner, families: &[Family]) -> Self {
         let one = |family| usize::from(families.contains(&family));
         let terms = AssignRequest::of_owner(&owner, RequestedAddresses::any(one(Family::V4), one(Family::V6)));
         Self { owner, terms }
     }
 
-    /// In these pools, by name or network, in this order; else in those that select the node.
+    /// Uses only these pools, by name or network, in this order. By default the pools that select the node are used.
     #[must_use]
     pub fn with_pools(mut self, family: Family, pools: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.terms.set_pools(family, pools);
         self
     }
 
-    /// For this use: only pools that allow it.
+    /// Sets the use of the addresses. Only pools that allow it are used.
     #[must_use]
     pub fn with_usage(mut self, usage: PoolUse) -> Self {
         self.terms.usage = usage;
         self
     }
 
-    /// The addresses that the owner keeps for itself in a new block; a block that it has stays as it is.
+    /// Sets the addresses that the owner keeps for itself in a new block. An existing block is not changed.
     #[must_use]
     pub fn with_host_reserved(mut self, reserved: HostReserved) -> Self {
         self.terms.host_reserved = Some(reserved);
@@ -207,15 +209,15 @@ impl BlockRequest {
 }
 
 impl Ipam {
-    /// Makes sure that an owner has a block of each family, and returns one of each, IPv4 first: one that it has, full
-    /// or not, else one that it claims now. All in one commit or nothing; if it has them all, nothing is written. No
-    /// address is assigned.
+    /// Ensures that an owner has a block of each family, and returns one of each, IPv4 first: an existing block, full
+    /// or not, or a newly claimed one. All blocks are claimed in one commit or none is. If the owner has them all,
+    /// nothing is written. No address is assigned.
     ///
-    /// Guards: as [`assign`](Self::assign).
+    /// Guards: as in [`assign`](Self::assign).
     ///
     /// # Errors
-    /// `NoNewBlocks` if new blocks must not be claimed or none is left; `Pool` if no pool can serve the owner;
-    /// `UnknownNode`; `Invalid` for an owner that cannot be one; those of the store.
+    /// `NoNewBlocks` if claiming is off or no block is left. `Pool` if no pool can serve the owner. `UnknownNode`.
+    /// `Invalid` for an invalid owner. Any store error.
     #[boxed_future]
     pub async fn ensure_blocks(&self, request: &BlockRequest, deadline: Deadline) -> Result<Vec<IpNet>> {
         let BlockRequest { owner, terms } = request;

@@ -1,5 +1,5 @@
-//! Assigns addresses to an attachment, or to several attachments of one node in one commit. A trial runs the same code and stops
-//! before the commit.
+//! Assigns addresses to an attachment, or to several attachments of one node in one commit. A trial runs the same code
+//! and stops before the commit.
 
 mod assignment;
 mod auto;
@@ -45,33 +45,34 @@ pub use request::{
 };
 use sticky::WorkloadAddresses;
 
-/// The most requested addresses for which blocks of every possible size are read along with the surroundings.
+/// Maximum number of requested addresses for which blocks of every possible size are prefetched.
 const MAX_ADDRESSES_READ_AHEAD: usize = 2;
 
-/// The findings of an attempt, for the next one.
+/// The findings of an attempt that the next attempt uses.
 #[derive(Debug, Default)]
 struct AttemptFindings {
-    /// The blocks that were used last, the latest first.
+    /// The blocks that were used last, latest first.
     used: Vec<IpNet>,
-    /// Blocks with releases that are dated far ahead.
+    /// Blocks with releases dated too far ahead.
     misdated: Vec<IpNet>,
     /// The leftovers of earlier boots in the blocks that were read.
     leftovers: Vec<Leftover>,
     /// The cooldown of released addresses, in seconds.
     cooldown: i64,
-    /// True for an attempt that assigns nothing in the end.
+    /// True for a trial, which assigns nothing.
     is_trial: bool,
 }
 
 impl Ipam {
-    /// Assigns addresses to an attachment: any free ones, or requested ones. IPv4 and IPv6 together, and everything
-    /// that must be made or mended for them, are one commit; if anything is missing, nothing happens.
+    /// Assigns addresses to an attachment: any free addresses, or requested ones. IPv4 and IPv6 addresses, and all keys
+    /// that must be created or repaired for them, are written in one commit. If any address is missing, nothing is
+    /// written.
     ///
-    /// If an attachment requests again what it has, it gets the same answer. An assignment for it that broke off is
-    /// settled first, where [pending commits](crate::pending_commits) are recorded.
+    /// If an attachment requests again the addresses that it has, it gets the same answer. If [pending
+    /// commits](crate::pending_commits) are recorded, an interrupted assignment to the attachment is settled first.
     ///
     /// # Errors
-    /// Those of [`Error`], with Calico's texts.
+    /// Any [`Error`], with Calico's texts.
     #[boxed_future]
     pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<AssignedAddress>> {
         let mut findings = AttemptFindings::default();
@@ -80,7 +81,7 @@ impl Ipam {
             Err(error) => error,
         };
         if let Error::Quota(reached) = &mut error {
-            // There may be room in the blocks that were read, and leftovers in others.
+            // The blocks that were read may have room, and leftovers may be in other blocks.
             findings.leftovers = self.leftovers_of(&reached.subject, &request.attachment, deadline).await?;
             reached.over_leftovers = !findings.leftovers.is_empty();
         }
@@ -95,8 +96,8 @@ impl Ipam {
         assigned
     }
 
-    /// Assigns once more after there was no room, and frees the leftovers of earlier boots in the same commit. If there
-    /// is still no room, or nothing may be freed, the error stays the same.
+    /// Repeats an assignment that found no room, and frees leftovers of earlier boots in the same commit. If there is
+    /// still no room, or no leftover may be freed, returns the original error.
     async fn assign_over_leftovers(
         &self,
         request: &AssignRequest,
@@ -105,7 +106,8 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<AssignedAddress>> {
         let Some(live) = self.liveness().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
-        // Taken after the leftovers are known: an attachment that gets an address from here on is not one of them.
+        // Gathered after the leftovers are known, so that an attachment that gets an address from now on is not one of
+        // them.
         let Some(evidence) = live.evidence().await else { return Err(error) };
         let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
         if findings.cooldown > 0 {
@@ -128,20 +130,20 @@ impl Ipam {
         }
     }
 
-    /// Where there is a cooldown, the assignment cannot have the leftovers yet, but their cooldown begins.
+    /// Starts the cooldown of the leftovers. With a cooldown, the assignment cannot use them yet.
     async fn start_cooldown(&self, request: &AssignRequest, leftovers: &Leftovers, deadline: Deadline) -> Result<()> {
         let node = &request.attachment.node;
         let (holdings, _) = self.holdings_within(node, &self.read_scope_of(node), deadline).await?;
         let earlier = self.judge(&holdings, &leftovers.evidence).earlier;
-        // As many as an assignment frees otherwise.
+        // As many as an assignment without cooldown frees.
         for batch in gc::batches(&earlier).into_iter().take(1) {
             self.free(&batch, deadline).await?;
         }
         Ok(())
     }
 
-    /// Records releases that are dated far ahead as made now. An assignment that succeeds need not care: it found an
-    /// address. One that fails would find them in cooldown again and again.
+    /// Dates releases that are too far ahead as of now. A successful assignment does not need this. A failed one would
+    /// find these addresses in cooldown again and again.
     async fn redate(&self, blocks: &[IpNet], deadline: Deadline) -> Result<()> {
         for cidr in blocks {
             transact!(self, deadline, |tx| {
@@ -154,8 +156,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Reads the surroundings of an assignment to an owner, in one round trip, along with other needed keys, and the keys of
-    /// ranges.
+    /// Reads the context of an assignment to an owner in one round trip, together with other keys, and with the keys in
+    /// the `named` ranges.
     async fn read_context(
         &self,
         tx: &mut Transaction,
@@ -167,7 +169,7 @@ impl Ipam {
         let given = wanted.these.iter().take(MAX_ADDRESSES_READ_AHEAD);
         for ip in given {
             keys.extend(hints::possible_blocks(*ip).into_iter().map(keys::block));
-            // A block of another size takes a request more if it is new.
+            // A new block of another size costs one more request.
             let family = Family::of(*ip);
             if let Some(usual) = family.network(*ip, default_block_size(family)) {
                 named.extend(covers_of_overlaps(usual, Precision::Coarse).into_iter().flat_map(|cover| cover.coarse));
@@ -186,7 +188,7 @@ impl Ipam {
         Ok(context)
     }
 
-    /// Carries out all requests, one after the other, in one transaction. All are for attachments of one node.
+    /// Carries out all requests in order, in one transaction. All attachments must be on one node.
     async fn assign_in(
         &self,
         tx: &mut Transaction,
@@ -204,7 +206,7 @@ impl Ipam {
         first.extend(
             requests.iter().filter_map(|request| request.sticky.as_ref()).map(|sticky| keys::sticky(&sticky.name)),
         );
-        // Without a block that may serve, a new one is likely, and needs to know the blocks of prefixes.
+        // Without a likely block, a new block is likely, and its creation reads the blocks of prefixes.
         let mut named = Vec::new();
         for family in [Family::V4, Family::V6] {
             if wanted.these.iter().any(|ip| Family::of(*ip) == family)
@@ -284,7 +286,7 @@ impl Ipam {
         Ok(all)
     }
 
-    /// Records as a hint from which blocks of other owners the node is about to have addresses.
+    /// Remembers as a hint the blocks of other owners in which the node is about to get addresses.
     async fn note_borrowed(&self, work: &mut WriteSet<'_>, node: &str, done: &AssignOutcome) -> Result<()> {
         let mut borrowed = Vec::new();
         for assigned in done.answers.iter().flatten() {
@@ -298,17 +300,17 @@ impl Ipam {
     }
 }
 
-/// The outcome of assignments.
+/// The outcome of one transaction of assignments.
 #[derive(Default)]
 struct AssignOutcome {
-    /// The answer to each request.
+    /// The addresses for each request.
     answers: Vec<Vec<AssignedAddress>>,
     /// The freed leftovers of earlier boots.
     freed: Vec<gc::Allocation>,
 }
 
 impl AssignOutcome {
-    /// The answer to a single request.
+    /// The addresses for a single request.
     fn only_answer(self) -> Vec<AssignedAddress> {
         self.answers.into_iter().flatten().collect()
     }
@@ -321,16 +323,17 @@ fn is_beside(one: &Attachment, other: &Attachment) -> bool {
 }
 
 impl Ipam {
-    /// Assigns addresses to several attachments of one node, as [`assign`](Self::assign) does to each of them, one
-    /// after the other, but in one commit, in which a block that several get addresses of is written once. The answers
-    /// are in the order of the requests. A commit has room for about a hundred of them.
+    /// Assigns addresses to several attachments of one node in one commit. The result is that of
+    /// [`assign`](Self::assign) for each attachment in order, but a block with addresses for several attachments is
+    /// written only once. The answers are in the order of the requests. A commit has room for about a hundred
+    /// attachments.
     ///
-    /// If one of several cannot be served, nothing happens to any: assign to each alone then, which may also free the
-    /// leftovers of earlier boots.
+    /// If one of several attachments cannot be served, nothing is written for any. Then assign to each attachment
+    /// alone, which may also free leftovers of earlier boots.
     ///
     /// # Errors
-    /// Those of [`assign`](Self::assign) for one of them; `Invalid` if they are of several nodes, if two of them are
-    /// the same, or if there are several and [pending commits](crate::pending_commits) are recorded.
+    /// The errors of [`assign`](Self::assign) for one of the attachments. `Invalid` if they are on several nodes, if
+    /// two are the same, or if there are several and [pending commits](crate::pending_commits) are recorded.
     #[boxed_future]
     pub async fn assign_together(
         &self,
@@ -355,8 +358,8 @@ impl Ipam {
         Ok(self.assign_all(requests, &mut AttemptFindings::default(), deadline).await?.answers)
     }
 
-    /// Assigns to all, with the hints for the network and node of the first. A pending commit is for the first: where
-    /// these are recorded, it is the only one.
+    /// Carries out all requests with the hints for the network and node of the first. A pending commit is recorded for
+    /// the first attachment; if pending commits are recorded, it is the only one.
     async fn assign_all(
         &self,
         requests: &[AssignRequest],
@@ -386,12 +389,12 @@ pub struct AssignTrial {
 }
 
 impl Ipam {
-    /// The addresses that [`assign`](Self::assign) would assign to this attachment now, and the keys that it would write. Nothing is written, and no
-    /// assignment that broke off is settled. Leftovers of earlier boots count as not in use: the machine is not
-    /// scanned, which may take longer than the caller has.
+    /// Returns the addresses that [`assign`](Self::assign) would assign to this attachment now, and the keys that it
+    /// would write. Nothing is written, and no interrupted assignment is settled. Leftovers of earlier boots count as
+    /// unused without a scan of the machine, which may take longer than the caller has.
     ///
     /// # Errors
-    /// Those of [`assign`](Self::assign).
+    /// The errors of [`assign`](Self::assign).
     #[boxed_future]
     pub async fn would_assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<AssignTrial> {
         let mut findings = AttemptFindings { is_trial: true, ..AttemptFindings::default() };

@@ -11,13 +11,13 @@ use crate::model::{HostReserved, Labels, Owner, Pool, PoolUse};
 use crate::net::{Family, nth};
 use crate::sticky::Sticky;
 
-/// The most blocks of a family that are read ahead because an address may come from them.
+/// Maximum number of blocks of a family that are prefetched because an address may come from them.
 const MAX_LIKELY_BLOCKS: usize = 4;
 
-/// The wanted addresses: certain ones, and any others.
+/// The requested addresses: specific ones, and a number of any others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestedAddresses {
-    /// These addresses.
+    /// These specific addresses.
     pub these: Vec<IpAddr>,
     /// The number of other IPv4 addresses.
     pub any_v4: usize,
@@ -26,24 +26,23 @@ pub struct RequestedAddresses {
 }
 
 impl RequestedAddresses {
-    /// Any addresses, so many of each family.
+    /// Requests any addresses, this many of each family.
     pub fn any(v4: usize, v6: usize) -> Self {
         Self { these: Vec::new(), any_v4: v4, any_v6: v6 }
     }
 
-    /// These addresses.
+    /// Requests these addresses.
     pub fn these(addresses: impl Into<Vec<IpAddr>>) -> Self {
         Self { these: addresses.into(), ..Self::default() }
     }
 
-    /// Wants this, too.
     pub(super) fn add(&mut self, more: &Self) {
         self.these.extend(&more.these);
         self.any_v4 += more.any_v4;
         self.any_v6 += more.any_v6;
     }
 
-    /// The number of addresses of a family, those in `these` among them.
+    /// The number of requested addresses of a family, including those in `these`.
     pub(super) fn all_of(&self, family: Family) -> usize {
         self.any_of(family) + self.these.iter().filter(|ip| Family::of(**ip) == family).count()
     }
@@ -56,45 +55,45 @@ impl RequestedAddresses {
     }
 }
 
-/// The answer to an attachment that requests a certain address that it has already.
+/// The answer to an attachment that requests a specific address that it already has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RepeatPolicy {
-    /// It gets the same answer again.
+    /// The attachment gets the same answer again.
     #[default]
     SameAnswer,
-    /// It is refused, as Calico does.
+    /// The request is refused, as in Calico.
     Refused,
 }
 
 /// Whether the labels of the container's namespace are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NamespaceLabels {
-    /// They are those of the request. A namespace that there is nowhere has none.
+    /// The request contains them. A namespace that does not exist has no labels.
     #[default]
     Known,
-    /// The labels have not been read yet. Where a pool selects by them, that is an error,
-    /// [`Error::NamespaceWanted`](crate::Error::NamespaceWanted), and the caller reads them and repeats the request.
+    /// The labels have not been read yet. If a pool selects by them, the assignment fails with
+    /// [`Error::NamespaceWanted`](crate::Error::NamespaceWanted). Then the caller reads them and repeats the request.
     NotYetRead,
 }
 
-/// The gateway that a bridged network wants in the pool of one family.
+/// The gateway that a bridged network requests in the pool of one family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Gateway {
-    /// The one on record, if there is one.
+    /// The recorded gateway, if there is one.
     #[default]
     Recorded,
-    /// The one on record, or else the first host address.
+    /// The recorded gateway, or else the first host address.
     First,
-    /// This one.
+    /// This address.
     At(IpAddr),
 }
 
-/// The gateways that a bridged network wants.
+/// The gateways that a bridged network requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bridge {
-    /// Of its IPv4 pool.
+    /// The gateway in its IPv4 pool.
     pub v4: Gateway,
-    /// Of its IPv6 pool.
+    /// The gateway in its IPv6 pool.
     pub v6: Gateway,
 }
 
@@ -107,21 +106,21 @@ impl Bridge {
     }
 }
 
-/// A pool that the network's own configuration defines.
+/// A pool that the network's configuration defines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolDefinition {
-    /// Its name.
+    /// The name of the pool.
     pub name: String,
-    /// Its network.
+    /// The network of the pool.
     pub cidr: IpNet,
-    /// The addresses that may be assigned: first and last ones, both inclusive. None means all of it.
+    /// The assignable addresses, as inclusive ranges of first and last address. Empty for the whole network.
     pub ranges: Vec<(IpAddr, IpAddr)>,
-    /// The number of its set. The attachment gets one address of each set of a family, from the first pool of the set
-    /// that has room.
+    /// The number of the pool's set. The attachment gets one address from each set of a family, from the first pool of
+    /// the set that has room.
     #[serde(default)]
     pub set: usize,
-    /// If it is there, the pool of this name counts, whatever its network is. A new pool gets a free private network of
-    /// the family and size of `cidr` that overlaps with no pool and with none of these.
+    /// If present, any pool of this name and family is used, whatever its network is. A new pool gets a free private
+    /// network of the family and size of `cidr` that overlaps with no pool and with none of these networks.
     #[serde(default)]
     pub free_of: Option<Vec<IpNet>>,
     /// The gateway that the configuration names for this pool.
@@ -130,55 +129,55 @@ pub struct PoolDefinition {
 }
 
 impl PoolDefinition {
-    /// True if the address is of the pool's ranges.
+    /// True if the address is in the pool's ranges.
     pub(super) fn has(&self, ip: IpAddr) -> bool {
         let is_of_range = |(first, last): &(IpAddr, IpAddr)| *first <= ip && ip <= *last;
         self.cidr.contains(&ip) && (self.ranges.is_empty() || self.ranges.iter().any(is_of_range))
     }
 }
 
-/// The request of an assignment. It is carried out as a whole, in one commit, or not at all.
+/// The request of an assignment. It is carried out completely in one commit, or not at all.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AssignRequest {
     /// The attachment that gets the addresses. Its handle and attributes are recorded.
     pub attachment: Attachment,
-    /// Further attributes to record: `pod`, `namespace`, `timestamp`. The names are Calico's; on a secondary network
-    /// ours are recorded in their place, see [`AttributeNames`].
+    /// More attributes to record: `pod`, `namespace`, `timestamp`. These are Calico's names. On a secondary network our
+    /// names are recorded instead; see [`AttributeNames`].
     pub attributes: BTreeMap<String, String>,
-    /// The wanted addresses.
+    /// The requested addresses.
     pub wanted: RequestedAddresses,
-    /// The answer if it has them already.
+    /// The answer if the attachment already has a requested address.
     pub repeated: RepeatPolicy,
-    /// The pools to take IPv4 addresses from, by name or network; none means those that select the node.
+    /// The pools to take IPv4 addresses from, by name or network. If empty, those that select the node.
     pub v4_pools: Vec<String>,
-    /// The same for IPv6.
+    /// The pools to take IPv6 addresses from, by name or network. If empty, those that select the node.
     pub v6_pools: Vec<String>,
     /// The use of the addresses.
     pub usage: PoolUse,
     /// The labels of the namespace, for pools with a namespace selector.
     pub namespace_labels: Labels,
-    /// Whether these are known.
+    /// Whether the labels of the namespace are known.
     pub namespace: NamespaceLabels,
-    /// The most blocks that the host may have, besides the limit in the settings; 0 for no limit of the request's own.
+    /// Maximum number of blocks of the host, in addition to the limit in the settings; 0 for no additional limit.
     pub max_blocks: u32,
     /// The addresses that the host keeps for itself in each new block.
     pub host_reserved: Option<HostReserved>,
-    /// For a bridged network the gateways that it wants; `None` for a routed one.
+    /// The gateways that a bridged network requests; `None` for a routed network.
     pub bridge: Option<Bridge>,
-    /// Gateways of a bridged network with several pools of a family: each is that of the pool in which it lies, before
-    /// the one that the pool's definition names.
+    /// Gateways of a bridged network with several pools of a family. Each applies to the pool that contains it, and
+    /// takes precedence over the gateway in the pool's definition.
     #[serde(default)]
     pub gateways: Vec<IpAddr>,
-    /// Pools to be made first, if they are not there.
+    /// Pools to create first, if they do not exist.
     pub define: Vec<PoolDefinition>,
-    /// The workload that keeps the addresses; `None` if none does.
+    /// The workload that keeps the addresses, if any.
     #[serde(default)]
     pub sticky: Option<Sticky>,
 }
 
 impl AssignRequest {
-    /// These addresses for this attachment, on a routed network, for a workload.
+    /// Creates a request of these addresses for an attachment on a routed network, for use by a workload.
     pub fn new(attachment: Attachment, wanted: RequestedAddresses) -> Self {
         Self {
             attachment,
@@ -199,8 +198,8 @@ impl AssignRequest {
         }
     }
 
-    /// The request of an owner of blocks that is no attachment; the field of the attachment is not read then. The
-    /// addresses of a virtual owner are for a load balancer unless the caller sets another use.
+    /// Creates a request for an owner of blocks. Its attachment is empty and not read. Addresses of a virtual owner are
+    /// for a load balancer, unless the caller sets another use.
     pub(super) fn of_owner(owner: &Owner, wanted: RequestedAddresses) -> Self {
         let nobody = String::new;
         let (network, container, interface, node) = (nobody(), nobody(), nobody(), nobody());
@@ -211,7 +210,6 @@ impl AssignRequest {
         terms
     }
 
-    /// Sets the pools of one family.
     pub(super) fn set_pools(&mut self, family: Family, pools: impl IntoIterator<Item = impl Into<String>>) {
         let pools = pools.into_iter().map(Into::into).collect();
         match family {
@@ -220,7 +218,7 @@ impl AssignRequest {
         }
     }
 
-    /// The sets of pools of a family that it defines.
+    /// The sets of pools of a family that the request defines.
     pub(super) fn sets(&self, family: Family) -> Vec<Vec<&PoolDefinition>> {
         let mut sets: BTreeMap<usize, Vec<&PoolDefinition>> = BTreeMap::new();
         for one in self.define.iter().filter(|one| Family::of_net(one.cidr) == family) {
@@ -229,7 +227,7 @@ impl AssignRequest {
         sets.into_values().collect()
     }
 
-    /// The pools of a family that it defines, each with the ranges of all sets.
+    /// The pools of a family that the request defines, each with the ranges of all sets.
     pub(super) fn definitions(&self, family: Family) -> Vec<PoolDefinition> {
         let mut pools: Vec<PoolDefinition> = Vec::new();
         for one in self.sets(family).into_iter().flatten() {
@@ -242,15 +240,16 @@ impl AssignRequest {
         pools
     }
 
-    /// From how many blocks of a family its addresses may come in the steady state: one, unless the network has several
-    /// pools.
+    /// The number of blocks of a family from which the addresses come in the steady state: one, or one per pool on a
+    /// bridged network, at most [`MAX_LIKELY_BLOCKS`].
     pub(super) fn likely_blocks(&self, family: Family) -> usize {
         let defined = self.define.iter().filter(|one| Family::of_net(one.cidr) == family).count();
         let pools = if self.bridge.is_some() { self.pools(family).len().max(defined) } else { 1 };
         pools.clamp(1, MAX_LIKELY_BLOCKS)
     }
 
-    /// The names under which the node, the pod and its namespace are recorded: Calico's names on a routed network only.
+    /// The names under which the node, the pod and its namespace are recorded: Calico's on a routed network, otherwise
+    /// ours.
     pub(super) fn names(&self) -> AttributeNames {
         if self.bridge.is_some() { AttributeNames::Own } else { AttributeNames::Calicos }
     }
@@ -263,25 +262,25 @@ impl AssignRequest {
     }
 }
 
-/// One address of an answer, or one prefix.
+/// One assigned address or prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssignedAddress {
-    /// The address; of a prefix the first one.
+    /// The address, or the first address of the prefix.
     pub ip: IpAddr,
-    /// The length of the prefix; `None` for an address.
+    /// The length of the prefix, or `None` for an address.
     #[serde(default)]
     pub prefix_length: Option<u8>,
-    /// Its block.
+    /// The block of the address.
     pub block: IpNet,
-    /// Its pool's network.
+    /// The network of the pool.
     pub pool: IpNet,
-    /// The gateway of its pool, for a bridged network that wants one.
+    /// The gateway of the pool, for a bridged network that requests one.
     pub gateway: Option<IpAddr>,
 }
 
 impl AssignedAddress {
-    /// The address for the interface. The first address of a prefix is that of no host (in IPv6 it is the routers' anycast
-    /// address), so of a prefix it is the second one.
+    /// The address for the interface. For a prefix this is the second address, because the first one belongs to no host
+    /// (in IPv6 it is the routers' anycast address).
     pub fn interface_ip(&self) -> IpAddr {
         let second = |length| nth(IpNet::new(self.ip, length).ok()?, 1);
         self.prefix_length.and_then(second).unwrap_or(self.ip)
@@ -289,7 +288,6 @@ impl AssignedAddress {
 }
 
 impl AssignedAddress {
-    /// An address or a prefix of this pool.
     pub(super) fn of(pool: &Pool, ip: IpAddr, block: IpNet, gateway: Option<IpAddr>) -> Self {
         Self { ip, prefix_length: pool.prefix_length(), block, pool: pool.cidr(), gateway }
     }

@@ -1,11 +1,11 @@
 //! Blocks of secondary networks, in a store that Calico reads.
 //!
-//! Calico's routing acts on the blocks of nodes: each node drops what is sent to an address of its blocks that it does
-//! not know, and announces the blocks to the other nodes. So a secondary network has blocks of a virtual owner, one for
-//! each node, which Calico's routing passes over. Blocks that were a node's own before are moved when an assignment
-//! searches for room: their owner, both affinities and the names of what is recorded change in the commit of that
-//! assignment. A block that has addresses of Calico's networks, too, stays as it is, and no more addresses of it are
-//! assigned to other networks.
+//! Calico's routing acts on the blocks of nodes: each node drops packets to unassigned addresses of its own blocks, and
+//! announces these blocks to the other nodes. So the blocks of a secondary network belong to a virtual owner, one for
+//! each node, which Calico's routing ignores. Blocks that a node itself owned before are moved when an assignment
+//! searches for room. The commit of that assignment changes their owner, both affinities and the names of the recorded
+//! attributes. A block that also has addresses of Calico's networks is not moved, and no more of its addresses are
+//! assigned to secondary networks.
 
 use std::net::IpAddr;
 
@@ -19,15 +19,15 @@ use crate::error::Result;
 use crate::model::{Block, Owner, keys};
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// The most blocks that move in one assignment.
+/// Maximum number of blocks moved in one assignment.
 const MAX_BLOCKS_MOVED: usize = 16;
-/// The most addresses that these have: about 600 kilobytes.
+/// Maximum number of addresses in the moved blocks: about 600 kilobytes.
 const MAX_ADDRESSES_MOVED: usize = 2048;
 
-/// Makes a node's block a block of its secondary networks, with all that is recorded in it; false if it cannot be one
-/// because it has addresses that are not known to be of such a network.
+/// Moves a node's block, with all its attributes, to the owner of the node's secondary networks. Returns false if the
+/// block has addresses that are not known to belong to such a network.
 ///
-/// Guards: the block, both affinities.
+/// Guards: the block and both affinities.
 pub(super) async fn make_secondary(
     work: &mut WriteSet<'_>,
     cidr: IpNet,
@@ -54,8 +54,8 @@ impl FamilyAssigner<'_> {
         self.request.bridge.is_some() && self.context.beside_calico
     }
 
-    /// The number of blocks of these pools that the node has as its other owner, which count for its limit as well. For
-    /// a secondary network, those that can move do so, and addresses are taken from them.
+    /// The number of blocks in these pools that the node's other owner has, which also count towards the node's limit.
+    /// For a secondary network, blocks that can move are moved, and addresses are taken from them.
     pub(super) async fn take_from_other(
         &self,
         work: &mut WriteSet<'_>,
@@ -79,7 +79,7 @@ impl FamilyAssigner<'_> {
         Ok(count)
     }
 
-    /// The blocks of these pools to which the node has affinities as its other owner.
+    /// The blocks in these pools to which the node's other owner has affinities.
     pub(super) async fn of_other(&self, work: &mut WriteSet<'_>) -> Result<Vec<IpNet>> {
         let prefix = self.other.as_ref().and_then(|other| keys::affinities_prefix(other, Some(self.family)));
         let Some(prefix) = prefix else { return Ok(Vec::new()) };
@@ -88,8 +88,9 @@ impl FamilyAssigner<'_> {
         Ok(blocks)
     }
 
-    /// True if an address can be borrowed from a block of this owner. A secondary network borrows from no block on which
-    /// Calico's routing acts, unless it can move, and Calico's networks borrow from none of the others.
+    /// True if an address can be borrowed from a block of this owner. A secondary network borrows from a block of a
+    /// node, on which Calico's routing acts, only if the block can move. Calico's networks do not borrow from blocks of
+    /// secondary networks.
     pub(super) fn may_borrow(&self, block: &Block, owner: &Owner) -> bool {
         match owner {
             Owner::Host(_) if self.is_secondary() => {

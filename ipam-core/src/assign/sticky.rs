@@ -1,6 +1,6 @@
-//! Addresses that a workload keeps, see [`crate::sticky`].
+//! Assigns the addresses that a workload keeps; see [`crate::sticky`].
 //!
-//! Guards: the record of the workload, and the block of each address that is taken, assigned to others or released.
+//! Guards: the record of the workload, and the block of each address that is assigned, reassigned or released.
 
 use std::net::IpAddr;
 
@@ -23,34 +23,35 @@ use crate::write_set::{BlockSlot, WriteSet};
 /// The addresses that the workload of a request keeps.
 #[derive(Debug)]
 pub(super) struct WorkloadAddresses {
-    /// The workload's name.
     name: String,
     record: StickyRecord,
     is_changed: bool,
     /// The holder of an address that the workload does not keep.
     plain: Attribute,
-    /// The families in which the workload cannot have its own address now: it gets another one, and does not keep it.
+    /// The families in which the workload cannot have its own address now. It gets another address, and does not keep
+    /// that.
     elsewhere: Vec<Family>,
 }
 
-/// The state of an address on a workload's record.
+/// The state of an address in a workload's record.
 enum StickyState {
-    /// It waits for the workload.
+    /// The address waits for the workload.
     Waits,
-    /// The same, pinned by an operator.
+    /// The address waits for the workload, pinned by an operator.
     Pinned,
-    /// A container of an earlier boot of this machine has it, under this handle.
+    /// A container of an earlier boot of this machine holds the address under this handle.
     Leftover(String),
-    /// Another container of the same name has it.
+    /// Another container of the workload holds the address.
     InUse,
-    /// The workload has it in another network, or on another interface.
+    /// The workload holds the address in another network or on another interface.
     OnOther,
-    /// It is the workload's no more.
+    /// The workload does not keep the address any more.
     Gone,
 }
 
 impl WorkloadAddresses {
-    /// Reads the record of the workload of a request, if it keeps its addresses. `plain` is the holder of others.
+    /// Reads the record of the request's workload, if the request has one. `plain` is the holder of addresses that it
+    /// does not keep.
     pub(super) async fn read(
         work: &mut WriteSet<'_>,
         request: &AssignRequest,
@@ -61,7 +62,6 @@ impl WorkloadAddresses {
         Ok(Some(Self { name: sticky.name.clone(), record, is_changed: false, plain, elsewhere: Vec::new() }))
     }
 
-    /// Writes the record, if it has changed.
     pub(super) fn write(&self, work: &mut WriteSet<'_>) -> Result<()> {
         if self.is_changed { write_record(work.tx, &self.name, &self.record) } else { Ok(()) }
     }
@@ -74,8 +74,8 @@ impl WorkloadAddresses {
         if waits_until(entry).is_some() {
             return if is_pinned(entry) { StickyState::Pinned } else { StickyState::Waits };
         }
-        // On a store of one machine, a container of an earlier boot is dead. In a cluster a machine of the same name may be
-        // another one; there the DEL of the old container comes first.
+        // On the store of a single machine, a container of an earlier boot is dead. In a cluster, the name may belong
+        // to another machine, so the DEL of the old container must come first.
         let boots = (entry.get(BOOT), request.attachment.boot.as_deref());
         let is_earlier = matches!(boots, (Some(then), Some(now)) if then != now);
         match entry.handle().filter(|_| is_earlier && nodes == Nodes::FirstSeen) {
@@ -98,13 +98,13 @@ impl Assignment<'_> {
         }
     }
 
-    /// The holder of an address that the request names itself: the workload does not keep it.
+    /// The holder of a specifically requested address, which the workload does not keep.
     pub(super) fn plain_holder(&self) -> &Attribute {
         self.kept.as_ref().map_or(&self.holder, |kept| &kept.plain)
     }
 
-    /// Takes the address of a family that the workload keeps, if it is in one of these pools and to be had. Addresses that
-    /// are none of the wanted ones stay as they are.
+    /// Assigns the address of a family that the workload keeps, if it is available in one of these pools. Skips
+    /// addresses that `is_wanted` rejects.
     pub(super) async fn take_kept(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -138,15 +138,15 @@ impl Assignment<'_> {
                     kept.is_changed |= kept.record.remove(ip);
                     continue;
                 }
-                // It is for any network of the workload, and this one is not where it can be used.
+                // An address for any network of the workload does not fit this network; another network may use it.
                 StickyState::OnOther => continue,
                 _ if one.network.is_none() && !is_in_pools => continue,
-                // Its pool is out of service, perhaps for a while: the address waits on.
+                // The pool is disabled, perhaps temporarily, so the address continues to wait.
                 _ if pool.is_some_and(|pool| !pool.is_enabled()) => {
                     kept.elsewhere.push(family);
                     continue;
                 }
-                // The network has other pools by now, or the address is reserved.
+                // The network uses other pools now, or the address is reserved.
                 StickyState::Waits if !may_have => {
                     let (now, cooldown) = (self.ipam.now(), self.context.config.cooldown_seconds());
                     let request = [crate::model::ReleaseRequest::new(ip)];
@@ -166,7 +166,7 @@ impl Assignment<'_> {
                 continue;
             }
             if work.block(cidr).await?.is_some_and(|block| block.owner().is_none()) {
-                // A block that came to be for a pinned address is the first user's.
+                // A block that was created for a pinned address belongs to its first user.
                 let owner = self.owner();
                 work.change(cidr, |block| block.set_owner(&owner, self.ipam.now())).await?;
                 work.confirm_affinity(&owner, cidr).await?;
@@ -184,14 +184,14 @@ impl Assignment<'_> {
         if taken.is_none() && kept.elsewhere.contains(&family) {
             tracing::warn!(
                 workload = kept.name,
-                "the address that the workload keeps cannot be had now; it gets another one"
+                "the sticky address of the workload is not available now; assigning another one"
             );
         }
         self.kept = Some(kept);
         Ok(taken)
     }
 
-    /// Puts the full blocks from which kept addresses came last among the hints: the next container finds nothing there.
+    /// Moves full blocks of kept addresses to the end of the hints, because the next container finds no room in them.
     pub(super) async fn set_back_full(&self, work: &mut WriteSet<'_>, used: &mut Vec<IpNet>) -> Result<()> {
         if self.kept.is_none() {
             return Ok(());
@@ -206,7 +206,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Records new addresses of a family as the workload's.
+    /// Adds new addresses of a family to the workload's record.
     pub(super) fn keep_new(&mut self, family: Family, new: &[(IpAddr, IpNet)]) {
         let Some(kept) = self.kept.as_mut().filter(|kept| !kept.elsewhere.contains(&family)) else { return };
         let attachment = &self.request.attachment;
@@ -217,7 +217,7 @@ impl Assignment<'_> {
         }
     }
 
-    /// True if an address that the request names waits for its workload.
+    /// True if a requested address waits for its workload.
     pub(super) async fn is_kept(&self, work: &mut WriteSet<'_>, ip: IpAddr, cidr: IpNet) -> Result<bool> {
         let Some(kept) = &self.kept else { return Ok(false) };
         let BlockSlot::There(block) = work.find(cidr).await? else { return Ok(false) };
@@ -228,7 +228,7 @@ impl Assignment<'_> {
 }
 
 impl FamilyAssigner<'_> {
-    /// True if an address that a workload keeps may come from a block: the owner's own, or one to borrow from.
+    /// True if a kept address may come from a block: the owner has the block, or can borrow from it.
     async fn may_take_from(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         if !self.is_apart(work, cidr).await? {
             return Ok(false);
@@ -242,9 +242,9 @@ impl FamilyAssigner<'_> {
         })
     }
 
-    /// Assigns addresses that wait for a workload whose time is over, among the blocks that were read: first those in
-    /// blocks of the owner's, so that nodes do not all take from one block, and of each kind the longest overdue first.
-    /// Nothing else is free.
+    /// Assigns sticky addresses that are overdue, that is, have waited too long for their workload, in the blocks that
+    /// were read. The owner's blocks come first, so that nodes do not all take from one block. In both groups, the
+    /// longest overdue address comes first. No other address is free.
     pub(super) async fn take_overdue(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let in_pools = |block: &&Block| pool_holding(self.pools.iter().copied(), block.cidr()).is_some();
         let mut found = Vec::new();
@@ -270,7 +270,7 @@ impl FamilyAssigner<'_> {
                 self.take_over(work, cidr, None).await?;
             }
             forget(work.tx, &name, ip).await?;
-            tracing::info!(%ip, workload = name, "the workload's time is over: its address is assigned anew");
+            tracing::info!(%ip, workload = name, "the wait of a sticky address is over; assigning it to another holder");
             work.change(cidr, |block| block.keep(ip, self.holder)).await?;
             work.touch_handle(self.handle, cidr);
             taken.push((ip, cidr));

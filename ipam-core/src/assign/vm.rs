@@ -1,7 +1,7 @@
-//! Addresses for the pods of a virtual machine: those that it has, or its first ones.
+//! Assigns addresses to the pods of a virtual machine: the addresses that it has, or its first ones.
 //!
-//! Guards: the blocks that change; for the first addresses also the handle, so that two pods that start at once get the same
-//! ones. All addresses change their owner in one commit, of both families.
+//! Guards: the blocks that change, and for the first addresses also the handle, so that two pods that start at the same
+//! time get the same addresses. All addresses, of both families, change their owner in one commit.
 
 use ipnet::IpNet;
 use kv::{Deadline, Key, Transaction};
@@ -19,15 +19,15 @@ use crate::vm::{PodRole, VmAnswer, VmHoldings, VmPod, is_off, switch_key};
 use crate::write_set::WriteSet;
 
 impl Ipam {
-    /// Makes a pod an owner of the addresses that its virtual machine has: the active one, or a migration's target the
-    /// alternate one. A machine that has none gets the requested ones, at most one address of each family. A requested
-    /// address of a family that the machine lacks is assigned besides.
+    /// Makes a pod an owner of its virtual machine's addresses: the active owner, or for a migration's target the
+    /// alternate one. A machine without addresses gets the requested ones, at most one of each family. If the machine
+    /// lacks a family and the request names an address of it, that address is assigned too.
     ///
-    /// The attributes are Calico's. Of the request's attributes only the timestamp is recorded: interface and container do not
-    /// matter, since the addresses belong to the machine.
+    /// The attributes are Calico's. Of the request's attributes only the timestamp is recorded. Interface and container
+    /// do not matter, because the addresses belong to the machine.
     ///
     /// # Errors
-    /// [`VmError`]; otherwise those of [`assign`](Self::assign).
+    /// [`VmError`], or the errors of [`assign`](Self::assign).
     #[boxed_future]
     pub async fn assign_to_vm(&self, request: &AssignRequest, vm: &VmPod, deadline: Deadline) -> Result<VmAnswer> {
         let attachment = &request.attachment;
@@ -88,7 +88,7 @@ impl Ipam {
             let own = OwnerChange::to(attributes.clone());
             let set = |block: &mut Block| {
                 let is_active = block.attributes_of(*ip).is_some_and(|entry| vm.is_named_by(entry.attributes()));
-                // A target that was made the active owner is not both.
+                // A target that is already the active owner does not also become the alternate one.
                 let update = match vm.role {
                     PodRole::Target if !is_active => OwnerUpdate { active: None, alternate: Some(own) },
                     _ => OwnerUpdate { active: Some(own), alternate: None },
@@ -141,8 +141,8 @@ impl Ipam {
     }
 }
 
-/// The part of a request that a machine with these addresses still needs: all of it if it has none, else the requested
-/// addresses of a family that it lacks.
+/// The part of a request that a machine with these addresses still needs: all of it if the machine has none, otherwise
+/// the requested addresses of a family that it lacks.
 fn still_wanted(wanted: &RequestedAddresses, kept: &[AssignedAddress]) -> RequestedAddresses {
     if kept.is_empty() {
         return wanted.clone();
@@ -151,8 +151,8 @@ fn still_wanted(wanted: &RequestedAddresses, kept: &[AssignedAddress]) -> Reques
     RequestedAddresses::these(wanted.these.iter().copied().filter(|ip| lacks(Family::of(*ip))).collect::<Vec<_>>())
 }
 
-/// The addresses of a machine that are of the families of the requested ones; all if none is of them. Calico's main
-/// plugin makes one request for each requested address, and takes no address twice.
+/// The machine's addresses of the families of the requested ones, or all addresses if that leaves none. Calico's main
+/// plugin makes one request for each requested address, and does not accept an address twice.
 fn of_wanted_families(wanted: &RequestedAddresses, mut kept: Vec<AssignedAddress>) -> Vec<AssignedAddress> {
     let is_wanted = |one: &AssignedAddress| wanted.these.iter().any(|ip| Family::of(*ip) == Family::of(one.ip));
     if kept.iter().any(is_wanted) {

@@ -1,5 +1,4 @@
-//! Which allocations nobody uses any more: the verdict of the machine's evidence and of a runtime's lists on a node's holdings.
-//! No I/O.
+//! Decides, without I/O, which of a node's allocations are unused, by the machine's evidence or by a runtime's lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,31 +7,32 @@ use time::{Duration, OffsetDateTime};
 use super::{Allocation, Evidence, Holdings};
 use crate::model::handle_id;
 
-/// An allocation younger than this is never freed because a runtime's list does not have it: the list may be older.
+/// Minimum age of an allocation that is freed because a runtime's list lacks it. The list may be older than a younger
+/// allocation.
 pub const MIN_STALE_AGE: Duration = Duration::seconds(60);
 
-/// The verdict of the evidence on a node's holdings. Every allocation is in exactly one list.
+/// The verdicts of the evidence on a node's holdings. Every allocation is in exactly one list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JudgedAllocations {
-    /// Given in an earlier boot of this machine, and no interface holds it. Nobody can be using it.
+    /// Assigned in an earlier boot of this machine, and no interface has it. Certainly unused.
     pub earlier: Vec<Allocation>,
-    /// Given in this boot, or nobody knows in which; its network namespace is gone, and no interface holds it. At a second
-    /// look nobody can be using it.
+    /// Assigned in this boot or in an unknown one, its network namespace is gone, and no interface has it. Unused if a
+    /// second scan confirms it.
     pub gone: Vec<Allocation>,
-    /// The same, but nobody knows whether its network namespace is gone. It may be in use without an interface.
+    /// Like `gone`, but it is unknown whether the network namespace is gone. It may be in use without an interface.
     pub idle: Vec<Allocation>,
-    /// Its network namespace is there, or an interface holds it, or so it is with another address of the same attachment.
+    /// Its network namespace exists, or an interface has it, or this holds for another address of the attachment.
     pub live: Vec<Allocation>,
-    /// The search was made in a container, and the address was assigned outside of that.
+    /// The scan ran in a container, and the address was assigned outside of it.
     pub outside: Vec<Allocation>,
-    /// It may be another machine's under the same name.
+    /// The allocation may belong to another machine with the same node name.
     pub elsewhere: Vec<Allocation>,
 }
 
-/// Judges attachments as wholes: while one address of an attachment is in use, all of them stay.
+/// Judges each attachment as a whole: while one of its addresses is in use, all of them stay.
 ///
-/// `boot_time` is when this boot began, where other machines use the store too. There an allocation with another boot that
-/// was given since then, or nobody knows when, counts as another machine's.
+/// `began` is the time of this boot, if other machines use the store too. An allocation of another boot then counts as
+/// another machine's if it was assigned since that time or at an unknown time.
 pub fn judge(holdings: &Holdings, evidence: &Evidence, began: Option<OffsetDateTime>) -> JudgedAllocations {
     let mut attachments: BTreeMap<(&str, &str), Vec<&Allocation>> = BTreeMap::new();
     for allocation in &holdings.allocations {
@@ -53,7 +53,6 @@ pub fn judge(holdings: &Holdings, evidence: &Evidence, began: Option<OffsetDateT
     judged
 }
 
-/// The verdict of the evidence on an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     Live,
@@ -64,12 +63,13 @@ pub(super) enum Verdict {
     Idle,
 }
 
-/// Judges all that one attachment has. An attachment of which a part was renewed in this boot is of this boot.
+/// Judges all allocations of one attachment. If a part was renewed in this boot, the whole attachment belongs to this
+/// boot.
 pub(super) fn verdict(allocations: &[&Allocation], evidence: &Evidence, began: Option<OffsetDateTime>) -> Verdict {
     let is_earlier = |one: &Allocation| one.boot.as_ref().is_some_and(|boot| *boot != evidence.boot);
     let is_before = |one: &Allocation| began.is_none_or(|began| one.assigned_at().is_some_and(|at| at < began));
     let is_of_this_boot = |one: &Allocation| one.boot.as_ref() == Some(&evidence.boot);
-    // The name of a namespace means nothing in another boot.
+    // The names of namespaces are meaningless in another boot.
     let presence = |one: &Allocation| if is_earlier(one) { Presence::Unknown } else { evidence.presence(one) };
     let is_live = |one: &Allocation| evidence.is_on_an_interface(one.unit) || presence(one) == Presence::There;
     let any = |is_so: &dyn Fn(&Allocation) -> bool| allocations.iter().any(|one| is_so(one));
@@ -89,12 +89,12 @@ pub(super) fn verdict(allocations: &[&Allocation], evidence: &Evidence, began: O
     }
 }
 
-/// Whether the network namespace of an allocation is there.
+/// Whether the network namespace of an allocation exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Presence {
     There,
     Gone,
-    /// It is not recorded, or the look cannot tell.
+    /// The namespace is not recorded, or the scan cannot see it.
     Unknown,
 }
 
@@ -104,14 +104,14 @@ impl Evidence {
         match &self.namespaces {
             None => Presence::Unknown,
             Some(there) if there.contains(name) => Presence::There,
-            // Only who sees all processes that were in there can tell.
+            // Only a scan that sees all processes of that namespace can decide.
             Some(_) if self.within.is_none() || self.within.as_deref() == container => Presence::Gone,
             Some(_) => Presence::Unknown,
         }
     }
 
-    /// True if the look was made in a container, and the allocation was not given in one, as far as is recorded.
-    /// Nothing of it can be seen from there, and even the boot may have another id: some containers have one of their
+    /// True if the scan ran in a container, and the allocation, according to its record, was not assigned in one. Such
+    /// a scan sees nothing of the allocation. Even the boot id may differ, because some containers have one of their
     /// own.
     fn is_outside(&self, one: &Allocation) -> bool {
         let container = one.netns.as_deref().and_then(parse_netns).and_then(|(_, container)| container);
@@ -119,7 +119,8 @@ impl Evidence {
     }
 }
 
-/// The name of a namespace, and the process id namespace that follows a slash, if one does; `None` for what is no name.
+/// Splits a recorded namespace into its name and the process id namespace after the slash, if there is one. Returns
+/// `None` for other text.
 fn parse_netns(recorded: &str) -> Option<(&str, Option<&str>)> {
     let is_number = |text: &str| text.parse::<u64>().is_ok();
     let (name, container) = match recorded.split_once('/') {
@@ -130,20 +131,21 @@ fn parse_netns(recorded: &str) -> Option<(&str, Option<&str>)> {
     (is_name && container.is_none_or(is_number)).then_some((name, container))
 }
 
-/// The verdict of a runtime's list on a network's allocations.
+/// The comparison of a network's allocations with a runtime's list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StaleAllocations {
-    /// Not in the list, and old enough.
+    /// The allocations that are not in the list and old enough to be freed.
     pub gone: Vec<Allocation>,
-    /// How many are in the list.
+    /// The number of allocations in the list.
     pub valid: usize,
-    /// How many are not in the list and younger than [`MIN_STALE_AGE`].
+    /// The number of allocations that are not in the list and younger than [`MIN_STALE_AGE`].
     pub young: usize,
-    /// How many are not in the list and of no age: the time is missing, cannot be read, or lies ahead.
+    /// The number of allocations that are not in the list and have no known age: their time is missing, unreadable or
+    /// in the future.
     pub undated: usize,
 }
 
-/// Compares what a node holds in a network with a runtime's list of container ids and interfaces.
+/// Compares a node's holdings in a network with a runtime's list of container ids and interfaces.
 pub fn find_stale(
     holdings: &Holdings,
     network: &str,
@@ -167,32 +169,32 @@ pub fn find_stale(
     stale
 }
 
-/// The shortest beginning of a container's id that stands for it: what runtimes print where they shorten ids.
+/// Minimum number of characters of a shortened container id. Runtimes print this many.
 const MIN_ID_CHARS: usize = 12;
 
-/// An attachment, as far as a list tells it.
+/// An entry of a runtime's list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListedAttachment {
-    /// The container's id, or its first 12 characters or more.
+    /// The container's id, or at least its first 12 characters.
     pub container: String,
-    /// The interface; all of them if none is named.
+    /// The interface, or `None` for all.
     pub interface: Option<String>,
-    /// The network; all of them if none is named.
+    /// The network, or `None` for all.
     pub network: Option<String>,
 }
 
-/// A runtime's list of what there is.
+/// A runtime's list of attachments in use.
 #[derive(Clone, Debug)]
 pub struct RuntimeList {
-    /// The only network that it speaks of; all of them if none is named.
+    /// The only network that the list covers, or `None` for all.
     network: Option<String>,
-    /// When it was made.
+    /// The time at which the list was made.
     made: OffsetDateTime,
     entries: BTreeMap<String, Vec<ListedAttachment>>,
 }
 
 impl RuntimeList {
-    /// A list that was made then.
+    /// Creates a list that was made at this time.
     pub fn new(made: OffsetDateTime, listed: impl IntoIterator<Item = ListedAttachment>) -> Self {
         let mut entries: BTreeMap<String, Vec<ListedAttachment>> = BTreeMap::new();
         for one in listed {
@@ -201,14 +203,14 @@ impl RuntimeList {
         Self { network: None, made, entries }
     }
 
-    /// Only for this network: it says nothing of others.
+    /// Restricts the list to this network. It then gives no evidence about others.
     #[must_use]
     pub fn only_for(mut self, network: impl Into<String>) -> Self {
         self.network = Some(network.into());
         self
     }
 
-    /// True if there is nothing in it.
+    /// True if the list has no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -217,7 +219,7 @@ impl RuntimeList {
         self.network.as_ref().is_none_or(|network| *network == one.network)
     }
 
-    /// True if it has the attachment of an allocation.
+    /// True if the list contains the attachment of an allocation.
     fn has(&self, one: &Allocation) -> bool {
         let ids =
             (MIN_ID_CHARS.min(one.container.len())..=one.container.len()).filter_map(|end| one.container.get(..end));
@@ -229,22 +231,23 @@ impl RuntimeList {
     }
 }
 
-/// The verdict of lists on allocations.
+/// The comparison of allocations with lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnlistedAllocations {
-    /// In none of them, and old enough.
+    /// The allocations that are in no list and old enough to be freed.
     pub gone: Vec<Allocation>,
-    /// How many are in a list.
+    /// The number of allocations in a list.
     pub listed: usize,
-    /// How many are in none, and were given after a list was made or less than [`MIN_STALE_AGE`] before.
+    /// The number of allocations that are in no list, and were assigned after a list was made or less than
+    /// [`MIN_STALE_AGE`] before.
     pub young: usize,
-    /// How many are in none and of no age: the time is missing, or cannot be read.
+    /// The number of allocations that are in no list and have no known age: their time is missing or unreadable.
     pub undated: usize,
-    /// How many are in a network of which no list speaks.
+    /// The number of allocations in networks that no list covers.
     pub unspoken: usize,
 }
 
-/// Compares allocations with lists. All lists together say what there is.
+/// Compares allocations with lists. An allocation is in use if any list contains it.
 pub fn find_unlisted(allocations: impl IntoIterator<Item = Allocation>, lists: &[RuntimeList]) -> UnlistedAllocations {
     let mut found = UnlistedAllocations::default();
     for one in allocations {

@@ -1,10 +1,11 @@
-//! The estates of nodes in a store, as of one revision, for a caller that frees them when a node is gone, or hands them over: a
-//! machine got another name, or one took the place of another with its containers, which keep their addresses.
+//! The holdings of departed nodes, as of one revision. The caller either frees them, or hands them over to another
+//! node: a machine was renamed, or a machine replaces another one together with its containers, which keep their
+//! addresses.
 //!
-//! Each commit of a hand-over makes whole blocks the other node's: owner, affinity, what is recorded with the addresses, and the
-//! handles of tunnels and of the node's own prefixes, which have the node's name in them. A store whose one node is pinned
-//! pins the new name in the same commit, so that a DEL finds what the commit has moved. Guards: the blocks, the affinities,
-//! the handles that change, and that the old node is not registered.
+//! Each commit of a hand-over transfers whole blocks to the other node: the owner, the affinity and the attributes of
+//! the addresses. It also renames the handles that contain the node's name, those of tunnels and of the node's own
+//! prefixes. A store with one pinned node pins the new name in the same commit, so that a DEL finds the transferred
+//! addresses. Guards: the blocks, the affinities, the changed handles, and that the old node is not registered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -25,52 +26,53 @@ use crate::usage::{SnapshotReader, reread};
 use crate::vm::is_vms;
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// Which nodes a store knows.
+/// The names of the nodes in a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownNodes {
-    /// Those that are registered.
+    /// The registered nodes.
     pub registered: BTreeSet<String>,
-    /// The one name under which a store has every node: only on an embedded store in which none is registered.
+    /// The pinned name of the store's only node. Only an embedded store without registered nodes has one.
     pub pinned: Option<String>,
 }
 
-/// A node's addresses in a block.
+/// A node's share in a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockPart {
-    /// The block is the node's.
+    /// Whether the node owns the block.
     pub is_own: bool,
-    /// The node has an affinity to it, or to what was a block of its own once.
+    /// Whether the node has an affinity to the block, which may be stale.
     pub has_affinity: bool,
-    /// How many addresses of it are recorded for the node.
+    /// The number of the block's addresses that are recorded for the node.
     pub addresses: usize,
-    /// The handles of the node's tunnels, and of its own prefixes, that have addresses of it.
+    /// The handles of the node's tunnels and own prefixes that have addresses in the block.
     pub tunnels: Vec<String>,
-    /// How long the block is as it is stored.
+    /// The stored size of the block.
     bytes: usize,
 }
 
-/// All that a node has.
+/// The holdings of one node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DepartedNode {
-    /// Its name.
+    /// The node's name.
     pub node: String,
-    /// The blocks that are its own, that it has an affinity to, or that have addresses of it.
+    /// The blocks that the node owns, that it has an affinity to, or that contain addresses of it.
     pub parts: BTreeMap<IpNet, BlockPart>,
-    /// The addresses that are recorded for it, by any writer, tunnels among them; by block.
+    /// The addresses that are recorded for the node by any writer, including tunnels, by block.
     pub holds: Vec<Hold>,
-    /// How many addresses are recorded for it and for a second owner, who may be alive, or are a virtual machine's, which may
-    /// run elsewhere next.
+    /// The number of addresses that are recorded for the node and for a second owner, which may be alive, or that
+    /// belong to a virtual machine, which may run elsewhere next.
     pub shared: usize,
-    /// How many addresses of its blocks are recorded for no node. Those that wait for their workloads are not among them.
+    /// The number of addresses in the node's blocks that are recorded for no node, except those that wait for their
+    /// workloads.
     pub nameless: usize,
-    /// How many addresses of its blocks are recorded for other nodes.
+    /// The number of addresses in the node's blocks that are recorded for other nodes.
     pub of_others: usize,
-    /// Its workload endpoints, those that the CNI plugin has stored.
+    /// The node's workload endpoints that the CNI plugin has stored.
     pub endpoints: Vec<NodeEndpoint>,
 }
 
 impl DepartedNode {
-    /// The blocks that are its own, or that it has an affinity to.
+    /// The blocks that the node owns or has an affinity to.
     pub fn blocks(&self) -> impl Iterator<Item = IpNet> {
         self.parts.iter().filter(|(_, part)| part.is_own || part.has_affinity).map(|(cidr, _)| *cidr)
     }
@@ -80,15 +82,15 @@ impl DepartedNode {
     }
 }
 
-/// The estates of nodes in a store.
+/// The holdings of departed nodes in a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DepartedNodes {
-    /// Which nodes the store knows.
+    /// The names of the nodes in the store.
     pub known: KnownNodes,
-    /// All nodes that have addresses or blocks, or are registered, whether they were looked at or not; and those that were looked
-    /// at and have endpoints.
+    /// All nodes that have addresses or blocks or are registered, wanted or not, and the wanted nodes that have
+    /// endpoints.
     pub nodes: BTreeSet<String>,
-    /// The estates of the scanned nodes, by name; nodes that have nothing are not here.
+    /// The holdings of the wanted nodes, by name. Nodes without holdings are left out.
     pub departed: BTreeMap<String, DepartedNode>,
 }
 
@@ -107,7 +109,7 @@ impl DepartedNodes {
                 }
                 self.nodes.insert(node);
             }
-            // Old versions kept no more than the node's name.
+            // Old versions kept only the node's name.
             _ => {
                 let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {
@@ -164,10 +166,10 @@ impl DepartedNodes {
 }
 
 impl Ipam {
-    /// The estates of the `wanted` nodes as of one revision, with their endpoints as of after that, read in pages.
+    /// Reads the holdings of the `wanted` nodes in pages of one revision, and after that their endpoints.
     ///
     /// # Errors
-    /// Those of the store. Damaged blocks are passed over, and the log says so.
+    /// Any store error. Damaged blocks are logged and skipped.
     pub async fn departed_nodes(
         &self,
         wanted: impl Fn(&KnownNodes, &str) -> bool + Send + Sync,
@@ -222,7 +224,7 @@ impl Ipam {
         Ok(found)
     }
 
-    /// That a node is not registered; it stays so until the commit.
+    /// Requires and guards that a node is not registered.
     pub(crate) async fn require_gone(&self, tx: &mut Transaction, node: &str) -> Result<()> {
         match tx.get(&keys::resource(ResourceKind::Node, node)).await? {
             None => Ok(()),
@@ -231,30 +233,29 @@ impl Ipam {
     }
 }
 
-/// How many keys the blocks of a commit have; it has a few of its own besides.
+/// Maximum number of keys of the blocks in a commit, which has a few other keys besides.
 const MAX_KEYS_PER_COMMIT: usize = 96;
-/// How many bytes the blocks of a commit have, unless one alone has more.
+/// Maximum size of the blocks in a commit, in bytes. A single block may be larger.
 const MAX_BYTES_PER_COMMIT: usize = 1_000_000;
 
-/// The blocks and addresses that a commit has handed over.
+/// The blocks, addresses and handles that one commit has handed over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HandOverResult {
-    /// The blocks that are its own now.
+    /// The blocks that the new node owns now.
     pub blocks: Vec<IpNet>,
-    /// The addresses that are recorded for it now.
+    /// The addresses that are recorded for the new node now.
     pub addresses: Vec<IpAddr>,
-    /// The handles that have another name now: the old one and the new one.
+    /// The renamed handles: old and new name.
     pub handles: Vec<(String, String)>,
 }
 
-/// The handles that end with the node's name and have something in a block: those of its tunnels, and of the prefixes that it
-/// has itself.
+/// The handles in a block that end with the node's name: those of its tunnels and of its own prefixes.
 fn named_handles_in(block: &Block, node: &str) -> BTreeSet<String> {
     let handles = block.allocated().filter_map(|(_, entry)| entry.handle());
     handles.filter(|handle| is_node_handle(handle, node)).map(str::to_owned).collect()
 }
 
-/// The addresses of a block that are recorded for a node, also as a second owner.
+/// The addresses of a block that are recorded for a node, even as second owner.
 fn recorded_for(block: &Block, node: &str) -> Vec<IpAddr> {
     let is_its = |recorded: Option<&str>| recorded == Some(node);
     let held = block.allocated().filter(|(_, entry)| entry.released_at().is_none());
@@ -263,11 +264,12 @@ fn recorded_for(block: &Block, node: &str) -> Vec<IpAddr> {
 }
 
 impl DepartedNode {
-    /// Its blocks as one commit each can hand them over; a single empty one if it has no blocks.
+    /// Groups the node's blocks into shares that one commit each can hand over. Returns one empty share if the node has
+    /// no blocks.
     pub fn shares(&self) -> Vec<Vec<IpNet>> {
         let (mut shares, mut share, mut keys, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
         for (cidr, part) in &self.parts {
-            // The block and two affinities; each tunnel has two handles.
+            // A block has its own key and two affinities; each tunnel has two handles.
             let more = 3 + 2 * part.tunnels.len();
             if !share.is_empty() && (keys + more > MAX_KEYS_PER_COMMIT || bytes + part.bytes > MAX_BYTES_PER_COMMIT) {
                 shares.push(std::mem::take(&mut share));
@@ -284,12 +286,12 @@ impl DepartedNode {
 }
 
 impl Ipam {
-    /// Makes what the node `from` has in some blocks the node `to`'s, one of [`DepartedNode::shares`], in one commit. Blocks
-    /// that are the other node's already stay as they are, so it can be repeated.
+    /// Hands over the holdings of node `from` in some blocks to node `to`, in one commit. `blocks` is one of
+    /// [`DepartedNode::shares`]. Blocks that `to` already owns are not changed, so the call can be repeated.
     ///
     /// # Errors
-    /// `Invalid` if `from` is registered, or `to` cannot be the name of another node; `UnknownNode` if nodes are registered
-    /// and `to` is not; damaged handles; those of the store.
+    /// `Invalid` if `from` is registered, or `to` cannot be the name of another node. `UnknownNode` if nodes are
+    /// registered and `to` is not. `Malformed` for damaged handles. Any store error.
     #[boxed_future]
     pub async fn hand_over(
         &self,
@@ -326,7 +328,7 @@ impl Ipam {
         })
     }
 
-    /// That a node is registered, where nodes are.
+    /// Requires that a node is registered, unless the store has no registered nodes at all.
     pub(super) async fn require_known(&self, tx: &mut Transaction, node: &str) -> Result<()> {
         let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
         let is_known = tx.snapshot_get(&keys::resource(ResourceKind::Node, node)).await?.is_some();
@@ -336,7 +338,7 @@ impl Ipam {
         Err(Error::UnknownNode(node.to_owned()))
     }
 
-    /// Gives the store's one node its new name, and drops what old versions kept under the old one.
+    /// Pins the new name of the store's only node, and deletes the keys that old versions kept under the old name.
     async fn pin_instead(&self, tx: &mut Transaction, from: &str, to: &str) -> Result<()> {
         let pin = Key::from(keys::PINNED_NODE);
         if self.nodes() == Nodes::FirstSeen
@@ -376,7 +378,8 @@ async fn hand_over_block(
         work.confirm_affinity(heir, cidr).await?;
         done.blocks.push(cidr);
     }
-    // One to a block that is another's or not there is stale, and goes.
+    // The new affinity replaces the old one. An old affinity to an absent block, or to a block of another owner, is
+    // stale.
     for owner in Owner::all_of(old) {
         let Some(key) = keys::affinity(&owner, cidr) else { continue };
         if work.tx.snapshot_get(&key).await?.is_some() {

@@ -1,4 +1,4 @@
-//! Evidence of what lives on the machine.
+//! Evidence of the addresses and network namespaces in use on the machine.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,28 +12,28 @@ use ipnet::IpNet;
 pub struct Evidence {
     /// The first 8 characters of the boot id.
     pub boot: String,
-    /// How long ago the boot began.
+    /// The time since the machine booted.
     pub up: Duration,
-    /// Every address that an interface holds in any network namespace that was seen.
+    /// The addresses of all interfaces in the network namespaces that were scanned.
     pub live: BTreeSet<IpAddr>,
-    /// The names of all network namespaces that were seen, without what may follow a slash; see
-    /// [`NETNS`](crate::attachment::NETNS). `None` if one of them has no known name.
+    /// The names of all network namespaces that were scanned, without the part after a slash; see
+    /// [`NETNS`](crate::attachment::NETNS). `None` if the name of one is unknown.
     pub namespaces: Option<BTreeSet<String>>,
-    /// The process id namespace in which the look was made, unless that is the machine's first: nothing outside of it was
-    /// seen.
+    /// The process id namespace in which the scan ran, if it is not the machine's initial one. Such a scan does not see
+    /// anything outside it.
     pub within: Option<String>,
 }
 
 impl Evidence {
-    /// True if an interface has the address, or one of the prefix.
+    /// True if an interface has the address, or an address of the prefix.
     pub fn is_on_an_interface(&self, unit: IpNet) -> bool {
         self.live.range(unit.network()..=unit.broadcast()).next().is_some()
     }
 }
 
-/// A source of evidence, asked only if an assignment finds no room.
+/// A source of evidence. Only an assignment that finds no room queries it.
 #[async_trait]
 pub trait LivenessSource: Send + Sync {
-    /// The state now; `None` if a part of the machine cannot be seen. Nothing is freed then.
+    /// The current state, or `None` if a part of the machine cannot be scanned. Nothing is freed then.
     async fn evidence(&self) -> Option<Evidence>;
 }

@@ -1,8 +1,8 @@
-//! Frees addresses with their workload endpoints, each only while it is held as it was read. An assignment that finds no room
-//! frees the leftovers of earlier boots here, in its own commit.
+//! Frees addresses with their workload endpoints, if their assignment is unchanged since it was read. An assignment
+//! that finds no room frees leftovers of earlier boots here, in its own commit.
 //!
-//! An endpoint is deleted on the same evidence as its addresses, and in the same commit. That commit fails, or passes the address
-//! over, if the container has asked for the address again, so no endpoint of a live container is deleted.
+//! An endpoint is deleted on the same evidence as its addresses, and in the same commit. If the container has requested
+//! the address again, that commit fails or skips the address. So no endpoint of a live container is deleted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -25,31 +25,30 @@ use crate::model::{
 };
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// How many handles and endpoints a commit touches at most: each address can have one of its own, and a commit touches 120
-/// keys.
+/// Maximum number of handles and endpoints in a commit. Each address can have one of its own, and a commit can touch
+/// 120 keys.
 const MAX_HANDLES_PER_COMMIT: usize = 64;
 
-/// An address that somebody holds, with all that tells this very assignment of it from a later one.
+/// A held address, with all attributes that distinguish this assignment from a later one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// The address; of a prefix the first one.
+    /// The address, or the first address of the prefix.
     pub address: IpAddr,
     /// The address as a network, or the whole prefix.
     pub unit: IpNet,
-    /// The block that it is in.
+    /// The block that contains the address.
     pub block: IpNet,
-    /// The handle that it is held under, if there is one.
+    /// The handle that holds the address, if any.
     pub handle: Option<String>,
-    /// The number that each assignment of the address changes.
+    /// The sequence number, which each assignment of the address changes.
     pub sequence_number: u64,
-    /// The workload endpoint that goes with it, see [`with_endpoints`].
+    /// The workload endpoint to delete with the address; see [`with_endpoints`].
     pub endpoint: Option<EndpointToDelete>,
-    /// All that is recorded with it.
+    /// All attributes of the address.
     entry: Attribute,
 }
 
 impl Hold {
-    /// An address as a block has it.
     pub(super) fn of(block: &Block, address: IpAddr, entry: &Attribute) -> Self {
         Self {
             address,
@@ -62,37 +61,36 @@ impl Hold {
         }
     }
 
-    /// The same, with the endpoint that goes with it.
     fn with_endpoint(self, endpoint: Option<EndpointToDelete>) -> Self {
         Self { endpoint, ..self }
     }
 
-    /// The node that it is recorded for.
+    /// The node that is recorded for the address.
     pub fn node(&self) -> Option<&str> {
         self.entry.node()
     }
 
-    /// The network's name, where that is recorded.
+    /// The network's name, if recorded.
     pub fn network(&self) -> Option<&str> {
         self.entry.get(NETWORK)
     }
 
-    /// The interface's name in the container, where that is recorded.
+    /// The interface's name in the container, if recorded.
     pub fn interface(&self) -> Option<&str> {
         self.entry.get(INTERFACE)
     }
 
-    /// The boot that it was given in, where that is recorded.
+    /// The boot in which the address was assigned, if recorded.
     pub fn boot(&self) -> Option<&str> {
         self.entry.get(BOOT)
     }
 
-    /// When it was given, as it is recorded.
+    /// The time of the assignment, as recorded.
     pub fn timestamp(&self) -> Option<&str> {
         self.entry.get(TIMESTAMP)
     }
 
-    /// True if nothing has happened to it since it was read.
+    /// True if the address has not been reassigned or released since it was read.
     fn is_still_in(&self, block: &Block) -> bool {
         block.attributes_of(self.address) == Some(&self.entry)
             && block.sequence_number_of(self.address) == self.sequence_number
@@ -119,18 +117,18 @@ impl From<&Allocation> for Hold {
     }
 }
 
-/// The outcome for addresses that a caller wants freed.
+/// The outcome of freeing addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreeResult {
-    /// Those that are free now, or rest.
+    /// The addresses that are now free or in cooldown.
     pub released: Vec<IpAddr>,
-    /// Those that were assigned again or released since they were read, and were left alone.
+    /// The addresses that were reassigned or released since they were read, and were left alone.
     pub changed: Vec<IpAddr>,
-    /// The workload endpoints that are deleted.
+    /// The workload endpoints that were deleted.
     pub endpoints: Vec<EndpointToDelete>,
 }
 
-/// Divides allocations into batches that one commit can free: all of one block, and not too many.
+/// Divides allocations into batches that one commit each can free. A batch covers one block.
 pub fn batches<'a, A>(held: &'a [A]) -> Vec<Vec<Hold>>
 where
     Hold: From<&'a A>,
@@ -142,7 +140,6 @@ where
     by_block.into_values().flat_map(divided).collect()
 }
 
-/// Divides the allocations of a block.
 fn divided(block: Vec<Hold>) -> Vec<Vec<Hold>> {
     let (mut batches, mut batch, mut keys) = (Vec::new(), Vec::new(), 0);
     for hold in block {
@@ -159,10 +156,10 @@ fn divided(block: Vec<Hold>) -> Vec<Vec<Hold>> {
 }
 
 impl Ipam {
-    /// Frees what one commit can, one of [`batches`]. An allocation that has changed since it was read stays.
+    /// Frees one of [`batches`] in one commit. Allocations that have changed since they were read are kept.
     ///
     /// # Errors
-    /// Those of the store; a damaged handle.
+    /// Any store error. `Malformed` for a damaged handle.
     #[boxed_future]
     pub async fn free(&self, batch: &[Hold], deadline: Deadline) -> Result<FreeResult> {
         let freed = transact!(self, deadline, |tx| self.free_in(tx, batch).await)?;
@@ -170,10 +167,11 @@ impl Ipam {
         Ok(freed)
     }
 
-    /// The same for what a node held that is gone: the commit fails if it has come back.
+    /// Like [`free`](Self::free), for the holdings of a departed node. The commit fails if the node is registered
+    /// again.
     ///
     /// # Errors
-    /// `Invalid` if the node is registered; those of [`free`](Self::free).
+    /// `Invalid` if the node is registered. The errors of [`free`](Self::free).
     #[boxed_future]
     pub async fn free_of_gone(&self, node: &str, batch: &[Hold], deadline: Deadline) -> Result<FreeResult> {
         let freed = transact!(self, deadline, |tx| {
@@ -220,7 +218,6 @@ impl Ipam {
     }
 }
 
-/// Tells the log what was freed.
 fn tell(batch: &[Hold], freed: &FreeResult) {
     for hold in batch.iter().filter(|one| freed.released.contains(&one.address)) {
         let (address, handle, interface, node) = (hold.address, &hold.handle, hold.interface(), hold.node());
@@ -231,10 +228,10 @@ fn tell(batch: &[Hold], freed: &FreeResult) {
     }
 }
 
-/// How many endpoints are deleted in a commit at most: each is a key, and a commit touches 120.
+/// Maximum number of endpoints deleted in one commit. Each is a key, and a commit can touch 120.
 pub const MAX_ENDPOINTS_PER_COMMIT: usize = 64;
 
-/// How many endpoints are handed to another node in a commit at most: each is a key that goes and one that comes.
+/// Maximum number of endpoints handed over in one commit. Each is one deleted key and one new key.
 pub const MAX_ENDPOINTS_MOVED_PER_COMMIT: usize = 32;
 
 /// The workload endpoint of a container or a pod on a node.
@@ -246,16 +243,17 @@ pub struct NodeEndpoint {
     pub namespace: String,
     /// The endpoint's name.
     pub name: String,
-    /// The container's id; empty if the endpoint names none.
+    /// The container's id, empty if the endpoint names none.
     pub container: String,
-    /// The interface in the container that the endpoint is named after.
+    /// The interface in the container that is a part of the endpoint's name.
     pub interface: String,
     /// The addresses.
     pub addresses: Vec<IpAddr>,
 }
 
 impl NodeEndpoint {
-    /// An endpoint that the CNI plugin has stored; `None` for any other, and for one whose name and document name two nodes.
+    /// Converts an endpoint that the CNI plugin has stored. Returns `None` for other endpoints, and for one whose name
+    /// and document name different nodes.
     fn of(endpoint: &WorkloadEndpoint) -> Option<Self> {
         let [node, orchestrator, ..] = split_endpoint_name(endpoint.name())?;
         let is_of_plugin = [Orchestrator::Cni, Orchestrator::K8s].iter().any(|known| known.as_str() == orchestrator);
@@ -274,17 +272,17 @@ impl NodeEndpoint {
         keys::workload_endpoint(&self.namespace, &self.name)
     }
 
-    /// True if it is the endpoint of an attachment: of its interface, or of its address.
+    /// True if the endpoint belongs to the allocation's container and has its interface or its address.
     fn is_of(&self, one: &Allocation) -> bool {
         self.container == one.container
             && (self.interface == one.interface || self.addresses.iter().any(|ip| one.unit.contains(ip)))
     }
 }
 
-/// The allocations to be freed, each with the endpoint that goes with it.
+/// Pairs each allocation to free with the endpoint to delete with it, if it has one.
 ///
-/// An endpoint stays if the node holds another address for its container that is not freed, or if an interface of the machine
-/// has an address of the endpoint.
+/// An endpoint is kept if the node holds another address of its container that is not freed, or if an interface of the
+/// machine has an address of the endpoint.
 pub fn with_endpoints(
     freed: &[Allocation],
     holdings: &Holdings,
@@ -312,11 +310,11 @@ pub fn with_endpoints(
 }
 
 impl Ipam {
-    /// The workload endpoints of some nodes that the CNI plugin has stored, in any namespace. Damaged ones are left out. It
-    /// takes the names of the cluster's endpoints, and the documents of those nodes'.
+    /// The workload endpoints of the wanted nodes that the CNI plugin has stored, in all namespaces. Damaged endpoints
+    /// are skipped. Reads the keys of all endpoints of the cluster and the documents of the wanted nodes' endpoints.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub async fn node_endpoints(
         &self,
         is_wanted: impl Fn(&str) -> bool + Send + Sync,
@@ -326,10 +324,11 @@ impl Ipam {
         Ok(endpoints.iter().filter_map(NodeEndpoint::of).collect())
     }
 
-    /// Deletes endpoints of a node that is gone, at most [`MAX_ENDPOINTS_PER_COMMIT`], in one commit, and returns those that were there.
+    /// Deletes at most [`MAX_ENDPOINTS_PER_COMMIT`] endpoints of a departed node in one commit, and returns those that
+    /// existed.
     ///
     /// # Errors
-    /// `Invalid` if the node is registered; those of the store.
+    /// `Invalid` if the node is registered. Any store error.
     pub async fn delete_endpoints_of_gone<'e>(
         &self,
         node: &str,
@@ -356,11 +355,12 @@ impl Ipam {
         Ok(deleted)
     }
 
-    /// Makes endpoints of the node `from` the node `to`'s, at most [`MAX_ENDPOINTS_MOVED_PER_COMMIT`], in one commit, and returns each that
-    /// was there with its new name. One that the other node has already under that name stays as it is, and so does the old one.
+    /// Hands over at most [`MAX_ENDPOINTS_MOVED_PER_COMMIT`] endpoints of node `from` to node `to` in one commit, and
+    /// returns each moved endpoint with its new name. If `to` already has an endpoint of the new name, both endpoints
+    /// are left unchanged.
     ///
     /// # Errors
-    /// Those of [`hand_over`](Self::hand_over); damaged endpoints.
+    /// The errors of [`hand_over`](Self::hand_over). `Malformed` for damaged endpoints.
     pub async fn hand_over_endpoints<'e>(
         &self,
         from: &str,
@@ -389,23 +389,24 @@ impl Ipam {
     }
 }
 
-/// How many attachments one assignment frees at most, so that the next ones find room at once.
+/// Maximum number of attachments that one assignment frees, so that the next ones find room at once.
 const MAX_LEFTOVER_ATTACHMENTS: usize = 16;
-/// How many blocks and handles that may touch: well below what a commit can, which has the assignment's own besides.
+/// Maximum number of blocks and handles that this changes: well below the limit of a commit, which also contains the
+/// assignment.
 const MAX_LEFTOVER_KEYS: usize = 64;
 
-/// An attachment with an address of an earlier boot, and when that was given.
+/// An attachment with an address of an earlier boot.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Leftover {
-    /// Unix seconds; what nobody knows the time of comes last.
+    /// Unix seconds of the assignment. An unknown time sorts last.
     since: i64,
     handle: String,
     interface: String,
 }
 
 impl Leftover {
-    /// The leftovers in the blocks from the node of an attachment and boots other than its own, oldest first, each
-    /// attachment once and the one that asks not at all.
+    /// The leftovers of earlier boots in these blocks on the node of `asks`, oldest first. Each attachment occurs once,
+    /// and `asks` itself is left out.
     pub(crate) fn in_blocks<'b>(blocks: impl Iterator<Item = &'b Block>, asks: &Attachment) -> Vec<Self> {
         let allocations = blocks.flat_map(|block| {
             let of_node = |(address, entry)| match Allocation::of(block, address, entry, &asks.node) {
@@ -417,7 +418,7 @@ impl Leftover {
         Self::among(allocations, asks)
     }
 
-    /// The same among these allocations of the node.
+    /// Like [`Self::in_blocks`], for allocations of the node.
     fn among(allocations: impl Iterator<Item = Allocation>, asks: &Attachment) -> Vec<Self> {
         let Some(boot) = &asks.boot else { return Vec::new() };
         let mut found: Vec<Self> = Vec::new();
@@ -435,20 +436,20 @@ impl Leftover {
     }
 }
 
-/// The leftovers that an assignment may free, and the evidence.
+/// The leftovers that an assignment may free, and the evidence for it.
 #[derive(Debug)]
 pub(crate) struct Leftovers {
     /// Oldest first.
     pub(crate) found: Vec<Leftover>,
-    /// The evidence of the machine, gathered after they were found.
+    /// Gathered after the leftovers were found.
     pub(crate) evidence: Evidence,
 }
 
 impl Ipam {
-    /// The leftovers on an attachment's node that count for the subject of a quota, wherever they are, oldest first.
+    /// The leftovers on an attachment's node that count against a quota, in any block, oldest first.
     ///
     /// # Errors
-    /// Those of the store.
+    /// Any store error.
     pub(crate) async fn leftovers_of(
         &self,
         subject: &QuotaSubject,
@@ -463,8 +464,8 @@ impl Ipam {
         Ok(Leftover::among(holdings.allocations.into_iter().filter(counts), asks))
     }
 
-    /// Frees leftovers of a node as a part of what the workset will write. An attachment that has become live, was
-    /// renewed, or is spread over too many blocks stays.
+    /// Frees leftovers of a node, as part of the write set. An attachment that has become live, was renewed, or has too
+    /// many blocks is kept.
     pub(crate) async fn free_leftovers(
         &self,
         work: &mut WriteSet<'_>,
@@ -487,8 +488,8 @@ impl Ipam {
                 let addresses: BTreeSet<IpAddr> =
                     allocations.iter().filter(|one| one.block == *cidr).map(|one| one.address).collect();
                 let now = self.now();
-                // Nobody has used them since the machine began to run, so they need not rest; where they are to rest all the
-                // same, the assignment does not come here.
+                // They were unused since the boot, so they need no cooldown. If the store has a cooldown, the
+                // assignment does not call this function.
                 work.change(*cidr, |block| block.release_where(now, 0, |ip, _| addresses.contains(&ip))).await?;
                 work.touch_handle(&leftover.handle, *cidr);
             }
@@ -503,7 +504,7 @@ impl Ipam {
     }
 }
 
-/// All that an attachment has on the node, in whatever block. Nothing if its handle or a block is damaged.
+/// All allocations of an attachment on the node, in any block. Empty if its handle or a block is damaged.
 async fn whole(work: &mut WriteSet<'_>, node: &str, leftover: &Leftover) -> Result<Vec<Allocation>> {
     let key = keys::handle(&leftover.handle);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Vec::new()) };
@@ -536,7 +537,6 @@ async fn whole(work: &mut WriteSet<'_>, node: &str, leftover: &Leftover) -> Resu
     Ok(found)
 }
 
-/// True if an assignment failed for want of room.
 pub(crate) fn is_short(error: &Error) -> bool {
     error.is_exhaustion()
 }

@@ -1,20 +1,23 @@
-//! Taking back what nobody uses any more.
+//! Frees addresses that are not used any more.
 //!
-//! Runtimes forget to release addresses: at a reboot they never do, and a crash leaves some behind. Three kinds of
-//! evidence tell that an address is not in use: it was given in an earlier boot; the network namespace that it was
-//! given for is gone, and no interface holds it; the runtime's list of what there is does not have it. That no
-//! interface holds an address is no evidence by itself: virtual machines and programs that have a network card to
-//! themselves use addresses without one. Evidence comes from outside, and [`judge`], [`find_stale`] and [`find_unlisted`] decide
-//! on it without any I/O. The order matters: what is held is read first, and evidence is gathered after that, so that
-//! an address that is given meanwhile is no candidate.
+//! Runtimes fail to release addresses: at a reboot they release none, and after a crash some remain. Three kinds of
+//! evidence show that an address is unused. It was assigned in an earlier boot. Or its network namespace is gone, and
+//! no interface has the address. Or the runtime's list of containers does not contain it. A missing interface alone is
+//! no evidence, because virtual machines and programs with a network card of their own use addresses without an
+//! interface.
 //!
-//! Only allocations that carry attributes of ours are ever candidates, and only those of the node that asks. Tunnel
-//! addresses, those of load balancers and what Windows hosts keep have none; they are counted and left. The holdings of
-//! a node that is gone for good are another matter: they are its [`DepartedNode`], whichever writer has assigned them.
+//! The evidence comes from outside. [`judge`], [`find_stale`] and [`find_unlisted`] decide on it without any I/O. The
+//! order matters: holdings are read first, and evidence is gathered after that, so that an address that is assigned
+//! meanwhile is no candidate.
 //!
-//! Leftovers are freed block by block, a commit for each, and only where handle, attributes and sequence number are
-//! still what they were: each assignment changes the sequence number, also one that gives the same address once more.
-//! The container's workload endpoint goes in that commit, too, where there is one.
+//! Only allocations with our attributes are candidates, and only those of the requesting node. Addresses of tunnels and
+//! load balancers, and those that Windows hosts keep, lack these attributes; they are counted and left alone. A node
+//! that is gone for good is different: all its holdings belong to its [`DepartedNode`], whichever program assigned
+//! them.
+//!
+//! Leftovers are freed in one commit per block, and only if handle, attributes and sequence number are unchanged. Each
+//! assignment changes the sequence number, even one that assigns the same address again. That commit also deletes the
+//! container's workload endpoint, if one exists.
 
 mod decide;
 mod departed;
@@ -49,21 +52,21 @@ pub use hold::{
 };
 pub(crate) use hold::{Leftover, Leftovers, is_short};
 
-/// Calico's attribute by which it tells addresses that are no workload's: those of tunnels, for one.
+/// Calico's attribute for addresses that no workload holds, for example those of tunnels.
 pub const TYPE: &str = "type";
 
 /// An address that a node holds for an attachment, with our attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// The address; of a prefix the first one.
+    /// The address, or the first address of the prefix.
     pub address: IpAddr,
     /// The address as a network, or the whole prefix.
     pub unit: IpNet,
-    /// The block that it is in.
+    /// The block that contains the address.
     pub block: IpNet,
-    /// The handle that it is held under.
+    /// The handle that holds the address.
     pub handle: String,
-    /// The number that each assignment of the address changes.
+    /// The sequence number, which each assignment of the address changes.
     pub sequence_number: u64,
     /// The network's name.
     pub network: String,
@@ -71,31 +74,30 @@ pub struct Allocation {
     pub container: String,
     /// The interface's name in the container.
     pub interface: String,
-    /// The boot that it was given in, where that is recorded.
+    /// The boot in which it was assigned, if recorded.
     pub boot: Option<String>,
-    /// The network namespace that it was given for, where that is recorded.
+    /// The network namespace for which it was assigned, if recorded.
     pub netns: Option<String>,
-    /// When it was given, as it is recorded.
+    /// The time of the assignment, as recorded.
     pub timestamp: Option<String>,
-    /// All that is recorded with it.
+    /// All attributes of the address.
     entry: Attribute,
 }
 
-/// The relation of an entry of a block to a node.
+/// The relation of an address to a node.
 #[derive(Debug)]
 enum EntryRelation {
-    /// It is held by the node, with our attributes.
+    /// The node holds the address, with our attributes.
     Ours(Box<Allocation>),
-    /// It is the node's, but without our attributes.
+    /// The node holds the address, without our attributes.
     Unmarked,
-    /// It is the node's, but no workload's.
+    /// The node holds the address, but not for a workload.
     Special,
-    /// It rests, or is another node's.
+    /// The address is in cooldown, or another node holds it.
     Other,
 }
 
 impl Allocation {
-    /// The relation of an address to a node.
     fn of(block: &Block, address: IpAddr, entry: &Attribute, node: &str) -> EntryRelation {
         if entry.released_at().is_some() {
             return EntryRelation::Other;
@@ -119,7 +121,7 @@ impl Allocation {
         else {
             return EntryRelation::Unmarked;
         };
-        // The network is known, so what is left of the handle is the container: nothing is split at a dot.
+        // The network is known, so the rest of the handle is the container id. Splitting at a dot would be ambiguous.
         let Some(container) = handle.strip_prefix(&handle_id(network, "")).filter(|id| !id.is_empty()) else {
             return EntryRelation::Unmarked;
         };
@@ -139,12 +141,12 @@ impl Allocation {
         }))
     }
 
-    /// When it was given, if that can be read.
+    /// The time of the assignment, if it can be parsed.
     pub fn assigned_at(&self) -> Option<OffsetDateTime> {
         self.timestamp.as_deref().and_then(parse_go_string)
     }
 
-    /// The unit that is freed as a whole: handle and interface.
+    /// Handle and interface, which identify the attachment. All addresses of an attachment are freed together.
     pub fn attachment(&self) -> (&str, &str) {
         (&self.handle, &self.interface)
     }
@@ -153,19 +155,19 @@ impl Allocation {
 /// The holdings of a node, as of one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// The name under which the store knows the node.
+    /// The store's name for the node.
     pub node: String,
     /// The allocations with our attributes, by block and address.
     pub allocations: Vec<Allocation>,
-    /// How many addresses of the node carry no attributes of ours: what Calico itself assigned.
+    /// The number of addresses of the node without our attributes, which Calico assigned.
     pub unmarked: usize,
-    /// How many addresses of the node are no container's: those of tunnels, load balancers, Windows, virtual machines, and
-    /// those that wait for a workload.
+    /// The number of addresses of the node that no container holds: those of tunnels, load balancers, Windows and
+    /// virtual machines, and those that wait for a workload.
     pub special: usize,
 }
 
 impl Holdings {
-    /// Adds what a block has of the node's.
+    /// Adds the node's addresses in a block.
     fn add(&mut self, block: &Block) {
         for (address, entry) in block.allocated() {
             match Allocation::of(block, address, entry, &self.node) {
@@ -179,10 +181,10 @@ impl Holdings {
 }
 
 impl Ipam {
-    /// All that a node holds, in its own blocks and in those of others, as of one revision. Read in pages.
+    /// Reads all holdings of a node, in its own blocks and in other blocks, in pages of one revision.
     ///
     /// # Errors
-    /// Those of the store. Damaged blocks are passed over, and the log says so.
+    /// Any store error. Damaged blocks are logged and skipped.
     #[boxed_future]
     pub async fn holdings(&self, node: &str, deadline: Deadline) -> Result<Holdings> {
         let known = transact!(self, deadline, |tx| self.known_name(tx, node).await)?;
@@ -195,37 +197,39 @@ impl Ipam {
         Ok(reread(read).await?)
     }
 
-    /// The verdict of the evidence on a node's holdings; see [`judge`].
+    /// Judges a node's holdings by the evidence; see [`judge`].
     pub fn judge(&self, holdings: &Holdings, evidence: &Evidence) -> JudgedAllocations {
         judge(holdings, evidence, self.boot_time(evidence))
     }
 
-    /// When the machine's boot began, on a store that other machines use too. There a node of the same name on another
-    /// machine must not be taken for this one in an earlier boot.
+    /// The time of the machine's boot, for a store that other machines use too. In such a store, a node with the same
+    /// name on another machine must not be mistaken for an earlier boot of this one.
     fn boot_time(&self, evidence: &Evidence) -> Option<OffsetDateTime> {
         (self.nodes() == Nodes::Registered).then(|| self.now() - evidence.up)
     }
 }
 
-/// How many blocks are read in one request.
+/// Number of blocks read in one request.
 const BLOCKS_PER_READ: usize = 32;
 
-/// The part of a cluster's store that is read to find the addresses of a node. A store of one machine is read as a whole.
+/// The part of a cluster's store that is read to find a node's addresses. The store of a single machine is always read
+/// as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadScope {
-    /// Blocks in which the node may hold something, besides those that it has an affinity to.
+    /// Blocks in which the node may hold addresses, besides those to which it has an affinity.
     pub blocks: BTreeSet<IpNet>,
-    /// Whether all other blocks are gone through, too.
+    /// Which other blocks are read too.
     pub scan: ScanScope,
 }
 
-/// Whether all blocks are gone through.
+/// Which blocks are scanned besides the node's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScanScope {
-    /// They are not.
+    /// No others.
     #[default]
     None,
-    /// Those are that were written after this revision; unset for all. In a store that is behind this revision, all are.
+    /// All blocks written after this revision, or all blocks if it is unset. If the store is behind this revision, all
+    /// blocks.
     Since(Revision),
 }
 
@@ -237,17 +241,17 @@ impl ReadScope {
 }
 
 impl Ipam {
-    /// The blocks that are read to find the addresses of a node: its own, and those that are remembered.
+    /// The blocks to read for the addresses of a node: its own, and the remembered ones of other owners.
     pub fn read_scope_of(&self, node: &str) -> ReadScope {
         ReadScope::near(self.hints().map(|hints| hints.held(node)).unwrap_or_default())
     }
 
-    /// The addresses that a node holds as far as they are in reach, and for a pass the revision up to which all blocks were gone through.
-    /// Blocks are read as they are now, a few dozen in a request; nothing that is freed because of it depends on that they
-    /// are of one revision.
+    /// Reads the addresses that a node holds within a scope. For a scan, also returns the revision up to which all
+    /// blocks were scanned. Blocks are read at their current state, a few dozen per request. Freeing addresses does not
+    /// depend on all blocks being read at one revision.
     ///
     /// # Errors
-    /// Those of the store. Damaged blocks are passed over, and the log says so.
+    /// Any store error. Damaged blocks are logged and skipped.
     #[boxed_future]
     pub async fn holdings_within(
         &self,
@@ -263,8 +267,8 @@ impl Ipam {
         Ok((holdings, matches!(reach.scan, ScanScope::Since(_)).then_some(revision)))
     }
 
-    /// Shows each well-formed block in reach of a node of a cluster, once, and returns the revision from which on the blocks
-    /// are.
+    /// Passes each well-formed block in the scope of a cluster's node to `see`, once. Returns the revision at or after
+    /// which the blocks were read.
     pub(crate) async fn read_near(
         &self,
         node: &str,
@@ -291,7 +295,7 @@ impl Ipam {
         Ok(revision)
     }
 
-    /// Shows blocks as they are now.
+    /// Passes blocks at their current state to `see`.
     async fn scan_blocks(
         &self,
         blocks: Vec<IpNet>,
@@ -307,7 +311,7 @@ impl Ipam {
         Ok(())
     }
 
-    /// Goes through all blocks but those that were seen, and returns the revision at which it did.
+    /// Scans all blocks except the seen ones, and returns the revision of the scan.
     async fn scan_blocks_written_since(
         &self,
         since: Revision,
@@ -320,7 +324,7 @@ impl Ipam {
         Ok(at)
     }
 
-    /// Which blocks were written after a revision, by their keys.
+    /// The blocks that were written after a revision, found by their keys.
     async fn written_since(
         &self,
         since: Revision,

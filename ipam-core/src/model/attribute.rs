@@ -1,5 +1,6 @@
-//! The facts in a block about an assigned address. They stay JSON until they are used: an ADD or DEL needs one entry of a block and
-//! passes on dozens, and reading and writing all their attributes was a third of the processor time of an ADD beside 40 others.
+//! The attributes of an assigned address in a block. They are kept as JSON until they are used. An ADD or DEL needs one
+//! entry of a block and passes on dozens. Parsing and writing all their attributes took a third of the processor time
+//! of an ADD beside 40 others.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +20,7 @@ use crate::timestamps::StoredTime;
 static NO_ATTRIBUTES: BTreeMap<String, String> = BTreeMap::new();
 
 document! {
-    /// The entry that one or more addresses of a block share: their holder, or the time since which they are in cooldown.
+    /// The entry that one or more addresses of a block share: their holder, or the start of their cooldown.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct Attribute {
         handle_id: Field<SmolStr> = "handle_id",
@@ -30,7 +31,7 @@ document! {
 }
 
 impl Attribute {
-    /// An entry for a new holder. Empty members are left out, as in Calico.
+    /// Creates an entry for a new holder. Like Calico, it omits empty members.
     pub fn new(handle: Option<&str>, attributes: BTreeMap<String, String>) -> Self {
         let handle_id = handle.map_or(Field::Absent, |handle| Field::Is(handle.into()));
         let mut new = Self { handle_id, ..Self::default() };
@@ -43,23 +44,23 @@ impl Attribute {
         Self { released_at: Field::Is(StoredTime::new(now)), ..Self::default() }
     }
 
-    /// The handle, as stored. It may carry a carriage return and more, left there by an old migration:
-    /// [`Self::has_handle`] compares rightly.
+    /// The stored handle. An old migration may have left a carriage return and more text in it, so compare handles with
+    /// [`Self::has_handle`].
     pub fn handle_id(&self) -> Option<&str> {
         self.handle_id.get().map(SmolStr::as_str)
     }
 
-    /// The handle of addresses that are held with this entry; `None` for those in cooldown.
+    /// The handle that holds the addresses of this entry, or `None` for addresses in cooldown.
     pub(super) fn holding_handle(&self) -> Option<&SmolStr> {
         self.handle_id.get().filter(|_| self.released_at().is_none())
     }
 
-    /// The handle without what an old migration left behind it: the part before the first carriage return.
+    /// The handle without the rest of an old migration: the part before the first carriage return.
     pub fn handle(&self) -> Option<&str> {
         self.handle_id().map(|id| id.split('\r').next().unwrap_or(id))
     }
 
-    /// True if an address with this entry is held under this handle.
+    /// True if this handle holds the addresses of this entry.
     pub fn has_handle(&self, handle: &str) -> bool {
         self.released_at().is_none() && self.handle_id().is_some_and(|id| same_handle(id, handle))
     }
@@ -89,24 +90,23 @@ impl Attribute {
         namespace_of(self.attributes())
     }
 
-    /// The node of the other holder, under Calico's name or ours.
+    /// The node of the alternate holder, under Calico's name or ours.
     pub fn alternate_node(&self) -> Option<&str> {
         node_of(self.alternate_attributes())
     }
 
-    /// Sets one attribute of the holder.
     pub(super) fn set(&mut self, name: &str, value: &str) {
         self.secondary.or_default().get_mut().insert(name.to_owned(), value.to_owned());
     }
 
-    /// Removes one attribute of the holder.
     pub(super) fn unset(&mut self, name: &str) {
         if let Some(attributes) = self.secondary.get_mut() {
             attributes.get_mut().remove(name);
         }
     }
 
-    /// Replaces a node's name by another, for both holders and in a handle that ends with it. True if it was there.
+    /// Replaces a node's name, for both holders and in a handle that ends with it. Returns true if the old name
+    /// occurred.
     pub(super) fn rename_node(&mut self, from: &str, to: &str) -> bool {
         let mut renamed = false;
         for attributes in [self.secondary.get_mut(), self.alternate.get_mut()].into_iter().flatten() {
@@ -124,33 +124,33 @@ impl Attribute {
         renamed
     }
 
-    /// Replaces all attributes of the holder. Empty members are left out.
+    /// Replaces all attributes of the holder. Omits an empty map.
     pub(super) fn set_attributes(&mut self, attributes: BTreeMap<String, String>) {
         self.secondary = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
     }
 
-    /// Replaces all attributes of the other holder. Empty members are left out.
+    /// Replaces all attributes of the alternate holder. Omits an empty map.
     pub(super) fn set_alternate_attributes(&mut self, attributes: BTreeMap<String, String>) {
         self.alternate = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
     }
 
-    /// The attributes of the other holder of an address that moves between two.
+    /// The attributes of the alternate holder of an address that moves between two holders.
     pub fn alternate_attributes(&self) -> &BTreeMap<String, String> {
         self.alternate.get().map_or(&NO_ATTRIBUTES, LazyMap::get)
     }
 
-    /// When the addresses were released, if they are in cooldown.
+    /// The time of the release, if the addresses are in cooldown.
     pub fn released_at(&self) -> Option<OffsetDateTime> {
         self.released_at.get().map(StoredTime::at)
     }
 
-    /// Moves the time of the release, for one that cannot be true.
+    /// Corrects an implausible time of the release.
     pub(super) fn set_released_at(&mut self, at: OffsetDateTime) {
         self.released_at = Field::Is(StoredTime::new(at));
     }
 
-    /// True if a new address of `other`'s holder can share this entry: the same handle and attributes, and nothing
-    /// beside them.
+    /// True if a new address of `other`'s holder can share this entry: handle and attributes are equal, and there are
+    /// no other fields.
     pub(super) fn can_serve(&self, other: &Self) -> bool {
         self.handle_id() == other.handle_id()
             && self.attributes() == other.attributes()
@@ -160,12 +160,12 @@ impl Attribute {
     }
 }
 
-/// A map of texts.
+/// A map of strings.
 #[derive(Clone)]
 enum LazyMap {
-    /// As it was read, which is how it will be written; and as a map, once a caller has used it.
+    /// The JSON as read, which is also written, and the parsed map once a caller has used it.
     Json(Box<RawValue>, OnceLock<BTreeMap<String, String>>),
-    /// Made or changed here.
+    /// A map that was created or changed here.
     Map(BTreeMap<String, String>),
 }
 
@@ -187,7 +187,7 @@ impl LazyMap {
     }
 }
 
-/// The map in a text that was checked when it was read.
+/// Parses JSON that was already checked when it was read.
 fn map_of(json: &RawValue) -> BTreeMap<String, String> {
     serde_json::from_str(json.get()).unwrap_or_default()
 }
@@ -235,7 +235,7 @@ impl<'de> Deserialize<'de> for LazyMap {
     }
 }
 
-/// Checks that a value is a map of texts, which are not kept.
+/// Checks that a value is a map of strings, without keeping it.
 struct Texts;
 
 impl<'de> Deserialize<'de> for Texts {
@@ -290,7 +290,7 @@ mod tests {
         let json = r#"{"pod":"a \u003cb\u003e", "namespace":"x","pod":"c"}"#;
         let mut map = read(json).unwrap();
         assert_eq!(serde_json::to_string(&map).unwrap(), json);
-        // Of two by the same name the later one counts, as in Go.
+        // Of two members with one name the later one counts, as in Go.
         assert_eq!(map.get().get("pod").map(String::as_str), Some("c"));
         assert_eq!(serde_json::to_string(&map).unwrap(), json);
         map.get_mut().remove("namespace");

@@ -1,7 +1,7 @@
-//! From bytes to documents and back, and how a field that is absent differs from one that is `null`.
+//! Encodes and decodes documents, and distinguishes an absent field from one that is `null`.
 //!
-//! Most documents are declared with `document!`. Fields that this version does not know are written back as they came, byte for
-//! byte: another version, or another program, put them there, and they may have numbers that no type of ours holds.
+//! Most documents are declared with `document!`. Unknown fields are written back byte for byte. Another version or
+//! another program may have written them, with numbers that none of our types can hold.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -18,20 +18,21 @@ pub type JsonObject = Map<String, serde_json::Value>;
 
 /// A kind of stored document.
 pub trait Document: Sized {
-    /// Reads a document.
+    /// Decodes a document.
     ///
     /// # Errors
-    /// [`Malformed`] if the value is not such a document or does not fit its key.
+    /// [`Malformed`] if the value is not a document of this kind, or does not match its key.
     fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed>;
 
-    /// Writes the document as compact JSON.
+    /// Encodes the document as compact JSON.
     ///
     /// # Errors
-    /// [`Malformed`] if it cannot be written, which does not happen to a document that was decoded or made here.
+    /// [`Malformed`] if the document cannot be encoded, which does not happen to a document that was decoded or created
+    /// here.
     fn encode(&self) -> Result<Value, Malformed>;
 }
 
-/// A stored value that is not what its key promises.
+/// The error for a stored value that is not the document that its key requires.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed document{}: {reason}", if .key.is_empty() { String::new() } else { format!(" at {key}") })]
 pub struct Malformed {
@@ -40,49 +41,46 @@ pub struct Malformed {
 }
 
 impl Malformed {
-    /// The fault of the value of a key. Nothing of the value itself belongs into the reason but names and numbers.
+    /// Creates the error for the value of a key. The reason may contain names and numbers of the value, but no more of
+    /// it.
     pub fn new(key: &Key, reason: impl fmt::Display) -> Self {
         Self { key: key.to_string(), reason: reason.to_string() }
     }
 
-    /// The key whose value is wrong; empty if the document has not been stored yet.
+    /// The key of the damaged value; empty if the document has not been stored yet.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// The fault.
+    /// The reason why the value is malformed.
     pub fn reason(&self) -> &str {
         &self.reason
     }
 }
 
-/// Reads JSON; the error names the key.
+/// Parses JSON. An error contains the key.
 pub(super) fn from_json<T: DeserializeOwned>(key: &Key, value: &[u8]) -> Result<T, Malformed> {
     serde_json::from_slice(value).map_err(|error| Malformed::new(key, error))
 }
 
-/// Writes compact JSON.
 pub(super) fn to_json<T: Serialize>(document: &T) -> Result<Value, Malformed> {
     to_json_of(document, 128)
 }
 
-/// The same, for a document of about so many bytes.
+/// Encodes compact JSON of about this many bytes.
 pub(super) fn to_json_of<T: Serialize>(document: &T, bytes: usize) -> Result<Value, Malformed> {
     let mut json = Vec::with_capacity(bytes);
     serde_json::to_writer(&mut json, document).map_err(|error| Malformed::new(&Key::default(), error))?;
     Ok(Value::new(json))
 }
 
-/// A field of a document: absent, `null`, or there. Go reads the first two alike, but a document that we only pass on
-/// must come out as it went in.
+/// A field of a document: absent, `null` or set. Go treats the first two alike, but a document that we only pass on
+/// must be written as it was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Field<T> {
-    /// The document does not have the field.
     #[default]
     Absent,
-    /// The field is `null`.
     Null,
-    /// The field has a value.
     Is(T),
 }
 
@@ -101,7 +99,7 @@ impl<T> Field<T> {
         }
     }
 
-    /// The value, put there first if there is none.
+    /// The value. An unset field is set to the default first.
     pub(super) fn or_default(&mut self) -> &mut T
     where
         T: Default,
@@ -116,12 +114,12 @@ impl<T> Field<T> {
 }
 
 impl<T: Copy + Default> Field<T> {
-    /// The value, or the type's zero as in Go.
+    /// The value, or zero if the field is unset, as in Go.
     pub(super) fn or_zero(&self) -> T {
         self.get().copied().unwrap_or_default()
     }
 
-    /// Written as Go's `omitempty` does it: left out if it is the zero.
+    /// A field that is absent if the value is zero, like Go's `omitempty`.
     pub(super) fn unless_zero(value: T) -> Self
     where
         T: PartialEq,
@@ -134,7 +132,7 @@ impl<T: Serialize> Serialize for Field<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Is(value) => value.serialize(serializer),
-            // An absent field is skipped by its struct.
+            // The document's serializer skips absent fields.
             Self::Absent | Self::Null => serializer.serialize_unit(),
         }
     }
@@ -151,13 +149,13 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Field<T> {
 pub(super) struct UnknownFields(Vec<(String, Box<RawValue>)>);
 
 impl UnknownFields {
-    /// Keeps a field. Of two by the same name the later one counts, as in Go.
+    /// Keeps a field. Of two fields with one name the later one counts, as in Go.
     pub(super) fn keep(&mut self, name: String, value: Box<RawValue>) {
         self.0.retain(|(other, _)| *other != name);
         self.0.push((name, value));
     }
 
-    /// Writes the fields after those that are known.
+    /// Writes the fields, after the known ones.
     pub(super) fn write<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         self.0.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))
     }
@@ -173,11 +171,11 @@ impl PartialEq for UnknownFields {
 
 impl Eq for UnknownFields {}
 
-/// A field's name: most are read where they are.
+/// The name of a field, borrowed from the input where possible.
 #[derive(Deserialize)]
 pub(super) struct Name<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
 
-/// A network as text, where a document must have one: `10.0.0.0/26`.
+/// A required network in a document, as text: `10.0.0.0/26`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Net(pub(super) IpNet);
 
@@ -194,9 +192,9 @@ impl<'de> Deserialize<'de> for Net {
     }
 }
 
-/// A type of the fields of a document.
+/// The type of a field of a document.
 pub(super) trait FieldType: PartialEq + Sized {
-    /// The value that stands for an absent field; `None` if every document must have the field.
+    /// The value of an absent field, or `None` if the field is required.
     fn when_absent() -> Option<Self> {
         None
     }
@@ -212,8 +210,9 @@ impl FieldType for Net {}
 
 impl<T: PartialEq> FieldType for Vec<T> {}
 
-/// Defines a document: its struct, its reader, and its writer, which writes the fields in this order and then the unknown
-/// ones (`extra`, which each document gets). A field of type [`Field`] may be absent; any other is required.
+/// Defines a document with its struct, its deserializer and its serializer. The serializer writes the fields in this
+/// order, followed by the unknown fields (`extra`, which each document has). A field of type [`Field`] may be absent;
+/// all others are required.
 ///
 /// ```text
 /// document! {
@@ -226,7 +225,7 @@ impl<T: PartialEq> FieldType for Vec<T> {}
 /// }
 /// ```
 ///
-/// serde's derived code for a flattened map would put all unknown values through types of its own.
+/// serde's derived code for a flattened map would convert all unknown values to its own types.
 macro_rules! document {
     ($(#[$meta:meta])* pub struct $document:ident { $($field:ident: $type:ty = $name:literal,)+ }) => {
         $(#[$meta])*

@@ -1,4 +1,4 @@
-//! The settings of the allocator that all nodes share, and their form as the spec of a document `IPAMConfiguration`.
+//! The allocator settings that all nodes share, and their form as the spec of an `IPAMConfiguration` document.
 
 use kv::{Key, Value};
 use serde_json::{Value as Json, json};
@@ -7,20 +7,19 @@ use super::codec::{Document, Field, JsonObject, Malformed, UnknownFields, docume
 use super::spec::{SpecField, spec_fields};
 use crate::DocumentError;
 
-/// How many blocks a host may have where neither the configuration nor the request says.
+/// Maximum number of blocks of a host if neither the settings nor the request set one.
 const DEFAULT_MAX_BLOCKS: u32 = 20;
 
-/// Whether a virtual machine keeps its addresses when its pod is made anew.
+/// Whether a virtual machine keeps its addresses when its pod is recreated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressPersistence {
-    /// It keeps them: the default.
+    /// The machine keeps its addresses (the default).
     Enabled,
-    /// It gets new ones.
+    /// The machine gets new addresses.
     Disabled,
 }
 
 impl AddressPersistence {
-    /// The name in the settings.
     fn as_str(self) -> &'static str {
         match self {
             Self::Enabled => "Enabled",
@@ -29,14 +28,14 @@ impl AddressPersistence {
     }
 }
 
-/// Settings that must not be. The texts are Calico's.
+/// The error for contradictory settings. The texts are Calico's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContradictorySettings {
-    /// Neither strict affinity nor new blocks: it would be unclear where an address may come from.
+    /// Neither strict affinity nor automatic blocks, so it would be unclear where addresses come from.
     #[error("Cannot disable 'StrictAffinity' and 'AutoAllocateBlocks' at the same time")]
     NeitherStrictNorAuto,
-    /// A limit of blocks without strict affinity: a host at its limit would go on by borrowing.
+    /// A block limit without strict affinity, so a host at its limit would continue by borrowing.
     #[error("MaxBlocksPerHost requires StrictAffinity to be enabled")]
     LimitWithoutStrict,
 }
@@ -44,8 +43,8 @@ pub enum ContradictorySettings {
 document! {
     /// The document under the configuration's key.
     ///
-    /// Calico leaves out a member that is zero, so a stored `{}` says that new blocks must not be claimed. That differs
-    /// from no configuration at all, which is [`IpamConfig::default`].
+    /// Calico omits a member that is zero, so a stored `{}` means that no new blocks may be claimed. That differs from
+    /// a missing document, which means [`IpamConfig::default`].
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct IpamConfig {
         strict_affinity: Field<bool> = "strict_affinity",
@@ -57,7 +56,7 @@ document! {
 }
 
 impl Default for IpamConfig {
-    /// The defaults where nothing is stored: borrowing and new blocks are allowed, no cooldown.
+    /// The settings if none are stored: borrowing and new blocks are allowed, without a cooldown.
     fn default() -> Self {
         Self {
             strict_affinity: Field::Absent,
@@ -71,18 +70,18 @@ impl Default for IpamConfig {
 }
 
 impl IpamConfig {
-    /// True if a host takes addresses of its own blocks only.
+    /// True if a host takes addresses only from its own blocks.
     pub fn strict_affinity(&self) -> bool {
         self.strict_affinity.or_zero()
     }
 
-    /// True if a host may claim new blocks by itself.
+    /// True if a host may claim new blocks automatically.
     pub fn auto_allocate_blocks(&self) -> bool {
         self.auto_allocate_blocks.or_zero()
     }
 
-    /// The number of blocks that a host may claim: the smaller of the configured and the requested one, where 0 means
-    /// none is set; 20 if neither is set.
+    /// The number of blocks that a host may claim: the smaller of the configured and the requested limit. A limit of 0
+    /// is not set. 20 if neither is set.
     pub fn block_limit(&self, requested: u32) -> u32 {
         [self.max_blocks_per_host(), requested]
             .into_iter()
@@ -91,12 +90,12 @@ impl IpamConfig {
             .unwrap_or(DEFAULT_MAX_BLOCKS)
     }
 
-    /// The cooldown of a released address in seconds. 0 or less: no cooldown.
+    /// The cooldown of a released address in seconds. 0 or less means no cooldown.
     pub fn cooldown_seconds(&self) -> i64 {
         self.cooldown_seconds.or_zero()
     }
 
-    /// Whether a virtual machine keeps its addresses. Margay itself does not use it.
+    /// Whether a virtual machine keeps its addresses. Margay itself does not use this setting.
     pub fn address_persistence(&self) -> AddressPersistence {
         match self.kubevirt_persistence.get().map(String::as_str) {
             Some("Disabled") => AddressPersistence::Disabled,
@@ -104,15 +103,15 @@ impl IpamConfig {
         }
     }
 
-    /// The number of blocks that a host may have; 0 where it is not set, see [`Self::block_limit`].
+    /// The configured number of blocks that a host may have, or 0 if it is not set; see [`Self::block_limit`].
     pub fn max_blocks_per_host(&self) -> u32 {
         u32::try_from(self.max_blocks_per_host.or_zero().max(0)).unwrap_or(u32::MAX)
     }
 
-    /// Searches for settings that contradict each other.
+    /// Checks for contradictory settings.
     ///
     /// # Errors
-    /// [`ContradictorySettings`], the first that is found.
+    /// [`ContradictorySettings`] for the first contradiction.
     pub fn check(&self) -> Result<(), ContradictorySettings> {
         if !self.strict_affinity() && !self.auto_allocate_blocks() {
             return Err(ContradictorySettings::NeitherStrictNorAuto);
@@ -123,14 +122,14 @@ impl IpamConfig {
         Ok(())
     }
 
-    /// Sets strict affinity.
+    /// Sets whether a host takes addresses only from its own blocks.
     #[must_use]
     pub fn with_strict_affinity(mut self, strict: bool) -> Self {
         self.strict_affinity = Field::unless_zero(strict);
         self
     }
 
-    /// Sets whether a host may claim new blocks by itself.
+    /// Sets whether a host may claim new blocks automatically.
     #[must_use]
     pub fn with_auto_allocate_blocks(mut self, auto: bool) -> Self {
         self.auto_allocate_blocks = Field::unless_zero(auto);
@@ -169,12 +168,12 @@ impl Document for IpamConfig {
     }
 }
 
-/// The bounds of Calico's schema. Its `ipam configure`, and ours, take up to 5,000 seconds.
+/// The limits of Calico's schema. Its `ipam configure`, like ours, accepts up to 5,000 seconds.
 const MAX_BLOCKS_SETTING: u32 = 1_000_000;
 const MAX_COOLDOWN_SECONDS: u32 = 1_200;
 
 spec_fields! {
-    /// The fields that the spec of the settings can have.
+    /// The fields of the settings' spec.
     pub const SETTINGS_FIELDS:
     STRICT = "strictAffinity";
     AUTO = "autoAllocateBlocks";
@@ -184,11 +183,10 @@ spec_fields! {
 }
 
 impl IpamConfig {
-    /// Sets all fields to what a spec says, and those that it does not have to their defaults.
+    /// Sets all fields as in a spec, and missing fields to their defaults.
     ///
     /// # Errors
-    /// [`DocumentError::Invalid`] for a field of another type or out of its bounds, and for settings that contradict each
-    /// other.
+    /// [`DocumentError::Invalid`] for a field of another type or out of its range, or for contradictory settings.
     pub fn with_spec(self, spec: &JsonObject) -> Result<Self, DocumentError> {
         let persistence = match PERSISTENCE.get(spec) {
             None => AddressPersistence::Enabled,
@@ -206,7 +204,7 @@ impl IpamConfig {
         Ok(settings)
     }
 
-    /// The spec that says these settings, with all its fields.
+    /// The spec of these settings, with all its fields.
     pub fn spec(&self) -> Json {
         json!({
             STRICT.name: self.strict_affinity(),

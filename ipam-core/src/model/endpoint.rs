@@ -1,5 +1,5 @@
-//! WorkloadEndpoint, the document that records the addresses, profiles and interface of a container or a pod; Calico's rules for it,
-//! with Calico's texts; and the profile of a network without a policy of its own.
+//! The WorkloadEndpoint document, which records the addresses, profiles and interface of a container or a pod. Also
+//! Calico's rules for it, with Calico's texts, and the profile of a network without a policy of its own.
 
 use std::net::IpAddr;
 
@@ -16,8 +16,8 @@ use super::spec::spec_fields;
 use crate::timestamps::rfc3339;
 
 spec_fields! {
-    /// The fields of an endpoint's spec, of its floating addresses and of its ports, in the order in which calicoctl prints
-    /// them.
+    /// The fields of an endpoint's spec, of its floating addresses and of its ports, in the order of calicoctl's
+    /// output.
     pub const ENDPOINT_FIELDS:
     ORCHESTRATOR = "orchestrator";
     _ = "workload";
@@ -39,26 +39,26 @@ spec_fields! {
     ALLOWED_SOURCES = "allowSpoofedSourcePrefixes";
 }
 
-/// The label that repeats the endpoint's namespace. Calico sets it on each write.
+/// The label with the endpoint's namespace. Calico sets it on each write.
 const LABEL_NAMESPACE: &str = "projectcalico.org/namespace";
-/// The label that repeats the orchestrator. Calico sets it on each write.
+/// The label with the orchestrator. Calico sets it on each write.
 const LABEL_ORCHESTRATOR: &str = "projectcalico.org/orchestrator";
-/// The label that names the pod's service account. Calico sets it if the name is shorter than 63 bytes.
+/// The label with the pod's service account. Calico sets it if the name is shorter than 63 bytes.
 const LABEL_SERVICE_ACCOUNT: &str = "projectcalico.org/serviceaccount";
-/// The longest name of a service account that becomes a label, in bytes.
+/// Maximum length of a service account's name in a label, in bytes.
 const MAX_ACCOUNT_LABEL_BYTES: usize = 62;
 
 /// The program that started the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Orchestrator {
-    /// A runtime that names no pod.
+    /// A runtime that does not name a pod.
     Cni,
     /// Kubernetes.
     K8s,
 }
 
 impl Orchestrator {
-    /// The orchestrator as endpoint names and documents spell it.
+    /// The orchestrator's spelling in endpoint names and documents.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Cni => "cni",
@@ -71,55 +71,55 @@ impl Orchestrator {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointPort {
-    /// The port's name; may be empty.
+    /// The name of the port; may be empty.
     pub name: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
     /// The port in the pod.
     pub port: u16,
-    /// The port of the node that leads to it; 0 for none.
+    /// The node's port that forwards to this port; 0 for none.
     pub host_port: u16,
-    /// The node's address for that port; may be empty.
+    /// The node's address of the host port; may be empty.
     #[serde(rename = "hostIP")]
     pub host_ip: String,
 }
 
-/// The facts of one container or pod that an endpoint records.
+/// The properties of a container or a pod that an endpoint records.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointFacts {
     /// The node's name.
     pub node: String,
     /// The orchestrator.
     pub orchestrator: Orchestrator,
-    /// The container's id; for a pod the id of its sandbox.
+    /// The container's id, or the id of the pod's sandbox.
     pub container: String,
-    /// The pod's name; empty for a plain container.
+    /// The pod's name; empty for a container without a pod.
     pub pod: String,
-    /// The interface in the container that the endpoint is named after.
+    /// The interface in the container, which is part of the endpoint's name.
     pub endpoint: String,
     /// The pod's service account; may be empty.
     pub service_account: String,
-    /// The prefix that Kubernetes made the pod's name from; may be empty.
+    /// The prefix from which Kubernetes generated the pod's name; may be empty.
     pub generate_name: String,
-    /// Labels, without the ones that Calico sets by itself.
+    /// The labels, without those that Calico sets automatically.
     pub labels: Labels,
     /// The addresses.
     pub addresses: Vec<IpAddr>,
-    /// Floating addresses: pairs of an address of the endpoint and an outer one.
+    /// Floating addresses: pairs of an address of the endpoint and an external address.
     pub nats: Vec<(IpAddr, IpAddr)>,
     /// The names of the profiles.
     pub profiles: Vec<String>,
-    /// The name of the host's end of the pair.
+    /// The name of the host's end of the interface pair.
     pub interface: String,
-    /// The address of the container's end: six or more bytes in lower case, with colons.
+    /// The MAC address of the container's end: six or more bytes in lower case, separated by colons.
     pub mac: String,
     /// The ports.
     pub ports: Vec<EndpointPort>,
-    /// Networks that the endpoint may send from beside its addresses.
+    /// Networks that the endpoint may use as sources besides its addresses.
     pub allowed_sources: Vec<String>,
 }
 
-/// A stored endpoint. Fields that this version does not know are kept.
+/// A stored endpoint. Unknown fields are kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkloadEndpoint {
     namespace: String,
@@ -139,7 +139,7 @@ impl Document for WorkloadEndpoint {
 }
 
 impl WorkloadEndpoint {
-    /// A new endpoint. `uid` is a random UUID; the time is cut to the second.
+    /// Creates an endpoint. `uid` is a random UUID, and the time is truncated to seconds.
     pub fn new(namespace: &str, name: &str, facts: &EndpointFacts, uid: &str, now: OffsetDateTime) -> Self {
         let mut endpoint = Self { namespace: namespace.to_owned(), resource: Resource::empty(name) };
         let metadata = json!({ "name": name, "namespace": namespace, "uid": uid, "creationTimestamp": rfc3339(now) });
@@ -148,7 +148,7 @@ impl WorkloadEndpoint {
         endpoint
     }
 
-    /// Overwrites the fields of the facts. The identity, the time of creation and unknown fields stay.
+    /// Overwrites the recorded properties. The unique id, the creation time and unknown fields are kept.
     pub fn update(&mut self, facts: &EndpointFacts) {
         self.resource.set_part("kind", "WorkloadEndpoint".into());
         self.resource.set_part("apiVersion", "projectcalico.org/v3".into());
@@ -179,7 +179,7 @@ impl WorkloadEndpoint {
         }
     }
 
-    /// Replaces the labels. Calico's own ones come on top.
+    /// Replaces the labels, and sets Calico's own.
     fn set_labels(&mut self, facts: &EndpointFacts) {
         let mut labels = facts.labels.clone();
         let account = &facts.service_account;
@@ -191,7 +191,7 @@ impl WorkloadEndpoint {
         self.resource.set_labels(&labels);
     }
 
-    /// Appends a profile unless it is there, and sets Calico's own labels.
+    /// Adds a profile unless it is listed already, and sets Calico's own labels.
     pub fn add_profile(&mut self, profile: &str) {
         let orchestrator = self.orchestrator().to_owned();
         let labels = object(self.resource.part("metadata").entry("labels"));
@@ -205,25 +205,25 @@ impl WorkloadEndpoint {
         }
     }
 
-    /// The same endpoint on another node, under the name that belongs to it; `None` if the endpoint has no name of the CNI
-    /// plugin's, or the node's name cannot be part of one.
+    /// Returns this endpoint as one of another node, with the matching name. `None` if the name does not have the CNI
+    /// plugin's form, or the node's name cannot be a part of one.
     pub fn on_node(&self, node: &str) -> Option<Self> {
         let mut resource = self.resource.renamed(&endpoint_name_on(self.name(), node)?);
         resource.set_spec(NODE, Some(node.into()));
         Some(Self { namespace: self.namespace.clone(), resource })
     }
 
-    /// The key.
+    /// The key of the endpoint.
     pub fn key(&self) -> Key {
         keys::workload_endpoint(&self.namespace, self.name())
     }
 
-    /// The namespace.
+    /// The namespace of the endpoint.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The name.
+    /// The name of the endpoint.
     pub fn name(&self) -> &str {
         self.resource.name()
     }
@@ -233,7 +233,7 @@ impl WorkloadEndpoint {
         self.resource.uid()
     }
 
-    /// When it was made, as stored; empty if that is not recorded.
+    /// The stored creation time; empty if there is none.
     pub fn created(&self) -> &str {
         self.resource.creation_timestamp()
     }
@@ -243,22 +243,22 @@ impl WorkloadEndpoint {
         self.resource.document()
     }
 
-    /// The node; empty if the document names none.
+    /// The node; empty if the document contains none.
     pub fn node(&self) -> &str {
         self.resource.text(NODE)
     }
 
-    /// The orchestrator, `cni` or `k8s` for endpoints of the plugin.
+    /// The orchestrator: `cni` or `k8s` for endpoints of the plugin.
     pub fn orchestrator(&self) -> &str {
         self.resource.text(ORCHESTRATOR)
     }
 
-    /// The container's id; empty if the document names none.
+    /// The container's id; empty if the document contains none.
     pub fn container(&self) -> &str {
         self.resource.text(CONTAINER)
     }
 
-    /// The pod; empty for a plain container.
+    /// The pod's name; empty for a container without a pod.
     pub fn pod(&self) -> &str {
         self.resource.text(POD)
     }
@@ -268,23 +268,23 @@ impl WorkloadEndpoint {
         self.resource.text(ENDPOINT)
     }
 
-    /// The host's end of the pair.
+    /// The name of the host's end of the interface pair.
     pub fn interface(&self) -> &str {
         self.resource.text(INTERFACE)
     }
 
-    /// The address of the container's end.
+    /// The MAC address of the container's end.
     pub fn mac(&self) -> &str {
         self.resource.text(MAC)
     }
 
-    /// The addresses. A network that is no single address is left out.
+    /// The addresses. Entries that cannot be parsed as a network are skipped.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let networks = self.resource.texts(NETWORKS);
         networks.filter_map(|text| text.parse::<ipnet::IpNet>().ok().map(|network| network.addr())).collect()
     }
 
-    /// The addresses as they are stored, with their prefix lengths.
+    /// The stored addresses with their prefix lengths.
     pub fn networks(&self) -> Vec<String> {
         self.resource.texts(NETWORKS).map(str::to_owned).collect()
     }
@@ -295,14 +295,14 @@ impl WorkloadEndpoint {
     }
 }
 
-/// A single address as a network, as Calico stores it.
+/// Formats a single address as a network, as Calico stores it.
 pub fn host_network(address: IpAddr) -> String {
     format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
 }
 
-/// The longest name of a document, in bytes.
+/// Maximum length of a document's name, in bytes.
 const MAX_NAME_BYTES: usize = 253;
-/// The longest value of a label, and the longest name after its prefix, in bytes.
+/// Maximum length of a label's value, and of its name after the prefix, in bytes.
 const MAX_LABEL_BYTES: usize = 63;
 
 const SUBDOMAIN: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
@@ -313,10 +313,10 @@ const LABEL_VALUE: &str = "a valid label must be an empty string or consist of a
     must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for \
     validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 
-/// Checks what an endpoint of this name would store.
+/// Checks the name and the properties of an endpoint before it is stored.
 ///
 /// # Errors
-/// Calico's text, which lists every field that it does not accept.
+/// Calico's text, which lists every invalid field.
 pub fn check_endpoint(name: &str, facts: &EndpointFacts) -> Result<(), String> {
     let mut wrong = FieldErrors::default();
     wrong.check_document_name(name);
@@ -348,7 +348,7 @@ pub fn check_endpoint(name: &str, facts: &EndpointFacts) -> Result<(), String> {
     wrong.finish()
 }
 
-/// Fields that are not accepted, in the order of the document.
+/// The errors for invalid fields, in the order of the document.
 #[derive(Default)]
 struct FieldErrors(Vec<String>);
 
@@ -357,9 +357,9 @@ impl FieldErrors {
         self.0.push(format!("{field} = '{value}' ({reason})"));
     }
 
-    /// A value that does not fit the rule of this name.
+    /// Adds the error for a value that violates the rule `tag`.
     fn tagged(&mut self, field: &str, value: &str, tag: &str) {
-        // The blank before the parenthesis is Calico's.
+        // The space before the parenthesis is Calico's.
         self.field(field, value, &format!("Reason: failed to validate Field: {field} because of Tag: {tag} "));
     }
 
@@ -414,7 +414,7 @@ impl FieldErrors {
     }
 }
 
-/// True for allowed characters between two letters or digits.
+/// True if all characters are allowed, and the first and the last are letters or digits.
 fn is_label(text: &str, allowed: impl Fn(char) -> bool) -> bool {
     text.chars().all(allowed)
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -426,8 +426,8 @@ fn is_subdomain(text: &str) -> bool {
     text.split('.').all(|part| is_label(part, allowed))
 }
 
-/// The parts of an endpoint's name: node, orchestrator, container id or pod, interface. Single dashes stand between the
-/// parts; a double dash is a dash inside of a part.
+/// Splits an endpoint's name into node, orchestrator, container id or pod, and interface. The parts are separated by
+/// single dashes; a double dash stands for a dash inside a part. `None` if there are not four parts.
 pub fn split_endpoint_name(name: &str) -> Option<[String; 4]> {
     let mut parts = vec![String::new()];
     let mut chars = name.chars().peekable();
@@ -443,18 +443,19 @@ pub fn split_endpoint_name(name: &str) -> Option<[String; 4]> {
     parts.try_into().ok()
 }
 
-/// The name of the same endpoint on another node; `None` if the name has no four parts, or the node's name cannot be one.
+/// The name of an endpoint on another node, or `None` if the name does not have four parts, or the node's name cannot
+/// be one of them.
 pub fn endpoint_name_on(name: &str, node: &str) -> Option<String> {
     let [_, orchestrator, workload, endpoint] = split_endpoint_name(name)?;
     let parts = [("node", node), ("orchestrator", &orchestrator), ("workload", &workload), ("endpoint", &endpoint)];
     workload_endpoint_name(&parts).ok()
 }
 
-/// The document of a new profile that has a network's name. Containers accept each other's traffic, pods accept all.
-/// `uid` is a random UUID; the time is cut to the second.
+/// Encodes a new profile with the name of a network. Containers accept each other's traffic, and pods accept all
+/// traffic. `uid` is a random UUID, and the time is truncated to seconds.
 ///
 /// # Errors
-/// [`Malformed`] if it cannot be written, which does not happen.
+/// [`Malformed`] if the document cannot be encoded, which does not happen.
 pub fn new_profile(
     network: &str,
     orchestrator: Orchestrator,

@@ -1,5 +1,5 @@
-//! Handles: the document that records in which blocks a container has addresses, the names that follow from a container's name,
-//! and the handles that end with a node's name (those of its tunnels and of its own prefixes).
+//! Handles: the document that records the blocks of a container's addresses, the names that are derived from a
+//! container's name, and the handles that end with a node's name (those of its tunnels and of its own prefixes).
 
 use std::collections::BTreeMap;
 
@@ -10,53 +10,53 @@ use super::codec::{Document, Field, Malformed, UnknownFields, document, from_jso
 use super::prefixes::beginning_of_node_prefix;
 
 document! {
-    /// The document under a handle's key. The id is in the key alone.
+    /// The document under a handle's key. Only the key contains the id.
     ///
-    /// The counts are hints: Calico adds the requested number before it knows how many addresses it gets, so a count can be
-    /// too high. The blocks tell what is really held.
+    /// The counts are hints. Calico adds the requested number before it knows how many addresses it gets, so a count
+    /// can be too high. Only the blocks record which addresses are held.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct Handle {
-        // By the text of the network, so that an entry that is none survives.
+        // Keyed by the network's text, so that an invalid entry is kept.
         block: Field<BTreeMap<String, i64>> = "block",
         deleted: Field<bool> = "deleted",
     }
 }
 
 impl Handle {
-    /// A handle without any block, in the current form.
+    /// Creates a handle without blocks, in the current form.
     pub fn new() -> Self {
         Self { block: Field::Is(BTreeMap::new()), deleted: Field::Is(false), extra: UnknownFields::default() }
     }
 
-    /// The blocks that are named, in the order of their text. An entry that is no network is left out.
+    /// The blocks of the handle with their counts, in the order of their text. Invalid entries are skipped.
     pub fn blocks(&self) -> impl Iterator<Item = (IpNet, i64)> {
         let entries = self.block.get().into_iter().flatten();
         entries.filter_map(|(text, count)| Some((text.parse::<IpNet>().ok()?.trunc(), *count)))
     }
 
-    /// The count for one block; 0 if it is not named.
+    /// The count for a block, or 0 if the handle does not contain it.
     pub fn count(&self, block: IpNet) -> i64 {
         self.blocks().find(|(named, _)| *named == block).map_or(0, |(_, count)| count)
     }
 
-    /// Adds addresses of a block.
+    /// Increases the count of a block.
     pub fn increment(&mut self, block: IpNet, by: usize) {
         let by = i64::try_from(by).unwrap_or(i64::MAX);
-        // A negative count is damage; what is added now is certain.
+        // A negative count is damage, so it counts as 0.
         self.set(block, self.count(block).max(0).saturating_add(by));
     }
 
-    /// Subtracts addresses of a block; the entry is removed when nothing is left of it. Subtracting more than there are
-    /// is not an error, since counts are hints.
+    /// Decreases the count of a block, and removes the entry at 0. Subtracting more than the count is no error, since
+    /// counts are hints.
     pub fn decrement(&mut self, block: IpNet, by: usize) {
         let by = i64::try_from(by).unwrap_or(i64::MAX);
         self.set(block, self.count(block).saturating_sub(by));
     }
 
-    /// Sets the count for a block to what the block itself says; 0 or less removes the entry.
+    /// Sets the count of a block to the number of addresses that the block itself records. 0 or less removes the entry.
     pub fn set(&mut self, block: IpNet, count: i64) {
         let blocks = self.block.or_default();
-        // Our spelling of the network replaces that of a foreign writer.
+        // Replaces another writer's spelling of the network with ours.
         blocks.retain(|text, _| text.parse::<IpNet>().map(|net| net.trunc()) != Ok(block));
         if count > 0 {
             blocks.insert(block.to_string(), count);
@@ -64,12 +64,12 @@ impl Handle {
         self.deleted = Field::Is(self.deleted.or_zero());
     }
 
-    /// How many entries it has that are no networks.
+    /// The number of entries that are no networks.
     pub fn odd_entries(&self) -> usize {
         self.block.get().into_iter().flatten().filter(|(text, _)| text.parse::<IpNet>().is_err()).count()
     }
 
-    /// Sets all counts to what the blocks themselves say, and drops every other entry.
+    /// Sets all counts to those that the blocks themselves record, and drops all other entries.
     pub fn set_all(&mut self, counts: impl IntoIterator<Item = (IpNet, i64)>) {
         self.block.or_default().clear();
         for (block, count) in counts {
@@ -77,7 +77,7 @@ impl Handle {
         }
     }
 
-    /// True if no block is left, so that the key must be deleted. An entry that is no network names nothing.
+    /// True if the handle contains no block, so that its key must be deleted. Invalid entries do not count.
     pub fn is_empty(&self) -> bool {
         self.blocks().next().is_none()
     }
@@ -93,19 +93,19 @@ impl Document for Handle {
     }
 }
 
-/// The handle of a container on a network: `<network>.<container id>`. It can not be taken apart again, since both
-/// halves may hold dots.
+/// The handle of a container in a network: `<network>.<container id>`. It cannot be split again, because both parts may
+/// contain dots.
 pub fn handle_id(network: &str, container: &str) -> String {
     format!("{network}.{container}")
 }
 
-/// True if a stored handle is this one. Of both only the part before the first carriage return counts: an old
-/// migration stored file contents with their line end.
+/// True if a stored handle equals this one. Only the parts before the first carriage return are compared, because an
+/// old migration stored file contents with their line end.
 pub fn same_handle(stored: &str, handle: &str) -> bool {
     stored.split('\r').next() == handle.split('\r').next()
 }
 
-/// A container whose name cannot be part of a workload endpoint's name.
+/// The error for a name that cannot be part of a workload endpoint's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("error constructing WorkloadEndpoint name: error with field {field} = '{value}' ({reason})")]
 pub struct InvalidWorkload {
@@ -114,13 +114,12 @@ pub struct InvalidWorkload {
     reason: &'static str,
 }
 
-/// Calico's name of a workload's endpoint: the parts joined by `-`, each `-` inside a part doubled.
+/// Calico's name of a workload's endpoint: the parts joined by `-`, with each `-` inside a part doubled.
 ///
-/// `parts` are pairs of the field's name, as an error shows it, and its value: node, `k8s` or `cni`, pod or container
-/// id, interface.
+/// `parts` are pairs of a field's name for errors and its value: node, `k8s` or `cni`, pod or container id, interface.
 ///
 /// # Errors
-/// [`InvalidWorkload`] for the first part that is empty or that begins or ends with `-`.
+/// [`InvalidWorkload`] for the first part that is empty, or that begins or ends with `-`.
 pub fn workload_endpoint_name(parts: &[(&'static str, &str)]) -> Result<String, InvalidWorkload> {
     let mut name = Vec::with_capacity(parts.len());
     for (field, value) in parts {
@@ -139,8 +138,8 @@ pub fn workload_endpoint_name(parts: &[(&'static str, &str)]) -> Result<String, 
     Ok(name.join("-"))
 }
 
-/// The beginnings of the handles of a node's tunnel addresses in Calico; the node's name follows. It finds them by
-/// these.
+/// The prefixes of the handles of a node's tunnel addresses in Calico, which are followed by the node's name. Calico
+/// finds the addresses by these handles.
 const TUNNELS: [&str; 5] = [
     "ipip-tunnel-addr-",
     "vxlan-tunnel-addr-",
@@ -149,18 +148,17 @@ const TUNNELS: [&str; 5] = [
     "wireguard-v6-tunnel-addr-",
 ];
 
-/// True for a handle that ends with this node's name.
+/// True if the handle is one of a tunnel or of an own prefix of this node, and thus ends with its name.
 pub fn is_node_handle(handle: &str, node: &str) -> bool {
     beginning(handle, node).is_some()
 }
 
-/// The name that a handle of the node `from` has when it is the node `to`'s. `None` for a handle that does not end with the
-/// node's name.
+/// The new name of a node handle when node `from` becomes `to`, or `None` if it is no node handle of `from`.
 pub fn renamed_node_handle(handle: &str, from: &str, to: &str) -> Option<String> {
     beginning(handle, from).map(|beginning| format!("{beginning}{to}"))
 }
 
-/// The part of such a handle before the node's name.
+/// The part of a node handle before the node's name.
 fn beginning<'h>(handle: &'h str, node: &str) -> Option<&'h str> {
     let of_tunnel = handle.strip_suffix(node).filter(|kind| TUNNELS.contains(kind));
     of_tunnel.or_else(|| beginning_of_node_prefix(handle, node))

@@ -1,6 +1,6 @@
-//! Where each document is stored: Calico's etcd keys, in both directions.
+//! The keys of all documents, mainly Calico's etcd keys: building and parsing.
 //!
-//! Names are put into a key as they are. Parsing gives `None` for a key that is not of the kind, as Calico skips such
+//! Names are inserted into a key unescaped. Parsing returns `None` for a key of another kind, since Calico skips such
 //! keys in a listing.
 
 use ipnet::IpNet;
@@ -12,21 +12,18 @@ use crate::net::Family;
 const IPAM: &str = "/calico/ipam/v2/";
 const RESOURCES: &str = "/calico/resources/v3/projectcalico.org/";
 const WORKLOAD_ENDPOINTS: &str = "workloadendpoints";
-/// The segment of the keys of blocks of prefixes.
 const PREFIXES: &str = "prefixes";
 const PROFILES: &str = "profiles";
 
-/// The key under which an embedded store keeps the name of its one node.
+/// The key with the name of an embedded store's only node.
 pub const PINNED_NODE: &str = "/margay/v1/node";
-/// The prefix of the keys of the quotas and of their counters.
+/// The common prefix of the keys of the quotas and of their counters.
 pub const QUOTAS_PREFIX: &str = "/margay/v1/quota";
-/// The key of the quotas.
 const QUOTAS: &str = "/margay/v1/quotas";
 const QUOTA_USE: &str = "/margay/v1/quota-use/";
-/// The beginning of the keys of the records of workloads that keep their addresses.
 const STICKY: &str = "/margay/v1/sticky/";
 
-/// The kinds of resource that have a key of their own here: the plural in the key, and the kind in the document.
+/// The kinds of resource with typed documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResourceKind {
     /// An address pool.
@@ -38,7 +35,7 @@ pub enum ResourceKind {
 }
 
 impl ResourceKind {
-    /// The kind as the document names it.
+    /// The kind's name in documents.
     pub fn kind(self) -> &'static str {
         match self {
             Self::IpPool => "IPPool",
@@ -47,7 +44,7 @@ impl ResourceKind {
         }
     }
 
-    /// The plural as the key names it.
+    /// The plural name in keys.
     pub fn plural(self) -> &'static str {
         match self {
             Self::IpPool => "ippools",
@@ -57,13 +54,13 @@ impl ResourceKind {
     }
 }
 
-/// A network as a key holds it: `10.0.0.0-26`.
+/// The form of a network in keys: `10.0.0.0-26`.
 fn net_segment(net: IpNet) -> String {
     format!("{}-{}", net.network(), net.prefix_len())
 }
 
-/// The network of a key's last segment. `None` unless it is of the family that the key says, and written as
-/// [`net_segment`] writes it: two keys are never of the same block.
+/// Parses the network in a key's last segment. Returns `None` unless it is of the key's family and in the canonical
+/// form of [`net_segment`], so that no two keys belong to one block.
 fn parse_net(family: &str, segment: &str) -> Option<IpNet> {
     let (address, prefix) = segment.split_once('-')?;
     let address = address.parse().ok()?;
@@ -83,18 +80,18 @@ pub fn ipam_prefix() -> Key {
     IPAM.into()
 }
 
-/// The key of a block. That of a block of prefixes is no key of a block for Calico, which passes over it.
+/// The key of a block. Calico does not recognize the keys of blocks of prefixes, and skips them.
 pub fn block(cidr: IpNet) -> Key {
     let family = Family::of_net(cidr).key_segment();
     format!("{IPAM}assignment/{family}/{}/{}", kind_of_block(cidr), net_segment(cidr)).into()
 }
 
-/// The segment of a key that says what a block is of.
+/// The key segment for the kind of a block: of addresses or of prefixes.
 fn kind_of_block(cidr: IpNet) -> &'static str {
     if is_of_prefixes(cidr) { PREFIXES } else { "block" }
 }
 
-/// The block that a key is of.
+/// Parses the key of a block.
 pub fn parse_block(key: &Key) -> Option<IpNet> {
     let rest = text(key)?.strip_prefix(IPAM)?.strip_prefix("assignment/")?;
     let (family, rest) = rest.split_once('/')?;
@@ -102,7 +99,7 @@ pub fn parse_block(key: &Key) -> Option<IpNet> {
     parse_net(family, segment).filter(|cidr| kind == kind_of_block(*cidr))
 }
 
-/// The prefix of the keys of all blocks, or of those of one family.
+/// The prefix of the keys of all blocks, or of the blocks of one family.
 pub fn blocks_prefix(family: Option<Family>) -> Key {
     match family {
         None => format!("{IPAM}assignment/").into(),
@@ -120,29 +117,29 @@ pub fn blocks_of_prefixes_prefix(family: Family) -> Key {
     format!("{IPAM}assignment/{}/{PREFIXES}/", family.key_segment()).into()
 }
 
-/// The key of the record of a workload's addresses. Names are put into it as they are, slashes and all.
+/// The key of the record of a workload's addresses. The name is inserted unescaped, including slashes.
 pub fn sticky(name: &str) -> Key {
     format!("{STICKY}{name}").into()
 }
 
-/// The name of the workload that a key is the record of.
+/// Parses the key of a workload's record, and returns the workload's name.
 pub fn parse_sticky(key: &Key) -> Option<&str> {
     text(key)?.strip_prefix(STICKY)
 }
 
-/// The prefix of the keys of all such records.
+/// The prefix of the keys of all workloads' records.
 pub fn sticky_prefix() -> Key {
     STICKY.into()
 }
 
-/// The key of an owner's affinity to a block. `None` for an owner that cannot have one: no name, or a text that is
-/// neither a host nor a virtual owner.
+/// The key of an owner's affinity to a block. `None` for an owner that cannot have one: with an empty name, or neither
+/// a host nor virtual.
 pub fn affinity(owner: &Owner, cidr: IpNet) -> Option<Key> {
     let prefix = owner_segment(owner)?;
     Some(format!("{prefix}/{}/block/{}", Family::of_net(cidr).key_segment(), net_segment(cidr)).into())
 }
 
-/// The owner and the block that an affinity's key is of.
+/// Parses the key of an affinity.
 pub fn parse_affinity(key: &Key) -> Option<(Owner, IpNet)> {
     let mut parts = text(key)?.strip_prefix(IPAM)?.split('/');
     let (kind, name, family) = (parts.next()?, parts.next()?, parts.next()?);
@@ -158,7 +155,7 @@ pub fn parse_affinity(key: &Key) -> Option<(Owner, IpNet)> {
     parts.next().is_none().then_some((owner, cidr))
 }
 
-/// The prefix of the keys of one owner's affinities, or of those of one family. `None` as for [`affinity`].
+/// The prefix of the keys of an owner's affinities, in one family or in both. `None` as in [`affinity`].
 pub fn affinities_prefix(owner: &Owner, family: Option<Family>) -> Option<Key> {
     let prefix = owner_segment(owner)?;
     Some(match family {
@@ -177,7 +174,7 @@ pub fn virtual_affinities_prefix() -> Key {
     format!("{IPAM}virtual/").into()
 }
 
-/// The key that old versions kept for a host; only the removal of a host reads it.
+/// The key that old versions kept for a host. It is only read to remove a host.
 pub fn legacy_host(name: &str) -> Key {
     format!("{IPAM}host/{name}").into()
 }
@@ -196,44 +193,44 @@ pub fn handle(id: &str) -> Key {
     format!("{IPAM}handle/{id}").into()
 }
 
-/// The handle id that a key is of.
+/// Parses the key of a handle, and returns the handle's id.
 pub fn parse_handle(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("handle/")?)
 }
 
-/// The prefix of the keys of all resources of a foreign kind, by the plural in the key.
+/// The prefix of the keys of all resources of another kind, given by its plural name in keys.
 pub fn other_resources_prefix(plural: &str) -> Key {
     format!("{RESOURCES}{plural}/").into()
 }
 
-/// The key of the IPAM configuration.
+/// The key of the settings of the allocator.
 pub fn config() -> Key {
     format!("{IPAM}config").into()
 }
 
-/// The host that a key of old versions is of, see [`legacy_host`].
+/// Parses a key of [`legacy_host`], and returns the host's name.
 pub fn parse_legacy_host(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("host/")?)
 }
 
-/// The key under which Calico keeps what it knows of the cluster as a whole.
+/// The key of Calico's document about the whole cluster.
 pub fn cluster_information() -> Key {
     format!("{RESOURCES}clusterinformations/default").into()
 }
 
-/// The key of a workload's endpoint. From the beginning of a name, the prefix of the keys of all such names.
+/// The key of a workload endpoint. With the beginning of a name, the prefix of the keys of all such names.
 pub fn workload_endpoint(namespace: &str, name: &str) -> Key {
     format!("{RESOURCES}{WORKLOAD_ENDPOINTS}/{namespace}/{name}").into()
 }
 
-/// The namespace and the name of the workload's endpoint that a key is of.
+/// Parses the key of a workload endpoint, and returns namespace and name.
 pub fn parse_workload_endpoint(key: &Key) -> Option<(&str, &str)> {
     let rest = text(key)?.strip_prefix(RESOURCES)?.strip_prefix(WORKLOAD_ENDPOINTS)?.strip_prefix('/')?;
     let (namespace, name) = rest.split_once('/')?;
     Some((one_segment(namespace)?, one_segment(name)?))
 }
 
-/// The common prefix of the keys of all workloads' endpoints.
+/// The prefix of the keys of all workload endpoints.
 pub fn workload_endpoints_prefix() -> Key {
     format!("{RESOURCES}{WORKLOAD_ENDPOINTS}/").into()
 }
@@ -243,12 +240,12 @@ pub fn profile(name: &str) -> Key {
     format!("{RESOURCES}{PROFILES}/{name}").into()
 }
 
-/// The name of the profile that a key is of.
+/// Parses the key of a profile, and returns the profile's name.
 pub fn parse_profile(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(RESOURCES)?.strip_prefix(PROFILES)?.strip_prefix('/')?)
 }
 
-/// The common prefix of the keys of all profiles.
+/// The prefix of the keys of all profiles.
 pub fn profiles_prefix() -> Key {
     format!("{RESOURCES}{PROFILES}/").into()
 }
@@ -258,7 +255,7 @@ pub fn resource(kind: ResourceKind, name: &str) -> Key {
     format!("{RESOURCES}{}/{name}", kind.plural()).into()
 }
 
-/// The name of the resource that a key is of. `None` unless it is of that kind.
+/// Parses the key of a resource of this kind, and returns the resource's name.
 pub fn parse_resource(kind: ResourceKind, key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(RESOURCES)?.strip_prefix(kind.plural())?.strip_prefix('/')?)
 }
@@ -273,8 +270,7 @@ pub fn quotas() -> Key {
     QUOTAS.into()
 }
 
-/// The key of a subject's counter. Of the name, each byte that is no letter, no digit and none of `-_.` is written in
-/// hexadecimal, as in a URL.
+/// The key of a subject's counter. Bytes of the name other than ASCII letters, digits and `-_.` are percent-encoded.
 pub fn quota_use(kind: QuotaKind, name: &str) -> Key {
     let mut key = format!("{QUOTA_USE}{}/", kind.as_str());
     for byte in name.bytes() {
@@ -287,7 +283,7 @@ pub fn quota_use(kind: QuotaKind, name: &str) -> Key {
     key.into()
 }
 
-/// The subject of the counter that a key is of.
+/// Parses the key of a counter.
 pub fn parse_quota_use(key: &Key) -> Option<QuotaSubject> {
     let (kind, encoded) = text(key)?.strip_prefix(QUOTA_USE)?.split_once('/')?;
     let kind = QuotaKind::ALL.into_iter().find(|one| one.as_str() == kind)?;

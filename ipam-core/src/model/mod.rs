@@ -1,7 +1,7 @@
-//! The stored documents, exactly as Calico writes them: their keys, their JSON, and what may be done to each.
+//! The stored documents, exactly as Calico writes them: their keys, their JSON, and the operations on each.
 //!
-//! A document that was read and not changed is written back equal, down to `null` against absent and to fields that
-//! this version does not know. Documents of earlier versions of Calico are read, too; a document that is changed is
+//! A document that was read and not changed is written back identically, including unknown fields and the difference
+//! between `null` and an absent field. Documents of earlier versions of Calico are read, too. A changed document is
 //! written in the current form.
 
 mod attribute;

@@ -1,9 +1,9 @@
-//! Where the keys of blocks are that overlap with a network, in ranges of keys.
+//! Key ranges that contain the keys of all blocks that overlap with a network.
 //!
-//! Two blocks overlap if one contains the other. A key has its block's first address as text, so a larger block is at
-//! one of few texts, and the smaller ones are spread over texts that do not sort by address: `10.0.0.13-26` comes
-//! between `10.0.0.128-26` and `10.0.0.140-26`. A [`Cover`] is therefore given twice: in a few ranges that have other
-//! blocks' keys as well, and, for a network of at most 64 addresses or prefixes, exactly.
+//! Two blocks overlap if one contains the other. A key contains its block's first address as text. So a larger block
+//! has one of a few texts, while the smaller ones have texts that do not sort by address: `10.0.0.13-26` sorts between
+//! `10.0.0.128-26` and `10.0.0.140-26`. A [`Cover`] therefore has two forms: a few ranges that also contain the keys of
+//! other blocks, and, for a network of at most 64 addresses or prefixes, exact ranges.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -15,32 +15,33 @@ use super::is_of_prefixes;
 use super::keys::{blocks_of_addresses_prefix, blocks_of_prefixes_prefix};
 use crate::net::Family;
 
-/// Up to this many numbers of the last part of an address get a range each, in a coarse cover.
+/// Maximum number of values of an address's last part that get a range each in a coarse cover.
 const MAX_SINGLE_ADDRESSES: u32 = 2;
-/// Up to this many numbers of an inner part of an address get a range each, in a coarse cover.
+/// Maximum number of values of an address's inner part that get a range each in a coarse cover.
 const MAX_SINGLE_PARTS: u32 = 16;
-/// Up to this many numbers get a range each in an exact cover.
+/// Maximum number of values that get a range each in an exact cover.
 const MAX_EXACT_RANGES: u32 = 64;
 
-/// Ranges that have the keys of all blocks of one kind that overlap with a network in one way.
+/// Key ranges of all blocks of one kind that overlap with a network in one way: inside or around it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cover {
-    /// Few ranges, which may have keys of other blocks.
+    /// A few ranges, which may contain the keys of other blocks.
     pub coarse: Vec<Range>,
-    /// Ranges without keys of other blocks, if there are not too many of them.
+    /// Ranges without the keys of other blocks, unless there would be too many.
     pub exact: Option<Vec<Range>>,
 }
 
-/// Which ranges to compute. The exact ones are up to 64 per cover, and only a block with thousands of blocks around needs them.
+/// Which ranges to compute. A cover has up to 64 exact ranges, and only a block with thousands of blocks around it
+/// needs them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
-    /// The few ranges.
+    /// Only the few coarse ranges.
     Coarse,
-    /// Those without keys of other blocks as well.
+    /// The exact ranges as well.
     Exact,
 }
 
-/// The ranges with the keys of all blocks that overlap with a block, its own key among them.
+/// The covers of all blocks that overlap with a block, including its own key.
 pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     let family = Family::of_net(block);
     let mut covers = Vec::new();
@@ -53,7 +54,7 @@ pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     } else {
         covers.extend(covers_of_addresses(block, precision));
         let largest = *family.block_sizes().start();
-        // Only a larger block is of prefixes. Mostly there are none of them.
+        // Only a larger block can be one of prefixes, and mostly there is none.
         let prefixes = blocks_of_prefixes_prefix(family);
         let exact = around(&prefixes, block, 0..largest);
         covers.push(Cover { coarse: vec![Range::Prefix(prefixes)], exact: Some(exact) });
@@ -61,17 +62,17 @@ pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     covers
 }
 
-/// Few ranges with the keys of all blocks that overlap with one of several blocks.
+/// A few ranges that contain the keys of all blocks that overlap with any of these blocks.
 pub fn ranges_around(blocks: &[IpNet]) -> Vec<Range> {
     merged(blocks.iter().flat_map(|block| covers_of_overlaps(*block, Precision::Coarse)).flat_map(|cover| cover.coarse))
 }
 
-/// Fewer ranges with all keys of these: one for each group of addresses that differ in their last part only.
+/// Merges ranges that differ only in the last part of their addresses. The result may contain other keys.
 fn merged(ranges: impl Iterator<Item = Range>) -> Vec<Range> {
     let mut by_parent: BTreeMap<Key, (Key, Option<Key>)> = BTreeMap::new();
     for range in ranges.collect::<BTreeSet<_>>() {
         let (from, to) = range.bounds();
-        // Addresses that differ in their last part only.
+        // The key up to the last part of the address.
         let end = from.as_bytes().iter().rposition(|byte| matches!(byte, b'.' | b':' | b'/')).map_or(0, |end| end + 1);
         let parent = Key::from(&from.as_bytes()[..end]);
         let span = by_parent.entry(parent).or_insert_with(|| (from.clone(), to.clone()));
@@ -81,24 +82,25 @@ fn merged(ranges: impl Iterator<Item = Range>) -> Vec<Range> {
     spans.map(|(from, to)| to.map_or(Range::From(from.clone()), |to| Range::FromTo(from, to))).collect()
 }
 
-/// Few ranges with the keys of the blocks of addresses that overlap with a block of addresses, its own key among them.
+/// A few ranges that contain the keys of all blocks of addresses that overlap with a block of addresses, including its
+/// own key.
 pub fn overlaps_of_addresses(block: IpNet) -> Vec<Range> {
     merged(covers_of_addresses(block, Precision::Coarse).into_iter().flat_map(|cover| cover.coarse))
 }
 
-/// The covers of the blocks of addresses that lie in a block of addresses, and of those that contain it.
+/// The covers of the blocks of addresses inside a block of addresses, and of those around it.
 fn covers_of_addresses(block: IpNet, precision: Precision) -> [Cover; 2] {
     let family = Family::of_net(block);
     let blocks = blocks_of_addresses_prefix(family);
     let inside = inside(&blocks, block, precision);
     let mut around = around(&blocks, block, *family.block_sizes().start()..block.prefix_len());
-    // The keys at the block's first address are among those inside.
+    // The cover of the blocks inside already contains the keys at the block's first address.
     let first = single(&blocks, &block.network().to_string(), '-');
     around.retain(|range| *range != first);
     [inside, Cover { coarse: around.clone(), exact: Some(around) }]
 }
 
-/// The keys of the blocks of some lengths that contain a block.
+/// The key ranges of blocks of these lengths that contain a block.
 fn around(prefix: &Key, block: IpNet, lengths: std::ops::Range<u8>) -> Vec<Range> {
     let family = Family::of_net(block);
     let bases: BTreeSet<IpAddr> =
@@ -106,7 +108,7 @@ fn around(prefix: &Key, block: IpNet, lengths: std::ops::Range<u8>) -> Vec<Range
     bases.into_iter().map(|base| single(prefix, &base.to_string(), '-')).collect()
 }
 
-/// The keys of the blocks that begin at an address of the network.
+/// The cover of the blocks that begin at an address of the network.
 fn inside(prefix: &Key, block: IpNet, precision: Precision) -> Cover {
     match block.network() {
         IpAddr::V4(first) => {
@@ -129,7 +131,7 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
     let place = usize::from(place);
     let mut numbers = Numbers::of(groups[place].into(), end, length, 16);
     let (end, mut heads) = (if place == 7 { '-' } else { ':' }, Vec::new());
-    // The address with a zero in its place may be written in another way than the others.
+    // IPv6 text may write the address with a zero in this place differently from the others.
     let mut zero = Vec::new();
     if numbers.low == 0 {
         let trailing = groups[..place].iter().rev().take_while(|group| **group == 0).count();
@@ -145,7 +147,7 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
         other[7] = 1;
         heads.extend(Ipv6Addr::from(other).to_string().strip_suffix('1').map(str::to_owned));
     } else {
-        // Zeros among the first groups are left out, unless there are more of them later.
+        // Runs of zeros in the first groups are compressed, unless a longer run follows.
         heads.push(groups[..place].iter().map(|group| format!("{group:x}:")).collect());
         for (from, to) in runs_of_zeros(&groups[..place]) {
             let rest: String = groups[to..place].iter().map(|group| format!("{group:x}:")).collect();
@@ -160,17 +162,17 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
     cover
 }
 
-/// The numbers that one part of an address has, in a network.
+/// The values that one part of an address has in a network.
 struct Numbers {
     low: u32,
     high: u32,
-    /// The greatest number that the part can have.
+    /// The greatest value that the part can have.
     most: u32,
     base: u32,
 }
 
 impl Numbers {
-    /// The numbers of the part that ends at bit `end`, which begins with the number `low` in a network of this length.
+    /// The values of the part that ends at bit `end`, in a network of this length where the part begins at `low`.
     fn of(low: u32, end: u32, length: u8, base: u32) -> Self {
         let bits = end.saturating_sub(u32::from(length));
         let most = if base == 10 { 0xff } else { 0xffff };
@@ -201,7 +203,7 @@ impl Numbers {
         Cover { coarse, exact: (precision == Precision::Exact && count <= MAX_EXACT_RANGES).then(each) }
     }
 
-    /// The numbers by how many digits they have: those with equally many sort by their texts.
+    /// The values grouped by number of digits, because texts of equal length sort by value.
     fn spans(&self) -> Vec<(u32, u32)> {
         let (mut spans, mut first) = (Vec::new(), 0);
         let mut next = self.base;
@@ -216,7 +218,7 @@ impl Numbers {
     }
 }
 
-/// The runs of at least two zeros, each from a group to before another one.
+/// The runs of at least two zeros, as start and end indices (exclusive).
 fn runs_of_zeros(groups: &[u16]) -> Vec<(usize, usize)> {
     let (mut runs, mut from) = (Vec::new(), 0);
     for to in 0..=groups.len() {
@@ -240,12 +242,12 @@ fn key(prefix: &Key, text: &str) -> Key {
     bytes.into()
 }
 
-/// The keys that go on after the prefix with a text and an end.
+/// The keys that continue the prefix with this text and `end`.
 fn single(prefix: &Key, text: &str, end: char) -> Range {
     Range::Prefix(key(prefix, &format!("{text}{end}")))
 }
 
-/// The keys from one text up to another, the latter with whatever comes after its end.
+/// The keys from one text to another, including those that continue the second text.
 fn span(prefix: &Key, head: &str, low: &str, high: &str, end: char) -> Range {
     let last = Range::Prefix(key(prefix, &format!("{head}{high}{end}")));
     let first = key(prefix, &format!("{head}{low}{end}"));
@@ -263,7 +265,7 @@ mod tests {
     use crate::model::keys;
     use crate::net::overlap;
 
-    /// Networks near each other, on addresses with and without runs of zeros.
+    /// Pairs of nearby networks, with and without runs of zeros.
     fn nets() -> impl Strategy<Value = (IpNet, IpNet)> {
         let v4 = (any::<u16>(), any::<u16>(), 0_u8..=32, 0_u8..=32, 0_u32..4096).prop_map(|(low, high, a, b, off)| {
             let first = (u32::from(high) << 16) | u32::from(low);

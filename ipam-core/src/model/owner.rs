@@ -1,4 +1,5 @@
-//! The owner of a block, and the affinity: the document under which an owner claims a block, with the state of that claim.
+//! The owner of a block, and the affinity: the document that records an owner's claim to a block, and the state of the
+//! claim.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -8,44 +9,44 @@ use kv::{Key, Value};
 
 use super::codec::{Document, Field, Malformed, UnknownFields, document, from_json, to_json};
 
-/// The owner of a block, as the block names it: `host:node1`, `virtual:load-balancer`.
+/// The owner of a block, as stored in the block: `host:node1`, `virtual:load-balancer`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
-    /// A node, by its name.
+    /// A node, by name.
     Host(String),
-    /// Not a node: a load balancer, for one.
+    /// An owner that is no node, for example a load balancer.
     Virtual(String),
-    /// A text of neither form. No owner matches it, so addresses of such a block are only borrowed.
+    /// A text of neither form. It matches no owner, so addresses of the block can only be borrowed.
     Other(String),
 }
 
-/// The name of the virtual owner from whose blocks Calico assigns addresses to services.
+/// The virtual owner of the blocks from which Calico assigns addresses to services.
 const LOAD_BALANCER: &str = "load-balancer";
 
-/// The beginning of the name of the virtual owner of a node's secondary networks; the node's name follows. Calico's node
-/// names have letters, digits, `.`, `_` and `-`, so no node and no other virtual owner of Calico's has such a name. Calico
-/// reads the name of an owner up to the next `/` in a key, and up to the end in a block.
+/// The prefix of the name of the virtual owner of a node's secondary networks, which is followed by the node's name.
+/// Calico's node names consist of letters, digits, `.`, `_` and `-`, so no node and no virtual owner of Calico's has
+/// such a name. Calico reads an owner's name up to the next `/` in a key, and up to the end in a block.
 const SECONDARY: &str = "secondary@";
 
 impl Owner {
-    /// A node.
+    /// Creates a node as owner.
     pub fn host(name: impl Into<String>) -> Self {
         Self::Host(name.into())
     }
 
-    /// The virtual owner from whose blocks Calico assigns addresses to services of the type LoadBalancer.
+    /// The virtual owner of the blocks from which Calico assigns addresses to services of type LoadBalancer.
     pub fn load_balancer() -> Self {
         Self::Virtual(LOAD_BALANCER.to_owned())
     }
 
-    /// The virtual owner of the blocks from which a node assigns addresses to secondary networks, where Calico reads
-    /// the same store: Calico's routing acts on the blocks of nodes, and passes over this one's.
+    /// The virtual owner of the blocks for a node's secondary networks, in a store that Calico also reads. Calico's
+    /// routing acts on the blocks of nodes, and ignores those of virtual owners.
     pub fn secondary(node: &str) -> Self {
         Self::Virtual(format!("{SECONDARY}{node}"))
     }
 
-    /// The node to which the blocks of this owner belong: the node itself, or the one of whose secondary networks it is the
-    /// owner. `None` for other virtual owners.
+    /// The node to which the blocks of this owner belong: the node itself, or the node of these secondary networks.
+    /// `None` for other virtual owners.
     pub fn node(&self) -> Option<&str> {
         match self {
             Self::Host(name) => Some(name),
@@ -54,7 +55,7 @@ impl Owner {
         }
     }
 
-    /// The same owner of another node, if it is one of the node `from`'s.
+    /// Returns the corresponding owner of node `to`, if this is an owner of node `from`.
     pub fn renamed(&self, from: &str, to: &str) -> Option<Self> {
         let place = Self::all_of(from).iter().position(|owner| owner == self)?;
         Self::all_of(to).into_iter().nth(place)
@@ -94,16 +95,16 @@ impl FromStr for Owner {
     }
 }
 
-/// How far a claim has come.
+/// The state of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AffinityState {
-    /// The block is the owner's. The empty state and the empty value of old versions count as this.
+    /// The owner has the block. An empty state and the empty value of old versions also mean this.
     Confirmed,
-    /// The owner is about to claim the block; another may be quicker.
+    /// The owner is about to claim the block. Another owner may be faster.
     Pending,
     /// The owner is about to release the block.
     PendingDeletion,
-    /// A state that this version does not know. Treat it as not confirmed.
+    /// An unknown state. Treat it as not confirmed.
     Unknown,
 }
 
@@ -117,14 +118,14 @@ document! {
 }
 
 impl Affinity {
-    /// A new affinity in this state.
+    /// Creates an affinity in this state.
     pub fn new(state: AffinityState) -> Self {
         let mut new = Self { state: Field::Absent, deleted: Field::Absent, extra: UnknownFields::default() };
         new.set_state(state);
         new
     }
 
-    /// The state.
+    /// The state of the claim.
     pub fn state(&self) -> AffinityState {
         match self.state.get().map(String::as_str) {
             None | Some("" | "confirmed") => AffinityState::Confirmed,
@@ -134,7 +135,7 @@ impl Affinity {
         }
     }
 
-    /// Changes the state, and brings the document to the current form. [`AffinityState::Unknown`] changes no state.
+    /// Sets the state, and updates the document to the current form. [`AffinityState::Unknown`] changes nothing.
     pub fn set_state(&mut self, state: AffinityState) {
         let text = match state {
             AffinityState::Confirmed => "confirmed",
@@ -149,7 +150,7 @@ impl Affinity {
 
 impl Document for Affinity {
     fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
-        // The first versions stored no value at all.
+        // The first versions stored an empty value.
         if value.is_empty() { from_json(key, b"{}") } else { from_json(key, value) }
     }
 

@@ -1,4 +1,4 @@
-//! An address pool: a network that is cut into blocks, and its permitted users.
+//! Address pools: networks that are divided into blocks, with rules for their use.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,22 +19,22 @@ use super::resource::{Labels, Resource};
 use crate::net::{Count, Family};
 use crate::selector::{Selector, SelectorError};
 
-/// The annotation of a pool that a network's configuration has defined by its subnet: the network's name.
+/// The annotation of a pool that a network's configuration defines by its subnet. Its value is the network's name.
 pub const NETWORK_ANNOTATION: &str = "margay.io/network";
 
-/// The use for which an address is wanted.
+/// The purpose of an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PoolUse {
-    /// A container.
+    /// For a container.
     Workload,
-    /// A tunnel of a node.
+    /// For a tunnel of a node.
     Tunnel,
-    /// A load balancer. A pool with this use has no other.
+    /// For a load balancer. A pool with this use has no other.
     LoadBalancer,
 }
 
 impl PoolUse {
-    /// The name in a pool.
+    /// The name of the use in pools.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Workload => "Workload",
@@ -50,17 +50,17 @@ impl fmt::Display for PoolUse {
     }
 }
 
-/// The callers that may choose a pool.
+/// Which requests may use a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AssignmentMode {
-    /// The allocator, where its selectors match.
+    /// Requests that name the pool, and all others if its selectors match.
     Automatic,
-    /// Only a request that names it.
+    /// Only requests that name the pool.
     Manual,
 }
 
 impl AssignmentMode {
-    /// The name in a pool.
+    /// The name of the mode in pools.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Automatic => "Automatic",
@@ -69,30 +69,30 @@ impl AssignmentMode {
     }
 }
 
-/// A pool to be made. Check it with [`super::check_new_pool`].
+/// The definition of a new pool. Check it with [`super::check_new_pool`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NewPool {
-    /// The name.
+    /// The name of the pool.
     pub name: String,
-    /// The network.
+    /// The network of the pool.
     pub cidr: IpNet,
-    /// The prefix length of its blocks.
+    /// The prefix length of the pool's blocks.
     pub block_size: u8,
-    /// For a pool of prefixes their length; `None` for a pool of addresses.
+    /// The length of the prefixes in a pool of prefixes; `None` for a pool of addresses.
     pub prefix_length: Option<u8>,
-    /// Which nodes it is for; `all()` for all.
+    /// The selector of nodes; `all()` for all.
     pub node_selector: String,
-    /// Which namespaces it is for; empty for all.
+    /// The selector of namespaces; empty for all.
     pub namespace_selector: String,
-    /// The permitted uses of its addresses.
+    /// The allowed uses of the pool's addresses.
     pub allowed_uses: Vec<PoolUse>,
-    /// The callers that may choose it.
+    /// Which requests may use the pool.
     pub assignment_mode: AssignmentMode,
 }
 
 impl NewPool {
-    /// A pool for all nodes, with blocks of the usual size.
+    /// Creates the definition of a pool for all nodes, with blocks of the default size.
     pub fn new(name: impl Into<String>, cidr: IpNet) -> Self {
         Self {
             name: name.into(),
@@ -113,7 +113,7 @@ impl NewPool {
         self
     }
 
-    /// Makes it a pool of prefixes of this length. Only networks that name it get some.
+    /// Makes this a pool of prefixes of this length. Only requests that name it may use it.
     #[must_use]
     pub fn with_prefix_length(mut self, length: u8) -> Self {
         self.prefix_length = Some(length);
@@ -121,15 +121,15 @@ impl NewPool {
         self
     }
 
-    /// Sets which nodes it is for.
+    /// Sets the selector of nodes.
     #[must_use]
     pub fn with_node_selector(mut self, selector: impl Into<String>) -> Self {
         self.node_selector = selector.into();
         self
     }
 
-    /// Sets which namespaces it is for. Its addresses are not for tunnels then, which are in no namespace: Calico refuses a
-    /// pool for both.
+    /// Sets the selector of namespaces. Also removes the use for tunnels, which are in no namespace, because Calico
+    /// refuses a pool with both.
     #[must_use]
     pub fn with_namespace_selector(mut self, selector: impl Into<String>) -> Self {
         self.namespace_selector = selector.into();
@@ -139,14 +139,14 @@ impl NewPool {
         self
     }
 
-    /// Sets the permitted uses of its addresses.
+    /// Sets the allowed uses of the pool's addresses.
     #[must_use]
     pub fn with_allowed_uses(mut self, uses: impl Into<Vec<PoolUse>>) -> Self {
         self.allowed_uses = uses.into();
         self
     }
 
-    /// Sets the callers that may choose it.
+    /// Sets which requests may use the pool.
     #[must_use]
     pub fn with_assignment_mode(mut self, mode: AssignmentMode) -> Self {
         self.assignment_mode = mode;
@@ -164,10 +164,10 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// The document of a new pool. `uid` is a random UUID.
+    /// Creates the document of a new pool. `uid` is a random UUID.
     ///
     /// # Errors
-    /// [`Malformed`] if the network or the block size is impossible, which [`super::check_new_pool`] reports better.
+    /// [`Malformed`] if the network or the block size is impossible. [`super::check_new_pool`] reports this better.
     pub fn new(new: &NewPool, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = Resource::new(ResourceKind::IpPool, &new.name, uid, now);
         let spec = NewPool { cidr: new.cidr.trunc(), ..new.clone() }.spec();
@@ -178,10 +178,11 @@ impl Pool {
         Self::read(&keys::resource(ResourceKind::IpPool, &new.name), resource)
     }
 
-    /// A part of this pool as a pool of its own, with all else as it is here. It is no network's any more.
+    /// Returns a part of this pool as a pool of its own, with all other properties unchanged. It does not belong to a
+    /// network's configuration any more.
     ///
     /// # Errors
-    /// None for a network inside this one.
+    /// None for a network inside this pool.
     pub fn part(&self, name: &str, cidr: IpNet, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = self.resource.reborn(name, uid, now);
         resource.set_spec(CIDR, Some(cidr.to_string().into()));
@@ -213,42 +214,42 @@ impl Pool {
         Ok(pool)
     }
 
-    /// The name.
+    /// The name of the pool.
     pub fn name(&self) -> &str {
         self.resource.name()
     }
 
-    /// The network.
+    /// The network of the pool.
     pub fn cidr(&self) -> IpNet {
         self.cidr
     }
 
-    /// The family of its addresses.
+    /// The family of the pool's addresses.
     pub fn family(&self) -> Family {
         Family::of_net(self.cidr)
     }
 
-    /// The prefix length of its blocks.
+    /// The prefix length of the pool's blocks.
     pub fn block_size(&self) -> u8 {
         self.block_size
     }
 
-    /// For a pool of prefixes their length; `None` for a pool of addresses.
+    /// The length of the prefixes in a pool of prefixes; `None` for a pool of addresses.
     pub fn prefix_length(&self) -> Option<u8> {
         self.prefix_length
     }
 
-    /// The length of what is assigned: that of its prefixes, or of a single address.
+    /// The prefix length of one assignment: that of the pool's prefixes, or of a single address.
     pub fn length(&self) -> u8 {
         self.prefix_length.unwrap_or(self.family().bits())
     }
 
-    /// How many addresses it has, or prefixes.
+    /// The number of addresses or prefixes in the pool.
     pub fn capacity(&self) -> Count {
         Count::of_parts(self.cidr, self.length())
     }
 
-    /// The prefix of the pool that has an address, or the address itself.
+    /// The prefix of the pool that contains an address; in a pool of addresses, the address.
     pub fn unit_of(&self, ip: IpAddr) -> IpNet {
         self.family().network(ip, self.length()).unwrap_or_else(|| ip.into())
     }
@@ -258,33 +259,33 @@ impl Pool {
         &self.resource
     }
 
-    /// The whole resource, for its labels and annotations.
+    /// The whole resource, to change its labels and annotations.
     pub fn resource_mut(&mut self) -> &mut Resource {
         &mut self.resource
     }
 
-    /// True if the operator has switched it off.
+    /// True if an operator has disabled the pool.
     pub fn is_disabled(&self) -> bool {
         self.resource.switch(DISABLED)
     }
 
-    /// True if the traffic of its containers to the outside leaves under their host's address. That holds for a
-    /// disabled pool, too: its addresses stay in use.
+    /// True if traffic of the pool's containers to the outside uses their host's address. This also applies to a
+    /// disabled pool, whose addresses stay in use.
     pub fn is_nat_outgoing(&self) -> bool {
         self.resource.switch(NAT_OUTGOING)
     }
 
-    /// Disables it: no more addresses are assigned from it.
+    /// Disables the pool, so that no more addresses are assigned from it.
     pub fn disable(&mut self) {
         self.resource.set_spec(DISABLED, Some(true.into()));
     }
 
-    /// Enables it again.
+    /// Enables the pool again.
     pub fn enable(&mut self) {
         self.resource.set_spec(DISABLED, None);
     }
 
-    /// True if addresses may be assigned from it at all: it is neither disabled, nor being deleted, nor marked as not
+    /// True if addresses may be assigned from the pool: it is neither disabled, nor being deleted, nor marked as not
     /// allocatable.
     pub fn is_enabled(&self) -> bool {
         !self.is_disabled() && !self.resource.is_being_deleted() && self.is_allocatable()
@@ -298,7 +299,7 @@ impl Pool {
             .any(|condition| condition["type"] == "Allocatable" && condition["status"] == "False")
     }
 
-    /// The callers that may choose it. A mode that this version does not know counts as manual.
+    /// Which requests may use the pool. An unknown mode counts as manual.
     pub fn assignment_mode(&self) -> AssignmentMode {
         match self.resource.text(ASSIGNMENT_MODE) {
             "" | "Automatic" => AssignmentMode::Automatic,
@@ -306,39 +307,39 @@ impl Pool {
         }
     }
 
-    /// The permitted uses of its addresses, as stored; containers and tunnels by default.
+    /// The stored uses that the pool allows; by default containers and tunnels.
     pub fn allowed_uses(&self) -> Vec<&str> {
         let uses: Vec<&str> = self.resource.texts(ALLOWED_USES).collect();
         if uses.is_empty() { vec![PoolUse::Workload.as_str(), PoolUse::Tunnel.as_str()] } else { uses }
     }
 
-    /// True if its addresses may be used for this.
+    /// True if the pool allows this use.
     pub fn allows(&self, wanted: PoolUse) -> bool {
         self.allowed_uses().contains(&wanted.as_str())
     }
 
-    /// Which nodes it is for, as stored; empty for all.
+    /// The stored selector of nodes; empty for all.
     pub fn node_selector(&self) -> &str {
         self.resource.text(NODE_SELECTOR)
     }
 
-    /// Which namespaces it is for, as stored; empty for all.
+    /// The stored selector of namespaces; empty for all.
     pub fn namespace_selector(&self) -> &str {
         self.resource.text(NAMESPACE_SELECTOR)
     }
 
-    /// True if it is for a node with these labels.
+    /// True if the pool is for a node with these labels.
     ///
     /// # Errors
-    /// [`SelectorError`] if its node selector cannot be read.
+    /// [`SelectorError`] if the node selector cannot be parsed.
     pub fn selects_node(&self, labels: &Labels) -> Result<bool, SelectorError> {
         Ok(self.node_selector().parse::<Selector>()?.matches(labels))
     }
 
-    /// True if it is for a namespace with these labels.
+    /// True if the pool is for a namespace with these labels.
     ///
     /// # Errors
-    /// [`SelectorError`] if its namespace selector cannot be read.
+    /// [`SelectorError`] if the namespace selector cannot be parsed.
     pub fn selects_namespace(&self, labels: &Labels) -> Result<bool, SelectorError> {
         Ok(self.namespace_selector().parse::<Selector>()?.matches(labels))
     }

@@ -1,4 +1,4 @@
-//! A pool's spec as a user wrote it: its meaning, its stored form, and Calico's rules for a new or changed pool.
+//! Reads the spec of a pool as a user writes it, and checks new and changed pools against Calico's rules.
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde_json::{Map, Value};
@@ -12,7 +12,7 @@ use crate::net::{Family, overlap};
 use crate::selector::Selector;
 
 spec_fields! {
-    /// The fields that a spec can have.
+    /// The fields of a pool's spec.
     pub const POOL_FIELDS:
     CIDR = "cidr" as "IPPool.CIDR";
     VXLAN_MODE = "vxlanMode" as "IPPool.VXLANMode" of ["Never", "Always", "CrossSubnet"];
@@ -27,13 +27,13 @@ spec_fields! {
     ASSIGNMENT_MODE = "assignmentMode" as "IPPool.AssignmentMode" of ["Automatic", "Manual"];
 }
 
-/// Reads a spec, and returns the pool that it describes and the spec as it is stored: with the defaults, and without
-/// fields that are off. `prefix_length` is the annotation [`super::PREFIX_LENGTH_ANNOTATION`]. Without it the pool has
-/// that of the stored pool, and a spec without a block size has its block size, or else the default.
+/// Reads a spec, and returns the pool that it defines and the spec to store, with defaults and without fields that are
+/// off. `prefix_length` is the annotation [`super::PREFIX_LENGTH_ANNOTATION`]. Without it, the stored pool's prefix
+/// length applies. A spec without a block size gets the stored pool's block size, or else the default.
 ///
 /// # Errors
-/// [`InvalidPool`] for a field that is of another type or has a value that it cannot have, and for tunnels that do not
-/// go together, or not with a load balancer. The other rules are those of [`check_new_pool`].
+/// [`InvalidPool`] for a field of another type or with an invalid value, and for tunnel modes that exclude each other
+/// or a load balancer. [`check_new_pool`] checks the other rules.
 pub fn read_pool_spec(
     name: &str,
     written: &JsonObject,
@@ -75,7 +75,7 @@ pub fn read_pool_spec(
 }
 
 impl NewPool {
-    /// The spec as it is stored, without tunnels.
+    /// The spec to store, without tunnels.
     pub fn spec(&self) -> JsonObject {
         let uses: Vec<&str> = self.allowed_uses.iter().map(|used| used.as_str()).collect();
         let mut spec = JsonObject::from_iter([
@@ -125,7 +125,7 @@ fn check_load_balancer(written: &JsonObject, ipip: &str, vxlan: &str) -> Result<
     Ok(())
 }
 
-/// The block size of a spec; 0 counts as none.
+/// The block size of a spec. 0 counts as unset.
 fn size(written: &JsonObject, family: Family) -> Result<Option<u8>, InvalidPool> {
     let Some(value) = BLOCK_SIZE.get(written) else { return Ok(None) };
     match value.as_u64().map(u8::try_from) {
@@ -151,7 +151,7 @@ fn uses(written: &JsonObject) -> Result<Vec<PoolUse>, InvalidPool> {
     listed.iter().map(known).collect()
 }
 
-/// The default prefix length of blocks: 64 addresses.
+/// The default prefix length of blocks, for 64 addresses.
 pub fn default_block_size(family: Family) -> u8 {
     match family {
         Family::V4 => 26,
@@ -159,18 +159,21 @@ pub fn default_block_size(family: Family) -> u8 {
     }
 }
 
-/// The prefix length of blocks for a pool: the wanted one, or the default, but never blocks larger than the pool.
+/// The prefix length of a pool's blocks: the requested one or the default, but no shorter than the pool's.
 pub fn fitting_block_size(cidr: IpNet, wanted: Option<u8>) -> u8 {
     wanted.unwrap_or_else(|| default_block_size(Family::of_net(cidr))).max(cidr.prefix_len())
 }
 
-/// Checks a new pool against the rules, the pools that exist, and the blocks that exist.
+/// Checks a new pool against the rules, the existing pools and the existing blocks.
 ///
 /// # Errors
-/// [`InvalidPool`] for the first rule that is broken: the name; a network that is strictly masked, not link-local and
-/// not IPv4 mapped into IPv6; blocks of /20 to /32, or /116 to /128, that fit into the pool; selectors that can be read
-/// and do not contain `global()`; a use, with `LoadBalancer` only by itself and for all nodes, and `Tunnel` only without a
-/// namespace selector; no other pool on the same addresses; no block of another size on them.
+/// [`InvalidPool`] for the first violated rule:
+/// - The name is valid.
+/// - The network has no host bits set, is not link-local, and is not IPv4 mapped into IPv6.
+/// - Blocks are of /20 to /32, or /116 to /128, and fit into the pool.
+/// - Selectors can be parsed and do not contain `global()`.
+/// - There is at least one use. `LoadBalancer` is the only use and for all nodes. `Tunnel` has no namespace selector.
+/// - No other pool and no existing block of another size overlaps with the network.
 pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(), InvalidPool> {
     check_name(&new.name).map_err(|reason| InvalidPool::new("IPPool.Name", &new.name, reason))?;
     check_network(new.cidr)?;
@@ -179,11 +182,11 @@ pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result
     check_neighbours(new, pools, blocks)
 }
 
-/// Checks a changed pool. Its network and its block size must stay the same, since addresses depend on them.
+/// Checks a changed pool. Its network and its block size must not change, since addresses depend on them.
 ///
 /// # Errors
-/// [`InvalidPool`] for another network or block size, a use other than that of a load balancer's pool, and for selectors
-/// and uses as for a new pool.
+/// [`InvalidPool`] for another network or block size, for a load balancer's pool with another use, and for invalid
+/// selectors and uses as for a new pool.
 pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPool> {
     if new.cidr != stored.cidr() {
         return Err(CIDR.wrong(new.cidr, "IPPool CIDR cannot be modified"));
@@ -202,12 +205,12 @@ pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPoo
     check_selectors_and_uses(new)
 }
 
-/// Checks a stored pool against the rules that Calico's client applies to each change of a pool, and to its deletion, which
-/// begins with a change.
+/// Checks a stored pool against the rules that Calico's client applies to each change of a pool, and to its deletion,
+/// which starts with a change.
 ///
 /// # Errors
-/// [`InvalidPool`] for a field of another type, tunnels that do not go together, and for selectors and uses as for a new
-/// pool.
+/// [`InvalidPool`] for a field of another type, tunnel modes that exclude each other, and invalid selectors and uses as
+/// for a new pool.
 pub fn check_stored_pool(pool: &Pool) -> Result<(), InvalidPool> {
     let nothing = Map::new();
     let spec = pool.resource().whole_spec().unwrap_or(&nothing);
@@ -215,8 +218,8 @@ pub fn check_stored_pool(pool: &Pool) -> Result<(), InvalidPool> {
     check_selectors_and_uses(&new)
 }
 
-/// Returns a pool for certain namespaces without the use for tunnels, which are in no namespace; `None` if it has no such use, or
-/// no other.
+/// Removes the use for tunnels from a pool with a namespace selector, since tunnels are in no namespace. Returns `None`
+/// if the pool does not have this use, or has no other.
 pub fn without_tunnels(pool: &Pool) -> Option<Pool> {
     let tunnel = PoolUse::Tunnel.as_str();
     let uses = pool.allowed_uses();
@@ -316,7 +319,7 @@ fn shown(uses: &[PoolUse]) -> String {
 }
 
 impl NewPool {
-    /// The prefix length of the pool's blocks, also of those of prefixes.
+    /// The prefix length of the pool's blocks, whether they are of addresses or of prefixes.
     pub(crate) fn size_of_blocks(&self) -> u8 {
         let of_prefixes = self.prefix_length.and_then(|length| block_size_for(self.cidr, length).ok());
         of_prefixes.unwrap_or(self.block_size)

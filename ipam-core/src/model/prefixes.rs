@@ -1,39 +1,39 @@
-//! Pools of prefixes: what is assigned from them is a network, for example a /64, instead of a single address.
+//! Pools of prefixes, from which networks, for example /64s, are assigned instead of single addresses.
 //!
-//! Such a pool is cut into blocks like any other one, and an ordinal of a block is a prefix. A prefix goes by its first
-//! address wherever an address stands: in an answer, a request, a handle's block, a report. Any address inside means
-//! the same prefix.
+//! Such a pool is divided into blocks like any other, and an ordinal of a block identifies a prefix. The first address
+//! of a prefix stands for it in answers, requests, handles and reports. Any address inside a prefix identifies it as
+//! well.
 //!
-//! A block of prefixes is larger than any block of addresses can be. That tells the two apart, and each has keys of its
-//! own: Calico passes over those of prefixes.
+//! A block of prefixes is larger than any block of addresses can be. The size thus distinguishes the two kinds. Each
+//! kind has keys of its own, and Calico skips those of prefixes.
 
 use ipnet::IpNet;
 
 use crate::net::Family;
 
-/// The annotation of a pool that says how long its prefixes are, in decimal: `64`. Calico keeps it, and assigns nothing
-/// from the pool, since the assignment mode is manual.
+/// The annotation of a pool with the length of its prefixes, in decimal: `64`. Calico keeps it, and assigns no
+/// addresses from the pool, because its assignment mode is manual.
 pub const PREFIX_LENGTH_ANNOTATION: &str = "margay.io/prefix-length";
 
-/// The beginning of the handles of the prefixes that nodes have.
+/// The prefix of the handles of nodes' own prefixes.
 const NODE_PREFIX: &str = "margay-node-prefix.";
 
-/// The handle of the prefix of a pool that a node has. No name of a pool or of a node has the sign between them.
+/// The handle of a node's own prefix from a pool. No name of a pool or a node contains the `@` between them.
 pub fn node_prefix_handle(pool: &str, node: &str) -> String {
     format!("{NODE_PREFIX}{pool}@{node}")
 }
 
-/// The beginning of a handle that [`node_prefix_handle`] has made for a node: all before the node's name.
+/// The part of a handle of [`node_prefix_handle`] before the node's name.
 pub(super) fn beginning_of_node_prefix<'h>(handle: &'h str, node: &str) -> Option<&'h str> {
     handle.strip_suffix(node).filter(|rest| rest.starts_with(NODE_PREFIX) && rest.ends_with('@'))
 }
 
-/// A block has 64 prefixes, unless it must be larger.
+/// Bits of the default block size: 64 prefixes, unless the block must be larger.
 const DEFAULT_BLOCK_BITS: u8 = 6;
-/// The host bits that a prefix has at least: an address for the container, and one more.
+/// Minimum number of host bits of a prefix: an address for the container, and one more.
 const MIN_HOST_BITS: u8 = 2;
 
-/// True for a block of prefixes.
+/// True if the block has the size of a block of prefixes.
 pub fn is_of_prefixes(block: IpNet) -> bool {
     block.prefix_len() <= largest_length(Family::of_net(block))
 }
@@ -60,8 +60,8 @@ pub fn block_size_for(pool: IpNet, length: u8) -> Result<u8, String> {
     Ok(length.saturating_sub(DEFAULT_BLOCK_BITS).clamp(pool.prefix_len(), largest))
 }
 
-/// The length of what the ordinals of a block mean, by the number of ordinals: that of a single address, or of a prefix.
-/// `None` if a block of this network cannot have so many.
+/// The prefix length of a block's ordinals, by their number: that of a single address, or of a prefix. `None` if a
+/// block of this network cannot have this number of ordinals.
 pub(super) fn length_in_block(block: IpNet, ordinals: usize) -> Option<u8> {
     let bits = Family::of_net(block).bits();
     let length = block.prefix_len().checked_add(u8::try_from(ordinals.checked_ilog2()?).ok()?)?;

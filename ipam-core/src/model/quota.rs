@@ -1,11 +1,11 @@
-//! Quotas: how many addresses namespaces, networks and nodes may have, and the counters of those that have a limit.
+//! Quotas: how many addresses namespaces, networks and nodes may have, and the counters of subjects with a limit.
 //!
-//! The quotas are one document, `{"namespaces":{"shop":10,"*":50},"networks":{},"nodes":{}}`. The limit under `*` holds
-//! for each subject without a limit of its own.
+//! The quotas are one document, `{"namespaces":{"shop":10,"*":50},"networks":{},"nodes":{}}`. The limit under `*`
+//! applies to each subject without a limit of its own.
 //!
-//! A counter is an upper bound of what its subject has, and is good only with the version of the quotas that it names:
-//! while a subject has no limit, nobody counts. Each change of the quotas makes all counters worthless, and the next
-//! assignment of each subject counts anew.
+//! A counter is an upper bound of its subject's addresses. It is valid only with the version of the quotas that it
+//! records, because addresses of a subject without a limit are not counted. Each change of the quotas invalidates all
+//! counters, and the next assignment to each subject counts its addresses again.
 
 use std::fmt;
 
@@ -30,10 +30,10 @@ pub enum QuotaKind {
 }
 
 impl QuotaKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 3] = [Self::Namespace, Self::Network, Self::Node];
 
-    /// The kind in messages, labels and options.
+    /// The name of the kind in messages, labels and options.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Namespace => "namespace",
@@ -50,7 +50,7 @@ impl QuotaKind {
         }
     }
 
-    /// The name of the subject of this kind that an allocation counts for.
+    /// The name of the subject of this kind against which an allocation counts.
     pub fn name_in(self, entry: &Attribute) -> Option<&str> {
         match self {
             Self::Namespace => entry.namespace(),
@@ -63,14 +63,14 @@ impl QuotaKind {
 /// A namespace, a network or a node.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QuotaSubject {
-    /// Its kind.
+    /// The kind of the subject.
     pub kind: QuotaKind,
-    /// Its name.
+    /// The name of the subject.
     pub name: String,
 }
 
 impl QuotaSubject {
-    /// The subject of this kind and name.
+    /// Creates a subject.
     pub fn new(kind: QuotaKind, name: impl Into<String>) -> Self {
         Self { kind, name: name.into() }
     }
@@ -82,7 +82,7 @@ impl fmt::Display for QuotaSubject {
     }
 }
 
-/// The quotas. Kinds that this version does not know are kept.
+/// The quotas. Unknown kinds are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quotas(Map<String, Json>);
 
@@ -103,16 +103,16 @@ impl Document for Quotas {
 }
 
 impl Quotas {
-    /// The name that stands for each subject without a limit of its own.
+    /// The name for all subjects without a limit of their own.
     pub const ANY_OTHER: &str = "*";
 
-    /// How many addresses a subject may have; `None` for any number.
+    /// The number of addresses that a subject may have, or `None` for no limit.
     pub fn limit(&self, kind: QuotaKind, name: &str) -> Option<u64> {
         let limits = self.0.get(kind.plural())?;
         limits.get(name).or_else(|| limits.get(Self::ANY_OTHER))?.as_u64()
     }
 
-    /// The limits as they were set, with the one for any other.
+    /// The stored limits, including those for all other subjects.
     pub fn all(&self) -> impl Iterator<Item = (QuotaSubject, u64)> {
         QuotaKind::ALL.into_iter().flat_map(|kind| {
             let limits = self.0.get(kind.plural()).and_then(Json::as_object).into_iter().flatten();
@@ -120,12 +120,12 @@ impl Quotas {
         })
     }
 
-    /// True if nothing has a limit.
+    /// True if there are no limits.
     pub fn is_empty(&self) -> bool {
         self.0.values().all(|limits| limits.as_object().is_some_and(Map::is_empty))
     }
 
-    /// Sets a limit, or removes it. Returns the one before.
+    /// Sets or removes a limit, and returns the previous one.
     pub fn set(&mut self, subject: &QuotaSubject, limit: Option<u64>) -> Option<u64> {
         let limits = self.0.entry(subject.kind.plural()).or_insert_with(|| Json::Object(Map::new())).as_object_mut()?;
         match limit {
@@ -139,21 +139,21 @@ impl Quotas {
 /// The counter of a subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaCount {
-    /// An upper bound of the number of its addresses.
+    /// An upper bound of the number of the subject's addresses.
     pub used: u64,
-    /// The revision of the quotas with which the number is good; 0 for none.
+    /// The revision of the quotas with which the counter is valid; 0 for none.
     pub quotas: i64,
 }
 
 impl QuotaCount {
-    /// The number of a stored counter, if it is good with the quotas of this revision. A damaged counter is good with
-    /// none.
+    /// The number in a stored counter, if it is valid with the quotas of this revision. A damaged counter is never
+    /// valid.
     pub fn good(stored: Option<&Value>, quotas: Revision) -> Option<u64> {
         let count: Json = serde_json::from_slice(stored?.as_bytes()).ok()?;
         if count.get("quotas")?.as_i64()? == quotas.get() { count.get("used")?.as_u64() } else { None }
     }
 
-    /// As it is stored.
+    /// Encodes the counter as it is stored.
     pub fn encode(self) -> String {
         format!(r#"{{"used":{},"quotas":{}}}"#, self.used, self.quotas)
     }

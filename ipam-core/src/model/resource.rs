@@ -1,5 +1,5 @@
-//! The common shape of pools, reservations and nodes (kind, metadata, spec), and the two short documents of that shape: the node, of
-//! which the allocator reads only the labels, and the address reservation.
+//! The common form of pools, reservations and nodes (kind, metadata, spec). Also two short documents of this form: the
+//! node, whose labels are all that the allocator reads, and the address reservation.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use crate::timestamps::rfc3339;
 /// Labels or annotations: names and their values.
 pub type Labels = BTreeMap<String, String>;
 
-/// A resource as it was read, with nothing lost: what this version does not know is passed on untouched.
+/// A resource with all fields that were read. Unknown fields are passed on unchanged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resource {
     name: String,
@@ -26,7 +26,7 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// A new resource with an empty spec. `uid` is a random UUID; the time is cut to the second.
+    /// Creates a resource with an empty spec. `uid` is a random UUID, and the time is truncated to seconds.
     pub fn new(kind: ResourceKind, name: &str, uid: &str, now: OffsetDateTime) -> Self {
         let document = serde_json::json!({
             "kind": kind.kind(),
@@ -38,12 +38,12 @@ impl Resource {
         Self { name: name.to_owned(), document }
     }
 
-    /// A resource without any field.
+    /// Creates a resource without fields.
     pub(super) fn empty(name: &str) -> Self {
         Self { name: name.to_owned(), document: JsonObject::new() }
     }
 
-    /// Reads a resource. The name is the key's, since some writers leave it out of the metadata.
+    /// Decodes a resource. The name is taken from the key, since some writers omit it from the metadata.
     ///
     /// # Errors
     /// [`Malformed`] if the key is not of this kind, or the value is not an object.
@@ -53,18 +53,17 @@ impl Resource {
         Self::read(name, key, value)
     }
 
-    /// Reads the resource of this name.
+    /// Decodes the resource with this name.
     pub(super) fn read(name: &str, key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         Ok(Self { name: name.to_owned(), document: from_json(key, value)? })
     }
 
-    /// Writes the resource.
     pub(super) fn encode(&self) -> Result<Value, Malformed> {
         to_json(&self.document)
     }
 
-    /// The same resource as a new one of another name. Members that only the old one had, such as its status, are left
-    /// out.
+    /// Copies the resource under another name and as a new one. Members that belong to the old one only, for example
+    /// its status, are left out.
     pub(super) fn reborn(&self, name: &str, uid: &str, now: OffsetDateTime) -> Self {
         let mut new = self.renamed(name);
         new.document.remove("status");
@@ -75,19 +74,18 @@ impl Resource {
         new
     }
 
-    /// The same resource under another name.
+    /// Copies the resource under another name.
     pub(super) fn renamed(&self, name: &str) -> Self {
         let mut new = Self { name: name.to_owned(), document: self.document.clone() };
         new.part("metadata").insert("name".to_owned(), name.into());
         new
     }
 
-    /// The whole document.
     pub(super) fn document(&self) -> &JsonObject {
         &self.document
     }
 
-    /// The name.
+    /// The name of the resource.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -97,32 +95,32 @@ impl Resource {
         self.metadata("uid").and_then(serde_json::Value::as_str).unwrap_or("")
     }
 
-    /// When it was made, as stored; empty if that is not recorded.
+    /// The stored creation time; empty if there is none.
     pub fn creation_timestamp(&self) -> &str {
         self.metadata("creationTimestamp").and_then(serde_json::Value::as_str).unwrap_or("")
     }
 
-    /// True if its deletion has been requested.
+    /// True if deletion of the resource has been requested.
     pub fn is_being_deleted(&self) -> bool {
         self.metadata("deletionTimestamp").is_some_and(|stamp| !stamp.is_null())
     }
 
-    /// The labels. A value that is not text is left out.
+    /// The labels. Values that are not strings are skipped.
     pub fn labels(&self) -> Labels {
         text_map(self.metadata("labels"))
     }
 
-    /// One annotation.
+    /// The value of an annotation.
     pub fn annotation(&self, name: &str) -> Option<&str> {
         self.metadata("annotations")?.get(name)?.as_str()
     }
 
-    /// Sets one annotation.
+    /// Sets an annotation.
     pub fn set_annotation(&mut self, name: &str, value: &str) {
         object(self.part("metadata").entry("annotations")).insert(name.to_owned(), value.into());
     }
 
-    /// Removes one annotation, and the annotations if it was the last.
+    /// Removes an annotation, and the annotations field with the last one.
     pub fn remove_annotation(&mut self, name: &str) {
         let metadata = self.part("metadata");
         if let Some(annotations) = metadata.get_mut("annotations").and_then(serde_json::Value::as_object_mut) {
@@ -133,33 +131,32 @@ impl Resource {
         }
     }
 
-    /// Sets the labels, replacing all.
+    /// Replaces all labels.
     pub fn set_labels(&mut self, labels: &Labels) {
         let labels = labels.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
         self.part("metadata").insert("labels".to_owned(), serde_json::Value::Object(labels));
     }
 
-    /// A field of the metadata.
     pub(super) fn metadata(&self, field: &str) -> Option<&serde_json::Value> {
         self.document.get("metadata")?.get(field)
     }
 
-    /// The spec; `None` if there is none.
+    /// The spec, if there is one.
     pub(super) fn whole_spec(&self) -> Option<&JsonObject> {
         self.document.get("spec")?.as_object()
     }
 
-    /// A field of the spec; `null` counts as absent.
+    /// A field of the spec. `null` counts as absent.
     pub(super) fn spec(&self, field: SpecField) -> Option<&serde_json::Value> {
         field.get(self.whole_spec()?)
     }
 
-    /// A text of the spec; empty if there is none.
+    /// A string in the spec; empty if it is absent.
     pub(super) fn text(&self, field: SpecField) -> &str {
         self.spec(field).and_then(serde_json::Value::as_str).unwrap_or("")
     }
 
-    /// A list of texts of the spec. An entry that is not text is left out.
+    /// A list of strings in the spec. Entries that are not strings are skipped.
     pub(super) fn texts(&self, field: SpecField) -> impl Iterator<Item = &str> {
         let entries = self.spec(field).and_then(serde_json::Value::as_array).into_iter().flatten();
         entries.filter_map(serde_json::Value::as_str)
@@ -170,7 +167,7 @@ impl Resource {
         self.spec(field).and_then(serde_json::Value::as_bool).unwrap_or(false)
     }
 
-    /// Sets a field of the spec, or removes it as Go's `omitempty` does.
+    /// Sets a field of the spec, or removes it, as Go's `omitempty` does.
     pub(super) fn set_spec(&mut self, field: SpecField, value: Option<serde_json::Value>) {
         self.set("spec", field.name, value);
     }
@@ -183,23 +180,21 @@ impl Resource {
         };
     }
 
-    /// A part of the document that is an object; it is made if there is none.
+    /// An object in the document, which is created if it is missing.
     pub(super) fn part(&mut self, part: &str) -> &mut JsonObject {
         object(self.document.entry(part))
     }
 
-    /// A field of the status.
     pub(super) fn status(&self, field: &str) -> Option<&serde_json::Value> {
         self.document.get("status")?.get(field)
     }
 
-    /// Sets a whole part of the document.
     pub(super) fn set_part(&mut self, part: &str, value: serde_json::Value) {
         self.document.insert(part.to_owned(), value);
     }
 }
 
-/// The object under an entry; what is there and is no object is replaced.
+/// The object under an entry. A value that is not an object is replaced.
 pub(super) fn object(entry: serde_json::map::Entry<'_>) -> &mut JsonObject {
     let value = entry.or_insert(serde_json::Value::Null);
     loop {
@@ -210,16 +205,16 @@ pub(super) fn object(entry: serde_json::map::Entry<'_>) -> &mut JsonObject {
     }
 }
 
-/// A map of texts; what is not a text is left out.
+/// A map of strings. Values that are not strings are skipped.
 fn text_map(value: Option<&serde_json::Value>) -> Labels {
     let entries = value.and_then(serde_json::Value::as_object).into_iter().flatten();
     entries.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
 }
 
-/// Checks the name of a resource: it must be a DNS subdomain, as in Calico.
+/// Checks that the name of a resource is a DNS subdomain, as in Calico.
 ///
 /// # Errors
-/// The fault of the name.
+/// The rule that the name violates.
 pub fn check_name(name: &str) -> Result<(), &'static str> {
     let good_part = |part: &str| {
         part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
@@ -246,7 +241,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// A new node with these labels.
+    /// Creates a node with these labels.
     pub fn new(name: &str, labels: Labels, uid: &str, now: OffsetDateTime) -> Self {
         let mut resource = Resource::new(ResourceKind::Node, name, uid, now);
         resource.set_part("status", serde_json::json!({}));
@@ -256,12 +251,12 @@ impl Node {
         Self { resource, labels }
     }
 
-    /// The name.
+    /// The name of the node.
     pub fn name(&self) -> &str {
         self.resource.name()
     }
 
-    /// The labels.
+    /// The labels of the node.
     pub fn labels(&self) -> &Labels {
         &self.labels
     }
@@ -285,7 +280,7 @@ impl Document for Node {
 }
 
 spec_fields! {
-    /// The fields that a reservation's spec can have.
+    /// The fields of a reservation's spec.
     pub const RESERVATION_FIELDS:
     CIDRS = "reservedCIDRs" as "IPReservation.ReservedCIDRs";
 }
@@ -297,25 +292,25 @@ pub struct IpReservation {
 }
 
 impl IpReservation {
-    /// A new reservation of these networks; a single address is a /32 or a /128.
+    /// Creates a reservation of these networks. A single address is a /32 or a /128.
     pub fn new(name: &str, networks: &[IpNet], uid: &str, now: OffsetDateTime) -> Self {
         let mut new = Self { resource: Resource::new(ResourceKind::IpReservation, name, uid, now) };
         new.set_networks(networks);
         new
     }
 
-    /// The name.
+    /// The name of the reservation.
     pub fn name(&self) -> &str {
         self.resource.name()
     }
 
-    /// The reserved networks or single addresses, as text. An entry that is not text is shown as its JSON.
+    /// The reserved networks or addresses, as text. An entry that is not a string is returned as its JSON.
     pub fn texts(&self) -> Vec<String> {
         let entries = self.resource.spec(CIDRS).and_then(Json::as_array).into_iter().flatten();
         entries.map(|entry| entry.as_str().map_or_else(|| entry.to_string(), str::to_owned)).collect()
     }
 
-    /// Sets what is reserved.
+    /// Replaces the reserved networks.
     pub fn set_networks(&mut self, networks: &[IpNet]) {
         let texts = networks.iter().map(|net| net.trunc().to_string().into()).collect();
         self.resource.set_spec(CIDRS, Some(Json::Array(texts)));
@@ -326,13 +321,13 @@ impl IpReservation {
         &self.resource
     }
 
-    /// The whole resource, for its annotations.
+    /// The whole resource, to change its annotations.
     pub fn resource_mut(&mut self) -> &mut Resource {
         &mut self.resource
     }
 }
 
-/// Reads a reservation's spec, and returns it as it is stored.
+/// Checks a reservation's spec, and returns it as it is stored.
 ///
 /// # Errors
 /// [`DocumentError::Invalid`] for an entry that is neither a network nor an address.

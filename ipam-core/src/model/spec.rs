@@ -1,5 +1,5 @@
-//! The kinds of document that people write and read, the errors about them, and the fields of their specs: the names in JSON and in
-//! errors, and the values that they can have. `margay-ipam-operator` has the documents.
+//! The kinds of documents that users write and read, the errors about them, and the fields of their specs, with their
+//! names in JSON and in errors and their possible values. The documents themselves are in `margay-ipam-operator`.
 
 use std::fmt;
 
@@ -7,29 +7,29 @@ use serde_json::{Map, Value};
 
 use super::keys::ResourceKind;
 
-/// The kinds of document.
+/// The kinds of documents that users write and read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DocumentKind {
     /// An address pool.
     Pool,
-    /// A set of addresses never to be handed out.
+    /// A set of addresses that are never assigned.
     Reservation,
     /// A node of the cluster.
     Node,
-    /// The settings that all nodes share. There is one document, `default`, and it is what the allocator goes by.
+    /// The settings that all nodes share: a single document, `default`, which the allocator uses.
     Settings,
     /// The addresses, profiles and interface of a container or a pod.
     WorkloadEndpoint,
-    /// The rules of the traffic that the containers of a network accept.
+    /// The rules for the traffic that the containers of a network accept.
     Profile,
 }
 
 impl DocumentKind {
-    /// All of them.
+    /// All kinds.
     pub const ALL: [Self; 6] =
         [Self::Pool, Self::Reservation, Self::Node, Self::Settings, Self::WorkloadEndpoint, Self::Profile];
 
-    /// The kind as a document names it.
+    /// The name of the kind in documents.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pool => ResourceKind::IpPool.kind(),
@@ -41,13 +41,13 @@ impl DocumentKind {
         }
     }
 
-    /// True if documents of this kind are in namespaces.
+    /// True if documents of this kind belong to namespaces.
     pub fn is_namespaced(self) -> bool {
         self == Self::WorkloadEndpoint
     }
 
-    /// The name by which a document is found among those of its kind, as Calico's messages have it: `NAMESPACE/NAME` of a
-    /// kind with namespaces, the name alone of any other.
+    /// The full name of a document, as in Calico's messages: `NAMESPACE/NAME` for kinds with namespaces, otherwise the
+    /// name.
     pub fn full_name(self, namespace: &str, name: &str) -> String {
         if self.is_namespaced() { format!("{namespace}/{name}") } else { name.to_owned() }
     }
@@ -59,30 +59,30 @@ impl fmt::Display for DocumentKind {
     }
 }
 
-/// Why a document was not written, deleted or shown. The texts are Calico's where it has the error. Names are full ones,
-/// see [`DocumentKind::full_name`].
+/// The reason why a document could not be written, deleted or shown. If Calico has the error, the text is Calico's.
+/// Names are full names; see [`DocumentKind::full_name`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {
-    /// It is there already.
+    /// The document exists already.
     #[error("resource already exists: {0}({1})")]
     Exists(DocumentKind, String),
-    /// It is not there.
+    /// The document does not exist.
     #[error("resource does not exist: {0}({1}) with error: <nil>")]
     NotFound(DocumentKind, String),
-    /// It is not the version any more that somebody has read.
+    /// The document is not the version that the caller has read.
     #[error("update conflict: {0}({1})")]
     Conflict(DocumentKind, String),
-    /// It cannot be like this.
+    /// The document is invalid.
     #[error("{0}")]
     Invalid(String),
-    /// The verb, such as `apply`, is not for documents of this kind.
+    /// The verb, for example `apply`, does not support documents of this kind.
     #[error("operation {0} is not supported on {1}({2}): the CNI plugin keeps it")]
     NotSupported(&'static str, DocumentKind, String),
 }
 
 impl DocumentError {
-    /// A field that cannot have its value.
+    /// The error for a field with an invalid value.
     pub fn field(name: impl fmt::Display, value: impl fmt::Display, reason: impl fmt::Display) -> Self {
         Self::Invalid(format!("error with field {name} = '{value}' ({reason})"))
     }
@@ -93,19 +93,19 @@ impl DocumentError {
 pub(super) struct SpecField {
     /// The name in JSON.
     pub(super) name: &'static str,
-    /// The name in Calico's errors; empty for a field that they are not about.
+    /// The name in Calico's errors; empty for a field that no error mentions.
     pub(super) shown: &'static str,
-    /// The possible texts, the default first; any text if the list is empty.
+    /// The possible values, default first; empty if any text is possible.
     pub(super) known: &'static [&'static str],
 }
 
 impl SpecField {
-    /// The value; `null` counts as absent.
+    /// The value. `null` counts as absent.
     pub(super) fn get(self, spec: &Map<String, Value>) -> Option<&Value> {
         spec.get(self.name).filter(|value| !value.is_null())
     }
 
-    /// A text; where there is none, the default.
+    /// The text, or the default if the field is absent.
     pub(super) fn text(self, spec: &Map<String, Value>) -> Result<&str, InvalidPool> {
         let text = match self.get(spec) {
             None => "",
@@ -121,7 +121,7 @@ impl SpecField {
         }
     }
 
-    /// True or false; where there is neither, false.
+    /// The boolean, or false if the field is absent.
     pub(super) fn switch(self, spec: &Map<String, Value>) -> Result<bool, InvalidPool> {
         match self.get(spec) {
             None => Ok(false),
@@ -134,13 +134,13 @@ impl SpecField {
         (self.name.to_owned(), value.into())
     }
 
-    /// The error for a value that a pool's field cannot have.
+    /// The error for an invalid value of a pool's field.
     pub(super) fn wrong(self, value: impl fmt::Display, reason: impl fmt::Display) -> InvalidPool {
         InvalidPool::new(self.shown, value, reason)
     }
 }
 
-/// A pool that must not be made.
+/// The error for an invalid definition of a pool.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("error with field {field} = '{value}' ({reason})")]
 pub struct InvalidPool {
@@ -154,18 +154,18 @@ impl InvalidPool {
         Self { field, value: value.to_string(), reason: reason.to_string() }
     }
 
-    /// The field that is wrong.
+    /// The name of the invalid field.
     pub fn field(&self) -> &'static str {
         self.field
     }
 
-    /// Its fault.
+    /// The reason why the value is invalid.
     pub fn reason(&self) -> &str {
         &self.reason
     }
 }
 
-/// Declares the fields of a spec: a [`SpecField`] for each (`_` where no code needs it), and the list of their names.
+/// Declares the fields of a spec: a [`SpecField`] for each (`_` if no code needs it), and the list of their names.
 ///
 /// ```text
 /// spec_fields! {

@@ -1,4 +1,4 @@
-//! The selector language, case by case, and against anything.
+//! Tests of the selector language with cases and with random input.
 
 use proptest::prelude::*;
 
@@ -116,7 +116,7 @@ fn selector_errors_are_bounded_for_garbage() {
     assert_eq!(kind(format!("{} == 'b'", "a".repeat(513))), Err(LabelTooLong));
 }
 
-/// Precedence replaces parentheses: those that are shown without need could be too many.
+/// Binding strength replaces parentheses. Redundant parentheses could exceed the limit.
 #[test]
 fn selector_is_shown_no_deeper_than_read() {
     for (left, right) in [("(", " && has(b) || has(c))"), ("(!", " && has(b))"), ("!(has(b) && ", ")"), ("!(!(", "))")]
@@ -129,7 +129,7 @@ fn selector_is_shown_no_deeper_than_read() {
 }
 
 fn text() -> impl Strategy<Value = String> {
-    // Without one kind of quote, as every text that was read.
+    // Contains only one kind of quotes, like every parsed text.
     prop_oneof!["[a-z \u{e4}\"&|]{0,6}", "[a-z \u{e4}'(){}]{0,6}"]
 }
 

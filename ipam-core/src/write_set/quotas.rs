@@ -1,8 +1,9 @@
-//! Counting what a transaction changes for the subjects that have a quota.
+//! Counts the address changes of a transaction against quotas.
 //!
-//! A commit that assigns to such a subject guards and writes its counter, so of two assignments at once one starts
-//! again. The counter is an upper bound: a release that leaves it alone, and the releases of foreign writers, only make
-//! it too high. So nothing is refused on its word; all blocks are counted first, as of the attempt's revision.
+//! A commit that assigns to a subject with a quota guards and writes the subject's counter, so one of two concurrent
+//! assignments fails and retries. The counter is an upper bound: skipped updates of our releases, and releases by other
+//! programs, only make it too high. So before an assignment is refused, the addresses in all blocks are counted at the
+//! attempt's revision.
 
 use kv::{Key, Pages, Range, Revision, Store, Transaction, Value};
 
@@ -12,44 +13,44 @@ use crate::error::{Error, QuotaReached, Result};
 use crate::model::{Attribute, Block, Document, QuotaCount, QuotaKind, QuotaSubject, Quotas, keys};
 use crate::sticky::waits_until;
 
-/// The most counters that one commit lowers: each is a guard.
+/// Maximum number of counters that one commit lowers. Each is a guard.
 const MAX_LOWERED_COUNTERS: usize = 8;
-/// From so many percent of a quota on a check warns.
+/// Percentage of a quota from which a check logs a warning.
 const QUOTA_WARNING_PERCENT: u64 = 80;
 
-/// The quotas as a transaction sees them, and its changes.
+/// The quotas and their changes in a transaction.
 #[derive(Debug, Default)]
 pub(super) enum QuotaLimits {
-    /// They have not been read.
+    /// The quotas have not been read.
     #[default]
     Unread,
-    /// Nothing has a limit.
+    /// No subject has a limit.
     None,
-    /// Some subjects have.
+    /// Some subjects have a limit.
     Some(Box<QuotaChanges>),
 }
 
-/// The changes of a transaction for subjects that have a limit. There are few: a list is searched as fast as a map.
+/// The changes of a transaction for subjects with a limit. There are few, so searching a list is as fast as a map.
 #[derive(Debug)]
 pub(super) struct QuotaChanges {
     quotas: Quotas,
-    /// When the quotas were written.
+    /// The revision at which the quotas were written.
     at: Revision,
-    /// The addresses in the changed blocks as they were, as negative numbers.
+    /// The addresses in the changed blocks before the change, as negative numbers.
     before: Vec<QuotaChange>,
-    /// True if counters stay as they are where they may.
+    /// True to skip updates of counters that are not required.
     leaves: bool,
 }
 
-/// A change of the number of a subject's addresses.
+/// The change of the number of a subject's addresses.
 #[derive(Clone, Debug)]
 struct QuotaChange {
     subject: QuotaSubject,
-    /// Of those that Margay assigned to attachments.
+    /// The change of addresses that Margay assigned to attachments.
     own: i64,
-    /// Of all others: the counter does not have those that came after it.
+    /// The change of all other addresses. The counter lacks those that were assigned after it was written.
     other: i64,
-    /// How many there are without this change, once that is known to leave room.
+    /// The subject's number of addresses without this change, once the quota is known to suffice.
     used: Option<u64>,
 }
 
@@ -66,14 +67,14 @@ impl QuotaChange {
         self.own + self.other
     }
 
-    /// The change of the counter: an address that it may not have is never subtracted.
+    /// The change of the counter. Addresses that the counter may lack are never subtracted.
     fn counted(&self) -> i64 {
         self.own + self.other.max(0)
     }
 }
 
-/// Shows each address of a block that is in use and counts for a subject with a limit, with the subject's kind and name
-/// and the address's entry. Addresses in cooldown, and those that wait for their workloads, count for nobody.
+/// Passes each address in use that counts for a subject with a limit to `see`, with the subject's kind and name and the
+/// address's entry. Addresses in cooldown, and those that wait for their workloads, do not count.
 pub(crate) fn each_of(quotas: &Quotas, block: &Block, mut see: impl FnMut(QuotaKind, &str, &Attribute)) {
     let is_in_use = |entry: &Attribute| entry.released_at().is_none() && waits_until(entry).is_none();
     for (_, entry) in block.allocated().filter(|(_, entry)| is_in_use(entry)) {
@@ -85,7 +86,7 @@ pub(crate) fn each_of(quotas: &Quotas, block: &Block, mut see: impl FnMut(QuotaK
     }
 }
 
-/// Adds the addresses of a block, or subtracts them.
+/// Adds the addresses of a block, or subtracts them with a `sign` of -1.
 fn add(changes: &mut Vec<QuotaChange>, quotas: &Quotas, block: &Block, sign: i64) {
     each_of(quotas, block, |kind, name, entry| {
         let (own, other) = if entry.get(NETWORK).is_some() { (sign, 0) } else { (0, sign) };
@@ -106,7 +107,7 @@ impl QuotaLimits {
         Ok(Self::Some(Box::new(QuotaChanges { quotas, at, before: Vec::new(), leaves: false })))
     }
 
-    /// Notes a block that is about to be changed.
+    /// Subtracts the addresses of a block that is about to be changed.
     pub(super) fn note(&mut self, block: &Block) {
         if let Self::Some(counts) = self {
             add(&mut counts.before, &counts.quotas, block, -1);
@@ -115,17 +116,18 @@ impl QuotaLimits {
 }
 
 impl WriteSet<'_> {
-    /// Reads the quotas for an assignment: the commit will fail if they have changed by then.
+    /// Reads and guards the quotas for an assignment.
     ///
     /// # Errors
-    /// `Malformed` if what is stored are no quotas.
+    /// `Malformed` if the stored value is damaged. Any store error.
     pub async fn heed_quotas(&mut self) -> Result<()> {
         let stored = self.tx.get(&keys::quotas()).await?;
         self.limits = QuotaLimits::of(stored.as_ref(), self.tx.written_at(&keys::quotas()))?;
         Ok(())
     }
 
-    /// The same for any other change, for which they are not guarded: damaged ones stand in nobody's way.
+    /// Reads the quotas for any other change, without a guard. Damaged quotas are logged and ignored, so that they
+    /// block no release.
     pub(super) async fn read_quotas(&mut self) -> Result<()> {
         if !matches!(self.limits, QuotaLimits::Unread) {
             return Ok(());
@@ -139,7 +141,7 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Leaves the counters of released addresses as they are: for a caller that was overtaken on them.
+    /// Skips the counters of released addresses, for a caller whose earlier attempts failed because of them.
     pub async fn leave_counters(&mut self) -> Result<()> {
         self.read_quotas().await?;
         if let QuotaLimits::Some(counts) = &mut self.limits {
@@ -148,7 +150,7 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// The changes so far, for each subject.
+    /// The changes so far, by subject.
     fn quota_changes(&self, counts: &QuotaChanges) -> Vec<QuotaChange> {
         let mut changes = counts.before.clone();
         for block in self.changed.iter().filter_map(|cidr| self.blocks.get(cidr)?.as_ref()) {
@@ -157,11 +159,11 @@ impl WriteSet<'_> {
         changes
     }
 
-    /// Checks that all that gain addresses stay within their quotas. Without a store to count in, as a mere check has it,
-    /// the counters are believed, and the log says whose quota is nearly used up.
+    /// Checks that every subject that gains addresses stays within its quota. Without a store to count in (a mere
+    /// check), trusts the counters, and logs a warning for a quota that is nearly used up.
     ///
     /// # Errors
-    /// `Quota`; those of the store.
+    /// `Quota` if a quota is exceeded. Any store error.
     pub async fn check_quotas(&mut self, store: Option<&dyn Store>) -> Result<()> {
         let QuotaLimits::Some(counts) = &self.limits else { return Ok(()) };
         let changes = self.quota_changes(counts);
@@ -169,7 +171,6 @@ impl WriteSet<'_> {
         counts.check(self.tx, changes, store).await
     }
 
-    /// Writes the counters.
     pub(super) async fn write_counters(&mut self) -> Result<()> {
         self.read_quotas().await?;
         let QuotaLimits::Some(counts) = &self.limits else { return Ok(()) };
@@ -221,7 +222,7 @@ impl QuotaChanges {
         Ok(())
     }
 
-    /// Keeps the number of a subject.
+    /// Stores the number of addresses of a subject for [`Self::write`].
     fn set(&mut self, change: QuotaChange) {
         match self.before.iter_mut().find(|before| before.subject == change.subject) {
             Some(before) => before.used = change.used,
@@ -243,7 +244,7 @@ impl QuotaChanges {
             let stored = tx.snapshot_get(&key).await?;
             let count = match change.used.or_else(|| QuotaCount::good(stored.as_ref(), self.at)) {
                 Some(used) => QuotaCount { used: used.saturating_add_signed(change.counted()), quotas: self.at.get() },
-                // An assignment that is counting now must count again.
+                // Makes an assignment that is counting now count again.
                 None if change.counted() > 0 => QuotaCount { used: 0, quotas: 0 },
                 None => continue,
             };
@@ -258,7 +259,7 @@ fn counters(changes: &[QuotaChange]) -> Vec<Key> {
     changes.iter().map(QuotaChange::key).collect()
 }
 
-/// Counts the addresses of these subjects in the blocks of a revision, in pages.
+/// Counts the addresses of these subjects in all blocks at a revision, in pages.
 async fn count(store: &dyn Store, quotas: &Quotas, at: Revision, of: &mut [QuotaChange]) -> Result<()> {
     of.iter_mut().for_each(|change| change.used = Some(0));
     let mut pages = Pages::new(Range::Prefix(keys::blocks_prefix(None)), at);
@@ -278,7 +279,7 @@ async fn count(store: &dyn Store, quotas: &Quotas, at: Revision, of: &mut [Quota
     Ok(())
 }
 
-/// The keys of the counters of an attachment's network and node and of its pod's namespace, to be read along with others.
+/// The keys of the counters of an attachment's network and node and of its pod's namespace, for a prefetch.
 pub(crate) fn likely_counters(network: &str, node: &str, namespace: Option<&str>) -> impl Iterator<Item = Key> {
     let known = [(QuotaKind::Network, Some(network)), (QuotaKind::Node, Some(node)), (QuotaKind::Namespace, namespace)];
     known.map(|(kind, name)| name.map(|name| keys::quota_use(kind, name))).into_iter().flatten()

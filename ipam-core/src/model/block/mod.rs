@@ -1,4 +1,4 @@
-//! A block: a small network whose addresses are assigned one by one, and their holders.
+//! Blocks: small networks that record the holder of each of their addresses.
 
 mod owners;
 mod release;
@@ -29,25 +29,25 @@ pub use release::{ReleaseConflict, ReleaseConflictKind, ReleaseRequest, ReleaseR
 pub use sticky::{StickyAddress, StickyRecord};
 pub use stored::{BlockFlaws, StoredBlock};
 
-/// The handle of the addresses that a Windows host keeps for itself in each of its blocks. They do not make a block
-/// used. Compared without regard to case.
+/// The handle of the addresses that a Windows host keeps for itself in each of its blocks. A block in which only these
+/// are held counts as empty. Compared case-insensitively.
 pub const WINDOWS_RESERVED_HANDLE: &str = "windows-reserved-ipam-handle";
 
-/// How many addresses a block may have at most: far more than the 4096 that a pool can ask for.
+/// Maximum number of addresses of a block, far more than the 4096 that a pool can ask for.
 pub const MAX_BLOCK_ADDRESSES: usize = 1 << 16;
 
 document! {
     /// The document under a block's key.
     ///
-    /// Addresses are named by their ordinal: how many places after the first one of the block they are. In a block of
-    /// prefixes ([`super::is_of_prefixes`]) an ordinal is that of a prefix, which its first address stands for. An ordinal is
-    /// either allocated, pointing at its [`Attribute`], or in the list of free ones, which is a queue: the head is
-    /// assigned, a released ordinal goes to the end.
+    /// An address is identified by its ordinal, its distance from the first address of the block. In a block of
+    /// prefixes ([`super::is_of_prefixes`]) an ordinal identifies a prefix, and the first address of the prefix stands
+    /// for it. An ordinal is either allocated, pointing at its [`Attribute`], or in the list of free ordinals. That
+    /// list is a queue: the head is assigned first, and a released ordinal goes to the end.
     ///
-    /// **Invariant** of every value of this type: there are as many allocations as addresses, each points at an attribute
-    /// that exists, and the list of free ordinals holds each ordinal that is not allocated exactly once.
+    /// **Invariant** of every value of this type: there are as many allocations as addresses, each points at an
+    /// existing attribute, and the list of free ordinals holds each unallocated ordinal exactly once.
     ///
-    /// Operations change the value only. Call [`Self::bump`] exactly once before it is written.
+    /// Operations change only the value in memory. Call [`Self::bump`] exactly once before each write.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Block {
         cidr: Net = "cidr",
@@ -69,39 +69,39 @@ pub struct HostReserved {
     pub start: usize,
     /// The number at the end.
     pub end: usize,
-    /// The handle they are held under, usually [`WINDOWS_RESERVED_HANDLE`].
+    /// The handle that holds them, usually [`WINDOWS_RESERVED_HANDLE`].
     pub handle: String,
-    /// The attributes they are held with.
+    /// Their attributes.
     pub attributes: BTreeMap<String, String>,
 }
 
 /// The state of an address in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressState<'a> {
-    /// It is not of this block.
+    /// The address is not in this block.
     Outside,
-    /// It has no holder. (It can still be reserved.)
+    /// The address has no holder. It can still be reserved.
     Free,
-    /// It was released then, and is in cooldown.
+    /// The address was released at this time and is in cooldown.
     CoolingDown(OffsetDateTime),
-    /// It is held.
+    /// The address is held.
     Assigned(&'a Attribute),
 }
 
-/// The outcome of the cooldown step on a block in memory.
+/// The outcome of [`Block::apply_cooldown`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Cooldown {
     /// The addresses whose cooldown is over, now free.
     pub freed: Vec<IpAddr>,
-    /// The number of releases and waits that were dated so far ahead that they were moved. Write the block even if nothing
-    /// else changed, or they are moved again and again and the addresses stay in cooldown for ever.
+    /// The number of releases and waits that were dated too far ahead and were moved. Write the block even if nothing
+    /// else changed. Otherwise each read moves them again, and the cooldown never ends.
     pub moved: usize,
 }
 
 impl Block {
-    /// A new block with all addresses free, but for those that the host keeps for itself. Its sequence numbers start at
-    /// the time in nanoseconds, so that a block that is deleted and made again never repeats one.
+    /// Creates a block with all addresses free, except those that the host keeps for itself. Its sequence numbers start
+    /// at the time in nanoseconds, so that a block that is deleted and created again never repeats one.
     ///
     /// # Errors
     /// [`UnusableBlock`] if the network is too large, or too small for what the host keeps.
@@ -114,10 +114,10 @@ impl Block {
         Self::of_length(cidr, Family::of_net(cidr).bits(), owner, now, reserved)
     }
 
-    /// The same for a block of prefixes of this length, as a pool of prefixes has it.
+    /// Like [`Self::new`], for a block of prefixes of this length.
     ///
     /// # Errors
-    /// As [`Self::new`].
+    /// The errors of [`Self::new`].
     pub fn of_length(
         cidr: IpNet,
         length: u8,
@@ -171,25 +171,25 @@ impl Block {
         self.cidr.0
     }
 
-    /// The family of its addresses.
+    /// The family of the block's addresses.
     pub fn family(&self) -> Family {
         Family::of_net(self.cidr())
     }
 
-    /// The owner.
+    /// The owner, if the block has one.
     pub fn owner(&self) -> Option<Owner> {
         self.affinity.get().map(|text| Owner::from(text.as_str()))
     }
 
-    /// True if it is this owner's.
+    /// True if this owner owns the block.
     pub fn is_owned_by(&self, owner: &Owner) -> bool {
         self.owner().as_ref() == Some(owner)
     }
 
-    /// With strict affinity: that this owner may take addresses from the block.
+    /// Requires that this owner may take addresses from the block under strict affinity.
     ///
     /// # Errors
-    /// [`NotOwner`] if it has another owner or none.
+    /// [`NotOwner`] if the block has another owner or none.
     pub fn require_owner(&self, owner: &Owner) -> Result<(), NotOwner> {
         match self.owner() {
             Some(other) if other == *owner => Ok(()),
@@ -198,19 +198,20 @@ impl Block {
         }
     }
 
-    /// Makes the block an owner's, as of now.
+    /// Sets the owner, claimed now.
     pub fn set_owner(&mut self, owner: &Owner, now: OffsetDateTime) {
         self.affinity = Field::Is(owner.to_string());
         self.affinity_claim_time = Field::Is(StoredTime::new(now));
     }
 
-    /// Takes the block from its owner. The holders of its addresses keep them.
+    /// Removes the owner. The holders of the block's addresses keep them.
     pub fn clear_owner(&mut self) {
         self.affinity = Field::Null;
         self.affinity_claim_time = Field::Absent;
     }
 
-    /// Renames a node, as the owner of the block and as a holder of its addresses. True if it was there.
+    /// Renames a node, as the owner of the block and as a holder of its addresses. Returns true if the old name
+    /// occurred.
     pub fn rename_node(&mut self, from: &str, to: &str) -> bool {
         let owner = self.owner().and_then(|owner| owner.renamed(from, to));
         let owns = owner.is_some();
@@ -221,30 +222,31 @@ impl Block {
         entries.fold(owns, |renamed, entry| entry.rename_node(from, to) || renamed)
     }
 
-    /// When the block was claimed, as it is recorded; `None` if it is not.
+    /// The recorded time of the claim.
     pub fn claimed_at(&self) -> Option<OffsetDateTime> {
         self.affinity_claim_time.get().map(StoredTime::at)
     }
 
-    /// How long ago the block was claimed. A time in the future counts as now, up to a day: beyond that the clock was
-    /// wrong, and would keep the block for years. `None` then, and if nothing is recorded: it was very long ago.
+    /// How long ago the block was claimed, or `None` if that was very long ago: no time is recorded, or the time is
+    /// more than a day ahead. A time up to a day ahead counts as now. One further ahead comes from a wrong clock and
+    /// would keep the block for years.
     pub fn claim_age(&self, now: OffsetDateTime) -> Option<Duration> {
         let claimed = self.claimed_at()?;
         (claimed - now <= Duration::DAY).then(|| age(now, claimed))
     }
 
-    /// The number that changes with each write of the block.
+    /// The sequence number, which each write of the block increases.
     pub fn sequence_number(&self) -> u64 {
         self.sequence_number.or_zero()
     }
 
-    /// The block's sequence number when the address was last assigned or released. 0 if that is not recorded.
+    /// The block's sequence number when the address was last assigned or released, or 0 if none is recorded.
     pub fn sequence_number_of(&self, ip: IpAddr) -> u64 {
         self.ordinal(ip).map_or(0, |ordinal| self.sequence_of(ordinal))
     }
 
-    /// Counts one write of the block, and brings it to the current form. Call it once before each write of a changed
-    /// block, after all changes. After 2^64 - 1 comes 0.
+    /// Increases the sequence number and brings the block to the current form. Call this exactly once before each write
+    /// of a changed block, after all changes. The number wraps from 2^64 - 1 to 0.
     pub fn bump(&mut self) {
         self.sequence_number = Field::Is(self.sequence_number().wrapping_add(1));
         self.sequence_numbers.or_default();
@@ -257,14 +259,15 @@ impl Block {
         }
     }
 
-    /// Frees the addresses whose cooldown is over; the first thing to do with a block that was read.
+    /// Frees the addresses whose cooldown is over. Call this first on every block that was read.
     ///
     /// An address is in cooldown for more than `cooldown_seconds` after its release, by the clock of `now`. With 0 or
-    /// less there is no cooldown. Clocks differ: a release that is dated ahead counts as just now. Up to one cooldown
-    /// ahead it is not changed, so the address waits for two cooldowns at most. One that is further ahead is moved to
-    /// now, so that its cooldown ends too: either its writer's clock is wrong or ours is, and if it is ours, the
-    /// cooldown is too short for once, which harms less than a cooldown that never ends. The same holds for an address that
-    /// waits for its workload.
+    /// less there is no cooldown.
+    ///
+    /// Clocks differ, so a release that is dated ahead counts as just now. Up to one cooldown ahead the date is not
+    /// changed, and the address waits for at most two cooldowns. A date further ahead is moved to now, because its
+    /// cooldown would never end. If our clock is the wrong one, the cooldown is too short once, which does less harm.
+    /// An address that waits for its workload is treated likewise.
     pub fn apply_cooldown(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> Cooldown {
         let cooldown = Duration::seconds(cooldown_seconds.max(0));
         let mut done = Cooldown::default();
@@ -292,27 +295,27 @@ impl Block {
         done
     }
 
-    /// The number of addresses that could be assigned now: free ones that are not reserved.
+    /// The number of addresses that could be assigned now: free and not reserved.
     pub fn free_count(&self, reservations: &Reservations) -> usize {
         self.free_addresses().filter(|ip| !self.is_reserved(*ip, reservations)).count()
     }
 
-    /// True if each address of the block has a holder, so that none becomes free unless the block is written.
+    /// True if every address has a holder, so that none can become free without a write of the block.
     pub fn is_full(&self) -> bool {
         self.unallocated.is_empty()
             && self.allocated().all(|(_, entry)| entry.released_at().is_none())
             && !self.may_become_overdue()
     }
 
-    /// True if no address of the block has a holder, but for those that a Windows host keeps for itself. An address in
-    /// cooldown makes the block not empty.
+    /// True if no address has a holder, not counting those that a Windows host keeps for itself. A block with an
+    /// address in cooldown is not empty.
     pub fn is_empty(&self) -> bool {
         let mut entries = self.allocations.iter().flatten().filter_map(|index| self.attributes().get(*index));
         entries.all(|entry| entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE)))
     }
 
-    /// Assigns up to `wanted` addresses, those that have been free for longest first. Reserved ones are passed over and
-    /// keep their place in the queue. Returns the assigned addresses, possibly none.
+    /// Assigns up to `wanted` addresses, starting with those that have been free for longest. Reserved addresses are
+    /// skipped and keep their place in the queue. Returns the assigned addresses, possibly none.
     pub fn assign_auto(&mut self, wanted: usize, holder: &Attribute, reservations: &Reservations) -> Vec<IpAddr> {
         let (mut taken, mut addresses) = (Vec::new(), Vec::new());
         for &ordinal in &self.unallocated {
@@ -328,10 +331,10 @@ impl Block {
         addresses
     }
 
-    /// Assigns this address. Reservations are not checked, as in Calico.
+    /// Assigns this address. Like Calico, it does not check reservations.
     ///
     /// # Errors
-    /// [`AlreadyAssigned`] if it is held, in cooldown, or not of this block.
+    /// [`AlreadyAssigned`] if the address is held, in cooldown, or outside this block.
     pub fn assign_specific(&mut self, ip: IpAddr, holder: &Attribute) -> Result<(), AlreadyAssigned> {
         match self.ordinal(ip) {
             Some(ordinal) if self.allocations.get(ordinal) == Some(&None) => {
@@ -357,9 +360,9 @@ impl Block {
         self.unallocated.retain(|ordinal| self.allocations.get(*ordinal) == Some(&None));
     }
 
-    /// Assigns an address to its holder once more: sets attributes of the holder, removes those that are `None`, and
-    /// counts the address as assigned anew. Other addresses keep theirs, also where they shared the entry; an address
-    /// without a holder stays as it is.
+    /// Assigns an address to its present holder again. Sets the given attributes, removes those that are `None`, and
+    /// counts the address as newly assigned. Other addresses keep their attributes, even if they shared an entry with
+    /// this one. An address without a holder is not changed.
     pub fn renew<'a>(&mut self, ip: IpAddr, attributes: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) {
         let (Some(mut entry), Some(ordinal)) = (self.attributes_of(ip).cloned(), self.ordinal(ip)) else { return };
         for (name, value) in attributes {
@@ -376,7 +379,7 @@ impl Block {
         self.compact();
     }
 
-    /// The state of an address in this block.
+    /// Returns the state of an address in this block.
     pub fn lookup(&self, ip: IpAddr) -> AddressState<'_> {
         let Some(slot) = self.ordinal(ip).and_then(|ordinal| self.allocations.get(ordinal)) else {
             return AddressState::Outside;
@@ -387,7 +390,7 @@ impl Block {
         }
     }
 
-    /// The facts about the holder of an address; `None` if it has none.
+    /// The attributes of an address's holder, or `None` if the address has no holder.
     pub fn attributes_of(&self, ip: IpAddr) -> Option<&Attribute> {
         match self.lookup(ip) {
             AddressState::Assigned(attribute) => Some(attribute),
@@ -395,12 +398,12 @@ impl Block {
         }
     }
 
-    /// All its addresses, ascending.
+    /// All addresses of the block, ascending.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         (0..self.allocations.len()).filter_map(|ordinal| self.address(ordinal))
     }
 
-    /// The addresses that are not free, in ascending order, each with its entry: held ones and those in cooldown.
+    /// The addresses that are held or in cooldown, ascending, each with its entry.
     pub fn allocated(&self) -> impl Iterator<Item = (IpAddr, &Attribute)> {
         self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
             let attribute = self.attributes().get((*slot)?)?;
@@ -408,51 +411,51 @@ impl Block {
         })
     }
 
-    /// The free addresses in the order in which they will be assigned, reserved ones among them.
+    /// The free addresses in the order of assignment, including reserved ones.
     pub fn free_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.unallocated.iter().filter_map(|ordinal| self.address(*ordinal))
     }
 
-    /// The addresses held under a handle, in ascending order.
+    /// The addresses that a handle holds, ascending.
     pub fn ips_by_handle(&self, handle: &str) -> Vec<IpAddr> {
         self.allocated().filter(|(_, entry)| entry.has_handle(handle)).map(|(ip, _)| ip).collect()
     }
 
-    /// The handle of each address that is held, as stored.
+    /// The handle of each held address, as stored.
     pub(crate) fn handles(&self) -> Vec<SmolStr> {
         self.allocated().filter_map(|(_, entry)| entry.holding_handle().cloned()).collect()
     }
 }
 
-/// How many networks of this length a block has, where a block can have so many: addresses or prefixes.
+/// The number of networks of this length in a block, or `None` if a block cannot have that many.
 fn capacity_of(cidr: IpNet, length: u8) -> Option<usize> {
     let count = 1_usize.checked_shl(u32::from(length.checked_sub(cidr.prefix_len())?))?;
     (count <= MAX_BLOCK_ADDRESSES).then_some(count)
 }
 
 impl Block {
-    /// How many addresses it has, or prefixes.
+    /// How many addresses or prefixes the block has.
     pub fn capacity(&self) -> usize {
         self.allocations.len()
     }
 
-    /// The length of what an ordinal stands for: that of a single address, or of a prefix.
+    /// The prefix length of one ordinal: that of a single address, or of a prefix.
     pub fn length(&self) -> u8 {
         self.family().bits() - self.host_bits()
     }
 
-    /// The prefix of the block that has an address, or the address itself.
+    /// The prefix of the block that contains an address; in a block of addresses, the address.
     pub fn unit_of(&self, ip: IpAddr) -> IpNet {
         let unit = self.cidr().contains(&ip).then(|| self.family().network(ip, self.length()));
         unit.flatten().unwrap_or_else(|| ip.into())
     }
 
-    /// The address that stands for an address in this block: of a prefix the first one.
+    /// The first address of the prefix that contains an address; in a block of addresses, the address.
     pub fn first_of(&self, ip: IpAddr) -> IpAddr {
         self.unit_of(ip).network()
     }
 
-    /// True if the address is reserved, or some of its prefix is.
+    /// True if the address or any part of its prefix is reserved.
     pub fn is_reserved(&self, ip: IpAddr, reservations: &Reservations) -> bool {
         match self.host_bits() {
             0 => reservations.contains(ip),
@@ -460,7 +463,7 @@ impl Block {
         }
     }
 
-    /// The ordinal of an address; `None` if it is not of this block.
+    /// The ordinal of an address, or `None` if the address is outside this block.
     pub fn ordinal(&self, ip: IpAddr) -> Option<usize> {
         if !self.cidr().contains(&ip) {
             return None;
@@ -469,18 +472,18 @@ impl Block {
         usize::try_from(distance.checked_shr(self.host_bits().into())?).ok()
     }
 
-    /// The address of an ordinal; `None` if it lies outside.
+    /// The address of an ordinal, or `None` if the ordinal is outside this block.
     pub fn address(&self, ordinal: usize) -> Option<IpAddr> {
         nth(self.cidr(), (ordinal as u128).checked_shl(self.host_bits().into())?)
     }
 
-    /// How many bits of an address its ordinal does not tell: none, or what a prefix leaves free.
+    /// The number of low address bits that an ordinal does not cover: 0 for addresses, the host bits for prefixes.
     fn host_bits(&self) -> u8 {
         let bits = self.family().bits() - self.cidr().prefix_len();
         bits.saturating_sub(self.allocations.len().checked_ilog2().and_then(|of| u8::try_from(of).ok()).unwrap_or(0))
     }
 
-    /// Checks that there are as many allocations as addresses, or as prefixes of some length.
+    /// Checks that the number of allocations is the number of addresses, or of prefixes of some length.
     fn check_size(&self, key: &Key) -> Result<(), Malformed> {
         let (found, cidr) = (self.allocations.len(), self.cidr());
         if found <= MAX_BLOCK_ADDRESSES && length_in_block(cidr, found).is_some() {
@@ -493,12 +496,12 @@ impl Block {
     }
 }
 
-/// The usual lengths of a block without its entries, and of an entry: the buffer of a written block seldom grows.
+/// Typical encoded sizes of a block without its entries, and of an entry. They size the buffer so that it seldom grows.
 const BASE_BYTES: usize = 1024;
 const ENTRY_BYTES: usize = 320;
 
 impl Block {
-    /// The entries that allocations point at.
+    /// The entries that the allocations point at.
     fn attributes(&self) -> &[Attribute] {
         self.attributes.get().map_or(&[], Vec::as_slice)
     }
@@ -510,13 +513,13 @@ impl Block {
         attributes.len() - 1
     }
 
-    /// The allocated ordinals, ascending, whose entry's index passes the test.
+    /// The allocated ordinals, ascending, whose entry index passes the test.
     fn ordinals_where(&self, test: impl Fn(usize) -> bool) -> Vec<usize> {
         let allocated = self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| Some((ordinal, (*slot)?)));
         allocated.filter(|(_, index)| test(*index)).map(|(ordinal, _)| ordinal).collect()
     }
 
-    /// Frees an allocated ordinal: to the end of the queue, its sequence number forgotten.
+    /// Frees an allocated ordinal: puts it at the end of the queue and drops its sequence number.
     fn set_free(&mut self, ordinal: usize) {
         if let Some(slot) = self.allocations.get_mut(ordinal)
             && slot.take().is_some()
@@ -533,13 +536,13 @@ impl Block {
         numbers.and_then(|numbers| numbers.get(format_smolstr!("{ordinal}").as_str())).copied().unwrap_or(0)
     }
 
-    /// Records the block's sequence number, as it is before this write counts it up, for an ordinal.
+    /// Records the block's sequence number for an ordinal, as it is before this write increases it.
     fn set_sequence(&mut self, ordinal: usize) {
         let number = self.sequence_number();
         self.sequence_numbers.or_default().insert(format_smolstr!("{ordinal}"), number);
     }
 
-    /// Drops the entries that no allocation points at and renumbers the others, their order kept.
+    /// Drops the entries that no allocation points at and renumbers the others in their order.
     fn compact(&mut self) {
         let Field::Is(attributes) = &mut self.attributes else { return };
         let mut used = vec![false; attributes.len()];
@@ -548,7 +551,6 @@ impl Block {
                 *used = true;
             }
         }
-        // Where each entry moves to: the number of used ones before it.
         let mut next = 0;
         let moved: Vec<usize> = used
             .iter()
@@ -567,11 +569,11 @@ impl Block {
         }
     }
 
-    /// Checks a block that was read, and heals what can be healed without a guess.
+    /// Checks a block that was read, and repairs its queue.
     ///
-    /// The allocations determine what is free; the queue only in which order. So the queue loses an ordinal that is
-    /// allocated or outside, and the second mention of one, and a free ordinal that it does not name is put at its end:
-    /// an address is then neither assigned twice nor lost for ever.
+    /// The allocations determine which ordinals are free; the queue determines only their order. So the queue drops
+    /// ordinals that are allocated, outside the block or listed twice, and gets the missing free ordinals at its end.
+    /// No address is then assigned twice or lost for ever.
     fn check(&mut self, key: &Key) -> Result<(), Malformed> {
         self.cidr = Net(self.cidr().trunc());
         if keys::parse_block(key) != Some(self.cidr()) {
@@ -588,7 +590,7 @@ impl Block {
 
     fn heal_queue(&mut self) {
         let mut missing: Vec<bool> = self.allocations.iter().map(Option::is_none).collect();
-        // Keeps the first mention of each free ordinal, and leaves in `missing` those without any.
+        // Keeps the first mention of each free ordinal; `missing` then marks those without any.
         self.unallocated.retain(|ordinal| missing.get_mut(*ordinal).is_some_and(std::mem::take));
         let lost = missing.iter().enumerate().filter_map(|(ordinal, missing)| missing.then_some(ordinal));
         self.unallocated.extend(lost);
@@ -610,26 +612,26 @@ impl Document for Block {
 /// A network that cannot be a block.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableBlock {
-    /// It has more than [`MAX_BLOCK_ADDRESSES`].
+    /// The network has more than [`MAX_BLOCK_ADDRESSES`].
     #[error("block {0} has more than {MAX_BLOCK_ADDRESSES} addresses: give its pool a longer block size")]
     TooLarge(IpNet),
-    /// It has no address beside those that the host keeps for itself.
+    /// The host keeps all of the block's addresses for itself.
     #[error("block {0} is too small for what its host keeps for itself")]
     NothingLeft(IpNet),
 }
 
-/// The address is held already, or in cooldown.
+/// The address is held already, or is in cooldown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("resource already exists: {0} with error: Address already assigned in block")]
 pub struct AlreadyAssigned(pub IpAddr);
 
-/// With strict affinity, the block is not the requesting owner's.
+/// Under strict affinity, the requesting owner does not own the block.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOwner {
-    /// It has another owner.
+    /// The block has another owner.
     #[error("Block host affinity does not match")]
     Other,
-    /// It has no owner.
+    /// The block has no owner.
     #[error("Attempt to assign from block {0} with no affinity")]
     Nobody(IpNet),
 }

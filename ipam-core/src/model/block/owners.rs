@@ -1,24 +1,22 @@
-//! The owners of an address that moves between two holders: the pods of a virtual machine that migrates.
+//! The owners of an address that moves between two holders: the pods of a migrating virtual machine.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::Block;
 
-/// The attribute that names a pod.
 const POD: &str = "pod";
-/// The attribute that names its namespace.
 const NAMESPACE: &str = "namespace";
 
-/// The required owner of an address before its owner changes.
+/// The owner that an address must have before its owner changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExpectedOwner {
     /// Any owner, or none.
     #[default]
     Anyone,
-    /// No owner: it has no attributes of this kind.
+    /// No owner: there are no attributes of this kind.
     Nobody,
-    /// This pod's, by the attributes `namespace` and `pod`.
+    /// This pod, according to the attributes `namespace` and `pod`.
     Pod {
         /// The pod's namespace.
         namespace: String,
@@ -28,7 +26,7 @@ pub enum ExpectedOwner {
 }
 
 impl ExpectedOwner {
-    /// The namespace and the name of the pod, as Calico writes them; empty unless it is a pod's.
+    /// The namespace and the name of the expected pod, for Calico's text; empty if no pod is expected.
     fn pod(&self) -> (&str, &str) {
         match self {
             Self::Pod { namespace, name } => (namespace, name),
@@ -47,28 +45,28 @@ impl ExpectedOwner {
     }
 }
 
-/// The new attributes of one owner of an address. They take the place of all that there are.
+/// The change of one owner of an address. The new attributes replace all existing ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnerChange {
-    /// The new attributes; none for no owner.
+    /// The new attributes; empty for no owner.
     pub attributes: BTreeMap<String, String>,
-    /// The required owner before.
+    /// The owner that the address must have before the change.
     pub expected: ExpectedOwner,
 }
 
 impl OwnerChange {
-    /// These attributes from now on.
+    /// Sets these attributes.
     pub fn to(attributes: BTreeMap<String, String>) -> Self {
         Self { attributes, expected: ExpectedOwner::Anyone }
     }
 
-    /// No attributes any more.
+    /// Removes all attributes.
     pub fn clear() -> Self {
         Self::default()
     }
 
-    /// Only if the address is this owner's before.
+    /// Makes the change conditional on the present owner.
     #[must_use]
     pub fn if_owned_by(mut self, expected: ExpectedOwner) -> Self {
         self.expected = expected;
@@ -76,20 +74,20 @@ impl OwnerChange {
     }
 }
 
-/// The changes of the owners of an address; `None` leaves one as it is.
+/// The changes of the owners of an address. `None` keeps an owner unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerUpdate {
-    /// The owner: `secondary` in the document.
+    /// The active owner: `secondary` in the document.
     pub active: Option<OwnerChange>,
-    /// The other one: `alternateOwnerAttrs` in the document.
+    /// The alternate owner: `alternateOwnerAttrs` in the document.
     pub alternate: Option<OwnerChange>,
 }
 
-/// Why the owners of an address do not change. The texts are Calico's.
+/// The reason why the owners of an address were not changed. The texts are Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OwnerRefusal {
-    /// The address is not held under the handle.
+    /// The handle does not hold the address.
     #[error("IP {address} is not assigned to handle {handle}")]
     OtherHandle {
         /// The address.
@@ -102,7 +100,7 @@ pub enum OwnerRefusal {
     OtherOwner(Box<OtherOwner>),
 }
 
-/// An address that has another owner than expected.
+/// The error for an address that has another owner than expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "update conflict: {address}: cannot set {part}: expected pod={} namespace={} but found pod={pod} namespace={namespace}",
@@ -114,18 +112,18 @@ pub struct OtherOwner {
     pub address: IpAddr,
     /// Calico's name of the attributes: `ActiveOwnerAttrs` or `AlternateOwnerAttrs`.
     pub part: &'static str,
-    /// The required owner.
+    /// The expected owner.
     pub expected: ExpectedOwner,
-    /// The pod that it is of; empty for none.
+    /// The name of the pod that owns the address; empty for none.
     pub pod: String,
-    /// The pod's namespace; empty for none.
+    /// The namespace of that pod; empty for none.
     pub namespace: String,
 }
 
 impl Block {
-    /// Changes the owners of an address that is held under a handle; false if they are as wanted already. All
-    /// expectations are checked before anything changes. Other addresses keep their owners, also where they shared the
-    /// entry, and the address keeps its sequence number: it is not assigned anew.
+    /// Changes the owners of an address that is held under a handle. Returns false if they already are as requested.
+    /// All expectations are checked before anything changes. Other addresses keep their owners, even if they shared the
+    /// entry. The address keeps its sequence number, because this is no new assignment.
     ///
     /// # Errors
     /// [`OwnerRefusal`]; the block is then unchanged.
@@ -191,7 +189,7 @@ mod tests {
         OwnerUpdate { active: None, alternate: Some(change) }
     }
 
-    /// A block of which pod `a` has two addresses, under one entry.
+    /// A block in which pod `a` has two addresses that share an entry.
     fn block() -> (Block, IpAddr, IpAddr) {
         let cidr = "10.0.0.0/30".parse().unwrap();
         let now = OffsetDateTime::UNIX_EPOCH;

@@ -1,4 +1,4 @@
-//! Releasing addresses of a block.
+//! Releases addresses of a block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,32 +9,32 @@ use super::{AddressState, Attribute, Block};
 use crate::model::handle::same_handle;
 use crate::sticky;
 
-/// An address to be released, and what must be true of it.
+/// An address to release, with optional conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReleaseRequest {
     /// The address.
     pub address: IpAddr,
-    /// The handle it must be held under, if any.
+    /// The handle that must hold the address, if given.
     pub handle: Option<String>,
-    /// The sequence number it must have, if any.
+    /// The sequence number that the address must have, if given.
     pub sequence_number: Option<u64>,
 }
 
 impl ReleaseRequest {
-    /// A request without a condition on the address.
+    /// Creates a request without conditions.
     pub fn new(address: IpAddr) -> Self {
         Self { address, handle: None, sequence_number: None }
     }
 
-    /// Only if the address is held under this handle.
+    /// Adds the condition that this handle holds the address.
     #[must_use]
     pub fn with_handle(mut self, handle: impl Into<String>) -> Self {
         self.handle = Some(handle.into());
         self
     }
 
-    /// Only if the address still has this sequence number.
+    /// Adds the condition that the address has this sequence number.
     #[must_use]
     pub fn with_sequence_number(mut self, number: u64) -> Self {
         self.sequence_number = Some(number);
@@ -45,22 +45,22 @@ impl ReleaseRequest {
 /// The outcome of a release.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleaseResult {
-    /// The addresses that were held and are not any more, in ascending order.
+    /// The addresses that were held and are not any more, ascending.
     pub released: Vec<IpAddr>,
-    /// The addresses that had no holder: free, in cooldown, or not of this block.
+    /// The addresses that had no holder: free, in cooldown, or outside this block.
     pub unallocated: Vec<IpAddr>,
-    /// The number of released addresses of each handle, by which the handles' counts shrink.
+    /// The number of released addresses by handle, for the handles' counts.
     pub by_handle: BTreeMap<String, usize>,
 }
 
 impl ReleaseResult {
-    /// True if the block has changed, so that it must be written.
+    /// True if the block has changed and must be written.
     pub fn changed(&self) -> bool {
         !self.released.is_empty()
     }
 }
 
-/// An address that is not what the request says. Nothing of the block was released.
+/// The error for an address that does not meet the conditions of its request. Nothing was released.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("update conflict: {address}: {kind}")]
 pub struct ReleaseConflict {
@@ -68,10 +68,10 @@ pub struct ReleaseConflict {
     kind: ReleaseConflictKind,
 }
 
-/// The difference between the address and the request.
+/// The condition that was not met.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseConflictKind {
-    /// It has been assigned or released again since.
+    /// The address was assigned or released again since.
     #[error("bad sequence number: requested {requested}, expected {stored}")]
     SequenceNumber {
         /// The value in the request.
@@ -79,12 +79,12 @@ pub enum ReleaseConflictKind {
         /// The value in the block.
         stored: u64,
     },
-    /// It is held under another handle, or none.
+    /// Another handle holds the address, or none.
     #[error("bad handle: requested {requested}, expected {stored}")]
     Handle {
         /// The value in the request.
         requested: String,
-        /// The block's value; empty for none.
+        /// The value in the block; empty for none.
         stored: String,
     },
 }
@@ -95,18 +95,18 @@ impl ReleaseConflict {
         self.address
     }
 
-    /// The difference.
+    /// The condition that was not met.
     pub fn kind(&self) -> &ReleaseConflictKind {
         &self.kind
     }
 }
 
 impl Block {
-    /// Releases the held addresses of the block that pass the test. An address that its workload keeps waits for it
-    /// from now on, see [`crate::sticky`].
+    /// Releases the held addresses of the block that pass the test. A sticky address then waits for its workload; see
+    /// [`crate::sticky`].
     ///
-    /// Released addresses are in cooldown for `cooldown_seconds` from now; with 0 or less they are free at once. The
-    /// cooldown step is part of this, so addresses whose cooldown is over become free too.
+    /// Released addresses are in cooldown for `cooldown_seconds` from now; with 0 or less they are free at once. This
+    /// includes [`Self::apply_cooldown`], so addresses whose cooldown is over become free too.
     pub fn release_where(
         &mut self,
         now: OffsetDateTime,
@@ -118,17 +118,17 @@ impl Block {
         self.release_held(addresses, |_| true, now, cooldown_seconds)
     }
 
-    /// Releases all addresses held under a handle; otherwise as [`Self::release_where`].
+    /// Releases all addresses that a handle holds, like [`Self::release_where`].
     pub fn release_by_handle(&mut self, handle: &str, now: OffsetDateTime, cooldown_seconds: i64) -> ReleaseResult {
         self.release_where(now, cooldown_seconds, |_, entry| entry.has_handle(handle))
     }
 
-    /// Releases addresses, all or nothing. An address that is named twice counts once, and must meet the conditions of each
-    /// request. One that has no holder is returned as such. A request with a handle is its holder's, as in
-    /// [`Self::release_where`]; one without a handle also ends that a workload keeps the address.
+    /// Releases addresses, all or none. An address in several requests counts once, and must meet the conditions of
+    /// each. Addresses without a holder are returned in `unallocated`. With a handle, the release is the holder's own,
+    /// as in [`Self::release_where`]. Without a handle, the workload of a sticky address loses the address.
     ///
     /// # Errors
-    /// [`ReleaseConflict`] if an address has another sequence number, or is held under another handle, than its request
+    /// [`ReleaseConflict`] if an address has another sequence number, or is held by another handle, than its request
     /// says. The block is then unchanged.
     pub fn release_addresses(
         &mut self,
@@ -155,7 +155,7 @@ impl Block {
     /// True if the address of a request is held, false if it has no holder.
     fn check_request(&self, request: &ReleaseRequest) -> Result<bool, ReleaseConflict> {
         let address = request.address;
-        // Before anything else, as in Calico: a caller with an old number is mistaken even if the address is free.
+        // Checked first, as in Calico: a caller with an old number is wrong even if the address is free.
         if let Some(requested) = request.sequence_number {
             let stored = self.sequence_number_of(address);
             if requested != stored {
@@ -174,8 +174,8 @@ impl Block {
         }
     }
 
-    /// Marks held addresses as released now, then takes the cooldown step. Those that may wait for the workload that keeps
-    /// them do so.
+    /// Marks held addresses as released now, then applies the cooldown. Sticky addresses that `may_wait` accepts then
+    /// wait for their workload.
     fn release_held(
         &mut self,
         released: Vec<IpAddr>,
@@ -201,11 +201,12 @@ impl Block {
             if let Some(slot) = self.allocations.get_mut(ordinal) {
                 *slot = Some(marker);
             }
-            // During the cooldown, no caller that remembers the number of the assignment can release it once more.
+            // During the cooldown, a caller that remembers the number of the assignment cannot release the address
+            // again.
             self.set_sequence(ordinal);
         }
         self.compact();
-        // Its other changes are written with the release.
+        // The addresses that this frees are written with the release.
         let _freed = self.apply_cooldown(now, cooldown_seconds);
         for (ip, waiting) in kept {
             self.keep(ip, &waiting);

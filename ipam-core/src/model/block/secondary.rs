@@ -7,30 +7,30 @@ use crate::attachment::{NETWORK, OWN_NODE, use_own_names};
 use crate::model::Attribute;
 
 impl Attribute {
-    /// True if an address of a secondary network is held with this entry. Only such an address carries our name of the
-    /// node. `known` tells it by a network's name, for addresses that were assigned before there was such a name.
+    /// True if the entry belongs to an address of a secondary network. Only such an entry has our attribute for the
+    /// node. `known` recognizes the network's name, for addresses that were assigned before this attribute existed.
     pub fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
         self.get(OWN_NODE).is_some() || self.get(NETWORK).is_some_and(known)
     }
 }
 
 impl Block {
-    /// True if secondary networks hold every address that is held, also if none is.
+    /// True if secondary networks hold all held addresses, or if none is held.
     pub fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
         let mut held = self.allocated().filter(|(_, entry)| entry.released_at().is_none());
         held.all(|(_, entry)| entry.is_secondary(&known))
     }
 
-    /// Replaces Calico's names by ours on the addresses of secondary networks that still carry Calico's. Each of them
-    /// counts as assigned anew: Calico's kube-controllers remembers an address as it has first seen it, and names its
-    /// sequence number when it releases it.
+    /// Replaces Calico's names with ours on all addresses of secondary networks that still have Calico's, and returns
+    /// their number. Each of them counts as assigned again. Calico's kube-controllers remembers an address as it first
+    /// saw it, and sends that sequence number when it releases the address, so its release fails.
     pub fn use_own_names(&mut self, known: impl Fn(&str) -> bool) -> usize {
         let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none() && entry.is_secondary(&known));
         let addresses: Vec<IpAddr> = held.map(|(address, _)| address).collect();
         addresses.into_iter().filter(|address| self.use_own_names_of(*address)).count()
     }
 
-    /// The same for one address; false if it has our names or no holder.
+    /// Like [`Self::use_own_names`], for one address. Returns false if it already has our names, or has no holder.
     pub fn use_own_names_of(&mut self, address: IpAddr) -> bool {
         let (Some(entry), Some(ordinal)) = (self.attributes_of(address), self.ordinal(address)) else { return false };
         let mut attributes = entry.attributes().clone();

@@ -12,8 +12,8 @@ use crate::net::Family;
 use crate::sticky::{PINNED, STICKY_FOR, STICKY_UNTIL, WaitEnd, end_of_wait, is_pinned, overdue, waits_until};
 use crate::timestamps::rfc3339;
 
-/// The document under the key of a workload's name: its addresses, so that one read finds them. The state of an address
-/// is recorded in its block; an address that is the workload's no more is passed over.
+/// The document under the key of a workload's name. It lists the workload's addresses, so that one read finds them. The
+/// state of an address is recorded in its block. An address that the workload no longer keeps is ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StickyRecord {
     /// The addresses, in the order in which they were recorded.
@@ -26,16 +26,16 @@ pub struct StickyRecord {
 pub struct StickyAddress {
     /// The address.
     pub address: IpAddr,
-    /// The network in which the workload has it; any network if none is named.
+    /// The network in which the workload has the address, or `None` for any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    /// The interface in the container; any interface if none is named.
+    /// The interface in the container, or `None` for any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
 }
 
 impl StickyAddress {
-    /// True if an interface of a network may have the address.
+    /// True if this interface of this network may have the address.
     pub fn is_for(&self, network: &str, interface: &str) -> bool {
         self.network.as_ref().is_none_or(|own| own == network)
             && self.interface.as_ref().is_none_or(|own| own == interface)
@@ -43,19 +43,19 @@ impl StickyAddress {
 }
 
 impl StickyRecord {
-    /// The addresses of a family that an interface of a network may have.
+    /// The addresses of a family that this interface of this network may have.
     pub fn of(&self, family: Family, network: &str, interface: &str) -> Vec<StickyAddress> {
         let own = |one: &&StickyAddress| Family::of(one.address) == family && one.is_for(network, interface);
         self.addresses.iter().filter(own).cloned().collect()
     }
 
-    /// Adds an address. One that is recorded already is replaced.
+    /// Adds an address, replacing an existing record of it.
     pub fn add(&mut self, new: StickyAddress) {
         self.remove(new.address);
         self.addresses.push(new);
     }
 
-    /// Removes an address. False if it was not there.
+    /// Removes an address. Returns false if it was not recorded.
     pub fn remove(&mut self, address: IpAddr) -> bool {
         let before = self.addresses.len();
         self.addresses.retain(|one| one.address != address);
@@ -74,8 +74,8 @@ impl Document for StickyRecord {
 }
 
 impl Block {
-    /// Puts this entry in the place of whatever an address has: another holder, a workload that it waits for, or nothing.
-    /// That counts as an assignment of the address. False if the address is not of this block.
+    /// Replaces the state of an address with this entry, whether it is held, free or waits for a workload. This counts
+    /// as an assignment of the address. Returns false if the address is outside this block.
     pub fn keep(&mut self, ip: IpAddr, entry: &Attribute) -> bool {
         let Some(ordinal) = self.ordinal(ip) else { return false };
         self.set_taken(&[ordinal], entry);
@@ -83,7 +83,7 @@ impl Block {
         true
     }
 
-    /// Assigns an address to the workload that keeps it, under this entry. A pinned address stays pinned.
+    /// Assigns an address to the workload that keeps it, with this entry. A pinned address stays pinned.
     pub fn assign_kept(&mut self, ip: IpAddr, entry: &Attribute) {
         let is_pinned = self.attributes_of(ip).is_some_and(is_pinned);
         if self.keep(ip, entry) && is_pinned {
@@ -91,12 +91,12 @@ impl Block {
         }
     }
 
-    /// The addresses that wait for a workload whose time is over, each with the end of its wait.
+    /// The addresses that have waited too long for their workload, each with the end of its wait.
     pub fn overdue(&self, now: OffsetDateTime) -> impl Iterator<Item = (OffsetDateTime, IpAddr)> {
         self.allocated().filter_map(move |(ip, entry)| Some((overdue(entry, now)?, ip)))
     }
 
-    /// Frees the addresses whose time is over, for counts: an assignment that finds nothing else takes them.
+    /// Frees the overdue addresses in memory, for counts, because an assignment that finds no free address takes them.
     pub fn free_overdue(&mut self, now: OffsetDateTime) {
         let over: Vec<usize> = self.overdue(now).filter_map(|(_, ip)| self.ordinal(ip)).collect();
         if !over.is_empty() {
@@ -105,7 +105,7 @@ impl Block {
         }
     }
 
-    /// True if an address waits for its workload for a time: it becomes assignable without a write.
+    /// True if an address waits for its workload until some time, after which it becomes assignable without a write.
     pub(super) fn may_become_overdue(&self) -> bool {
         self.allocated().any(|(_, entry)| matches!(waits_until(entry), Some(WaitEnd::At(_))))
     }
@@ -117,7 +117,7 @@ impl Block {
 }
 
 impl Attribute {
-    /// Moves the end of a wait to where it belongs, if a clock that was far ahead has recorded it. True if it did.
+    /// Corrects the end of a wait that a fast clock has recorded too late. Returns true if it changed.
     pub(super) fn correct_wait(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> bool {
         let Some(end) = end_of_wait(self, now, cooldown_seconds) else { return false };
         self.set(STICKY_UNTIL, &rfc3339(end));
@@ -205,7 +205,7 @@ mod tests {
         block.assign_kept(ip, &holder("net.c2", "web-0", "30"));
         assert!(is_pinned(block.attributes_of(ip).unwrap()));
 
-        // The wait that the network had before is no pin.
+        // The longer wait of the network's former configuration is no pin.
         block.keep(ip, &holder("net.c2", "web-0", "forever"));
         block.release_by_handle("net.c2", NOW, 0);
         block.assign_kept(ip, &holder("net.c3", "web-0", "30"));
@@ -216,7 +216,7 @@ mod tests {
         assert_eq!(block.apply_cooldown(NOW, 0).moved, 1);
         let end = NOW + Duration::seconds(30);
         assert_eq!(waits_until(block.attributes_of(ip).unwrap()), Some(WaitEnd::At(end)));
-        // Clocks differ by a few seconds: that is left alone.
+        // Clocks differ by a few seconds, which is not corrected.
         assert_eq!(block.apply_cooldown(NOW - Duration::seconds(5), 0).moved, 0);
         assert_eq!(block.apply_cooldown(end, 0).moved, 0);
     }

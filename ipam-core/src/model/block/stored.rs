@@ -1,4 +1,4 @@
-//! A block as it is stored: what the reader of [`Block`] heals or refuses is reported here instead.
+//! Blocks as they are stored, with a report of the flaws that reading a [`Block`] repairs or refuses.
 
 use kv::Key;
 use smol_str::SmolStr;
@@ -6,31 +6,31 @@ use smol_str::SmolStr;
 use super::Block;
 use crate::model::codec::{Malformed, Net, from_json};
 
-/// A block of which nothing was healed. Of the invariant of [`Block`] only the number of allocations holds.
+/// A block without repairs. Of the invariant of [`Block`], only the number of allocations is certain.
 #[derive(Clone, Debug)]
 pub struct StoredBlock(Block);
 
-/// The faults inside a block. Ordinals are ascending, those of the queue in its order.
+/// The flaws inside a block. Ordinals are ascending, except those of the queue, which are in its order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockFlaws {
-    /// Ordinals whose allocation points at an entry that is not there.
+    /// Ordinals whose allocation points at a missing entry.
     pub dangling: Vec<usize>,
-    /// How many entries no allocation points at.
+    /// The number of entries without an allocation.
     pub unused: usize,
-    /// Free ordinals that are in the queue more than once.
+    /// Free ordinals that occur more than once in the queue.
     pub twice: Vec<usize>,
-    /// Free ordinals that are not in the queue.
+    /// Free ordinals that are missing in the queue.
     pub lost: Vec<usize>,
     /// Allocated ordinals in the queue.
     pub taken: Vec<usize>,
     /// Numbers in the queue that are no ordinals of the block.
     pub outside: Vec<usize>,
-    /// Names of sequence numbers that are no allocated ordinals.
+    /// Keys of sequence numbers that are no allocated ordinals.
     pub numbers: Vec<String>,
 }
 
 impl BlockFlaws {
-    /// True if [`Block::tidy`] has something to do.
+    /// True if [`Block::tidy`] would change the block.
     pub fn can_be_tidied(&self) -> bool {
         let Self { dangling: _, unused, twice, lost, taken, outside, numbers } = self;
         *unused > 0 || [twice, lost, taken, outside].iter().any(|list| !list.is_empty()) || !numbers.is_empty()
@@ -38,10 +38,10 @@ impl BlockFlaws {
 }
 
 impl StoredBlock {
-    /// Reads a block. Its network may be another one than that of its key.
+    /// Reads a block. Its network may differ from that in its key.
     ///
     /// # Errors
-    /// [`Malformed`] if it is no block, or does not have as many allocations as addresses.
+    /// [`Malformed`] if the value is no block, or the number of allocations is wrong.
     pub fn read(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         let mut block: Block = from_json(key, value)?;
         block.cidr = Net(block.cidr().trunc());
@@ -54,7 +54,7 @@ impl StoredBlock {
         &self.0
     }
 
-    /// The faults inside.
+    /// Finds the flaws inside the block.
     pub fn flaws(&self) -> BlockFlaws {
         let mut flaws = BlockFlaws::default();
         self.find_in_allocations(&mut flaws);
@@ -94,8 +94,8 @@ impl StoredBlock {
 }
 
 impl Block {
-    /// Drops what nothing points at: entries, and sequence numbers of addresses that are not allocated. The queue was
-    /// healed when the block was read.
+    /// Drops entries without an allocation, and sequence numbers of addresses that are not allocated. The queue was
+    /// already repaired when the block was read.
     pub fn tidy(&mut self) {
         self.compact();
         let allocations = &self.allocations;
@@ -105,7 +105,7 @@ impl Block {
     }
 }
 
-/// True if a text names an allocated ordinal, in the one way in which ordinals are written.
+/// True if a text is an allocated ordinal in canonical form.
 fn is_allocated(allocations: &[Option<usize>], name: &str) -> bool {
     let ordinal = name.parse::<usize>().ok().filter(|ordinal| ordinal.to_string() == name);
     ordinal.is_some_and(|ordinal| matches!(allocations.get(ordinal), Some(Some(_))))
