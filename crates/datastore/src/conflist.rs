@@ -360,7 +360,7 @@ mod tests {
             );
             fs::write(folder.path().join(file), conf).unwrap();
         }
-        let found = scan(stores::drivers(), folder.path());
+        let found = scan(&stores::drivers(), folder.path());
         assert!(found.broken.is_none(), "{:?}", found.broken);
         assert_eq!(found.candidates.len(), 1, "{:?}", found.candidates);
     }

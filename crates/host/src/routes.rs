@@ -9,6 +9,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 /// A route of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
+    /// The destination.
     pub net: IpNet,
     /// The interface.
     pub device: String,
