@@ -29,7 +29,7 @@ use serde::Serialize;
 use tokio::runtime::{Builder, Runtime};
 use wiring::masquerade;
 
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::{TableRow, run_with_progress, table, yaml};
 use crate::store::{DEFAULT_LOCK_TIMEOUT, StoreAccess, StoreUse};
 use crate::times::parse_duration;
@@ -129,11 +129,11 @@ pub(crate) trait OpenStoreCommand {
     }
 
     /// Refuses arguments that are wrong whatever is in the store. Runs before a store is created for the command.
-    fn check(&self) -> Result<()> {
+    fn check(&self) -> CommandResult<()> {
         Ok(())
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer>;
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer>;
 }
 
 /// A command that opens its one store itself, perhaps several times, or works on the store's files.
@@ -149,13 +149,13 @@ pub(crate) trait StoreCommand {
         None
     }
 
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer>;
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer>;
 }
 
 /// A command that uses no store or several stores, or that runs until it is stopped.
 pub(crate) trait StandaloneCommand {
     /// Carries out the command and returns the exit code.
-    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8>;
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8>;
 }
 
 /// One call of the program: its options, the stores that it is built with, its environment and its streams.
@@ -169,7 +169,7 @@ pub(crate) struct Invocation<'a> {
 
 impl<'a> Invocation<'a> {
     /// Carries out a command and returns the exit code.
-    pub(crate) fn carry_out(&mut self, task: &Task<'_>) -> Result<u8> {
+    pub(crate) fn carry_out(&mut self, task: &Task<'_>) -> CommandResult<u8> {
         match task {
             Task::OnOpenStore(command) => self.run_on_store(&OpeningCommand(*command)),
             Task::OnStore(command) => self.run_on_store(*command),
@@ -178,7 +178,7 @@ impl<'a> Invocation<'a> {
     }
 
     /// Carries out a command on the configured store and prints its answer.
-    pub(crate) fn run_on_store(&mut self, command: &dyn StoreCommand) -> Result<u8> {
+    pub(crate) fn run_on_store(&mut self, command: &dyn StoreCommand) -> CommandResult<u8> {
         let ChosenStore { location, .. } = self.choose()?;
         if let Some((what, instead)) = command.only_embedded(self.drivers).filter(|_| location.is_shared()) {
             return Err(CommandFailure::new(format!("{what} is not for {}", location.facts().name)).hint(instead));
@@ -209,12 +209,12 @@ impl<'a> Invocation<'a> {
     }
 
     /// Prints an answer in the requested format.
-    pub(crate) fn print(&mut self, answer: CommandAnswer) -> Result<()> {
+    pub(crate) fn print(&mut self, answer: CommandAnswer) -> CommandResult<()> {
         answer.print(self.options.output, self.out, self.err)
     }
 
     /// Chooses the store. Prints which one, unless its URL was given.
-    pub(crate) fn choose(&mut self) -> Result<ChosenStore> {
+    pub(crate) fn choose(&mut self) -> CommandResult<ChosenStore> {
         let chosen = self.locate(self.options.store.as_deref())?;
         for problem in &chosen.unreadable {
             _ = writeln!(self.err, "warning: skipped {problem}");
@@ -226,7 +226,7 @@ impl<'a> Invocation<'a> {
     }
 
     /// Finds the store at a URL, with its credentials, or without a URL the store that the configuration names.
-    pub(crate) fn locate(&self, url: Option<&str>) -> Result<ChosenStore> {
+    pub(crate) fn locate(&self, url: Option<&str>) -> CommandResult<ChosenStore> {
         // Calico's operators configure their datastore in this file.
         let file = self.options.config.as_deref();
         let file = file.map_or(ConfigFile::IfThere(DEFAULT_CONFIG_FILE.as_ref()), ConfigFile::Given);
@@ -245,7 +245,7 @@ struct OpeningCommand<'a>(&'a dyn OpenStoreCommand);
 
 #[async_trait(?Send)]
 impl StoreCommand for OpeningCommand<'_> {
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         at.carry_out(self.0).await
     }
 }
@@ -253,7 +253,7 @@ impl StoreCommand for OpeningCommand<'_> {
 impl StoreAccess<'_> {
     /// Opens the store, carries out the command, and closes the store. A dry run writes nothing; if the store does not
     /// exist and the command would create it, the dry run uses an empty store in memory.
-    pub(crate) async fn carry_out(self, command: &dyn OpenStoreCommand) -> Result<CommandAnswer> {
+    pub(crate) async fn carry_out(self, command: &dyn OpenStoreCommand) -> CommandResult<CommandAnswer> {
         command.check()?;
         run_with_progress(&format!("working on {self}"), async {
             let store_use = command.store_use();
@@ -284,7 +284,11 @@ impl StoreAccess<'_> {
 
     /// Runs a command. If it may have changed the pools of an embedded store, refreshes this machine's NAT rules. In a
     /// cluster Felix maintains these rules.
-    async fn run_and_refresh_rules(self, command: &dyn OpenStoreCommand, operator: &Operator) -> Result<CommandAnswer> {
+    async fn run_and_refresh_rules(
+        self,
+        command: &dyn OpenStoreCommand,
+        operator: &Operator,
+    ) -> CommandResult<CommandAnswer> {
         let deadline = Deadline::after(command.timeout_after_open());
         let work = command.run(operator, deadline);
         match command.changes_pools() && !self.location.is_shared() {
@@ -295,18 +299,18 @@ impl StoreAccess<'_> {
 }
 
 /// Builds the runtime of an ordinary command, with one thread.
-pub(crate) fn runtime() -> Result<Runtime> {
+pub(crate) fn runtime() -> CommandResult<Runtime> {
     build_runtime(Builder::new_current_thread())
 }
 
 /// Builds the runtime of a watch. Its second thread reads the store's reports while the first one waits for a receiver.
-pub(crate) fn watch_runtime() -> Result<Runtime> {
+pub(crate) fn watch_runtime() -> CommandResult<Runtime> {
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(1);
     build_runtime(builder)
 }
 
-fn build_runtime(mut builder: Builder) -> Result<Runtime> {
+fn build_runtime(mut builder: Builder) -> CommandResult<Runtime> {
     builder.enable_all().build().map_err(|error| CommandFailure::new(format!("cannot start: {error}")))
 }
 
@@ -335,7 +339,7 @@ enum Layout {
 
 impl CommandAnswer {
     /// An answer as text and as JSON.
-    pub(crate) fn new(text: impl Into<String>, json: &impl Serialize) -> Result<Self> {
+    pub(crate) fn new(text: impl Into<String>, json: &impl Serialize) -> CommandResult<Self> {
         let json = serde_json::to_string_pretty(json).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
         Ok(Self {
             text: text.into(),
@@ -349,7 +353,7 @@ impl CommandAnswer {
     }
 
     /// An answer that is a table, or in JSON a list under the member `name`.
-    pub(crate) fn rows<R: TableRow>(name: &'static str, rows: &[R]) -> Result<Self> {
+    pub(crate) fn rows<R: TableRow>(name: &'static str, rows: &[R]) -> CommandResult<Self> {
         Self::new(table(rows), &BTreeMap::from([(name, rows)]))
     }
 
@@ -397,7 +401,7 @@ impl CommandAnswer {
     }
 
     /// Prints the answer on `out` and the notes on `err`.
-    pub(crate) fn print(self, format: Format, out: &mut dyn Write, err: &mut dyn Write) -> Result<()> {
+    pub(crate) fn print(self, format: Format, out: &mut dyn Write, err: &mut dyn Write) -> CommandResult<()> {
         for note in &self.notes {
             _ = writeln!(err, "note: {note}");
         }
@@ -435,8 +439,8 @@ async fn follow_pool_changes(
     operator: &Operator,
     location: &Location,
     deadline: Deadline,
-    work: impl Future<Output = Result<CommandAnswer>>,
-) -> Result<CommandAnswer> {
+    work: impl Future<Output = CommandResult<CommandAnswer>>,
+) -> CommandResult<CommandAnswer> {
     let before = PoolNetworks::read(operator, deadline).await;
     let answer = work.await?;
     let after = PoolNetworks::read(operator, deadline).await;

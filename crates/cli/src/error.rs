@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io;
 
 /// The result of a command.
-pub(crate) type Result<T, E = CommandFailure> = std::result::Result<T, E>;
+pub(crate) type CommandResult<T, E = CommandFailure> = Result<T, E>;
 
 /// A failed command: a message, and a hint if there is one.
 #[derive(Debug)]

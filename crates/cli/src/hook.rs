@@ -26,7 +26,7 @@ use ureq::Agent;
 use ureq::tls::{Certificate, RootCerts, TlsConfig};
 
 use crate::digest::hex;
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::interrupt::Interrupt;
 use crate::output::write_whole_file;
 
@@ -73,7 +73,7 @@ impl Hook {
     ///
     /// # Errors
     /// The program does not exist.
-    pub(crate) fn program(path: &Path, timeout: Duration) -> Result<Self> {
+    pub(crate) fn program(path: &Path, timeout: Duration) -> CommandResult<Self> {
         Ok(Self { receiver: Receiver::Program(ProgramReceiver::new(path, timeout)?), first_wait: RETRY_WAITS[0] })
     }
 
@@ -81,7 +81,7 @@ impl Hook {
     ///
     /// # Errors
     /// The URL is neither http nor https; the secret or the system's certificates cannot be read.
-    pub(crate) fn webhook(url: &str, secret: Option<&Path>, timeout: Duration) -> Result<Self> {
+    pub(crate) fn webhook(url: &str, secret: Option<&Path>, timeout: Duration) -> CommandResult<Self> {
         Ok(Self {
             receiver: Receiver::Webhook(Box::new(WebhookReceiver::new(url, secret, timeout)?)),
             first_wait: RETRY_WAITS[0],
@@ -151,7 +151,7 @@ impl CursorFile {
     ///
     /// # Errors
     /// The file cannot be read, is not a cursor, is about another store than `store`, or was refused before.
-    pub(crate) fn load(path: &Path, store: &str) -> Result<Self> {
+    pub(crate) fn load(path: &Path, store: &str) -> CommandResult<Self> {
         let advice = "remove the file to begin with what is in use now, or name another file";
         let failed = |why: String| CommandFailure::new(format!("the cursor {} {why}", path.display())).hint(advice);
         let saved = match fs::read(path) {
@@ -186,7 +186,7 @@ impl CursorFile {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) fn save(&mut self, revision: Revision) -> Result<()> {
+    pub(crate) fn save(&mut self, revision: Revision) -> CommandResult<()> {
         if revision.get() <= self.saved.revision {
             return Ok(());
         }
@@ -200,7 +200,7 @@ impl CursorFile {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) fn reach(&mut self, revision: Revision) -> Result<()> {
+    pub(crate) fn reach(&mut self, revision: Revision) -> CommandResult<()> {
         self.reached = self.reached.max(revision);
         if self.written.elapsed() < CURSOR_INTERVAL { Ok(()) } else { self.finish() }
     }
@@ -209,7 +209,7 @@ impl CursorFile {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) fn finish(&mut self) -> Result<()> {
+    pub(crate) fn finish(&mut self) -> CommandResult<()> {
         self.save(self.reached)
     }
 
@@ -218,7 +218,7 @@ impl CursorFile {
     ///
     /// # Errors
     /// The file cannot be written.
-    pub(crate) fn refuse(&mut self, why: &str) -> Result<()> {
+    pub(crate) fn refuse(&mut self, why: &str) -> CommandResult<()> {
         // The revision that was reached may not be in the file yet.
         self.saved.revision = self.saved.revision.max(self.reached.get());
         if self.revision().is_none() {
@@ -228,7 +228,7 @@ impl CursorFile {
         self.write()
     }
 
-    fn write(&self) -> Result<()> {
+    fn write(&self) -> CommandResult<()> {
         let text = serde_json::to_string(&self.saved).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
         write_whole_file(&self.path, &(text + "\n"))
     }
@@ -248,7 +248,7 @@ struct ProgramReceiver {
 impl ProgramReceiver {
     /// # Errors
     /// The program does not exist.
-    fn new(path: &Path, timeout: Duration) -> Result<Self> {
+    fn new(path: &Path, timeout: Duration) -> CommandResult<Self> {
         // A relative path is relative to this folder; PATH is not searched.
         let path = fs::canonicalize(path).map_err(|error| {
             CommandFailure::new(format!("cannot run {}: {error}", path.display())).hint("give the path of a program")
@@ -332,7 +332,7 @@ struct WebhookReceiver {
 impl WebhookReceiver {
     /// # Errors
     /// The URL is none of http or https; the secret or the certificates of the system cannot be read.
-    fn new(url: &str, secret: Option<&Path>, timeout: Duration) -> Result<Self> {
+    fn new(url: &str, secret: Option<&Path>, timeout: Duration) -> CommandResult<Self> {
         let is_https = url.starts_with("https://");
         if !is_https && !url.starts_with("http://") {
             return Err(CommandFailure::new("the URL of --webhook begins with neither http:// nor https://"));
@@ -374,7 +374,7 @@ impl WebhookReceiver {
 }
 
 /// Reads the key from a file. White space at its end does not count.
-fn read_key(path: &Path) -> Result<Key> {
+fn read_key(path: &Path) -> CommandResult<Key> {
     let failed = |why: String| CommandFailure::new(format!("the secret {} {why}", path.display()));
     let secret = fs::read(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
     let secret = secret.trim_ascii_end();
@@ -392,7 +392,7 @@ fn read_key(path: &Path) -> Result<Key> {
 }
 
 /// The certificates that the system trusts, or those in `SSL_CERT_FILE` if that is set.
-fn tls_config() -> Result<TlsConfig> {
+fn tls_config() -> CommandResult<TlsConfig> {
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
         return Err(CommandFailure::new("this system has no trusted certificates for https")

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use signal_hook::SigId;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 
 /// The exit code of an interrupted command.
 pub(crate) const INTERRUPTED: u8 = 130;
@@ -20,7 +20,7 @@ pub(crate) struct Interrupt {
 }
 
 impl Interrupt {
-    pub(crate) fn listen() -> Result<Self> {
+    pub(crate) fn listen() -> CommandResult<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         let mut this = Self { flag: flag.clone(), ids: Vec::new() };
         for signal in [SIGINT, SIGTERM, SIGHUP] {

@@ -9,7 +9,7 @@ use clap_mangen::Man;
 
 use crate::args::definition;
 use crate::command::{Invocation, StandaloneCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 
 pub(crate) const COMPLETIONS: &str = "\
 Examples:
@@ -41,7 +41,7 @@ the plugin
 
 impl StandaloneCommand for Completions {
     /// Prints the completion script of a shell.
-    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let mut script = Vec::new();
         clap_complete::generate(self.shell, &mut definition(invocation.drivers), "margay", &mut script);
         invocation.out.write_all(&script)?;
@@ -52,7 +52,7 @@ impl StandaloneCommand for Completions {
 
 impl StandaloneCommand for ManPages {
     /// Writes a man page for each command into a folder, which is created if necessary.
-    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let folder = &self.folder;
         let mut command = definition(invocation.drivers).disable_help_subcommand(true);
         command.build();

@@ -10,7 +10,7 @@ use datastore::maintenance::Retention;
 use datastore::{Location, served};
 
 use crate::command::{Invocation, StandaloneCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::times::{parse_duration, parse_interval};
 
 pub(crate) const HELP: &str = "\
@@ -93,7 +93,7 @@ pub(crate) struct Serve {
 
 impl StandaloneCommand for Serve {
     /// Serves a store until a signal ends the process.
-    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let location = match &self.folder {
             Some(folder) if invocation.options.store.is_none() => in_folder(invocation, folder)?,
             _ => invocation.choose()?.location,
@@ -148,7 +148,7 @@ impl StandaloneCommand for Serve {
     }
 }
 
-fn in_folder(invocation: &Invocation<'_>, folder: &Path) -> Result<Location> {
+fn in_folder(invocation: &Invocation<'_>, folder: &Path) -> CommandResult<Location> {
     if !folder.is_absolute() {
         return Err(CommandFailure::new(format!("{} is not an absolute path", folder.display())));
     }

@@ -11,7 +11,7 @@ use ipam_core::Nodes;
 use ipam_operator::Operator;
 use kv::{ErrorKind, Store};
 
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 
 /// Default limit of the wait for the store lock. Plugins hold it for milliseconds.
 pub(crate) const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
@@ -68,25 +68,25 @@ impl<'a> StoreAccess<'a> {
     }
 
     /// Opens the store, through its daemon if one runs. A store that does not exist yet has no daemon.
-    pub(crate) async fn open(self, store_use: StoreUse) -> Result<OpenStore> {
+    pub(crate) async fn open(self, store_use: StoreUse) -> CommandResult<OpenStore> {
         let sharing = if store_use == StoreUse::ReadAll { Sharing::InTurns } else { Sharing::Served };
         self.open_with(self.options(store_use).with_sharing(sharing)).await
     }
 
     /// Opens the store's own files. A daemon hands the store over for that.
-    pub(crate) async fn open_files(self, store_use: StoreUse) -> Result<OpenStore> {
+    pub(crate) async fn open_files(self, store_use: StoreUse) -> CommandResult<OpenStore> {
         self.open_with(self.options(store_use)).await
     }
 
     /// Opens the store to read it, through its daemon if one runs; `None` if there is no store.
-    pub(crate) async fn open_existing(self) -> Result<Option<OpenStore>> {
+    pub(crate) async fn open_existing(self) -> CommandResult<Option<OpenStore>> {
         match datastore::open(self.location, &self.options(StoreUse::Read).with_sharing(Sharing::Served)).await {
             Err(error) if *error.kind() == ErrorKind::Missing => Ok(None),
             opened => opened.map(Some).map_err(|error| self.explain(error)),
         }
     }
 
-    async fn open_with(self, options: OpenOptions) -> Result<OpenStore> {
+    async fn open_with(self, options: OpenOptions) -> CommandResult<OpenStore> {
         datastore::open(self.location, &options).await.map_err(|error| self.explain(error))
     }
 
@@ -102,8 +102,8 @@ impl<'a> StoreAccess<'a> {
     pub(crate) async fn with_operator<T>(
         self,
         store_use: StoreUse,
-        work: impl AsyncFnOnce(&Operator) -> Result<T>,
-    ) -> Result<T> {
+        work: impl AsyncFnOnce(&Operator) -> CommandResult<T>,
+    ) -> CommandResult<T> {
         let open = self.open(store_use).await?;
         let store = open.store();
         self.with_operator_on(open, store, work).await
@@ -115,8 +115,8 @@ impl<'a> StoreAccess<'a> {
         self,
         open: OpenStore,
         store: Arc<dyn Store>,
-        work: impl AsyncFnOnce(&Operator) -> Result<T>,
-    ) -> Result<T> {
+        work: impl AsyncFnOnce(&Operator) -> CommandResult<T>,
+    ) -> CommandResult<T> {
         let operator = Operator::new(store, self.nodes());
         self.run_and_close(open, async move |_: &OpenStore| work(&operator).await).await
     }
@@ -125,8 +125,8 @@ impl<'a> StoreAccess<'a> {
     pub(crate) async fn run_and_close<T, E: From<CommandFailure>>(
         self,
         open: OpenStore,
-        work: impl AsyncFnOnce(&OpenStore) -> Result<T, E>,
-    ) -> Result<T, E> {
+        work: impl AsyncFnOnce(&OpenStore) -> CommandResult<T, E>,
+    ) -> CommandResult<T, E> {
         let done = work(&open).await;
         let closed = open.close().await.map_err(|error| self.explain(error));
         let done = done?;
@@ -139,7 +139,7 @@ impl<'a> StoreAccess<'a> {
         if self.location.is_shared() { Nodes::Registered } else { Nodes::FirstSeen }
     }
 
-    pub(crate) async fn has_waiters(self) -> Result<bool> {
+    pub(crate) async fn has_waiters(self) -> CommandResult<bool> {
         Ok(maintenance::waiting(self.location).await.map_err(|error| self.explain(error))? > 0)
     }
 

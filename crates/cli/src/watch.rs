@@ -19,7 +19,7 @@ use serde::Serialize;
 use tokio::task::block_in_place;
 
 use crate::command::{Format, Invocation, StandaloneCommand, watch_runtime};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::follow::{FollowStart, FollowStop, Follower, HistoryPart};
 use crate::hook::{CursorFile, Delivery, DeliveryOutcome, Hook};
 use crate::interrupt::{INTERRUPTED, Interrupt};
@@ -93,7 +93,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl StandaloneCommand for Watch {
     /// Watches until a signal arrives or an end condition of the arguments is met.
-    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let location = invocation.choose()?.location;
         let interrupt = Interrupt::listen()?;
         let at = invocation.store_at(&location);
@@ -106,7 +106,7 @@ async fn watch(
     at: StoreAccess<'_>,
     interrupt: &Interrupt,
     invocation: &mut Invocation<'_>,
-) -> Result<u8> {
+) -> CommandResult<u8> {
     let pool = match &args.pool {
         Some(name) => Some(read_pool_network(at, name).await?),
         None => None,
@@ -164,7 +164,7 @@ async fn follow(
     at: StoreAccess<'_>,
     interrupt: &Interrupt,
     until: Option<Instant>,
-) -> Result<u8> {
+) -> CommandResult<u8> {
     // The initial state is printed in any case.
     let (mut is_current, mut may_end) = (false, false);
     loop {
@@ -201,12 +201,12 @@ async fn follow(
 }
 
 /// Reads the id of a store that a cursor records.
-async fn read_store_id(at: StoreAccess<'_>) -> Result<String> {
+async fn read_store_id(at: StoreAccess<'_>) -> CommandResult<String> {
     let open = at.open(StoreUse::Read).await?;
     at.run_and_close(open, async |open: &OpenStore| Ok(read_identity(at, open).await?.id)).await
 }
 
-async fn read_pool_network(at: StoreAccess<'_>, name: &str) -> Result<IpNet> {
+async fn read_pool_network(at: StoreAccess<'_>, name: &str) -> CommandResult<IpNet> {
     let read =
         async |operator: &Operator| Ok(operator.ipam().inventory(Deadline::after(POOL_READ_TIMEOUT)).await?.pools);
     let pools = at.with_operator(StoreUse::Read, read).await?;
@@ -254,7 +254,7 @@ impl GapEvent {
 }
 
 impl EventPrinter<'_> {
-    fn print_part(&mut self, store: StoreAccess<'_>, part: HistoryPart) -> Result<()> {
+    fn print_part(&mut self, store: StoreAccess<'_>, part: HistoryPart) -> CommandResult<()> {
         match part {
             HistoryPart::Begins(at, _) => {
                 self.note(&format!("watching {store} from revision {at} on"));
@@ -301,7 +301,7 @@ impl EventPrinter<'_> {
         follower: &mut Follower<'_>,
         interrupt: &Interrupt,
         until: Option<Instant>,
-    ) -> Result<DeliveryOutcome> {
+    ) -> CommandResult<DeliveryOutcome> {
         let Some(hook) = &self.hook else { return Ok(DeliveryOutcome::Done) };
         let (handled, deliveries) = (self.handled.take(), std::mem::take(&mut self.deliveries));
         let must_save = std::mem::take(&mut self.ends_list) || !deliveries.is_empty();
@@ -329,7 +329,7 @@ impl EventPrinter<'_> {
     }
 
     /// Prints an event if the arguments select it.
-    fn print_event(&mut self, happening: &BlockEvent, row: impl FnOnce() -> EventRow) -> Result<()> {
+    fn print_event(&mut self, happening: &BlockEvent, row: impl FnOnce() -> EventRow) -> CommandResult<()> {
         let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(happening))
             && self.pool.is_none_or(|pool| pool.contains(&happening.block.network()));
         // A cursor can only stand after a whole revision or a whole list, so `--count` does not cut these off.
@@ -349,7 +349,7 @@ impl EventPrinter<'_> {
     }
 
     /// Reports missing history: as a note, and in JSON and YAML also as an event.
-    fn report_gap(&mut self, after: Revision, up_to: Revision) -> Result<()> {
+    fn report_gap(&mut self, after: Revision, up_to: Revision) -> CommandResult<()> {
         self.note(&format!(
             "what happened after revision {after}, up to revision {up_to}, was given up by the store before it was \
              read; what is in use at revision {up_to} follows"
@@ -361,7 +361,7 @@ impl EventPrinter<'_> {
         }
     }
 
-    fn queue_gap(&mut self, after: Revision, up_to: Revision) -> Result<()> {
+    fn queue_gap(&mut self, after: Revision, up_to: Revision) -> CommandResult<()> {
         self.queue(&GapEvent::new(after, up_to), format!("a gap up to revision {up_to}"))
     }
 
@@ -376,14 +376,14 @@ impl EventPrinter<'_> {
     }
 
     /// Queues an event for the hook.
-    fn queue(&mut self, event: &impl Serialize, name: String) -> Result<()> {
+    fn queue(&mut self, event: &impl Serialize, name: String) -> CommandResult<()> {
         let json = serde_json::to_string(event).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
         self.deliveries.push(Delivery { json, name, completes: None });
         Ok(())
     }
 
     /// Prints a line of JSON or a document of YAML.
-    fn print_document(&mut self, what: &impl Serialize) -> Result<()> {
+    fn print_document(&mut self, what: &impl Serialize) -> CommandResult<()> {
         let failed = |error| CommandFailure::new(format!("JSON: {error}"));
         match self.format {
             Format::Yaml => Ok(write!(self.out, "---\n{}", yaml(&serde_json::to_value(what).map_err(failed)?))?),

@@ -1,6 +1,6 @@
 //! The choice of the store that a plugin works on.
 
-use driver::{ConfigError, Drivers, EtcdFiles, Location, Orchestrator, Result, Settings};
+use driver::{ConfigError, ConfigResult, Drivers, EtcdFiles, Location, Orchestrator, Settings};
 
 use crate::settings::{self, Environment, location, means_cluster, names_embedded, overriding, variable};
 
@@ -69,7 +69,7 @@ impl NetConfStore {
 ///
 /// # Errors
 /// A [`ConfigError`] about types, endpoints, paths or contradictions.
-pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>) -> Result<Location> {
+pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>) -> ConfigResult<Location> {
     let own = conf.settings();
     if names_embedded(drivers, &own) || (own.datastore_type.is_empty() && !own.path.is_empty()) {
         if own.datastore_type.is_empty() && means_cluster(drivers, &own) {
@@ -130,7 +130,7 @@ mod tests {
         conf
     }
 
-    fn with(conf: &NetConfStore, env: &[(&str, &str)]) -> Result<Location> {
+    fn with(conf: &NetConfStore, env: &[(&str, &str)]) -> ConfigResult<Location> {
         for_netconf(&stores::drivers(), conf, &|name| {
             env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned())
         })

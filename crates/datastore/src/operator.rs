@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use driver::{Candidate, ConfigError, Drivers, Location, Result, StorePlace};
+use driver::{Candidate, ConfigError, ConfigResult, Drivers, Location, StorePlace};
 
 use crate::conflist::{NamedStore, scan};
 use crate::settings::{self, ConfigFile, Environment};
@@ -46,7 +46,7 @@ pub struct ChosenStore {
 
 impl ChosenStore {
     /// The store to use if nothing is configured.
-    fn default_of(drivers: &Drivers) -> Result<Self> {
+    fn default_of(drivers: &Drivers) -> ConfigResult<Self> {
         Ok(Self { location: drivers.default_location()?, source: ChoiceSource::Default, unreadable: Vec::new() })
     }
 }
@@ -76,7 +76,7 @@ pub fn for_operator(
     file: ConfigFile<'_>,
     env: &Environment<'_>,
     conf_dir: &Path,
-) -> Result<ChosenStore> {
+) -> ConfigResult<ChosenStore> {
     let chosen = |location, source| ChosenStore { location, source, unreadable: Vec::new() };
     let settings = settings::environment_settings(env);
     if let Some(url) = url {
@@ -114,7 +114,7 @@ pub fn for_operator(
 ///
 /// # Errors
 /// The fault of the only file, or of the etcd settings in the environment.
-pub fn all_for_operator(drivers: &Drivers, env: &Environment<'_>, conf_dir: &Path) -> Result<Vec<ChosenStore>> {
+pub fn all_for_operator(drivers: &Drivers, env: &Environment<'_>, conf_dir: &Path) -> ConfigResult<Vec<ChosenStore>> {
     let found = scan(drivers, conf_dir);
     if found.candidates.is_empty() {
         return match from_configuration(drivers, conf_dir) {
@@ -134,11 +134,11 @@ pub fn all_for_operator(drivers: &Drivers, env: &Environment<'_>, conf_dir: &Pat
     Ok(stores)
 }
 
-fn in_environment<T>(result: Result<T>) -> Result<T> {
+fn in_environment<T>(result: ConfigResult<T>) -> ConfigResult<T> {
     result.map_err(|error| ConfigError::InEnvironment(Box::new(error)))
 }
 
-fn from_configuration(drivers: &Drivers, conf_dir: &Path) -> Result<ChosenStore> {
+fn from_configuration(drivers: &Drivers, conf_dir: &Path) -> ConfigResult<ChosenStore> {
     let mut found = scan(drivers, conf_dir);
     match (found.candidates.len(), found.broken, found.candidates.pop()) {
         (1, _, Some(one)) => Ok(ChosenStore {
@@ -168,7 +168,7 @@ mod tests {
         stores::at(url).unwrap()
     }
 
-    fn choose(url: Option<&str>, env: &[(&str, &str)], dir: &Path) -> Result<ChosenStore> {
+    fn choose(url: Option<&str>, env: &[(&str, &str)], dir: &Path) -> ConfigResult<ChosenStore> {
         let env = |name: &str| env.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
         for_operator(&stores::drivers(), url, ConfigFile::IfThere(&dir.join("calicoctl.cfg")), &env, dir)
     }

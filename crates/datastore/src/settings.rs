@@ -8,7 +8,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use driver::{ConfigError, Driver, Drivers, EtcdFiles, Location, Orchestrator, Result, Scope, Settings};
+use driver::{ConfigError, ConfigResult, Driver, Drivers, EtcdFiles, Location, Orchestrator, Scope, Settings};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
@@ -136,7 +136,7 @@ struct ConfigSpec {
 }
 
 /// Decodes a string; null becomes the empty string.
-fn text<'de, D: Deserializer<'de>>(value: D) -> std::result::Result<String, D::Error> {
+fn text<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
     Option::deserialize(value).map(Option::unwrap_or_default)
 }
 
@@ -146,7 +146,7 @@ fn text<'de, D: Deserializer<'de>>(value: D) -> std::result::Result<String, D::E
 /// # Errors
 /// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion`, `ConfigFileKind`. No error contains a value of the
 /// file.
-pub(crate) fn read_config_file(file: ConfigFile<'_>) -> Result<Option<Settings>> {
+pub(crate) fn read_config_file(file: ConfigFile<'_>) -> ConfigResult<Option<Settings>> {
     let (path, may_be_absent) = match file {
         ConfigFile::Given(path) => (path, false),
         ConfigFile::IfThere(path) => (path, true),
@@ -227,11 +227,11 @@ fn scope_of(drivers: &Drivers, settings: &Settings) -> Option<Scope> {
 }
 
 /// Derives the location. Without a type, the store is embedded only if no setting means a cluster.
-pub(crate) fn location(drivers: &Drivers, settings: &Settings) -> Result<Location> {
+pub(crate) fn location(drivers: &Drivers, settings: &Settings) -> ConfigResult<Location> {
     drivers.of_settings(driver_of(drivers, settings)?, settings)
 }
 
-fn driver_of(drivers: &Drivers, settings: &Settings) -> Result<&'static dyn Driver> {
+fn driver_of(drivers: &Drivers, settings: &Settings) -> ConfigResult<&'static dyn Driver> {
     let named = match settings.datastore_type.as_str() {
         KUBERNETES_DATASTORE_TYPE => return Err(ConfigError::Kubernetes),
         "" if settings.has_cluster_setting() => ETCD_DATASTORE_TYPE,
@@ -297,21 +297,21 @@ mod tests {
 
     const HEAD: &str = "apiVersion: projectcalico.org/v3\nkind: CalicoAPIConfig\nmetadata:\n";
 
-    fn read_text(text: &str) -> Result<Settings> {
+    fn read_text(text: &str) -> ConfigResult<Settings> {
         let file = tempfile::NamedTempFile::new().unwrap();
         fs::write(file.path(), text).unwrap();
         read_config_file(ConfigFile::Given(file.path())).map(Option::unwrap)
     }
 
-    fn located(text: &str) -> Result<Location> {
+    fn located(text: &str) -> ConfigResult<Location> {
         super::location(&stores::drivers(), &read_text(text)?)
     }
 
-    fn location(spec: &str) -> Result<Location> {
+    fn location(spec: &str) -> ConfigResult<Location> {
         located(&format!("{HEAD}spec:\n{spec}"))
     }
 
-    fn access(spec: &str) -> Result<Access> {
+    fn access(spec: &str) -> ConfigResult<Access> {
         let location = location(&format!("  etcdEndpoints: https://a:1,https://b:2\n{spec}"))?;
         Ok(location.cluster().expect("a cluster").access.clone())
     }

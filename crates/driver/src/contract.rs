@@ -29,14 +29,14 @@ pub trait Driver: Debug + Send + Sync {
     ///
     /// # Errors
     /// The fault of the URL. No error contains text that may be a secret.
-    fn place_of_url(&self, scheme: &str, rest: &str) -> error::Result<StorePlace>;
+    fn place_of_url(&self, scheme: &str, rest: &str) -> error::ConfigResult<StorePlace>;
 
     /// Derives the place of a store from settings whose type is this driver's, or whose missing type selected this
     /// driver.
     ///
     /// # Errors
     /// The fault of the settings. No error contains text that may be a secret.
-    fn place_of_settings(&self, settings: &Settings) -> error::Result<StorePlace>;
+    fn place_of_settings(&self, settings: &Settings) -> error::ConfigResult<StorePlace>;
 
     /// Returns the URL of a place, or a description if the place has no URL.
     fn url(&self, place: &StorePlace) -> String;
@@ -242,14 +242,14 @@ impl<E: Engine + Copy + Debug + 'static> Driver for LocalDriver<E> {
         Some(format!("{}:///path", self.engine.name()))
     }
 
-    fn place_of_url(&self, scheme: &str, rest: &str) -> error::Result<StorePlace> {
+    fn place_of_url(&self, scheme: &str, rest: &str) -> error::ConfigResult<StorePlace> {
         if scheme != self.engine.name() {
             return Err(ConfigError::UnknownScheme(scheme.to_owned()));
         }
         absolute_path(scheme, rest).map(StorePlace::Folder)
     }
 
-    fn place_of_settings(&self, settings: &Settings) -> error::Result<StorePlace> {
+    fn place_of_settings(&self, settings: &Settings) -> error::ConfigResult<StorePlace> {
         match settings.path.as_str() {
             "" => Ok(StorePlace::Folder(format!("{DEFAULT_FOLDER}/ipam.{}", self.engine.name()).into())),
             path if Path::new(path).is_absolute() => Ok(StorePlace::Folder(path.into())),
@@ -294,11 +294,11 @@ impl Driver for MemoryDriver {
     }
 
     /// Always fails: `memory:` has no `//`, so it is parsed elsewhere.
-    fn place_of_url(&self, scheme: &str, _rest: &str) -> error::Result<StorePlace> {
+    fn place_of_url(&self, scheme: &str, _rest: &str) -> error::ConfigResult<StorePlace> {
         Err(ConfigError::UnknownScheme(scheme.to_owned()))
     }
 
-    fn place_of_settings(&self, _settings: &Settings) -> error::Result<StorePlace> {
+    fn place_of_settings(&self, _settings: &Settings) -> error::ConfigResult<StorePlace> {
         Err(ConfigError::MemoryStore)
     }
 

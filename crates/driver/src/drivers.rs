@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::contract::{Driver, DriverFacts, Scope};
-use crate::error::{ConfigError, Result};
+use crate::error::{ConfigError, ConfigResult};
 use crate::place::{Access, ClusterAddress, Settings, StorePlace};
 
 /// The name of the driver of the default store, which is used if nothing is configured.
@@ -64,7 +64,7 @@ impl Drivers {
     ///
     /// # Errors
     /// `UnknownType` if the program has no driver of stores in folders.
-    pub fn default_driver(&self) -> Result<&'static dyn Driver> {
+    pub fn default_driver(&self) -> ConfigResult<&'static dyn Driver> {
         let default = self.named(DEFAULT_ENGINE);
         default.or_else(|| self.local().next()).ok_or_else(|| ConfigError::UnknownType(LOCAL_DATASTORE_TYPE.to_owned()))
     }
@@ -73,7 +73,7 @@ impl Drivers {
     ///
     /// # Errors
     /// See [`Driver::place_of_settings`].
-    pub fn of_settings(&self, driver: &'static dyn Driver, settings: &Settings) -> Result<Location> {
+    pub fn of_settings(&self, driver: &'static dyn Driver, settings: &Settings) -> ConfigResult<Location> {
         Ok(self.at(driver, driver.place_of_settings(settings)?))
     }
 
@@ -82,7 +82,7 @@ impl Drivers {
     /// # Errors
     /// An unknown scheme, or the fault that [`Driver::place_of_url`] finds. No error contains text that may be a
     /// secret.
-    pub fn parse(&self, url: &str) -> Result<Location> {
+    pub fn parse(&self, url: &str) -> ConfigResult<Location> {
         let Some((scheme, rest)) = url.split_once("://") else {
             let in_memory = url.strip_suffix(':').and_then(|name| self.named(name));
             let in_memory = in_memory.filter(|driver| driver.facts().scope == Scope::Process);
@@ -120,7 +120,7 @@ impl Drivers {
     ///
     /// # Errors
     /// `UnknownType` if the program has no driver of stores in folders.
-    pub fn in_folder(&self, folder: impl Into<PathBuf>) -> Result<Location> {
+    pub fn in_folder(&self, folder: impl Into<PathBuf>) -> ConfigResult<Location> {
         let folder = folder.into();
         let is_extension = |driver: &&dyn Driver| folder.extension().is_some_and(|it| it == driver.facts().name);
         let driver = self.found_in(&folder).or_else(|| self.local().find(is_extension));
@@ -132,7 +132,7 @@ impl Drivers {
     ///
     /// # Errors
     /// `UnknownType` if no driver of stores in folders has this name.
-    pub fn of_engine(&self, name: &str, folder: impl Into<PathBuf>) -> Result<Location> {
+    pub fn of_engine(&self, name: &str, folder: impl Into<PathBuf>) -> ConfigResult<Location> {
         let driver = self.local_named(name).ok_or_else(|| ConfigError::UnknownType(name.to_owned()))?;
         Ok(self.at_folder(driver, folder))
     }
@@ -146,7 +146,7 @@ impl Drivers {
     ///
     /// # Errors
     /// See [`default_driver`](Self::default_driver).
-    pub fn default_location(&self) -> Result<Location> {
+    pub fn default_location(&self) -> ConfigResult<Location> {
         self.of_settings(self.default_driver()?, &Settings::default())
     }
 
@@ -256,7 +256,7 @@ impl Location {
     ///
     /// # Errors
     /// The error of `change`.
-    pub fn with_access<E>(self, change: impl FnOnce(Access) -> Result<Access, E>) -> Result<Self, E> {
+    pub fn with_access<E>(self, change: impl FnOnce(Access) -> ConfigResult<Access, E>) -> ConfigResult<Self, E> {
         let place = match self.place {
             StorePlace::Cluster(ClusterAddress { access, endpoints, discovery_srv }) => {
                 StorePlace::Cluster(ClusterAddress { endpoints, discovery_srv, access: change(access)? })

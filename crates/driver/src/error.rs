@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// The result of reading configuration.
-pub type Result<T, E = ConfigError> = std::result::Result<T, E>;
+pub type ConfigResult<T, E = ConfigError> = Result<T, E>;
 
 /// A store that a file of the CNI configuration folder names.
 #[derive(Clone, Debug, PartialEq, Eq)]

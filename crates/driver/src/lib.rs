@@ -15,6 +15,6 @@ pub use contract::{
     ClusterDescription, ClusterStore, Driver, DriverFacts, LocalDriver, MEMORY, MemoryDriver, Opened, Scope,
 };
 pub use drivers::{DEFAULT_ENGINE, Drivers, Location};
-pub use error::{Candidate, ConfigError, Result};
+pub use error::{Candidate, ConfigError, ConfigResult};
 pub use kv_local::{Create, OpenOptions, Sharing};
 pub use place::{Access, ClientCertificate, ClusterAddress, EtcdFiles, Login, Orchestrator, Pem, Settings, StorePlace};

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::error::{ConfigError, Result};
+use crate::error::{ConfigError, ConfigResult};
 
 /// The place of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +38,7 @@ impl ClusterAddress {
     ///
     /// # Errors
     /// The fault of the URL. No error contains text that may be a secret.
-    pub fn of_url(driver: &str, scheme: &str, rest: &str) -> Result<Self> {
+    pub fn of_url(driver: &str, scheme: &str, rest: &str) -> ConfigResult<Self> {
         let endpoints = match scheme.strip_prefix(driver) {
             Some("") => members(rest, "http://")?,
             Some("+https") => members(rest, "https://")?,
@@ -52,7 +52,7 @@ impl ClusterAddress {
     ///
     /// # Errors
     /// The fault of the settings.
-    pub fn of_settings(settings: &Settings) -> Result<Self> {
+    pub fn of_settings(settings: &Settings) -> ConfigResult<Self> {
         if !settings.path.is_empty() {
             return Err(ConfigError::PathWithoutEmbedded);
         }
@@ -100,7 +100,7 @@ impl ClusterAddress {
 }
 
 /// Returns the endpoints of a URL's members.
-fn members(rest: &str, scheme: &str) -> Result<Vec<String>> {
+fn members(rest: &str, scheme: &str) -> ConfigResult<Vec<String>> {
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     let hosts = endpoints(rest)?;
     if hosts.iter().any(|host| host.contains(['/', '?', '#'])) {
@@ -111,7 +111,7 @@ fn members(rest: &str, scheme: &str) -> Result<Vec<String>> {
 
 /// Splits a comma-separated list of endpoints, as in `etcd_endpoints` and `ETCD_ENDPOINTS`, and puts their schemes in
 /// lower case. The result is never empty.
-fn endpoints(list: &str) -> Result<Vec<String>> {
+fn endpoints(list: &str) -> ConfigResult<Vec<String>> {
     if list.contains('@') {
         return Err(ConfigError::SecretInAddress);
     }
@@ -280,7 +280,7 @@ impl Settings {
     ///
     /// # Errors
     /// A certificate without its key, a key without its certificate, or inline text beside files.
-    pub fn access(&self) -> Result<Access> {
+    pub fn access(&self) -> ConfigResult<Access> {
         let inline = !self.etcd_inline.is_empty();
         let (given, pem): (_, fn(&String) -> Pem) = if inline {
             (&self.etcd_inline, |text| Pem::Inline(text.clone()))
@@ -313,7 +313,7 @@ impl Settings {
 ///
 /// # Errors
 /// A path that is not absolute, text after the path, or a user or password.
-pub(crate) fn absolute_path(scheme: &str, rest: &str) -> Result<PathBuf> {
+pub(crate) fn absolute_path(scheme: &str, rest: &str) -> ConfigResult<PathBuf> {
     if rest.contains('@') && !rest.starts_with('/') {
         return Err(ConfigError::SecretInAddress);
     }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use driver::{Drivers, Location, Result};
+use driver::{ConfigResult, Drivers, Location};
 
 /// The drivers of Margay's stores, in the order in which help and errors list them.
 pub fn drivers() -> Drivers {
@@ -18,7 +18,7 @@ pub fn drivers() -> Drivers {
 ///
 /// # Errors
 /// See [`Drivers::parse`].
-pub fn at(url: &str) -> Result<Location> {
+pub fn at(url: &str) -> ConfigResult<Location> {
     drivers().parse(url)
 }
 
@@ -26,6 +26,6 @@ pub fn at(url: &str) -> Result<Location> {
 ///
 /// # Errors
 /// See [`Drivers::of_engine`].
-pub fn of_engine(engine: &str, folder: impl Into<PathBuf>) -> Result<Location> {
+pub fn of_engine(engine: &str, folder: impl Into<PathBuf>) -> ConfigResult<Location> {
     drivers().of_engine(engine, folder)
 }

@@ -17,7 +17,7 @@ use ipam_core::model::keys;
 use kv::{Batch, ErrorKind, Key, Kv, Prev, Range, Revision, WatchRequest};
 
 use self::watch_reader::WatchReader;
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::store::{StoreAccess, StoreUse};
 
 /// Where a reader starts.
@@ -102,7 +102,7 @@ impl<'l> Follower<'l> {
     ///
     /// # Errors
     /// [`FollowStop::OtherStore`] if the store was replaced or reset; any store error.
-    pub(crate) async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
+    pub(crate) async fn read(&mut self) -> CommandResult<Vec<HistoryPart>, FollowStop> {
         let left = match &self.reader {
             StoreReader::Embedded(one) => one.position_to_leave(),
             StoreReader::Watched(one) => one.position_to_leave(),
@@ -117,7 +117,7 @@ impl<'l> Follower<'l> {
     }
 
     /// Continues at a position of this store, through its daemon if one runs.
-    async fn switch_reader(&mut self, position: ReadPosition, id: Option<String>) -> Result<(), FollowStop> {
+    async fn switch_reader(&mut self, position: ReadPosition, id: Option<String>) -> CommandResult<(), FollowStop> {
         let next = StoreReader::of_files(self.at, &self.range, position, id.clone()).await;
         match (&next, &self.reader) {
             (StoreReader::Embedded(_), StoreReader::Embedded(_)) => return Ok(()),
@@ -133,7 +133,7 @@ impl<'l> Follower<'l> {
     ///
     /// # Errors
     /// Any store error.
-    pub(crate) async fn is_worth_reading(&self) -> Result<bool> {
+    pub(crate) async fn is_worth_reading(&self) -> CommandResult<bool> {
         match &self.reader {
             StoreReader::Embedded(one) => one.is_worth_reading().await,
             StoreReader::Watched(_) => Ok(true),
@@ -152,7 +152,7 @@ impl<'l> Follower<'l> {
         matches!(&self.reader, StoreReader::Watched(one) if !one.id().is_empty())
     }
 
-    pub(crate) async fn close(self) -> Result<()> {
+    pub(crate) async fn close(self) -> CommandResult<()> {
         match self.reader {
             StoreReader::Embedded(_) => Ok(()),
             StoreReader::Watched(one) => one.close().await,
@@ -184,7 +184,7 @@ enum ReadPosition {
 }
 
 /// Refuses a position after the newest revision: the store is another one, or was reset to an earlier state.
-fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Result<(), FollowStop> {
+fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> CommandResult<(), FollowStop> {
     if after <= newest {
         return Ok(());
     }
@@ -194,7 +194,7 @@ fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Result
 }
 
 /// Refuses a store whose id differs from the known one.
-fn check_identity(at: StoreAccess<'_>, known: Option<&str>, found: &str) -> Result<(), FollowStop> {
+fn check_identity(at: StoreAccess<'_>, known: Option<&str>, found: &str) -> CommandResult<(), FollowStop> {
     if known.is_none_or(|known| known == found) {
         return Ok(());
     }
@@ -247,7 +247,7 @@ impl<'l> FilesReader<'l> {
         may_leave.then(|| (self.position.clone(), self.id.clone()))
     }
 
-    async fn is_worth_reading(&self) -> Result<bool> {
+    async fn is_worth_reading(&self) -> CommandResult<bool> {
         let ReadPosition::Log(next) = self.position else { return Ok(true) };
         let newest = maintenance::newest(self.at.location).await.map_err(|error| self.at.explain(error))?;
         // A lower revision counts as well: another store may have replaced this one.
@@ -256,7 +256,7 @@ impl<'l> FilesReader<'l> {
 
     /// Returns the next parts. A state is returned as a whole: it could be compacted while the caller handles a part of
     /// it.
-    async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
+    async fn read(&mut self) -> CommandResult<Vec<HistoryPart>, FollowStop> {
         let mut parts = self.read_turn().await?;
         while !self.is_past && matches!(self.position, ReadPosition::State(..) | ReadPosition::Lost(_)) {
             parts.extend(self.read_turn().await?);
@@ -265,13 +265,13 @@ impl<'l> FilesReader<'l> {
     }
 
     /// Opens the store, reads the next parts, and closes the store.
-    async fn read_turn(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
+    async fn read_turn(&mut self) -> CommandResult<Vec<HistoryPart>, FollowStop> {
         let at = self.at;
         let open = at.open_files(StoreUse::Read).await?;
         at.run_and_close(open, async |open: &OpenStore| self.read_parts(open).await).await
     }
 
-    async fn read_parts(&mut self, open: &OpenStore) -> Result<Vec<HistoryPart>, FollowStop> {
+    async fn read_parts(&mut self, open: &OpenStore) -> CommandResult<Vec<HistoryPart>, FollowStop> {
         let Some(store) = open.embedded() else {
             return Err(CommandFailure::new(format!("{} has no history to read", self.at)).into());
         };

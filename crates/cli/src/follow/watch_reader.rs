@@ -28,7 +28,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use super::{FollowStart, FollowStop, HistoryPart, ReadPosition, check_after, replaced};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::store::{StoreAccess, StoreUse};
 
 /// Number of keys in a page. A block can exceed 1 MB, but rarely exceeds 50 kB.
@@ -96,7 +96,7 @@ impl<'l> WatchReader<'l> {
         self.changes = None;
     }
 
-    pub(super) async fn close(self) -> Result<()> {
+    pub(super) async fn close(self) -> CommandResult<()> {
         drop(self.changes);
         match self.open {
             Some(open) => open.close().await.map_err(|error| self.at.explain(error)),
@@ -104,7 +104,7 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    pub(super) async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
+    pub(super) async fn read(&mut self) -> CommandResult<Vec<HistoryPart>, FollowStop> {
         match self.read_parts().await {
             Err(ReadError::Store(error)) => {
                 match self.part_when_compacted(&error).or_else(|| self.part_when_disconnected(&error)) {
@@ -118,7 +118,7 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    async fn read_parts(&mut self) -> Result<Vec<HistoryPart>, ReadError> {
+    async fn read_parts(&mut self) -> CommandResult<Vec<HistoryPart>, ReadError> {
         match self.position.clone() {
             ReadPosition::Before(FollowStart::Newest) => self.read_state(|at| HistoryPart::Begins(at, None)).await,
             ReadPosition::Before(start) => Ok(vec![self.begin(start).await?]),
@@ -131,7 +131,10 @@ impl<'l> WatchReader<'l> {
     /// Reads the newest state: a part for its revision, then the blocks, which contain every address and its holder.
     /// The watch for later changes starts before this returns: the caller may need longer to handle the state than the
     /// store keeps its history.
-    async fn read_state(&mut self, first: impl FnOnce(Revision) -> HistoryPart) -> Result<Vec<HistoryPart>, ReadError> {
+    async fn read_state(
+        &mut self,
+        first: impl FnOnce(Revision) -> HistoryPart,
+    ) -> CommandResult<Vec<HistoryPart>, ReadError> {
         let listing = self.store().await?.list(Range::Prefix(keys::blocks_prefix(None))).await?;
         let at = listing.revision;
         check_after(self.at, self.position.read(), at)?;
@@ -142,7 +145,7 @@ impl<'l> WatchReader<'l> {
     }
 
     /// Starts a watch. A probe that ran beside an earlier watch says nothing about this one, so it is dropped.
-    async fn watch(&mut self, next: Revision) -> Result<WatchStream, ReadError> {
+    async fn watch(&mut self, next: Revision) -> CommandResult<WatchStream, ReadError> {
         self.idle.restart();
         let progress = if self.past.is_some() { Progress::Omit } else { Progress::Report };
         let request = WatchRequest::new(self.range.clone(), next).with_prev(Prev::Return).with_progress(progress);
@@ -150,7 +153,7 @@ impl<'l> WatchReader<'l> {
     }
 
     /// The store. A cluster is opened at the first call.
-    async fn store(&mut self) -> Result<Arc<dyn Store>> {
+    async fn store(&mut self) -> CommandResult<Arc<dyn Store>> {
         if let Some(daemon) = &self.daemon {
             return Ok(Arc::new(daemon.clone()));
         }
@@ -161,7 +164,7 @@ impl<'l> WatchReader<'l> {
         Ok(self.open.insert(open).store())
     }
 
-    async fn begin(&mut self, start: FollowStart) -> Result<HistoryPart, ReadError> {
+    async fn begin(&mut self, start: FollowStart) -> CommandResult<HistoryPart, ReadError> {
         let store = self.store().await?;
         let keys = store.list_at(self.range.clone(), Revision::UNSET, Content::KeysOnly).await?;
         let head = keys.revision;
@@ -188,7 +191,7 @@ impl<'l> WatchReader<'l> {
     }
 
     /// Reads the next page of a state, for a reader of the past.
-    async fn read_page(&mut self, at: Revision, from: Key) -> Result<HistoryPart, ReadError> {
+    async fn read_page(&mut self, at: Revision, from: Key) -> CommandResult<HistoryPart, ReadError> {
         let request = RangeRequest::new(self.range.rest(from)).with_at(at).with_limit(MAX_PAGE_KEYS);
         let page = self.store().await?.range(request).await?;
         self.position = match page.kvs.last() {
@@ -203,7 +206,7 @@ impl<'l> WatchReader<'l> {
     }
 
     /// Returns the next batches, if an event arrives within [`EVENT_TIMEOUT`].
-    async fn follow(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
+    async fn follow(&mut self, next: Revision) -> CommandResult<HistoryPart, ReadError> {
         if let Some(past) = self.past.as_ref().filter(|past| next > past.head) {
             return Ok(HistoryPart::Reached(past.head));
         }
@@ -279,7 +282,7 @@ impl<'l> WatchReader<'l> {
     }
 
     /// Returns the part for a read without events, which says whether everything was reported.
-    fn part_when_quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
+    fn part_when_quiet(&mut self, next: Revision) -> CommandResult<HistoryPart, ReadError> {
         let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {
             return Ok(HistoryPart::Reached(past.head));

@@ -20,12 +20,12 @@ use tokio::runtime::Runtime;
 use super::report::{EndpointRow, assignment_time, count_addresses, count_endpoints};
 use super::{Gc, MAX_COMMITS_PER_OPENING, Machine, STORE_CALL_TIMEOUT, lists, own_names, survey};
 use crate::command::{CommandAnswer, Invocation, runtime};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, printable, render};
 use crate::store::{StoreAccess, StoreUse};
 
 /// Finds the departed nodes and what they hold. With `--apply`, frees it.
-pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> Result<u8> {
+pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
     let list = args.nodes.as_deref().map(|path| lists::read_nodes(path, args.empty)).transpose()?;
     let location = invocation.choose()?.location;
     let at = invocation.store_at(&location);
@@ -73,7 +73,7 @@ fn read_named_node(
     runtime: &Runtime,
     node: &str,
     own: &BTreeSet<String>,
-) -> Result<DepartedNodesByName> {
+) -> CommandResult<DepartedNodesByName> {
     let found = runtime.block_on(survey(at, |_, name| name == node))?;
     if found.known.registered.contains(node) {
         return Err(CommandFailure::new(format!(
@@ -94,7 +94,7 @@ fn read_departed_nodes(
     runtime: &Runtime,
     list: Option<&BTreeSet<String>>,
     own: &BTreeSet<String>,
-) -> Result<(DepartedNodesByName, Vec<SkippedNode>)> {
+) -> CommandResult<(DepartedNodesByName, Vec<SkippedNode>)> {
     let wanted = |known: &KnownNodes, node: &str| {
         !known.registered.contains(node)
             && known.pinned.as_deref() != Some(node)
@@ -128,7 +128,7 @@ fn check_list(
     known: &KnownNodes,
     nodes: &BTreeSet<String>,
     ours: &BTreeSet<&String>,
-) -> Result<()> {
+) -> CommandResult<()> {
     let refused = |what: String| {
         CommandFailure::new(format!("{what}; nothing was freed"))
             .hint("see that the list and the store are of the same cluster, and that names are written as in the store")
@@ -165,7 +165,7 @@ fn this_machine_failure(node: &str, why: &str) -> CommandFailure {
 
 /// Frees the addresses of a node, and releases its blocks. The store is closed for a moment after every
 /// [`MAX_COMMITS_PER_OPENING`] commits, so that containers can start.
-async fn free(at: StoreAccess<'_>, estate: &DepartedNode, report: &mut DepartedNodeReport) -> Result<()> {
+async fn free(at: StoreAccess<'_>, estate: &DepartedNode, report: &mut DepartedNodeReport) -> CommandResult<()> {
     let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MAX_ENDPOINTS_PER_COMMIT).collect();
     for some in endpoints.chunks(MAX_COMMITS_PER_OPENING) {
         at.with_operator(StoreUse::Release, async |operator| {
@@ -379,7 +379,7 @@ struct DepartedReport {
 }
 
 impl DepartedReport {
-    fn answer(&mut self) -> Result<CommandAnswer> {
+    fn answer(&mut self) -> CommandResult<CommandAnswer> {
         for report in &mut self.stores {
             report.candidates.sort_by_key(|row| row.address);
             report.freed.sort_unstable();

@@ -13,7 +13,7 @@ use ipam_core::gc::{ListedAttachment, RuntimeList};
 use serde_json::Value;
 
 use crate::cni::is_cni_name;
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 
 /// Size limit of a list, in bytes.
@@ -33,7 +33,7 @@ impl ListInput {
     ///
     /// # Errors
     /// The file cannot be read, is not UTF-8 text, or is longer than [`MAX_LIST_BYTES`].
-    fn read(path: &Path) -> Result<Self> {
+    fn read(path: &Path) -> CommandResult<Self> {
         let now = SystemTime::now();
         if path.as_os_str() == "-" {
             let text = read_text(io::stdin().lock()).map_err(|error| cannot_read("standard input", &error))?;
@@ -58,7 +58,7 @@ impl ListInput {
     ///
     /// # Errors
     /// The list is empty.
-    fn require_not_empty(&self, is_empty: bool, is_meant: bool) -> Result<()> {
+    fn require_not_empty(&self, is_empty: bool, is_meant: bool) -> CommandResult<()> {
         match is_empty && !is_meant {
             true => Err(self.wrong("it is empty", "if there really is nothing, say so with --empty")),
             false => Ok(()),
@@ -70,7 +70,7 @@ impl ListInput {
 ///
 /// # Errors
 /// A path cannot be read, or is not a file.
-fn read_folder(path: &Path) -> Result<Vec<ListInput>> {
+fn read_folder(path: &Path) -> CommandResult<Vec<ListInput>> {
     let failed = |path: &Path, error: &io::Error| cannot_read(&path.display().to_string(), error);
     let entries = fs::read_dir(path)
         .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<PathBuf>>>());
@@ -127,14 +127,14 @@ struct ParsedList {
 ///
 /// # Errors
 /// A file cannot be read, or is in none of the accepted formats. The message names the file and the element.
-pub(super) fn read_attachments(paths: &[PathBuf], may_be_empty: bool) -> Result<Vec<RuntimeList>> {
+pub(super) fn read_attachments(paths: &[PathBuf], may_be_empty: bool) -> CommandResult<Vec<RuntimeList>> {
     paths
         .iter()
         .map(|path| if path.is_dir() { read_cache(path, may_be_empty) } else { read_file(path, may_be_empty) })
         .collect()
 }
 
-fn read_file(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
+fn read_file(path: &Path, may_be_empty: bool) -> CommandResult<RuntimeList> {
     let list = ListInput::read(path)?;
     let ParsedList { network, listed } =
         parse_attachments(&list.text).map_err(|what| list.wrong(&what, EXPECTED_ATTACHMENTS))?;
@@ -147,7 +147,7 @@ fn read_file(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
 }
 
 /// Reads the folder in which libcni keeps a file for each attachment.
-fn read_cache(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
+fn read_cache(path: &Path, may_be_empty: bool) -> CommandResult<RuntimeList> {
     let made = SystemTime::now();
     let files = read_folder(path)?;
     let attachment = |file: &ListInput| {
@@ -157,33 +157,33 @@ fn read_cache(path: &Path, may_be_empty: bool) -> Result<RuntimeList> {
             file.wrong(&what, "every file in the folder has to be one that libcni keeps of an attachment")
         })
     };
-    let listed: Vec<ListedAttachment> = files.iter().map(attachment).collect::<Result<_>>()?;
+    let listed: Vec<ListedAttachment> = files.iter().map(attachment).collect::<CommandResult<_>>()?;
     let all = ListInput { name: printable(&path.display().to_string()), text: String::new(), made };
     all.require_not_empty(listed.is_empty(), may_be_empty)?;
     Ok(RuntimeList::new(made.into(), listed))
 }
 
-fn parse_attachments(text: &str) -> Result<ParsedList, String> {
+fn parse_attachments(text: &str) -> CommandResult<ParsedList, String> {
     match text.trim_start().chars().next() {
         Some('{' | '[') => parse_json(text),
         _ => Ok(ParsedList { network: None, listed: parse_lines(text)? }),
     }
 }
 
-fn parse_lines(text: &str) -> Result<Vec<ListedAttachment>, String> {
+fn parse_lines(text: &str) -> CommandResult<Vec<ListedAttachment>, String> {
     let lines = text.lines().map(str::trim).enumerate().filter(|(_, line)| !line.is_empty());
     lines.map(|(number, line)| parse_container(line).map_err(|what| format!("line {}: {what}", number + 1))).collect()
 }
 
 /// Parses a container's id. Network and interface stay unknown.
-fn parse_container(id: &str) -> Result<ListedAttachment, String> {
+fn parse_container(id: &str) -> CommandResult<ListedAttachment, String> {
     match is_cni_name(id) {
         true => Ok(ListedAttachment { container: id.to_owned(), ..ListedAttachment::default() }),
         false => Err(format!("{:?} is no container's id", printable(&id.chars().take(60).collect::<String>()))),
     }
 }
 
-fn parse_json(text: &str) -> Result<ParsedList, String> {
+fn parse_json(text: &str) -> CommandResult<ParsedList, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?;
     if let Some(elements) = value.as_array() {
         return Ok(ParsedList { network: None, listed: each(elements, parse_element)? });
@@ -208,21 +208,21 @@ fn parse_json(text: &str) -> Result<ParsedList, String> {
 
 fn each(
     elements: &[Value],
-    read: impl Fn(&Value) -> Result<ListedAttachment, String>,
-) -> Result<Vec<ListedAttachment>, String> {
+    read: impl Fn(&Value) -> CommandResult<ListedAttachment, String>,
+) -> CommandResult<Vec<ListedAttachment>, String> {
     let numbered = elements.iter().enumerate();
     numbered.map(|(number, one)| read(one).map_err(|what| format!("element {}: {what}", number + 1))).collect()
 }
 
 /// Parses an element of an array, which is in CNI's or podman's format.
-fn parse_element(value: &Value) -> Result<ListedAttachment, String> {
+fn parse_element(value: &Value) -> CommandResult<ListedAttachment, String> {
     match value.get("Id") {
         Some(_) => parse_container(text_of(value, "Id")?),
         None => parse_attachment(value),
     }
 }
 
-fn parse_attachment(value: &Value) -> Result<ListedAttachment, String> {
+fn parse_attachment(value: &Value) -> CommandResult<ListedAttachment, String> {
     let network = match value.get("network") {
         Some(_) => Some(text_of(value, "network")?.to_owned()),
         None => None,
@@ -231,7 +231,7 @@ fn parse_attachment(value: &Value) -> Result<ListedAttachment, String> {
     Ok(ListedAttachment { interface: Some(text_of(value, "ifname")?.to_owned()), network, ..named })
 }
 
-fn parse_cached(value: &Value) -> Result<ListedAttachment, String> {
+fn parse_cached(value: &Value) -> CommandResult<ListedAttachment, String> {
     if value.get("kind").and_then(Value::as_str) != Some(CNI_CACHE_KIND) {
         return Err(format!("its kind is not {CNI_CACHE_KIND}"));
     }
@@ -241,7 +241,7 @@ fn parse_cached(value: &Value) -> Result<ListedAttachment, String> {
 }
 
 /// Returns a member that must be a text.
-fn text_of<'v>(value: &'v Value, name: &str) -> Result<&'v str, String> {
+fn text_of<'v>(value: &'v Value, name: &str) -> CommandResult<&'v str, String> {
     let text = value.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     text.ok_or_else(|| format!("it has no text {name}"))
 }
@@ -252,14 +252,14 @@ const EXPECTED_NODES: &str = "give what kubectl get nodes -o name or -o json pri
 ///
 /// # Errors
 /// The file cannot be read, or is in none of the accepted formats. The message names the file and the element.
-pub(super) fn read_nodes(path: &Path, may_be_empty: bool) -> Result<BTreeSet<String>> {
+pub(super) fn read_nodes(path: &Path, may_be_empty: bool) -> CommandResult<BTreeSet<String>> {
     let list = ListInput::read(path)?;
     let nodes = parse_nodes(&list.text).map_err(|what| list.wrong(&what, EXPECTED_NODES))?;
     list.require_not_empty(nodes.is_empty(), may_be_empty)?;
     Ok(nodes)
 }
 
-fn parse_nodes(text: &str) -> Result<BTreeSet<String>, String> {
+fn parse_nodes(text: &str) -> CommandResult<BTreeSet<String>, String> {
     if text.trim_start().starts_with(['{', '[']) {
         let value: Value = serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?;
         let items = match value.get("items") {

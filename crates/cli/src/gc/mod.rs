@@ -29,7 +29,7 @@ use self::node_move::NodeMove;
 use self::report::{EndpointRow, FreeReason, GcReport, KeptByListCounts, KeptCounts, LeftoverRow, StoreReport};
 use self::scans::{MIN_SCAN_INTERVAL, ScanMemory, StoreScans};
 use crate::command::{Invocation, StandaloneCommand, runtime};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::store::{StoreAccess, StoreUse};
 
 pub(crate) const HELP: &str = "\
@@ -138,7 +138,7 @@ struct StoreFindings<'l> {
 
 impl StandaloneCommand for Gc {
     /// Finds the leftovers. With `--apply`, frees them.
-    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         match &self.move_to {
             Some(to) => return invocation.run_on_store(&NodeMove::new(self, to)?),
             None if self.gone || self.free => return departed::run(self, invocation),
@@ -192,7 +192,7 @@ fn scan_once<'l>(
     stores: &[StoreAccess<'l>],
     runtime: &Runtime,
     err: &mut dyn Write,
-) -> Result<(Vec<StoreFindings<'l>>, Evidence)> {
+) -> CommandResult<(Vec<StoreFindings<'l>>, Evidence)> {
     let GcRequest { args, machine, .. } = request;
     let mut read = Vec::new();
     for at in stores {
@@ -212,7 +212,7 @@ fn scan_once<'l>(
         Ok(None) => Ok(StoreFindings::empty(at, StoreReport { missing: true, ..StoreReport::of(at.location) })),
         Err(()) => Ok(StoreFindings::empty(at, StoreReport { failed: true, ..StoreReport::of(at.location) })),
     };
-    let found = read.into_iter().map(decide).collect::<Result<_>>()?;
+    let found = read.into_iter().map(decide).collect::<CommandResult<_>>()?;
     Ok((found, evidence))
 }
 
@@ -229,7 +229,7 @@ impl<'l> StoreFindings<'l> {
 }
 
 /// Reads what the node holds in a store, in one opening; `None` if there is no store.
-async fn read_holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> Result<Option<(Operator, Holdings)>> {
+async fn read_holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> CommandResult<Option<(Operator, Holdings)>> {
     let Some(open) = at.open_existing().await? else { return Ok(None) };
     let operator = Operator::new(open.store(), at.nodes());
     let holdings =
@@ -238,7 +238,11 @@ async fn read_holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> Result<O
 }
 
 /// Reads the addresses that the node holds, in the blocks that this scan covers.
-async fn read_blocks_of_node(request: &GcRequest<'_>, at: StoreAccess<'_>, operator: &Operator) -> Result<Holdings> {
+async fn read_blocks_of_node(
+    request: &GcRequest<'_>,
+    at: StoreAccess<'_>,
+    operator: &Operator,
+) -> CommandResult<Holdings> {
     let GcRequest { args, machine: Machine { node, boot_id }, .. } = request;
     let Some(memory) = ScanMemory::of(&args.looks, at.location, node, boot_id) else {
         return Ok(operator.ipam().holdings(node, Deadline::after(STORE_CALL_TIMEOUT)).await?);
@@ -257,7 +261,7 @@ fn decide<'l>(
     operator: &Operator,
     holdings: Holdings,
     evidence: &Evidence,
-) -> Result<StoreFindings<'l>> {
+) -> CommandResult<StoreFindings<'l>> {
     let args = request.args;
     let mut judged = operator.ipam().judge(&holdings, evidence);
     let mut found = StoreFindings::empty(at, StoreReport::of(at.location));
@@ -291,7 +295,7 @@ fn decide<'l>(
 
 /// Finds the workload endpoints of the allocations that may be freed. Without such allocations the endpoints are not
 /// read, so that a scan without findings costs no more.
-async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindings<'_>) -> Result<()> {
+async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindings<'_>) -> CommandResult<()> {
     if found.ready.is_empty() {
         return Ok(());
     }
@@ -318,7 +322,7 @@ fn take_unlisted(
     lists: &[RuntimeList],
     judged: &mut JudgedAllocations,
     found: &mut StoreFindings<'_>,
-) -> Result<KeptByListCounts> {
+) -> CommandResult<KeptByListCounts> {
     let live = find_unlisted(judged.live.iter().cloned(), lists);
     if live.listed == 0 && !live.gone.is_empty() && !lists.iter().all(RuntimeList::is_empty) {
         let count = live.gone.len();
@@ -347,7 +351,7 @@ fn take_unused_twice(
     request: &GcRequest<'_>,
     unused: Vec<(Allocation, FreeReason)>,
     found: &mut StoreFindings<'_>,
-) -> Result<()> {
+) -> CommandResult<()> {
     let folder = &request.args.looks;
     let now = host::running().ok_or_else(|| CommandFailure::new("the kernel does not tell its clock"))?;
     let mut scans = StoreScans::load(folder, &found.at.to_string(), &request.machine.boot_id, now);
@@ -369,7 +373,7 @@ fn take_unused_twice(
 }
 
 /// Frees the allocations that were selected, with their workload endpoints.
-async fn free(found: &mut StoreFindings<'_>) -> Result<()> {
+async fn free(found: &mut StoreFindings<'_>) -> CommandResult<()> {
     let batches = batches(&found.going);
     for some in batches.chunks(MAX_COMMITS_PER_OPENING) {
         let at = found.at;
@@ -391,7 +395,7 @@ async fn free(found: &mut StoreFindings<'_>) -> Result<()> {
 async fn survey(
     at: StoreAccess<'_>,
     wanted: impl Fn(&KnownNodes, &str) -> bool + Send + Sync,
-) -> Result<DepartedNodes> {
+) -> CommandResult<DepartedNodes> {
     at.with_operator(StoreUse::ReadAll, async |operator| {
         Ok(operator.ipam().departed_nodes(wanted, Deadline::after(STORE_CALL_TIMEOUT)).await?)
     })
@@ -410,7 +414,7 @@ enum StoreChoice {
 ///
 /// With `--all-stores`, no network of Margay on this machine is no error; the systemd units rely on that. With
 /// `--local-stores`, neither are networks with stores of clusters only: that unit runs before the network is up.
-fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> Result<StoreChoice> {
+fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<StoreChoice> {
     if !args.all_stores && !args.local_stores {
         return Ok(StoreChoice::These(vec![invocation.choose()?]));
     }
@@ -451,7 +455,7 @@ impl Machine {
     ///
     /// # Errors
     /// The kernel does not report its boot id.
-    fn of(given: Option<&str>) -> Result<Self> {
+    fn of(given: Option<&str>) -> CommandResult<Self> {
         Ok(Self {
             boot_id: host::boot_id().ok_or_else(|| CommandFailure::new("the kernel does not tell its boot id"))?,
             node: host::node_name(given.unwrap_or_default()),
@@ -462,7 +466,7 @@ impl Machine {
     ///
     /// # Errors
     /// A network namespace cannot be scanned, or the kernel does not report its boot id or uptime.
-    fn evidence(&self) -> Result<Evidence> {
+    fn evidence(&self) -> CommandResult<Evidence> {
         let host::NetnsScan { addresses: live, namespaces, within } = host::scan().map_err(|blind| {
             CommandFailure::new(format!("nothing was freed: {blind}")).hint(
                 "run margay gc as root, where the container runtime runs; without a scan of every namespace, an address \
@@ -479,7 +483,7 @@ impl Machine {
     ///
     /// # Errors
     /// The errors of [`evidence`](Self::evidence); this process runs in a container.
-    fn whole_evidence(&self) -> Result<Evidence> {
+    fn whole_evidence(&self) -> CommandResult<Evidence> {
         let evidence = self.evidence()?;
         match evidence.within {
             None => Ok(evidence),

@@ -18,7 +18,7 @@ use super::departed::count_blocks;
 use super::report::count_addresses;
 use super::{Gc, STORE_CALL_TIMEOUT, survey};
 use crate::command::{CommandAnswer, StoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, printable, render};
 use crate::store::{StoreAccess, StoreUse};
 
@@ -81,7 +81,7 @@ pub(super) struct NodeMove<'a> {
 
 impl<'a> NodeMove<'a> {
     /// Refuses a new name that is the same name, or is not a node's name.
-    pub(super) fn new(args: &'a Gc, to: &'a str) -> Result<Self> {
+    pub(super) fn new(args: &'a Gc, to: &'a str) -> CommandResult<Self> {
         let from = args.node.as_deref().unwrap_or_default();
         if to.is_empty() || to.contains('/') || to == from {
             return Err(CommandFailure::new(format!("{:?} cannot be the name of another node", printable(to))));
@@ -93,7 +93,7 @@ impl<'a> NodeMove<'a> {
 #[async_trait(?Send)]
 impl StoreCommand for NodeMove<'_> {
     /// Reports what the node holds. With `--apply`, moves it.
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let Self { from, to, apply } = *self;
         let report = match apply {
             true => {
@@ -110,7 +110,7 @@ impl StoreCommand for NodeMove<'_> {
     }
 }
 
-async fn move_node(location: &Location, operator: &Operator, from: &str, to: &str) -> Result<NodeMoveReport> {
+async fn move_node(location: &Location, operator: &Operator, from: &str, to: &str) -> CommandResult<NodeMoveReport> {
     let found = operator.ipam().departed_nodes(|_, node| node == from, Deadline::after(STORE_CALL_TIMEOUT)).await?;
     check(location, &found, from, to)?;
     let planned = NodeMoveReport::planned(location, &found, from, to);
@@ -133,7 +133,7 @@ async fn move_node(location: &Location, operator: &Operator, from: &str, to: &st
 }
 
 /// Refuses a former node that is still registered, and a new node that is not registered.
-fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Result<()> {
+fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> CommandResult<()> {
     let registered = &found.known.registered;
     if registered.contains(from) {
         return Err(CommandFailure::new(format!(
@@ -210,7 +210,7 @@ impl NodeMoveReport {
         }
     }
 
-    fn answer(&self) -> Result<CommandAnswer> {
+    fn answer(&self) -> CommandResult<CommandAnswer> {
         let (from, to) = (printable(&self.from), printable(&self.to));
         let mut text = String::new();
         if self.is_nothing() {

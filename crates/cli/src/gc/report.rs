@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::scans::MIN_SCAN_INTERVAL;
 use crate::command::CommandAnswer;
-use crate::error::Result;
+use crate::error::CommandResult;
 use crate::output::{Column, printable, render};
 
 /// Why an address may be freed.
@@ -198,11 +198,11 @@ pub(super) struct GcReport {
 
 impl GcReport {
     /// The answer if there is no store to scan, with the reason.
-    pub(super) fn answer_because(&self, why: String) -> Result<CommandAnswer> {
+    pub(super) fn answer_because(&self, why: String) -> CommandResult<CommandAnswer> {
         CommandAnswer::new(why, self)
     }
 
-    pub(super) fn answer(&mut self) -> Result<CommandAnswer> {
+    pub(super) fn answer(&mut self) -> CommandResult<CommandAnswer> {
         for store in &mut self.stores {
             store.candidates.sort_by_key(|row| row.address);
             store.waiting.sort_by_key(|row| row.address);

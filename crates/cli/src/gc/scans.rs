@@ -28,7 +28,7 @@ use nix::fcntl::OFlag;
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
-use crate::error::Result;
+use crate::error::CommandResult;
 
 /// Minimum time for which scans must find an address unused before it is freed. A runtime configures an interface
 /// well within this time after the address was assigned.
@@ -206,7 +206,7 @@ impl ScanMemory {
     }
 
     /// Plans a scan. With `all`, the scan reads all blocks even if that is not due.
-    pub(super) async fn plan_scan(self, operator: &Operator, all: bool) -> Result<ScanPlan> {
+    pub(super) async fn plan_scan(self, operator: &Operator, all: bool) -> CommandResult<ScanPlan> {
         let now = host::uptime().unwrap_or_default().as_secs();
         let next = now + FULL_SCAN_INTERVAL.as_secs() + fastrand::u64(..FULL_SCAN_SPREAD.as_secs());
         let (is_due, due) = match &self.found {
@@ -225,7 +225,7 @@ impl ScanMemory {
 }
 
 /// Returns whether the first scan of a boot reads all blocks, and when the next scan does.
-async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> Result<(bool, u64)> {
+async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> CommandResult<(bool, u64)> {
     let all = RangeRequest::new(Range::Prefix(keys::blocks_prefix(None))).with_content(Content::CountOnly);
     let blocks = operator.ipam().store().range(all).await?.count;
     if blocks <= MAX_BLOCKS_FOR_EARLY_SCAN {

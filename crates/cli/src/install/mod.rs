@@ -18,7 +18,7 @@ pub(crate) use self::program::PluginProgram;
 use self::program::Role;
 use self::runtime::PluginPath;
 use crate::command::{CommandAnswer, Invocation, StandaloneCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 
 pub(crate) const HELP: &str = "\
 calico-node restores its own plugin when it starts. To prevent that, once:
@@ -95,7 +95,7 @@ const KEEP_PLUGIN_COMMAND: &str =
 
 impl StandaloneCommand for Install {
     /// Installs, undoes the installation, or reports the status.
-    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let path = PluginPath::find(self)?;
         let role = if self.main_plugin { Role::Main } else { Role::Ipam };
         let answer = if self.status {
@@ -110,7 +110,12 @@ impl StandaloneCommand for Install {
     }
 }
 
-fn install(role: Role, args: &Install, path: &PluginPath, invocation: &mut Invocation<'_>) -> Result<CommandAnswer> {
+fn install(
+    role: Role,
+    args: &Install,
+    path: &PluginPath,
+    invocation: &mut Invocation<'_>,
+) -> CommandResult<CommandAnswer> {
     let networks = networks(role, invocation)?;
     let plugin_folder = find_folder(role, args, path)?;
     let plugin = match role {
@@ -154,7 +159,7 @@ fn install(role: Role, args: &Install, path: &PluginPath, invocation: &mut Invoc
 }
 
 /// Restores Calico's main plugin only, or both of its plugins, the main plugin first.
-fn undo(role: Role, args: &Install, path: &PluginPath) -> Result<CommandAnswer> {
+fn undo(role: Role, args: &Install, path: &PluginPath) -> CommandResult<CommandAnswer> {
     let roles: &[Role] = if role == Role::Main { &[Role::Main] } else { &[Role::Main, Role::Ipam] };
     let mut changes = Vec::new();
     let mut failure = None;
@@ -174,7 +179,7 @@ fn undo(role: Role, args: &Install, path: &PluginPath) -> Result<CommandAnswer> 
     })
 }
 
-fn undo_one(role: Role, args: &Install, path: &PluginPath, changes: &mut Vec<FolderChange>) -> Result<()> {
+fn undo_one(role: Role, args: &Install, path: &PluginPath, changes: &mut Vec<FolderChange>) -> CommandResult<()> {
     let touched: Vec<PluginFolder> = plugin_folders(role, args, path).filter(PluginFolder::is_touched).collect();
     for plugin_folder in touched {
         plugin_folder.check_writable()?;
@@ -190,7 +195,7 @@ fn undo_one(role: Role, args: &Install, path: &PluginPath, changes: &mut Vec<Fol
     Ok(())
 }
 
-fn status(args: &Install, path: &PluginPath) -> Result<CommandAnswer> {
+fn status(args: &Install, path: &PluginPath) -> CommandResult<CommandAnswer> {
     let report = RoleStatus::make(Role::Ipam, path, args)?;
     let main = RoleStatus::make(Role::Main, path, args)?;
     let mut answer = report.answer(path, &main)?;
@@ -211,7 +216,7 @@ fn status(args: &Install, path: &PluginPath) -> Result<CommandAnswer> {
 }
 
 /// The folder in which the plugin of a role will be installed.
-fn find_folder(role: Role, args: &Install, path: &PluginPath) -> Result<PluginFolder> {
+fn find_folder(role: Role, args: &Install, path: &PluginPath) -> CommandResult<PluginFolder> {
     match (&args.own_folder, path.first(role)) {
         (Some(folder), _) => {
             path.check_own_folder(folder)?;
@@ -233,7 +238,7 @@ fn plugin_folders<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> im
 }
 
 /// Calico's networks that use the plugin of a role. Fails if one of them uses the Kubernetes API as its datastore.
-fn networks(role: Role, invocation: &mut Invocation<'_>) -> Result<Vec<CalicoNetwork>> {
+fn networks(role: Role, invocation: &mut Invocation<'_>) -> CommandResult<Vec<CalicoNetwork>> {
     let folder = invocation.options.cni_conf_dir.as_path();
     let (mut networks, unreadable) = calico_networks(invocation.drivers, folder);
     for problem in &unreadable {
@@ -265,7 +270,7 @@ fn networks(role: Role, invocation: &mut Invocation<'_>) -> Result<Vec<CalicoNet
 
 /// The IPAM plugin that calls run now. Fails unless it is Margay's, because the main plugin becomes a second name of
 /// this file.
-fn installed_ipam(path: &PluginPath) -> Result<PathBuf> {
+fn installed_ipam(path: &PluginPath) -> CommandResult<PathBuf> {
     let file = path.first(Role::Ipam).ok_or_else(|| nothing_to_run(Role::Ipam, path))?;
     match PluginProgram::ask(&file, Role::Ipam) {
         PluginProgram::Margay(_) => Ok(file),
@@ -274,7 +279,7 @@ fn installed_ipam(path: &PluginPath) -> Result<PathBuf> {
     }
 }
 
-fn find_plugin(args: &Install, path: &PluginPath) -> Result<PathBuf> {
+fn find_plugin(args: &Install, path: &PluginPath) -> CommandResult<PathBuf> {
     if let Some(plugin) = &args.plugin {
         return match plugin.metadata() {
             Ok(metadata) if metadata.is_file() => Ok(plugin.clone()),
@@ -349,7 +354,7 @@ struct InstalledJson<'a> {
 }
 
 impl RoleStatus {
-    fn make(role: Role, path: &PluginPath, args: &Install) -> Result<Self> {
+    fn make(role: Role, path: &PluginPath, args: &Install) -> CommandResult<Self> {
         let runs = path.first(role).map(|file| {
             let program = PluginProgram::ask(&file, role);
             (file, program)
@@ -420,7 +425,7 @@ impl RoleStatus {
         })
     }
 
-    fn answer(&self, path: &PluginPath, main: &Self) -> Result<CommandAnswer> {
+    fn answer(&self, path: &PluginPath, main: &Self) -> CommandResult<CommandAnswer> {
         let mut lines = vec![self.runs_line("Runs now:    "), format!("Plugin path: {path}")];
         if self.folders.is_empty() {
             lines.push("Installed:   no".to_owned());
@@ -549,13 +554,13 @@ struct ChangesJson<'a> {
     ours: Option<bool>,
 }
 
-fn dry_run_answer(changes: &[FolderChange]) -> Result<CommandAnswer> {
+fn dry_run_answer(changes: &[FolderChange]) -> CommandResult<CommandAnswer> {
     let lines: Vec<_> = changes.iter().map(|change| format!("would {}", change.text)).collect();
     let text = if lines.is_empty() { "nothing to do".to_owned() } else { lines.join("\n") };
     CommandAnswer::new(text, &ChangesJson { dry_run: true, changes, ours: None })
 }
 
-fn installed_answer(change: &FolderChange, done: InstallOutcome, report: &RoleStatus) -> Result<CommandAnswer> {
+fn installed_answer(change: &FolderChange, done: InstallOutcome, report: &RoleStatus) -> CommandResult<CommandAnswer> {
     let (file, version) = (change.file.display(), change.version.as_deref().unwrap_or_default());
     let mut text = match done {
         InstallOutcome::Now => format!("{file} is Margay's {version} now"),
@@ -575,7 +580,7 @@ fn installed_answer(change: &FolderChange, done: InstallOutcome, report: &RoleSt
     CommandAnswer::new(text, &ChangesJson { dry_run: false, changes: &[change], ours: Some(report.is_ours()) })
 }
 
-fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) -> Result<CommandAnswer> {
+fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) -> CommandResult<CommandAnswer> {
     let lines: Vec<_> = changes.iter().map(|change| change.text.as_str()).collect();
     let text = if lines.is_empty() { format!("nothing was installed in {path}") } else { lines.join("\n") };
     let is_ours = |role: &&Role| path.first(**role).is_some_and(|file| PluginProgram::ask(&file, **role).is_ours());

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use super::program::{PluginProgram, Role};
 use crate::digest::Sha256;
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 
 /// Version of the format of the state file.
 const STATE_FORMAT: u32 = 1;
@@ -115,7 +115,7 @@ impl PluginFolder {
     }
 
     /// Reads the state file; `None` if there is none.
-    pub(crate) fn state(&self) -> Result<Option<InstallState>> {
+    pub(crate) fn state(&self) -> CommandResult<Option<InstallState>> {
         let bytes = match fs::read(self.state_file()) {
             Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => return Ok(None),
             read => read.map_err(|error| self.failed("cannot read", &error))?,
@@ -132,18 +132,18 @@ impl PluginFolder {
     }
 
     /// Fails if this user may not write into the folder.
-    pub(crate) fn check_writable(&self) -> Result<()> {
+    pub(crate) fn check_writable(&self) -> CommandResult<()> {
         let existing = self.folder.ancestors().find(|folder| folder.exists()).unwrap_or(&self.folder);
         rustix::fs::access(existing, rustix::fs::Access::WRITE_OK)
             .map_err(|error| self.failed("cannot write into", &error.into()))
     }
 
     /// Installs Margay's plugin and keeps the former file.
-    pub(crate) fn install(&self, plugin: &Path) -> Result<InstallOutcome> {
+    pub(crate) fn install(&self, plugin: &Path) -> CommandResult<InstallOutcome> {
         self.install_steps(plugin).map_err(|error| self.failed("cannot install into", &error))?
     }
 
-    fn install_steps(&self, plugin: &Path) -> io::Result<Result<InstallOutcome>> {
+    fn install_steps(&self, plugin: &Path) -> io::Result<CommandResult<InstallOutcome>> {
         let known = match self.state() {
             Ok(known) => known,
             Err(failure) => return Ok(Err(failure)),
@@ -226,7 +226,7 @@ impl PluginFolder {
     }
 
     /// Restores the former file. `others` says whether calls find another plugin of this name in another folder.
-    pub(crate) fn undo(&self, others: OtherPlugins) -> Result<UndoOutcome> {
+    pub(crate) fn undo(&self, others: OtherPlugins) -> CommandResult<UndoOutcome> {
         let _lock = self.lock()?;
         // An unreadable state file must not keep an operator from undoing the installation.
         let made_folder = self.state().ok().flatten().is_some_and(|state| state.made_folder);
@@ -272,12 +272,12 @@ impl PluginFolder {
         Ok(undone)
     }
 
-    fn step(&self, work: impl FnOnce() -> io::Result<()>) -> Result<()> {
+    fn step(&self, work: impl FnOnce() -> io::Result<()>) -> CommandResult<()> {
         work().map_err(|error| self.failed("cannot change", &error))
     }
 
     /// Locks the folder against other `margay install` commands, until the result is dropped.
-    fn lock(&self) -> Result<File> {
+    fn lock(&self) -> CommandResult<File> {
         let folder = File::open(self.state_folder()).map_err(|error| self.failed("cannot open", &error))?;
         match folder.try_lock() {
             Ok(()) => Ok(folder),

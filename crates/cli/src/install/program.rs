@@ -11,7 +11,7 @@ use std::{fmt, thread};
 use datastore::{CalicoNetwork, Environment};
 use serde_json::Value;
 
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 
 /// One of Calico's two plugins. Margay's program plays either role, depending on the name by which it is called.
@@ -162,7 +162,7 @@ pub(crate) fn check_store(
     network: &CalicoNetwork,
     path: &str,
     env: &Environment<'_>,
-) -> Result<()> {
+) -> CommandResult<()> {
     let mut why = String::new();
     for attempt in 0..MAX_STORE_CHECKS {
         if attempt > 0 {

@@ -12,7 +12,7 @@ use toml::{Table, Value};
 
 use super::program::Role;
 use super::{Install, program};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 
 /// The default folder of all runtimes.
 const DEFAULT_FOLDER: &str = "/opt/cni/bin";
@@ -66,7 +66,7 @@ impl fmt::Display for PluginPath {
 
 impl PluginPath {
     /// Finds the folders from the command line or the runtime's configuration.
-    pub(crate) fn find(args: &Install) -> Result<Self> {
+    pub(crate) fn find(args: &Install) -> CommandResult<Self> {
         if !args.cni_bin_dir.is_empty() {
             return Ok(Self { folders: args.cni_bin_dir.clone(), source: PathSource::Given });
         }
@@ -97,7 +97,7 @@ impl PluginPath {
     }
 
     /// Fails if the runtime cannot look for plugins in this folder.
-    pub(crate) fn check_own_folder(&self, folder: &Path) -> Result<()> {
+    pub(crate) fn check_own_folder(&self, folder: &Path) -> CommandResult<()> {
         match &self.source {
             PathSource::Containerd { config, folders: FolderCount::One }
                 if !self.folders.iter().any(|known| known == folder) =>
@@ -146,7 +146,7 @@ impl PluginPath {
 
 /// Reads containerd's folders from its own dump of its configuration, since how imported files are merged depends on
 /// its version. If the program is not on `PATH`, reads the configuration file.
-fn read_containerd(config: &Path) -> Result<Option<PluginPath>> {
+fn read_containerd(config: &Path) -> CommandResult<Option<PluginPath>> {
     if !config.exists() {
         return Ok(None);
     }
@@ -193,7 +193,7 @@ fn find_on_path(name: &str) -> Option<PathBuf> {
 }
 
 /// Reads CRI-O's folders from its file and the files in the folder beside it. Later settings override earlier ones.
-fn read_crio(config: &Path) -> Result<Option<PluginPath>> {
+fn read_crio(config: &Path) -> CommandResult<Option<PluginPath>> {
     let parts = PathBuf::from(format!("{}.d", config.display()));
     let mut files: Vec<PathBuf> = match parts.read_dir() {
         Ok(entries) => entries.filter_map(|entry| Some(entry.ok()?.path())).filter(|path| path.is_file()).collect(),
@@ -223,11 +223,11 @@ fn list(value: Option<&Value>) -> Option<Vec<PathBuf>> {
     Some(value?.as_array()?.iter().filter_map(Value::as_str).map(PathBuf::from).collect())
 }
 
-fn read(file: &Path) -> Result<String> {
+fn read(file: &Path) -> CommandResult<String> {
     std::fs::read_to_string(file).map_err(|error| unreadable(file, error))
 }
 
-fn parse(file: &Path, text: &str) -> Result<Table> {
+fn parse(file: &Path, text: &str) -> CommandResult<Table> {
     // The parser's message would quote the line, which may contain a registry's password.
     text.parse().map_err(|_| unreadable(file, "it is not valid TOML"))
 }

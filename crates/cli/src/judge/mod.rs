@@ -17,7 +17,7 @@ use kv::{Content, ErrorKind, Range, RangeRequest};
 use self::report::{CaseProgress, RunSummary, reporter};
 use self::site::{NewStoresHarness, StoreFolder, UrlHarness};
 use crate::command::{Format, Invocation, StandaloneCommand, runtime};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::interrupt::{INTERRUPTED, Interrupt};
 
 pub(crate) const HELP: &str = "\
@@ -78,7 +78,7 @@ impl Conformance {
 
 impl StandaloneCommand for Conformance {
     /// Tests a store. The exit code is 0 if no case failed.
-    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         if invocation.options.store.is_some() {
             return Err(CommandFailure::new("the store to judge is named without --store")
                 .hint("write it as: margay conformance sled:///path"));
@@ -111,7 +111,7 @@ impl StandaloneCommand for Conformance {
     }
 }
 
-fn locate(args: &Conformance, invocation: &Invocation<'_>) -> Result<Location> {
+fn locate(args: &Conformance, invocation: &Invocation<'_>) -> CommandResult<Location> {
     let location = invocation.drivers.parse(&args.url).map_err(|error| invocation.explain(&error))?;
     match location.place() {
         StorePlace::Memory => Ok(location),
@@ -120,7 +120,7 @@ fn locate(args: &Conformance, invocation: &Invocation<'_>) -> Result<Location> {
 }
 
 /// Fails if no case matches the filter.
-fn check_filter(args: &Conformance) -> Result<()> {
+fn check_filter(args: &Conformance) -> CommandResult<()> {
     let Some(filter) = &args.case else { return Ok(()) };
     if conformance::cases().iter().any(|case| case.name().contains(filter.as_str())) {
         return Ok(());
@@ -136,7 +136,7 @@ fn judge(
     format: ReportFormat,
     out: &mut dyn Write,
     err: &mut dyn Write,
-) -> Result<u8> {
+) -> CommandResult<u8> {
     let mut run = Run::new(harness, options).map_err(|error| CommandFailure::new(format!("cannot start: {error}")))?;
     let started = Instant::now();
     let mut reporter = reporter(format, run.cases());
@@ -181,7 +181,7 @@ enum JudgePlan {
 
 impl JudgePlan {
     /// Reads whether the store has keys, and chooses a plan. Deletes nothing yet.
-    async fn of(location: &Location, args: &Conformance) -> Result<Self> {
+    async fn of(location: &Location, args: &Conformance) -> CommandResult<Self> {
         let erase = args.erase_everything.as_deref();
         let host = host(location);
         if let Some(typed) = erase {
@@ -216,7 +216,7 @@ impl JudgePlan {
     }
 
     /// Removes what the cases left behind, including cases that were abandoned.
-    async fn clear_up(&self) -> Result<(), BoxError> {
+    async fn clear_up(&self) -> CommandResult<(), BoxError> {
         match self {
             Self::New(stores) => Ok(stores.clear_up()?),
             Self::Empty(in_place) | Self::Erase(in_place) => in_place.clear_up().await,
@@ -253,7 +253,7 @@ enum StoreContents {
     Keys,
 }
 
-async fn read_contents(site: &UrlHarness) -> Result<StoreContents> {
+async fn read_contents(site: &UrlHarness) -> CommandResult<StoreContents> {
     let read = async {
         let mut opened = site.open().await?;
         let one = RangeRequest::new(Range::All).with_limit(1).with_content(Content::KeysOnly);
@@ -274,7 +274,7 @@ async fn read_contents(site: &UrlHarness) -> Result<StoreContents> {
 }
 
 /// Interprets an error of the first read.
-fn read_error_contents(error: kv::Error) -> Result<StoreContents> {
+fn read_error_contents(error: kv::Error) -> CommandResult<StoreContents> {
     let hint = match error.kind() {
         ErrorKind::Missing => return Ok(StoreContents::NoStore),
         ErrorKind::Locked => "some other command or program has the store open; end it, or try again",
@@ -289,7 +289,7 @@ fn read_error_contents(error: kv::Error) -> Result<StoreContents> {
 }
 
 /// Creates the folder for new stores. Fails if the folder exists and is not empty.
-fn make_store_folder(location: &Location) -> Result<Option<StoreFolder>> {
+fn make_store_folder(location: &Location) -> CommandResult<Option<StoreFolder>> {
     let Some(path) = location.path() else { return Ok(None) };
     let occupied = match fs::read_dir(path) {
         Ok(mut entries) => entries.next().is_some(),
@@ -319,7 +319,7 @@ fn host(location: &Location) -> Option<String> {
 }
 
 /// Refuses to erase a store unless its name was typed correctly.
-fn check_host(typed: &str, host: Option<&str>, location: &Location) -> Result<()> {
+fn check_host(typed: &str, host: Option<&str>, location: &Location) -> CommandResult<()> {
     match host {
         Some(host) if host == typed => Ok(()),
         Some(host) => Err(CommandFailure::new(format!(

@@ -13,24 +13,29 @@ use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 use serde::Serialize;
 
 use super::ReportFormat;
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 
 /// Writes a report. Some formats are written during the run, others at its end.
 pub(super) trait Reporter {
     /// Called when the run starts.
-    fn begin(&mut self, _out: &mut dyn Write) -> Result<()> {
+    fn begin(&mut self, _out: &mut dyn Write) -> CommandResult<()> {
         Ok(())
     }
 
     /// Called when a case has ended.
-    fn case(&mut self, _report: &Report, _out: &mut dyn Write) -> Result<()> {
+    fn case(&mut self, _report: &Report, _out: &mut dyn Write) -> CommandResult<()> {
         Ok(())
     }
 
     /// Called when the run has ended.
-    fn end(&mut self, reports: &[Report], summary: &RunSummary, out: &mut dyn Write, err: &mut dyn Write)
-    -> Result<()>;
+    fn end(
+        &mut self,
+        reports: &[Report],
+        summary: &RunSummary,
+        out: &mut dyn Write,
+        err: &mut dyn Write,
+    ) -> CommandResult<()>;
 }
 
 /// Creates the reporter of a format.
@@ -118,18 +123,18 @@ impl TableReporter {
         Self { names: cases.iter().map(|case| case.name().len()).max().unwrap_or_default() }
     }
 
-    fn line(&self, name: &str, rule: &str, result: &str, time: &str, out: &mut dyn Write) -> Result<()> {
+    fn line(&self, name: &str, rule: &str, result: &str, time: &str, out: &mut dyn Write) -> CommandResult<()> {
         let names = self.names;
         Ok(writeln!(out, "{name:names$}  {rule:<4}  {result:<7}  {time:>7}")?)
     }
 }
 
 impl Reporter for TableReporter {
-    fn begin(&mut self, out: &mut dyn Write) -> Result<()> {
+    fn begin(&mut self, out: &mut dyn Write) -> CommandResult<()> {
         self.line("CASE", "RULE", "RESULT", "SECONDS", out)
     }
 
-    fn case(&mut self, report: &Report, out: &mut dyn Write) -> Result<()> {
+    fn case(&mut self, report: &Report, out: &mut dyn Write) -> CommandResult<()> {
         let time = match report.verdict {
             Verdict::Ignored(_) => "-".to_owned(),
             _ => format!("{:.2}", report.took.as_secs_f64()),
@@ -138,7 +143,13 @@ impl Reporter for TableReporter {
         Ok(out.flush()?)
     }
 
-    fn end(&mut self, reports: &[Report], summary: &RunSummary, out: &mut dyn Write, _: &mut dyn Write) -> Result<()> {
+    fn end(
+        &mut self,
+        reports: &[Report],
+        summary: &RunSummary,
+        out: &mut dyn Write,
+        _: &mut dyn Write,
+    ) -> CommandResult<()> {
         print_ignored(reports, out)?;
         for report in reports {
             if let Verdict::Failed(failure) = &report.verdict {
@@ -151,7 +162,7 @@ impl Reporter for TableReporter {
 }
 
 /// Prints the cases that were ignored, by reason.
-fn print_ignored(reports: &[Report], out: &mut dyn Write) -> Result<()> {
+fn print_ignored(reports: &[Report], out: &mut dyn Write) -> CommandResult<()> {
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
     for report in reports {
         let Verdict::Ignored(reason) = report.verdict else { continue };
@@ -176,7 +187,7 @@ fn print_ignored(reports: &[Report], out: &mut dyn Write) -> Result<()> {
     Ok(())
 }
 
-fn print_failure(name: &str, failure: &conformance::Failure, out: &mut dyn Write) -> Result<()> {
+fn print_failure(name: &str, failure: &conformance::Failure, out: &mut dyn Write) -> CommandResult<()> {
     let rule = failure.rule();
     let words = rules().into_iter().find(|known| known.id == rule).map(|known| known.text).unwrap_or_default();
     writeln!(out, "\n{name} failed")?;
@@ -212,7 +223,7 @@ impl Reporter for JsonReporter {
         summary: &RunSummary,
         out: &mut dyn Write,
         err: &mut dyn Write,
-    ) -> Result<()> {
+    ) -> CommandResult<()> {
         let cases = reports.iter().map(|report| CaseJson {
             name: report.name,
             rule: rule(report),
@@ -238,7 +249,7 @@ impl Reporter for JunitReporter {
         summary: &RunSummary,
         out: &mut dyn Write,
         err: &mut dyn Write,
-    ) -> Result<()> {
+    ) -> CommandResult<()> {
         let mut suite = TestSuite::new("conformance");
         suite.add_test_cases(reports.iter().map(junit_case)).set_time(summary.took);
         let mut run = quick_junit::Report::new("margay conformance");

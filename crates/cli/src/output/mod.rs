@@ -21,10 +21,10 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 pub(crate) use self::yaml::yaml;
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 
 /// Serialises a value as its `Display` text.
-pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> CommandResult<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
 
@@ -157,7 +157,7 @@ pub(crate) fn format_share(number: f64, whole: f64) -> String {
 pub(crate) struct SortedJson<'a>(pub(crate) &'a Value);
 
 impl Serialize for SortedJson<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> CommandResult<S::Ok, S::Error> {
         match self.0 {
             Value::Object(fields) => {
                 let place = |name: &str| field_order().position(|known| known == name).unwrap_or(usize::MAX);
@@ -175,7 +175,7 @@ impl Serialize for SortedJson<'_> {
 ///
 /// # Errors
 /// The file cannot be written. An existing file then stays as it is.
-pub(crate) fn write_whole_file(path: &Path, text: &str) -> Result<()> {
+pub(crate) fn write_whole_file(path: &Path, text: &str) -> CommandResult<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}.part", std::process::id()));
     let aside = PathBuf::from(aside);

@@ -17,7 +17,7 @@ use kv::Deadline;
 use serde::Serialize;
 
 use crate::command::{CommandAnswer, OpenStoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, Columns, TableRow, as_text, printable, table};
 use crate::store::StoreUse;
 
@@ -138,7 +138,7 @@ impl OpenStoreCommand for Explain {
         StoreUse::ReadAll
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let family = match (self.v4, self.v6) {
             (true, _) => Some(Family::V4),
             (_, true) => Some(Family::V6),
@@ -152,7 +152,7 @@ impl OpenStoreCommand for Explain {
 }
 
 /// The labels of the namespace: the two that Kubernetes and Calico give every namespace, and those in the arguments.
-fn namespace_labels(args: &Explain) -> Result<Option<Labels>> {
+fn namespace_labels(args: &Explain) -> CommandResult<Option<Labels>> {
     let Some(name) = &args.namespace else { return Ok(None) };
     let mut labels = Labels::new();
     for label in ["kubernetes.io/metadata.name", "projectcalico.org/name"] {

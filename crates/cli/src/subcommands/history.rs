@@ -14,7 +14,7 @@ use serde::Serialize;
 use time::OffsetDateTime;
 
 use crate::command::{CommandAnswer, StoreCommand};
-use crate::error::Result;
+use crate::error::CommandResult;
 use crate::follow::{FollowStart, Follower, HistoryPart};
 use crate::output::{Column, Columns, TableRow, printable, table};
 use crate::store::StoreAccess;
@@ -68,7 +68,7 @@ impl StoreCommand for ShowHistory {
         Some("working on")
     }
 
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let subject = HistoryOf::from(self.subject.as_str());
         let mut report = HistoryReport {
             subject: self.subject.clone(),
@@ -93,7 +93,7 @@ impl StoreCommand for ShowHistory {
 
 impl HistoryReport {
     /// Reads the events of the subject in a range of keys.
-    async fn read(&mut self, at: StoreAccess<'_>, subject: &HistoryOf, range: Range) -> Result<()> {
+    async fn read(&mut self, at: StoreAccess<'_>, subject: &HistoryOf, range: Range) -> CommandResult<()> {
         let follower = Follower::new(at, range.clone(), FollowStart::Oldest).await;
         let is_served = follower.is_served();
         match self.read_with(follower, subject).await {
@@ -107,7 +107,7 @@ impl HistoryReport {
         }
     }
 
-    async fn read_with(&mut self, mut follower: Follower<'_>, subject: &HistoryOf) -> Result<()> {
+    async fn read_with(&mut self, mut follower: Follower<'_>, subject: &HistoryOf) -> CommandResult<()> {
         let read = loop {
             match follower.read().await {
                 Ok(parts) => {
@@ -176,7 +176,7 @@ impl HistoryReport {
         self.events.extend(newer);
     }
 
-    fn answer(&self) -> Result<CommandAnswer> {
+    fn answer(&self) -> CommandResult<CommandAnswer> {
         let mut answer = CommandAnswer::new(self.text(), self)?;
         for HistoryGap { after_revision, up_to_revision } in &self.given_up {
             answer = answer.note(format!(

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::quarantine::sentence;
 use crate::command::{CommandAnswer, OpenStoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::map::{MapDetail, MapSection, MapStyle, draw, draw_svg, html, sections};
 use crate::output::{Screen, rfc3339, write_whole_file};
 use crate::store::StoreUse;
@@ -69,7 +69,7 @@ impl OpenStoreCommand for Map {
         StoreUse::ReadAll
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let mut census = operator.ipam().census(deadline).await?;
         let quarantined = quarantine_rows(std::mem::take(&mut census.quarantined));
         let listed: Vec<String> = quarantined.iter().map(sentence).collect();
@@ -88,7 +88,7 @@ impl OpenStoreCommand for Map {
             _ => MapDetail::Auto,
         };
         let mut written = String::new();
-        let mut write = |path: &Path, text: &str| -> Result<()> {
+        let mut write = |path: &Path, text: &str| -> CommandResult<()> {
             write_whole_file(path, text)?;
             written.push_str(&format!("Successfully wrote {}\n", path.display()));
             Ok(())

@@ -10,7 +10,7 @@ use kv::Deadline;
 
 use super::show;
 use crate::command::{CommandAnswer, READ_ALL_TIMEOUT, StoreCommand};
-use crate::error::Result;
+use crate::error::CommandResult;
 use crate::gc::scans::ScanMemory;
 use crate::output::write_whole_file;
 use crate::store::{StoreAccess, StoreUse};
@@ -54,7 +54,7 @@ impl StoreCommand for Metrics {
         Some("working on")
     }
 
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let node = host::node_name(self.node.as_deref().unwrap_or_default());
         let boot_id = host::boot_id();
         let boot = boot_id.as_deref().and_then(host::short_boot);

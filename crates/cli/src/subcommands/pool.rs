@@ -16,7 +16,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::command::{CommandAnswer, OpenStoreCommand, StoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, Columns, TableRow, as_text, printable};
 use crate::store::{StoreAccess, StoreUse};
 
@@ -104,20 +104,20 @@ pub(crate) struct PoolCreate {
 }
 
 /// Parses a range without host bits. A bare address is refused, since a pool of one address is rarely intended.
-fn cidr(text: &str) -> Result<IpNet, String> {
+fn cidr(text: &str) -> CommandResult<IpNet, String> {
     let net: IpNet = text.parse().map_err(|_| "not a range such as 10.65.0.0/16 or fd00:10:65::/48".to_owned())?;
     masked(net)
 }
 
 /// Parses a prefix length, with or without a slash.
-fn auto_bits(text: &str) -> Result<u8, String> {
+fn auto_bits(text: &str) -> CommandResult<u8, String> {
     let bits = text.strip_prefix('/').unwrap_or(text).parse().ok();
     bits.filter(|bits| (16..=30).contains(bits) || (48..=126).contains(bits))
         .ok_or_else(|| "not a prefix length of 16 to 30, or of 48 to 126 for IPv6".to_owned())
 }
 
 /// Parses a range without host bits, or an address.
-pub(super) fn cidr_or_address(text: &str) -> Result<IpNet, String> {
+pub(super) fn cidr_or_address(text: &str) -> CommandResult<IpNet, String> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok(address.into());
     }
@@ -125,7 +125,7 @@ pub(super) fn cidr_or_address(text: &str) -> Result<IpNet, String> {
     masked(net)
 }
 
-fn masked(net: IpNet) -> Result<IpNet, String> {
+fn masked(net: IpNet) -> CommandResult<IpNet, String> {
     let trunc = net.trunc();
     if trunc == net { Ok(net) } else { Err(format!("it has host bits set; did you mean {trunc}?")) }
 }
@@ -240,7 +240,7 @@ impl OpenStoreCommand for PoolCreate {
         self.dry_run
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self) -> CommandResult<()> {
         let (new, _) = new_pool(self)?;
         check_new_pool(&new, &[], &[]).map_err(CommandFailure::new)?;
         match self.gateway {
@@ -249,7 +249,7 @@ impl OpenStoreCommand for PoolCreate {
         }
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let (new, note) = new_pool(self)?;
         let pool = operator.ipam().create_pool(&new, self.gateway, deadline).await?;
         let row = PoolRow::of(&pool, self.gateway.map(|gateway| gateway.to_string()));
@@ -268,7 +268,7 @@ impl OpenStoreCommand for PoolCreate {
 /// With `--auto BITS`: makes a pool in a range that overlaps with no network of this machine and no other pool.
 #[async_trait(?Send)]
 impl StoreCommand for PoolCreate {
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let (used, notes) = read_used_networks(at.conf_dir);
         Ok(at.carry_out(&AutoRangePool { request: self, used }).await?.notes(notes))
     }
@@ -283,7 +283,7 @@ struct AutoRangePool<'a> {
 
 impl AutoRangePool<'_> {
     /// Returns the request with a random range that overlaps with none of these networks.
-    fn choose_range(&self, taken: &[IpNet]) -> Result<(IpNet, PoolCreate)> {
+    fn choose_range(&self, taken: &[IpNet]) -> CommandResult<(IpNet, PoolCreate)> {
         let bits = self.request.auto.unwrap_or_default();
         let cidr = free_range::choose(bits, taken, || fastrand::u64(..)).ok_or_else(|| {
             CommandFailure::new(format!("there is no free private range of /{bits}")).hint("name the range yourself")
@@ -302,11 +302,11 @@ impl OpenStoreCommand for AutoRangePool<'_> {
         self.request.dry_run
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self) -> CommandResult<()> {
         OpenStoreCommand::check(&self.choose_range(&self.used)?.1)
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let mut attempt = 0;
         loop {
             attempt += 1;
@@ -330,7 +330,7 @@ impl OpenStoreCommand for ListPools {
         StoreUse::Read
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let Inventory { pools, reservations } = operator.ipam().inventory(deadline).await?;
         let rows: Vec<_> = pools.iter().map(|pool| PoolRow::of(pool, gateway(pool, &reservations))).collect();
         let none = "there is no pool yet; make one with: margay pool create NAME CIDR";
@@ -353,7 +353,7 @@ impl OpenStoreCommand for PoolDelete {
     }
 
     /// Deletes a pool that is not in use, or that the arguments allow to delete anyway.
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let (name, in_use) = (&self.name, in_use(&self.bridged, &self.name));
         operator.delete_pool_if(name, in_use, deadline).await.map_err(|error| match &error {
             Error::NotFound { .. } => CommandFailure::from(error).hint("see which there are with: margay pool list"),
@@ -380,7 +380,7 @@ impl OpenStoreCommand for AssignPrefix {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let Self { pool, node, .. } = self;
         let NodePrefix { prefix, handle, is_new } = operator.assign_node_prefix(pool, node, deadline).await?;
         let text = match is_new {
@@ -412,7 +412,7 @@ pub(super) fn advice_in_use(name: &str, is_bridged: bool) -> String {
 }
 
 /// The pool that the arguments describe, and a note about the size of its blocks.
-fn new_pool(request: &PoolCreate) -> Result<(NewPool, Option<String>)> {
+fn new_pool(request: &PoolCreate) -> CommandResult<(NewPool, Option<String>)> {
     let cidr = request.cidr.ok_or_else(|| CommandFailure::new("a pool needs a range"))?;
     let mut new = NewPool::new(&request.name, cidr);
     let mut note = None;
@@ -442,7 +442,7 @@ fn gateway(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
 }
 
 /// True if another process has made an overlapping pool in the meantime.
-async fn overlaps_new_pool(operator: &Operator, cidr: IpNet, deadline: Deadline) -> Result<bool> {
+async fn overlaps_new_pool(operator: &Operator, cidr: IpNet, deadline: Deadline) -> CommandResult<bool> {
     let pools = operator.ipam().inventory(deadline).await?.pools;
     Ok(pools.iter().any(|pool| overlap(pool.cidr(), cidr)))
 }
@@ -473,7 +473,7 @@ struct BlockSize {
 ///
 /// # Errors
 /// Blocks cannot have the requested size, or it is larger than the pool.
-fn block_size(cidr: IpNet, wanted: Option<u8>) -> Result<BlockSize> {
+fn block_size(cidr: IpNet, wanted: Option<u8>) -> CommandResult<BlockSize> {
     let (smallest, largest, usual) = if cidr.addr().is_ipv4() { (32, 20, 26) } else { (128, 116, 122) };
     let pool = cidr.prefix_len();
     match wanted {
@@ -498,7 +498,7 @@ mod tests {
     use super::*;
     use crate::command::Format;
 
-    fn size(cidr: &str, wanted: Option<u8>) -> Result<BlockSize> {
+    fn size(cidr: &str, wanted: Option<u8>) -> CommandResult<BlockSize> {
         block_size(cidr.parse().unwrap(), wanted)
     }
 

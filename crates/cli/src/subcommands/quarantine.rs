@@ -10,7 +10,7 @@ use ipam_operator::Operator;
 use kv::Deadline;
 
 use crate::command::{CommandAnswer, OpenStoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, Columns, TableRow, printable};
 use crate::store::StoreUse;
 
@@ -56,7 +56,7 @@ impl OpenStoreCommand for ListQuarantine {
         StoreUse::Read
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         CommandAnswer::rows(
             "quarantined",
             &quarantine_rows(quarantine_of(&operator.ipam().inventory(deadline).await?.reservations)),
@@ -74,7 +74,7 @@ impl OpenStoreCommand for QuarantineRelease {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let ip = self.address;
         let taken = operator.release_quarantined(ip, deadline).await.map_err(|error| match error {
             Error::Invalid(_) => CommandFailure::from(error).hint("see what is with: margay ipam quarantine list"),

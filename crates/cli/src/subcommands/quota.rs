@@ -9,7 +9,7 @@ use kv::Deadline;
 use serde_json::json;
 
 use crate::command::{CommandAnswer, OpenStoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, Columns, TableRow, printable};
 use crate::store::StoreUse;
 
@@ -97,7 +97,7 @@ impl QuotaSubjectArgs {
     }
 }
 
-fn name(text: &str) -> Result<String, String> {
+fn name(text: &str) -> CommandResult<String, String> {
     match text {
         "" => Err("a name has at least one letter".to_owned()),
         _ if text.chars().any(char::is_control) => Err("a name has no control characters".to_owned()),
@@ -130,7 +130,7 @@ impl OpenStoreCommand for QuotaSet {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let (of, limit) = (self.of.subject(), self.limit);
         let before = operator.set_quota(&of, limit, deadline).await?;
         let was = before.map(|before| format!(" (was {before})")).unwrap_or_default();
@@ -153,7 +153,7 @@ impl OpenStoreCommand for QuotaDelete {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let of = self.of.subject();
         let limit = operator.delete_quota(&of, deadline).await.map_err(|error| match error {
             Error::NotFound { .. } => CommandFailure::from(error).hint("see which there are with: margay quota list"),
@@ -176,7 +176,7 @@ impl OpenStoreCommand for ListQuotas {
         StoreUse::ReadAll
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         CommandAnswer::rows("quotas", &operator.quotas(deadline).await?)
     }
 }

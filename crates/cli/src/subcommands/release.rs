@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::check::{CheckReport, LeakedHandle, ReportedAddress, StoreInspection, guid, inspect, revision};
 use crate::command::{CommandAnswer, OpenStoreCommand, StoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 use crate::store::{StoreAccess, StoreUse};
 
@@ -66,7 +66,7 @@ impl OpenStoreCommand for Release {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         if let Some(ip) = self.ip {
             return release_address(operator, ip, deadline).await;
         }
@@ -86,7 +86,7 @@ impl OpenStoreCommand for Release {
     }
 }
 
-async fn release_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Result<CommandAnswer> {
+async fn release_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> CommandResult<CommandAnswer> {
     let done = operator.ipam().release_ips(&[ReleaseRequest::new(ip)], deadline).await?;
     if done.released.is_empty() {
         return Err(CommandFailure::new(format!("IP address {ip} is not assigned")));
@@ -94,7 +94,7 @@ async fn release_address(operator: &Operator, ip: IpAddr, deadline: Deadline) ->
     CommandAnswer::new(format!("Successfully released IP address {ip}"), &ReleasedJson { released: &done.released })
 }
 
-fn released_answer(released: &[IpAddr], whose: &str) -> Result<CommandAnswer> {
+fn released_answer(released: &[IpAddr], whose: &str) -> CommandResult<CommandAnswer> {
     let lines: Vec<String> = released.iter().map(|ip| format!("Successfully released IP address {ip}")).collect();
     let answer = CommandAnswer::new(lines.join("\n"), &ReleasedJson { released })?;
     Ok(if released.is_empty() { answer.note(format!("{whose} was on record, but held no address")) } else { answer })
@@ -128,9 +128,9 @@ impl StoreCommand for Release {
         Some("working on")
     }
 
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let reports: Vec<CheckReport> =
-            self.from_report.iter().map(|path| CheckReport::read(path)).collect::<Result<_>>()?;
+            self.from_report.iter().map(|path| CheckReport::read(path)).collect::<CommandResult<_>>()?;
         let current = inspect(at, AddressReporting::Findings).await?;
         require_same_cluster(&self.from_report, &reports, &current)?;
         if !self.force {
@@ -164,7 +164,7 @@ impl StoreCommand for Release {
 }
 
 /// Refuses a report of another cluster.
-fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &StoreInspection) -> Result<()> {
+fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &StoreInspection) -> CommandResult<()> {
     let wanted = guid(current);
     for (path, report) in paths.iter().zip(reports) {
         if report.cluster_guid != wanted {
@@ -181,7 +181,7 @@ fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &St
 }
 
 /// Refuses reports that were all made before the last change of Calico's ClusterInformation.
-fn require_current(reports: &[CheckReport], current: &StoreInspection) -> Result<()> {
+fn require_current(reports: &[CheckReport], current: &StoreInspection) -> CommandResult<()> {
     let wanted = revision(&current.inspection);
     if wanted.is_empty() || reports.iter().any(|report| report.cluster_information_revision == wanted) {
         return Ok(());
@@ -224,7 +224,7 @@ fn agreed_handles(reports: &[CheckReport]) -> Vec<HandleRevision> {
     common.into_iter().filter_map(read).collect()
 }
 
-fn from_report_answer(done: &FromReportJson) -> Result<CommandAnswer> {
+fn from_report_answer(done: &FromReportJson) -> CommandResult<CommandAnswer> {
     let verb = if done.dry_run { "Would release" } else { "Successfully released" };
     let mut lines: Vec<String> = done.released.iter().map(|ip| format!("{verb} IP address {ip}")).collect();
     lines.extend(done.released_handles.iter().map(|id| format!("{verb} handle {}", printable(id))));

@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::pool::cidr_or_address;
 use crate::command::{CommandAnswer, OpenStoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, Columns, TableRow};
 use crate::store::StoreUse;
 
@@ -85,13 +85,13 @@ impl OpenStoreCommand for ReservationCreate {
         self.dry_run
     }
 
-    fn check(&self) -> Result<()> {
+    fn check(&self) -> CommandResult<()> {
         let name = &self.name;
         check_name(name)
             .map_err(|reason| CommandFailure::new(format!("'{name}' cannot be a reservation's name: {reason}")))
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let Self { name, cidrs, .. } = self;
         operator.ipam().create_reservation(name, cidrs, deadline).await.map_err(|error| match error {
             Error::Exists { .. } => CommandFailure::from(error)
@@ -112,7 +112,7 @@ impl OpenStoreCommand for ListReservations {
         StoreUse::Read
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let row = |reservation: &IpReservation| ReservationRow {
             name: reservation.name().to_owned(),
             cidrs: reservation.texts(),
@@ -132,7 +132,7 @@ impl OpenStoreCommand for ReservationDelete {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let name = &self.name;
         operator.ipam().delete_reservation(name, deadline).await.map_err(|error| match error {
             Error::NotFound { .. } => {

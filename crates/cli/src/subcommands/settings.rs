@@ -10,7 +10,7 @@ use kv::Deadline;
 use serde_json::json;
 
 use crate::command::{CommandAnswer, OpenStoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, render};
 use crate::store::StoreUse;
 
@@ -95,7 +95,7 @@ impl OpenStoreCommand for Configure {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         operator.ipam().change_config(|config| apply_changes(config, self), deadline).await.map_err(
             |error| match error {
                 Error::Settings(error) => contradiction_failure(error),
@@ -111,7 +111,7 @@ impl OpenStoreCommand for Configure {
     }
 }
 
-pub(super) async fn show(operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+pub(super) async fn show(operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
     let config = operator.ipam().config(deadline).await?;
     let persistence = persistence_text(config.address_persistence());
     let rows = [
@@ -189,7 +189,7 @@ impl OpenStoreCommand for Split {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         // The argument parser guarantees that one of the two is given.
         let which = match (&self.name, self.cidr) {
             (Some(name), _) => PoolChoice::Name(name),

@@ -23,7 +23,7 @@ use serde::Serialize;
 use super::quarantine::{note, sentence};
 use super::settings;
 use crate::command::{CommandAnswer, OpenStoreCommand, READ_ALL_TIMEOUT, StoreCommand};
-use crate::error::Result;
+use crate::error::CommandResult;
 use crate::output::{Column, Columns, TableRow, format_five_digits, format_share, printable, render, table};
 use crate::store::{StoreAccess, StoreUse};
 
@@ -56,7 +56,7 @@ impl OpenStoreCommand for Show {
         if self.ip.is_some() { StoreUse::Read } else { StoreUse::ReadAll }
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         match self {
             Self { ip: Some(ip), .. } => show_address(operator, *ip, deadline).await,
             Self { show_borrowed: true, .. } => show_borrowed(operator, deadline).await,
@@ -80,7 +80,7 @@ enum UsageDetail {
 }
 
 /// The use of all pools. JSON always includes the blocks, and has numbers as strings.
-fn usage_answer(utilization: &Utilization, detail: UsageDetail) -> Result<CommandAnswer> {
+fn usage_answer(utilization: &Utilization, detail: UsageDetail) -> CommandResult<CommandAnswer> {
     let answer = CommandAnswer::new(usage_table(utilization, detail), utilization)?;
     Ok(match (utilization.pools.is_empty(), utilization.orphaned.len(), detail) {
         (true, 0, _) => answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"),
@@ -123,7 +123,7 @@ fn usage_row(grouping: &str, cidr: IpNet, usage: &Usage) -> Vec<String> {
 }
 
 /// Reports the status of an address. Unlike calicoctl, also finds addresses in disabled pools and outside of all pools.
-async fn show_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> Result<CommandAnswer> {
+async fn show_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> CommandResult<CommandAnswer> {
     let Inventory { pools, reservations } = operator.ipam().inventory(deadline).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
     let prefix = pool.filter(|pool| pool.prefix_length().is_some()).map(|pool| pool.unit_of(ip));
@@ -187,7 +187,7 @@ struct Holder {
 
 impl AddressReport {
     /// The answer in calicoctl's words, with notes about facts that calicoctl does not report.
-    fn answer(&self) -> Result<CommandAnswer> {
+    fn answer(&self) -> CommandResult<CommandAnswer> {
         let mut answer = CommandAnswer::new(self.text(), &self.json())?;
         if self.pool.is_none() {
             answer = answer.note(format!("{} is in no pool", self.ip));
@@ -287,7 +287,7 @@ fn append_attributes(text: &mut String, attributes: &BTreeMap<String, String>) {
 }
 
 /// Shows the addresses that nodes have borrowed.
-async fn show_borrowed(operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+async fn show_borrowed(operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
     borrowed_answer(&operator.ipam().borrowed(deadline).await?)
 }
 
@@ -304,7 +304,7 @@ impl TableRow for BorrowedAddress {
     }
 }
 
-fn borrowed_answer(borrowed: &BorrowedAddresses) -> Result<CommandAnswer> {
+fn borrowed_answer(borrowed: &BorrowedAddresses) -> CommandResult<CommandAnswer> {
     let answer = CommandAnswer::new(table(&borrowed.addresses), borrowed)?;
     Ok(match borrowed.without_node {
         0 => answer,
@@ -326,7 +326,7 @@ impl StoreCommand for ShowForecast {
         Some("working on")
     }
 
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let census = at
             .with_operator(StoreUse::ReadAll, async |operator| {
                 Ok(operator.ipam().census(Deadline::after(READ_ALL_TIMEOUT)).await?)
@@ -347,7 +347,7 @@ impl StoreCommand for ShowForecast {
 
 /// Forecasts when the pools of a census will be full. Reads the history through a watch, so an embedded store stays
 /// open meanwhile.
-pub(super) async fn forecast_census(at: StoreAccess<'_>, census: &Census) -> Result<Forecast> {
+pub(super) async fn forecast_census(at: StoreAccess<'_>, census: &Census) -> CommandResult<Forecast> {
     at.with_operator(StoreUse::Read, async |operator| {
         Ok(operator.forecast(census, Deadline::after(READ_ALL_TIMEOUT)).await?)
     })

@@ -11,7 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::command::{CommandAnswer, OpenStoreCommand};
-use crate::error::Result;
+use crate::error::CommandResult;
 use crate::output::{Column, Columns, TableRow, printable, table};
 use crate::store::StoreUse;
 
@@ -132,7 +132,7 @@ impl OpenStoreCommand for Pin {
         self.dry_run
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let kept = operator.pin(self.ip, &self.name, self.network.as_deref(), deadline).await?;
         let (ip, name) = (kept.address, printable(&kept.workload));
         let answer = CommandAnswer::new(format!("Successfully pinned {ip} to {name}"), &StickyAddressRow::from(&kept))?;
@@ -155,7 +155,7 @@ impl OpenStoreCommand for Unpin {
     }
 
     /// Ends the pin. The answer shows what was recorded.
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let kept = operator.unpin(self.ip, deadline).await?;
         let text = format!("Successfully unpinned {} from {}", kept.address, printable(&kept.workload));
         CommandAnswer::new(text, &StickyAddressRow::from(&kept))
@@ -168,7 +168,7 @@ impl OpenStoreCommand for ListStickyAddresses {
         StoreUse::ReadAll
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let mut kept = operator.kept_addresses(deadline).await?;
         kept.retain(|one| one.is_pinned || !self.pinned);
         let rows: Vec<StickyAddressRow<'_>> = kept.iter().map(StickyAddressRow::from).collect();

@@ -31,7 +31,7 @@ pub(crate) use self::format::BackupHeader;
 pub(crate) use self::reader::{BackupRows, CheckedBackup, ImportPlan};
 pub(crate) use self::target::{Differences, FillMode, Target, TargetFiller};
 pub(crate) use self::writer::{BackupWriter, Overwrite, WrittenBackup};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::rfc3339;
 use crate::store::{StoreAccess, StoreUse};
 
@@ -84,7 +84,7 @@ impl<'l> Source<'l> {
         Self::Store(Box::new(Snapshot::of(at, ranges).at(revision)), filter)
     }
 
-    async fn next(&mut self) -> Result<RowBatch, TransferStop> {
+    async fn next(&mut self) -> CommandResult<RowBatch, TransferStop> {
         match self {
             Self::Store(snapshot, filter) => {
                 let kvs = snapshot.batch().await?.unwrap_or_default();
@@ -122,13 +122,13 @@ impl<'l> Source<'l> {
 /// Where rows are written to.
 pub(crate) trait Sink {
     /// Prepares for the rows of a source with this description. Called again if the source is read again.
-    async fn begin(&mut self, header: BackupHeader) -> Result<()>;
+    async fn begin(&mut self, header: BackupHeader) -> CommandResult<()>;
 
-    async fn take(&mut self, part: RowBatch) -> Result<()>;
+    async fn take(&mut self, part: RowBatch) -> CommandResult<()>;
 }
 
 /// Moves all rows. Reads the next part while the sink takes the current one.
-pub(crate) async fn transfer_rows(source: &mut Source<'_>, sink: &mut impl Sink) -> Result<(), TransferStop> {
+pub(crate) async fn transfer_rows(source: &mut Source<'_>, sink: &mut impl Sink) -> CommandResult<(), TransferStop> {
     let mut next = Some(source.next().await?);
     if let Some(header) = source.header() {
         sink.begin(header).await?;
@@ -169,8 +169,8 @@ impl From<CommandFailure> for TransferStop {
 /// Makes several attempts to read a store at one revision, since its history can be compacted in the meantime.
 pub(crate) async fn retry_at_one_revision<T>(
     at: StoreAccess<'_>,
-    mut attempt: impl AsyncFnMut() -> Result<T, TransferStop>,
-) -> Result<T> {
+    mut attempt: impl AsyncFnMut() -> CommandResult<T, TransferStop>,
+) -> CommandResult<T> {
     for _ in 0..MAX_ATTEMPTS {
         match attempt().await {
             Ok(done) => return Ok(done),
@@ -213,7 +213,9 @@ pub(crate) fn group_by_size<T>(
 }
 
 /// Runs blocking work on another thread.
-pub(crate) async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(crate) async fn run_blocking<T: Send + 'static>(
+    work: impl FnOnce() -> CommandResult<T> + Send + 'static,
+) -> CommandResult<T> {
     spawn_blocking(work).await.unwrap_or_else(|error| Err(CommandFailure::new(error)))
 }
 
@@ -274,7 +276,7 @@ impl<'l> Snapshot<'l> {
     }
 
     /// Opens the store, reads the next keys in ascending order, and closes the store. `None` after the last key.
-    pub(crate) async fn batch(&mut self) -> Result<Option<Vec<Kv>>, TransferStop> {
+    pub(crate) async fn batch(&mut self) -> CommandResult<Option<Vec<Kv>>, TransferStop> {
         if self.is_over() {
             return Ok(None);
         }
@@ -283,7 +285,7 @@ impl<'l> Snapshot<'l> {
         store.run_and_close(open, async |open: &OpenStore| self.read(open).await).await.map(Some)
     }
 
-    async fn read(&mut self, open: &OpenStore) -> Result<Vec<Kv>, TransferStop> {
+    async fn read(&mut self, open: &OpenStore) -> CommandResult<Vec<Kv>, TransferStop> {
         let store = self.store;
         let found = read_identity(store, open).await?;
         if self.about.get_or_insert_with(|| found.clone()).id != found.id {
@@ -366,7 +368,7 @@ fn cluster_pages(range: Range, at: Revision) -> kv::Pages {
 }
 
 /// Reads the engine, the id and the leases of a store.
-pub(crate) async fn read_identity(at: StoreAccess<'_>, open: &OpenStore) -> Result<StoreIdentity> {
+pub(crate) async fn read_identity(at: StoreAccess<'_>, open: &OpenStore) -> CommandResult<StoreIdentity> {
     let engine = at.location.facts().name;
     if let Some(cluster) = open.cluster() {
         let about = cluster.about().await.map_err(|error| at.explain(error))?;

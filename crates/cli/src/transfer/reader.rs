@@ -12,7 +12,7 @@ use kv::{Key, Value};
 use super::format::{BackupHeader, BackupLine, BackupVersion, MAX_LINE_BYTES, TRAILER, VERSION_WITH_LEASES, trailer};
 use super::{Row, RowBatch, run_blocking, unfinished_target_failure};
 use crate::digest::Sha256;
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 
 /// Number of bytes that are read at once.
@@ -33,7 +33,7 @@ struct BackupReader {
 
 impl BackupReader {
     /// Opens a file and reads its first line.
-    fn open(path: &Path) -> Result<Self> {
+    fn open(path: &Path) -> CommandResult<Self> {
         let failed = |error: io::Error| cannot_read(path, &error);
         let file = File::open(path).map_err(failed)?;
         if !file.metadata().map_err(failed)?.is_file() {
@@ -70,7 +70,7 @@ impl BackupReader {
     }
 
     /// Reads the next row; `None` at the end of a file that is complete.
-    fn next_row(&mut self) -> Result<Option<Row>> {
+    fn next_row(&mut self) -> CommandResult<Option<Row>> {
         if self.ended {
             return Ok(None);
         }
@@ -96,7 +96,7 @@ impl BackupReader {
         Ok(Some(row))
     }
 
-    fn end(&mut self) -> Result<Option<Row>> {
+    fn end(&mut self) -> CommandResult<Option<Row>> {
         if self.line != trailer(self.keys, &self.sum).as_bytes() {
             return Err(damaged(&self.path, "its checksum is wrong"));
         }
@@ -122,7 +122,7 @@ pub(crate) struct CheckedBackup {
 
 impl CheckedBackup {
     /// Reads a file to its end and passes each row to `each`.
-    pub(super) fn read(path: &Path, mut each: impl FnMut(&Row)) -> Result<Self> {
+    pub(super) fn read(path: &Path, mut each: impl FnMut(&Row)) -> CommandResult<Self> {
         let mut reader = BackupReader::open(path)?;
         while let Some(row) = reader.next_row()? {
             each(&row);
@@ -130,7 +130,7 @@ impl CheckedBackup {
         Ok(Self { path: path.to_owned(), header: reader.header, keys: reader.keys, sum: reader.sum })
     }
 
-    pub(crate) async fn of(path: &Path) -> Result<Self> {
+    pub(crate) async fn of(path: &Path) -> CommandResult<Self> {
         let path = path.to_owned();
         run_blocking(move || Self::read(&path, |_| {})).await
     }
@@ -141,7 +141,7 @@ impl CheckedBackup {
 
     /// Reads the rows from the start, through a filter if there is one. Fails if the first line has changed since the
     /// check.
-    pub(crate) async fn rows(&self, filter: Option<IpamFilter>) -> Result<BackupRows> {
+    pub(crate) async fn rows(&self, filter: Option<IpamFilter>) -> CommandResult<BackupRows> {
         let path = self.path.clone();
         let reader = run_blocking(move || BackupReader::open(&path)).await?;
         if reader.header() != &self.header {
@@ -168,7 +168,7 @@ impl BackupRows {
         &self.file.header
     }
 
-    pub(super) async fn next(&mut self) -> Result<RowBatch> {
+    pub(super) async fn next(&mut self) -> CommandResult<RowBatch> {
         let Some((mut reader, mut filter)) = self.rest.take() else {
             return Ok(RowBatch { rows: Vec::new(), is_last: true });
         };
@@ -242,7 +242,7 @@ impl ImportPlan {
     ///
     /// # Errors
     /// The file is not complete; the node cannot be renamed.
-    pub(crate) async fn of(path: &Path, as_node: Option<String>, from: Option<String>) -> Result<Self> {
+    pub(crate) async fn of(path: &Path, as_node: Option<String>, from: Option<String>) -> CommandResult<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         run_blocking(move || {
             let (mut tally, mut left_out, mut nodes, mut is_marked) =
@@ -278,11 +278,11 @@ impl ImportPlan {
     }
 
     /// Reads the documents from the start.
-    pub(crate) async fn rows(&self) -> Result<BackupRows> {
+    pub(crate) async fn rows(&self) -> CommandResult<BackupRows> {
         self.file.rows(Some(self.filter.clone())).await
     }
 
-    fn rename(&mut self, nodes: &BTreeSet<String>, from: Option<String>, to: String) -> Result<()> {
+    fn rename(&mut self, nodes: &BTreeSet<String>, from: Option<String>, to: String) -> CommandResult<()> {
         let list = || nodes.iter().map(|node| printable(node)).collect::<Vec<_>>().join(", ");
         if to.is_empty() || to.contains('/') {
             return Err(CommandFailure::new(format!("{to:?} cannot be the name of a node")));
@@ -321,7 +321,7 @@ impl ImportPlan {
 
 impl IpamFilter {
     /// Returns the rows that come before this row of the file in the new order, and the row itself.
-    fn take_row(&mut self, row: Row, rows: &mut Vec<Row>) -> Result<()> {
+    fn take_row(&mut self, row: Row, rows: &mut Vec<Row>) -> CommandResult<()> {
         let Row { key, mut value, .. } = row;
         if role_of(&key).is_none() {
             return Ok(());
@@ -346,7 +346,7 @@ impl IpamFilter {
     }
 }
 
-fn rename_value(renaming: &Renaming, key: &Key, value: Value) -> Result<Value> {
+fn rename_value(renaming: &Renaming, key: &Key, value: Value) -> CommandResult<Value> {
     renaming.value(key, value).map_err(|error| {
         CommandFailure::new(error)
             .hint("its node is not known, so the node cannot be renamed; import without --as-node")

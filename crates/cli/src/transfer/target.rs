@@ -18,7 +18,7 @@ use super::{
     run_blocking, transfer_rows,
 };
 use crate::digest::Sha256;
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::{KeyProgress, printable};
 use crate::store::{StoreAccess, StoreUse};
 
@@ -55,12 +55,12 @@ struct PlacedMark {
 
 impl<'l> Target<'l> {
     /// Opens a store, and creates it if necessary.
-    pub(crate) async fn make(at: StoreAccess<'l>) -> Result<Self> {
+    pub(crate) async fn make(at: StoreAccess<'l>) -> CommandResult<Self> {
         Self::new(at, Some(at.open_files(StoreUse::Make).await?)).await
     }
 
     /// Opens a store if it exists.
-    pub(crate) async fn inspect(at: StoreAccess<'l>) -> Result<Self> {
+    pub(crate) async fn inspect(at: StoreAccess<'l>) -> CommandResult<Self> {
         let open = match datastore::open(at.location, &Create::Never.with_wait(at.wait)).await {
             Ok(open) => Some(open),
             Err(error) if *error.kind() == ErrorKind::Missing && at.location.path().is_some() => None,
@@ -69,7 +69,7 @@ impl<'l> Target<'l> {
         Self::new(at, open).await
     }
 
-    async fn new(at: StoreAccess<'l>, open: Option<OpenStore>) -> Result<Self> {
+    async fn new(at: StoreAccess<'l>, open: Option<OpenStore>) -> CommandResult<Self> {
         let mut target = Self { at, open, mark: None };
         let Some(store) = target.open.as_ref().map(OpenStore::store) else { return Ok(target) };
         let found = store.get(import_lock_key()).await.map_err(|error| at.explain(error))?;
@@ -82,7 +82,7 @@ impl<'l> Target<'l> {
     }
 
     /// The identity of the store; `None` if there is no store.
-    pub(crate) async fn identity(&self) -> Result<Option<StoreIdentity>> {
+    pub(crate) async fn identity(&self) -> CommandResult<Option<StoreIdentity>> {
         match &self.open {
             Some(open) => read_identity(self.at, open).await.map(Some),
             None => Ok(None),
@@ -91,7 +91,7 @@ impl<'l> Target<'l> {
 
     /// Refuses a store that has IPAM's documents, or that could not be created. Returns the revision at which it had
     /// none.
-    pub(crate) async fn require_empty(&self) -> Result<Revision> {
+    pub(crate) async fn require_empty(&self) -> CommandResult<Revision> {
         let mut at = Revision::UNSET;
         let Some(open) = &self.open else {
             maintenance::check_creatable(self.at.location).await.map_err(|error| self.failed(error))?;
@@ -112,7 +112,7 @@ impl<'l> Target<'l> {
     }
 
     /// Marks an empty store.
-    pub(crate) async fn begin(&mut self, mark: ImportLock) -> Result<()> {
+    pub(crate) async fn begin(&mut self, mark: ImportLock) -> CommandResult<()> {
         let at = self.require_empty().await?;
         let empty = ranges_to_be_empty().into_iter().map(|range| Compare::nothing_newer(range, at));
         let txn = Txn::new()
@@ -125,7 +125,7 @@ impl<'l> Target<'l> {
     }
 
     /// Replaces the mark.
-    pub(crate) async fn remark(&mut self, mark: ImportLock) -> Result<()> {
+    pub(crate) async fn remark(&mut self, mark: ImportLock) -> CommandResult<()> {
         let txn = self.marked_txn()?.with_success([Op::put(import_lock_key(), mark.encode())]);
         let written = self.txn(txn).await?.revision;
         if let Some(marked) = &mut self.mark {
@@ -135,7 +135,7 @@ impl<'l> Target<'l> {
     }
 
     /// Removes the mark, so that the store can be used.
-    pub(crate) async fn unmark(&mut self) -> Result<()> {
+    pub(crate) async fn unmark(&mut self) -> CommandResult<()> {
         let txn = self.marked_txn()?.with_success([Op::delete(import_lock_key())]);
         self.txn(txn).await?;
         self.mark = None;
@@ -143,7 +143,7 @@ impl<'l> Target<'l> {
     }
 
     /// Reads the keys in these ranges, ascending, without the mark.
-    pub(super) async fn read(&self, ranges: Vec<Range>) -> Result<Vec<Kv>> {
+    pub(super) async fn read(&self, ranges: Vec<Range>) -> CommandResult<Vec<Kv>> {
         let Some(open) = &self.open else { return Ok(Vec::new()) };
         let (mut pages, mut at, mut found) = (RangePages::of(ranges), Revision::UNSET, Vec::new());
         let mark = import_lock_key();
@@ -156,7 +156,7 @@ impl<'l> Target<'l> {
     }
 
     /// True if these parts, which cover the whole store, have these checksums.
-    async fn has_checksums(&mut self, parts: &[PartChecksum], progress: &KeyProgress) -> Result<bool> {
+    async fn has_checksums(&mut self, parts: &[PartChecksum], progress: &KeyProgress) -> CommandResult<bool> {
         let mut keys = 0;
         for some in parts.chunks(MAX_PARTS_AT_ONCE) {
             for found in try_join_all(some.iter().map(|part| self.count_equal_keys(part))).await? {
@@ -170,18 +170,18 @@ impl<'l> Target<'l> {
     }
 
     /// The number of keys in a part; `None` if its checksum differs.
-    async fn count_equal_keys(&self, part: &PartChecksum) -> Result<Option<u64>> {
+    async fn count_equal_keys(&self, part: &PartChecksum) -> CommandResult<Option<u64>> {
         let kvs = self.read(ranges_between(&part.from, part.to.as_ref())).await?;
         let expected = part.sum.clone();
         run_blocking(move || Ok((DocumentsChecksum::of(&kvs) == expected).then_some(kvs.len() as u64))).await
     }
 
     /// Writes the ascending changes to one part. Each transaction is guarded by the mark and the former values.
-    async fn write(&self, changes: Vec<Change>, before: FormerContents) -> Result<()> {
+    async fn write(&self, changes: Vec<Change>, before: FormerContents) -> CommandResult<()> {
         let in_flight = self.at.location.facts().writes_in_flight;
         let size = |change: &Change| change.key.as_bytes().len() + change.value.as_ref().map_or(0, Value::len);
         let groups = group_by_size(changes, MAX_TXN_KEYS, size).into_iter();
-        let txns: Vec<Txn> = groups.map(|group| self.build_txn(group, before)).collect::<Result<_>>()?;
+        let txns: Vec<Txn> = groups.map(|group| self.build_txn(group, before)).collect::<CommandResult<_>>()?;
         let mut answers =
             futures::stream::iter(txns).map(|txn| async move { self.txn(txn).await }).buffer_unordered(in_flight);
         while let Some(answer) = answers.next().await {
@@ -191,7 +191,7 @@ impl<'l> Target<'l> {
     }
 
     /// Removes all keys that were written since the store was marked. Returns their number.
-    pub(crate) async fn remove_written_keys(&mut self) -> Result<u64> {
+    pub(crate) async fn remove_written_keys(&mut self) -> CommandResult<u64> {
         let made = self.mark.as_ref().map_or(Revision::UNSET, |marked| marked.made);
         let mut removed = 0;
         for range in ranges() {
@@ -210,7 +210,7 @@ impl<'l> Target<'l> {
 
     /// Returns deletions for the first keys of a range that were written since a revision, and the last key that was
     /// read.
-    async fn list_own_keys(&self, range: Range, since: Revision) -> Result<(Vec<Change>, Option<Key>)> {
+    async fn list_own_keys(&self, range: Range, since: Revision) -> CommandResult<(Vec<Change>, Option<Key>)> {
         let Some(open) = &self.open else { return Ok((Vec::new(), None)) };
         let most = i64::try_from(MAX_TXN_KEYS * MAX_TXNS_PER_REMOVAL).unwrap_or(i64::MAX);
         let request = RangeRequest::new(range).with_limit(most).with_content(Content::KeysOnly);
@@ -228,7 +228,7 @@ impl<'l> Target<'l> {
 
     /// Closes an embedded store for a moment if a process waits for it: the mark makes plugins fail, and they should
     /// fail soon.
-    async fn yield_store(&mut self) -> Result<()> {
+    async fn yield_store(&mut self) -> CommandResult<()> {
         if self.open.as_ref().is_some_and(|open| open.embedded().is_some())
             && self.at.has_waiters().await?
             && let Some(open) = self.open.take()
@@ -239,14 +239,14 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    pub(crate) async fn close(self) -> Result<()> {
+    pub(crate) async fn close(self) -> CommandResult<()> {
         match self.open {
             Some(open) => open.close().await.map_err(|error| self.at.explain(error)),
             None => Ok(()),
         }
     }
 
-    fn build_txn(&self, batch: Vec<Change>, before: FormerContents) -> Result<Txn> {
+    fn build_txn(&self, batch: Vec<Change>, before: FormerContents) -> CommandResult<Txn> {
         let guards = guards(&batch, before);
         let ops = batch.into_iter().map(|change| match change.value {
             Some(value) => Op::put(change.key, value),
@@ -256,7 +256,7 @@ impl<'l> Target<'l> {
     }
 
     /// A transaction that fails if the mark has changed.
-    fn marked_txn(&self) -> Result<Txn> {
+    fn marked_txn(&self) -> CommandResult<Txn> {
         let Some(marked) = &self.mark else {
             return Err(CommandFailure::new("internal error: the store is not marked"));
         };
@@ -264,7 +264,7 @@ impl<'l> Target<'l> {
     }
 
     /// Runs a transaction. A guard that fails is an error.
-    async fn txn(&self, txn: Txn) -> Result<TxnResponse> {
+    async fn txn(&self, txn: Txn) -> CommandResult<TxnResponse> {
         let Some(open) = &self.open else {
             return Err(CommandFailure::new(format!("there is no store at {}", self.at)));
         };
@@ -281,7 +281,7 @@ impl<'l> Target<'l> {
     }
 }
 
-fn decode_mark(location: &Location, kv: &Kv) -> Result<PlacedMark> {
+fn decode_mark(location: &Location, kv: &Kv) -> CommandResult<PlacedMark> {
     match ImportLock::decode(kv.value.as_bytes()) {
         Some(mark) => Ok(PlacedMark { mark, made: kv.create_revision, written: kv.mod_revision }),
         None => Err(CommandFailure::new(format!("the mark on {location} cannot be read"))
@@ -343,7 +343,7 @@ pub(crate) struct Differences {
 
 impl Differences {
     /// Reads the target back. True if it is still as this run left it.
-    pub(crate) async fn are_unchanged_in(&self, target: &mut Target<'_>) -> Result<bool> {
+    pub(crate) async fn are_unchanged_in(&self, target: &mut Target<'_>) -> CommandResult<bool> {
         target.has_checksums(&self.sums, &KeyProgress::new("comparing", Some(self.tally.keys))).await
     }
 
@@ -400,7 +400,7 @@ impl<'f, 'l> TargetFiller<'f, 'l> {
         target: &'f mut Target<'l>,
         work: FillMode,
         keys: Option<u64>,
-    ) -> Result<Differences, TransferStop> {
+    ) -> CommandResult<Differences, TransferStop> {
         let what = match work {
             FillMode::Fill => "writing",
             FillMode::Update => "copying",
@@ -420,11 +420,11 @@ impl<'f, 'l> TargetFiller<'f, 'l> {
 }
 
 impl Sink for TargetFiller<'_, '_> {
-    async fn begin(&mut self, _header: BackupHeader) -> Result<()> {
+    async fn begin(&mut self, _header: BackupHeader) -> CommandResult<()> {
         Ok(())
     }
 
-    async fn take(&mut self, part: RowBatch) -> Result<()> {
+    async fn take(&mut self, part: RowBatch) -> CommandResult<()> {
         let to = part.rows.last().filter(|_| !part.is_last).map(|row| row.key.successor());
         let (changes, before) = self.pending.take().unwrap_or_default();
         let target = &*self.target;
@@ -458,7 +458,7 @@ impl Differences {
         from: &Key,
         to: Option<&Key>,
         work: FillMode,
-    ) -> Result<(Vec<Change>, FormerContents)> {
+    ) -> CommandResult<(Vec<Change>, FormerContents)> {
         let there = target.read(ranges_between(from, to)).await?;
         let before = if there.is_empty() { FormerContents::Nothing } else { FormerContents::Something };
         let (mut tally, mut sum, writes) = (

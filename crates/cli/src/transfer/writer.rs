@@ -16,7 +16,7 @@ use super::{
     transfer_rows,
 };
 use crate::digest::Sha256;
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::KeyProgress;
 use crate::store::StoreAccess;
 
@@ -67,12 +67,12 @@ struct NewFile {
 }
 
 impl BackupWriter {
-    pub(crate) fn create(path: &Path, overwrite: Overwrite) -> Result<Self> {
+    pub(crate) fn create(path: &Path, overwrite: Overwrite) -> CommandResult<Self> {
         Ok(Self::with_destination(BackupDestination::File(NewFile::create(path, overwrite)?)))
     }
 
     /// Writes to stdout. There, only the last line shows that the backup is complete.
-    pub(crate) fn stdout() -> Result<Self> {
+    pub(crate) fn stdout() -> CommandResult<Self> {
         // Not through `io::stdout()`, which the program keeps locked until its end.
         Ok(Self::with_destination(BackupDestination::Stdout(File::from(io::stdout().as_fd().try_clone_to_owned()?))))
     }
@@ -87,7 +87,7 @@ impl BackupWriter {
     }
 
     /// Writes the first line. If a file has lines of an earlier attempt, removes them first.
-    fn begin(&mut self, header: &BackupHeader) -> Result<()> {
+    fn begin(&mut self, header: &BackupHeader) -> CommandResult<()> {
         if let BackupDestination::File(new) = &mut self.to {
             new.file.set_len(0).and_then(|()| new.file.rewind()).map_err(|error| failed(&new.path, &error))?;
         }
@@ -103,7 +103,7 @@ impl BackupWriter {
     }
 
     /// Writes the next rows, which must be in ascending order of their keys.
-    fn rows(&mut self, rows: &[Row]) -> Result<()> {
+    fn rows(&mut self, rows: &[Row]) -> CommandResult<()> {
         let mut lines = Vec::new();
         for row in rows {
             let lease = row.lease.filter(|_| self.leases);
@@ -119,7 +119,7 @@ impl BackupWriter {
     }
 
     /// Writes the last line. Makes a file durable and gives it its name. Returns the length in bytes.
-    fn finish(mut self) -> Result<u64> {
+    fn finish(mut self) -> CommandResult<u64> {
         let end = trailer(self.keys, &self.sum);
         self.put(end.as_bytes())?;
         match self.to {
@@ -129,7 +129,7 @@ impl BackupWriter {
         Ok(self.bytes)
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<()> {
+    fn put(&mut self, bytes: &[u8]) -> CommandResult<()> {
         self.sum.update(bytes);
         self.bytes += bytes.len() as u64;
         match &mut self.to {
@@ -161,7 +161,7 @@ struct BackupSink {
 
 impl WrittenBackup {
     /// Writes a store at one revision. Another thread writes the file, so the store is open only while it is read.
-    pub(crate) async fn of(at: StoreAccess<'_>, filter: KeyFilter, writer: BackupWriter) -> Result<Self> {
+    pub(crate) async fn of(at: StoreAccess<'_>, filter: KeyFilter, writer: BackupWriter) -> CommandResult<Self> {
         let can_restart = writer.can_restart();
         let progress = KeyProgress::new("reading", None);
         let mut sink = BackupSink { writer: Some(writer), filter, keys: 0, tally: DocumentCounts::default(), progress };
@@ -189,7 +189,10 @@ impl WrittenBackup {
 
 impl BackupSink {
     /// Runs `work` on another thread.
-    async fn write(&mut self, work: impl FnOnce(&mut BackupWriter) -> Result<()> + Send + 'static) -> Result<()> {
+    async fn write(
+        &mut self,
+        work: impl FnOnce(&mut BackupWriter) -> CommandResult<()> + Send + 'static,
+    ) -> CommandResult<()> {
         let Some(mut writer) = self.writer.take() else {
             return Err(CommandFailure::new("internal error: no file is open"));
         };
@@ -199,12 +202,12 @@ impl BackupSink {
 }
 
 impl Sink for BackupSink {
-    async fn begin(&mut self, header: BackupHeader) -> Result<()> {
+    async fn begin(&mut self, header: BackupHeader) -> CommandResult<()> {
         (self.keys, self.tally) = (0, DocumentCounts::default());
         self.write(move |writer| writer.begin(&header)).await
     }
 
-    async fn take(&mut self, part: RowBatch) -> Result<()> {
+    async fn take(&mut self, part: RowBatch) -> CommandResult<()> {
         self.keys += part.rows.len() as u64;
         self.progress.at(self.keys);
         if self.filter == KeyFilter::Ipam {
@@ -215,7 +218,7 @@ impl Sink for BackupSink {
 }
 
 impl NewFile {
-    fn create(path: &Path, overwrite: Overwrite) -> Result<Self> {
+    fn create(path: &Path, overwrite: Overwrite) -> CommandResult<Self> {
         match fs::symlink_metadata(path) {
             Ok(found) if !found.is_file() => {
                 return Err(CommandFailure::new(format!("{} is no regular file", path.display()))
@@ -264,7 +267,7 @@ impl NewFile {
     }
 
     /// Makes the file durable and gives it its name.
-    fn complete(&mut self) -> Result<()> {
+    fn complete(&mut self) -> CommandResult<()> {
         let failed = |error: io::Error| failed(&self.path, &error);
         self.file.sync_all().map_err(failed)?;
         if let Some(partial) = &self.partial {
@@ -291,7 +294,7 @@ impl Drop for NewFile {
     }
 }
 
-fn json(what: &impl serde::Serialize) -> Result<Vec<u8>> {
+fn json(what: &impl serde::Serialize) -> CommandResult<Vec<u8>> {
     serde_json::to_vec(what).map_err(|error| CommandFailure::new(format!("JSON: {error}")))
 }
 

@@ -15,7 +15,7 @@ use ipam_operator::inspect::{Code, Finding, Inspection, Subject};
 use ipnet::IpNet;
 use kv::Deadline;
 
-use crate::error::Result;
+use crate::error::CommandResult;
 use crate::store::StoreAccess;
 
 /// Time limit of reading the pools of another store.
@@ -72,7 +72,7 @@ fn configured_ranges<'n>(network: &'n ConfiguredNetwork, store: &'n str) -> impl
 }
 
 /// Reads the pools of a store; empty if there is no store.
-async fn read_pools(at: StoreAccess<'_>) -> Result<Vec<(String, IpNet)>> {
+async fn read_pools(at: StoreAccess<'_>) -> CommandResult<Vec<(String, IpNet)>> {
     let Some(open) = at.open_existing().await? else { return Ok(Vec::new()) };
     let store = open.store();
     at.with_operator_on(open, store, async |operator| {

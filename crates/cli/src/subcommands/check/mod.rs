@@ -27,7 +27,7 @@ use time::OffsetDateTime;
 
 pub(super) use self::report::{CheckReport, LeakedHandle, ReportedAddress, guid, revision};
 use crate::command::{CommandAnswer, Format, StoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, printable, render};
 use crate::store::{StoreAccess, StoreUse};
 use crate::transfer::{Snapshot, TransferStop, retry_at_one_revision, run_blocking};
@@ -117,7 +117,7 @@ impl StoreCommand for Check {
         Some("working on")
     }
 
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let wants_addresses = self.show_all_ips || self.show_problem_ips || self.report.is_some();
         let keep = if wants_addresses { AddressReporting::Addresses } else { AddressReporting::Findings };
         let mut inspected = inspect(at, keep).await?;
@@ -175,11 +175,11 @@ pub(super) struct StoreInspection {
     pub(super) store: String,
 }
 
-pub(super) async fn inspect(at: StoreAccess<'_>, keep: AddressReporting) -> Result<StoreInspection> {
+pub(super) async fn inspect(at: StoreAccess<'_>, keep: AddressReporting) -> CommandResult<StoreInspection> {
     retry_at_one_revision(at, async || inspect_once(at, keep).await).await
 }
 
-async fn inspect_once(at: StoreAccess<'_>, keep: AddressReporting) -> Result<StoreInspection, TransferStop> {
+async fn inspect_once(at: StoreAccess<'_>, keep: AddressReporting) -> CommandResult<StoreInspection, TransferStop> {
     let mut snapshot = Snapshot::of(at, Inspector::ranges());
     let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
     let mut read = snapshot.batch().await?;
@@ -275,7 +275,7 @@ async fn apply_repairs(
     mut inspected: StoreInspection,
     codes: &[Code],
     keep: AddressReporting,
-) -> Result<(Vec<Repair>, StoreInspection)> {
+) -> CommandResult<(Vec<Repair>, StoreInspection)> {
     let mut repairs: Vec<Repair> = Vec::new();
     for _ in 0..MAX_REPAIR_ROUNDS {
         let due: Vec<Finding> = select_findings(&inspected.inspection, codes).cloned().collect();
@@ -313,7 +313,7 @@ fn settle(repairs: &mut [Repair]) {
 }
 
 /// Mends findings in one opening of the store.
-async fn mend(at: StoreAccess<'_>, inspection: &Inspection, findings: &[Finding]) -> Result<Vec<Repair>> {
+async fn mend(at: StoreAccess<'_>, inspection: &Inspection, findings: &[Finding]) -> CommandResult<Vec<Repair>> {
     at.with_operator(StoreUse::Release, async |operator| {
         let mut done = Vec::new();
         for finding in findings {
@@ -377,7 +377,7 @@ fn render_answer(
     location: &Location,
     inspection: &Inspection,
     repairs: &[Repair],
-) -> Result<CommandAnswer> {
+) -> CommandResult<CommandAnswer> {
     let shown: Option<Vec<&AllocatedAddress>> = match (args.show_all_ips, args.show_problem_ips) {
         (true, _) => Some(inspection.allocations.iter().collect()),
         (false, true) => Some(inspection.allocations.iter().filter(|address| address.node_gone).collect()),

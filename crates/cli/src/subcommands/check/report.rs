@@ -11,7 +11,7 @@ use ipam_operator::inspect::{AllocatedAddress, ClusterFacts, Inspection};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::StoreInspection;
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::write_whole_file;
 
 /// A report. The member names are calicoctl's.
@@ -34,7 +34,7 @@ pub(crate) struct CheckReport {
 }
 
 /// Reads a list or a map, which Go writes as `null` when it is empty.
-fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
+fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> CommandResult<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
@@ -98,7 +98,7 @@ impl CheckReport {
     }
 
     /// Reads a report from a file.
-    pub(crate) fn read(path: &Path) -> Result<Self> {
+    pub(crate) fn read(path: &Path) -> CommandResult<Self> {
         let hint = "give a file that `margay ipam check --report` or `calicoctl ipam check -o` has written";
         let text = fs::read(path)
             .map_err(|error| CommandFailure::new(format!("cannot read {}: {error}", path.display())).hint(hint))?;
@@ -143,7 +143,7 @@ impl ReportedAddress {
 }
 
 /// Writes a report in one step: an existing file is replaced when the new one is complete.
-pub(super) fn write(path: &Path, report: &CheckReport) -> Result<()> {
+pub(super) fn write(path: &Path, report: &CheckReport) -> CommandResult<()> {
     let text = serde_json::to_string_pretty(report).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
     write_whole_file(path, &text)
 }

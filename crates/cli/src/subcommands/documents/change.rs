@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::{DOCUMENTS_TIMEOUT, Delete, WriteArgs, folder_depth};
 use crate::command::{CommandAnswer, OpenStoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 use crate::store::{StoreAccess, StoreUse};
 use crate::subcommands::pool;
@@ -34,7 +34,7 @@ pub(super) struct WriteDocuments {
 }
 
 impl WriteDocuments {
-    pub(super) fn of(mode: WriteMode, change: &WriteArgs, at: StoreAccess<'_>) -> Result<Self> {
+    pub(super) fn of(mode: WriteMode, change: &WriteArgs, at: StoreAccess<'_>) -> CommandResult<Self> {
         Ok(Self {
             mode,
             manifests: read_documents(&change.source.filename, folder_depth(change.source.recursive))?,
@@ -81,7 +81,7 @@ impl OpenStoreCommand for WriteDocuments {
     }
 
     /// Writes the documents in order. After a document that fails the next ones are still written, as in calicoctl.
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let mut report = WriteReport::new(self.verb(), &self.manifests, self.dry_run);
         let mut first_node = false;
         for manifest in &self.manifests {
@@ -124,7 +124,7 @@ impl OpenStoreCommand for DeleteDocuments<'_> {
     }
 
     /// Deletes the documents in order.
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let Self { args, manifests } = self;
         let verb = VerbForms { base: "delete", past: "deleted" };
         let mut report = WriteReport::new(verb, manifests, args.dry_run);
@@ -169,7 +169,7 @@ const MAX_INPUT_BYTES: u64 = 16 << 20;
 
 /// Reads all documents of these files and folders, in this order; the files of a folder are sorted by name. Fails if
 /// there is no document.
-pub(super) fn read_documents(paths: &[PathBuf], depth: FolderDepth) -> Result<Vec<Manifest>> {
+pub(super) fn read_documents(paths: &[PathBuf], depth: FolderDepth) -> CommandResult<Vec<Manifest>> {
     let manifests = read_any_documents(paths, depth)?;
     if manifests.is_empty() {
         return Err(CommandFailure::new("No resources specified")
@@ -179,7 +179,7 @@ pub(super) fn read_documents(paths: &[PathBuf], depth: FolderDepth) -> Result<Ve
 }
 
 /// [`read_documents`], but finding no document is no error.
-pub(super) fn read_any_documents(paths: &[PathBuf], depth: FolderDepth) -> Result<Vec<Manifest>> {
+pub(super) fn read_any_documents(paths: &[PathBuf], depth: FolderDepth) -> CommandResult<Vec<Manifest>> {
     let mut manifests = Vec::new();
     for path in paths {
         if path.as_os_str() == "-" {
@@ -238,7 +238,7 @@ fn list_files(path: &Path, depth: FolderDepth) -> io::Result<Vec<PathBuf>> {
 ///
 /// # Errors
 /// The text is neither. The message names the line.
-pub(crate) fn parse_values(name: &str, text: &[u8], hint: &str) -> Result<Vec<Value>> {
+pub(crate) fn parse_values(name: &str, text: &[u8], hint: &str) -> CommandResult<Vec<Value>> {
     // A node may be named `n`, and a label may have the value `off`, so only `true` and `false` are booleans.
     let options = serde_saphyr::options! { strict_booleans: true };
     match serde_json::from_slice(text) {
@@ -255,7 +255,7 @@ pub(crate) fn parse_values(name: &str, text: &[u8], hint: &str) -> Result<Vec<Va
     }
 }
 
-fn parse_documents(name: &str, text: &[u8]) -> Result<Vec<Manifest>> {
+fn parse_documents(name: &str, text: &[u8]) -> CommandResult<Vec<Manifest>> {
     let mut manifests = Vec::new();
     for value in parse_values(name, text, "a document is YAML or JSON, as `margay get ippool -o yaml` prints it")? {
         let read = Manifest::read(value).map_err(|error| {
@@ -322,7 +322,7 @@ impl WriteReport {
     }
 
     /// The answer: a failure if no document was done, and incomplete if only some were.
-    fn answer(self) -> Result<CommandAnswer> {
+    fn answer(self) -> CommandResult<CommandAnswer> {
         let (done, all) = (self.done.len(), self.done.len() + self.failed.len());
         let of_kind = self.kind.map(|kind| format!("'{kind}' ")).unwrap_or_default();
         let past = self.verb.past;

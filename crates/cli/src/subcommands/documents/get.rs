@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::NamespaceScope;
 use crate::command::CommandAnswer;
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::{SortedJson, aligned, printable};
 
 /// Which metadata of a document are shown.
@@ -38,7 +38,7 @@ pub(super) async fn get_all(
     kind: DocumentKind,
     scope: &NamespaceScope<'_>,
     deadline: Deadline,
-) -> Result<CommandAnswer> {
+) -> CommandResult<CommandAnswer> {
     let documents = operator.documents(kind, &scope.listed(), deadline).await?;
     let rows: Vec<_> = documents.items.into_iter().map(|shown| shown.document).collect();
     let list = json!({
@@ -57,7 +57,7 @@ pub(super) async fn get_named(
     form: DocumentForm,
     scope: &NamespaceScope<'_>,
     deadline: Deadline,
-) -> Result<CommandAnswer> {
+) -> CommandResult<CommandAnswer> {
     let found = operator.documents_named(names, deadline).await?;
     let (mut tables, mut missing) = (Vec::new(), Vec::new());
     for ((kind, _), shown) in names.iter().zip(found) {
@@ -82,7 +82,7 @@ pub(super) async fn get_named(
     }
 }
 
-fn answer(tables: &[DocumentTable], scope: &NamespaceScope<'_>, value: &Value) -> Result<CommandAnswer> {
+fn answer(tables: &[DocumentTable], scope: &NamespaceScope<'_>, value: &Value) -> CommandResult<CommandAnswer> {
     let text = |width| -> String { tables.iter().map(|table| table.text(width, scope)).collect() };
     Ok(CommandAnswer::new("", &SortedJson(value))?.with_layout(text(TableWidth::Usual), text(TableWidth::Wide)))
 }

@@ -20,7 +20,7 @@ use self::change::{DeleteDocuments, FolderDepth, WriteDocuments};
 use self::get::DocumentForm;
 use super::pool::BridgedPoolArgs;
 use crate::command::{CommandAnswer, OpenStoreCommand, StoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 use crate::store::{StoreAccess, StoreUse};
 
@@ -200,7 +200,7 @@ pub(crate) struct DocumentSelection {
 }
 
 /// Parses a kind, by any of calicoctl's names for it.
-fn kind(text: &str) -> Result<DocumentKind, String> {
+fn kind(text: &str) -> CommandResult<DocumentKind, String> {
     Ok(match text.to_ascii_lowercase().as_str() {
         "ippool" | "ippools" | "ipp" | "ipps" | "pool" | "pools" => DocumentKind::Pool,
         "ipreservation" | "ipreservations" | "reservation" | "reservations" => DocumentKind::Reservation,
@@ -219,7 +219,7 @@ const DOCUMENTS_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[async_trait(?Send)]
 impl StoreCommand for Get {
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let (which, scope) = (&self.which, NamespaceScope::by_get(self)?);
         let what = match which.kind {
             Some(kind) if which.name.is_empty() => ShownDocuments::All(kind),
@@ -262,7 +262,7 @@ impl OpenStoreCommand for ShowDocuments<'_> {
         DOCUMENTS_TIMEOUT
     }
 
-    async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
+    async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         match &self.what {
             ShownDocuments::All(kind) => get::get_all(operator, *kind, &self.scope, deadline).await,
             ShownDocuments::Named(names, form) => get::get_named(operator, names, *form, &self.scope, deadline).await,
@@ -272,7 +272,7 @@ impl OpenStoreCommand for ShowDocuments<'_> {
 
 #[async_trait(?Send)]
 impl StoreCommand for Create {
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let writing = WriteDocuments::of(WriteMode::Create, &self.change, at)?;
         at.carry_out(&writing.skipping(self.skip_exists)).await
     }
@@ -280,21 +280,21 @@ impl StoreCommand for Create {
 
 #[async_trait(?Send)]
 impl StoreCommand for Apply {
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         at.carry_out(&WriteDocuments::of(WriteMode::Apply, &self.change, at)?).await
     }
 }
 
 #[async_trait(?Send)]
 impl StoreCommand for Replace {
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         at.carry_out(&WriteDocuments::of(WriteMode::Replace, &self.change, at)?).await
     }
 }
 
 #[async_trait(?Send)]
 impl StoreCommand for Delete {
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         if self.which.kind.is_some() && self.which.name.is_empty() {
             return Err(CommandFailure::new("resource name must be specified")
                 .hint("name what is to be deleted, such as: margay delete ippool main"));
@@ -305,7 +305,7 @@ impl StoreCommand for Delete {
 }
 
 /// Reads which documents are selected, by kind and name or in files.
-fn read_selected(which: &DocumentSelection, scope: &NamespaceScope<'_>) -> Result<Vec<Manifest>> {
+fn read_selected(which: &DocumentSelection, scope: &NamespaceScope<'_>) -> CommandResult<Vec<Manifest>> {
     match which.kind {
         Some(kind) => which.name.iter().map(|name| scope.named(kind, name)).collect(),
         None => place_in_namespace(change::read_documents(&which.filename, folder_depth(which.recursive))?, scope),
@@ -313,7 +313,7 @@ fn read_selected(which: &DocumentSelection, scope: &NamespaceScope<'_>) -> Resul
 }
 
 /// Puts the documents that files name into the requested namespace.
-fn place_in_namespace(manifests: Vec<Manifest>, scope: &NamespaceScope<'_>) -> Result<Vec<Manifest>> {
+fn place_in_namespace(manifests: Vec<Manifest>, scope: &NamespaceScope<'_>) -> CommandResult<Vec<Manifest>> {
     manifests.into_iter().map(|manifest| scope.of_file(manifest)).collect()
 }
 
@@ -335,7 +335,7 @@ impl<'a> NamespaceScope<'a> {
     ///
     /// # Errors
     /// Both options are given, and the kind has namespaces.
-    fn by_get(get: &'a Get) -> Result<Self> {
+    fn by_get(get: &'a Get) -> CommandResult<Self> {
         let is_namespaced = get.which.kind.is_some_and(DocumentKind::is_namespaced);
         match &get.namespace {
             Some(_) if get.all_namespaces && is_namespaced => {
@@ -374,7 +374,7 @@ impl<'a> NamespaceScope<'a> {
     ///
     /// # Errors
     /// All namespaces are selected, so that the name does not identify one document.
-    fn named(&self, kind: DocumentKind, name: &str) -> Result<Manifest> {
+    fn named(&self, kind: DocumentKind, name: &str) -> CommandResult<Manifest> {
         match self {
             Self::All if kind.is_namespaced() => Err(single_resource_failure()),
             Self::One(namespace) => Ok(Manifest::named(kind, kind.full_name(namespace, name))),
@@ -386,7 +386,7 @@ impl<'a> NamespaceScope<'a> {
     ///
     /// # Errors
     /// All namespaces are selected, as in [`named`](Self::named); the file names another namespace than the option.
-    fn of_file(&self, manifest: Manifest) -> Result<Manifest> {
+    fn of_file(&self, manifest: Manifest) -> CommandResult<Manifest> {
         match self {
             Self::All if manifest.kind().is_namespaced() => Err(single_resource_failure()),
             Self::One(namespace) => manifest.within(namespace).map_err(|error| {

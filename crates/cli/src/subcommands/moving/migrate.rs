@@ -7,7 +7,7 @@ use kv::Revision;
 use serde::Serialize;
 
 use crate::command::{CommandAnswer, Invocation, StandaloneCommand, runtime};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::store::{StoreAccess, StoreUse};
 use crate::transfer::{
     Differences, FillMode, KeyFilter, Source, StoreIdentity, Target, TargetFiller, TransferStop, read_identity,
@@ -81,7 +81,7 @@ struct MigrationStores<'l> {
 }
 
 impl StandaloneCommand for Migrate {
-    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         if invocation.options.store.is_some() {
             return Err(CommandFailure::new("migrate takes both stores as arguments")
                 .hint("leave --store out: margay migrate FROM TO"));
@@ -93,7 +93,7 @@ impl StandaloneCommand for Migrate {
     }
 }
 
-async fn migrate(from: StoreAccess<'_>, to: StoreAccess<'_>, args: &Migrate) -> Result<CommandAnswer> {
+async fn migrate(from: StoreAccess<'_>, to: StoreAccess<'_>, args: &Migrate) -> CommandResult<CommandAnswer> {
     if args.abort {
         return remove(to, MoveKind::Migrate, args.dry_run).await;
     }
@@ -112,14 +112,14 @@ async fn migrate(from: StoreAccess<'_>, to: StoreAccess<'_>, args: &Migrate) -> 
 }
 
 /// Reads the identity of the source.
-async fn read_source_identity(from: StoreAccess<'_>) -> Result<StoreIdentity> {
+async fn read_source_identity(from: StoreAccess<'_>) -> CommandResult<StoreIdentity> {
     let open = from.open_files(StoreUse::Read).await?;
     from.run_and_close(open, async |open: &OpenStore| read_identity(from, open).await).await
 }
 
 impl MigrationStores<'_> {
     /// Copies one revision, and reads it back to compare it.
-    async fn copy(&self, target: &mut Target<'_>) -> Result<CommandAnswer> {
+    async fn copy(&self, target: &mut Target<'_>) -> CommandResult<CommandAnswer> {
         self.require_fillable(target).await?;
         match target.mark() {
             None => target.begin(self.mark(ImportState::Copying, 0)).await?,
@@ -149,7 +149,7 @@ impl MigrationStores<'_> {
         .await
     }
 
-    fn copied(&self, revision: Revision, written: &Differences) -> Result<CommandAnswer> {
+    fn copied(&self, revision: Revision, written: &Differences) -> CommandResult<CommandAnswer> {
         let Self { from, to, .. } = self;
         let text = format!(
             "Successfully copied {from} at revision {} to {to}: {}; {}. All of it was read back and is equal",
@@ -163,7 +163,7 @@ impl MigrationStores<'_> {
         )))
     }
 
-    async fn dry_run(&self, target: &mut Target<'_>) -> Result<CommandAnswer> {
+    async fn dry_run(&self, target: &mut Target<'_>) -> CommandResult<CommandAnswer> {
         self.require_fillable(target).await?;
         if target.mark().is_none() {
             target.require_empty().await?;
@@ -176,7 +176,7 @@ impl MigrationStores<'_> {
     }
 
     /// Opens the target for use if it equals its source.
-    async fn finish(&self, target: &mut Target<'_>, dry_run: bool) -> Result<CommandAnswer> {
+    async fn finish(&self, target: &mut Target<'_>, dry_run: bool) -> CommandResult<CommandAnswer> {
         let Self { from, to, .. } = self;
         let Some(mark) = target.mark() else { return self.finished_already(target, dry_run).await };
         self.require_same(mark)?;
@@ -217,7 +217,7 @@ impl MigrationStores<'_> {
 
     /// Accepts a target without a mark if it equals its source: an earlier run was killed just after it opened the
     /// target. Every other target is refused.
-    async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> Result<CommandAnswer> {
+    async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> CommandResult<CommandAnswer> {
         let Self { from, to, .. } = self;
         let (revision, walked) = self.compare_newest(target).await?;
         if walked.total() > 0 || walked.tally.keys == 0 {
@@ -230,7 +230,7 @@ impl MigrationStores<'_> {
 
     /// Locks an embedded source while the target is opened, so that nothing is assigned in between. Fails if the source
     /// has changed since `revision`. A cluster cannot be locked.
-    async fn lock_source(&self, revision: Revision) -> Result<Option<OpenStore>> {
+    async fn lock_source(&self, revision: Revision) -> CommandResult<Option<OpenStore>> {
         if self.from.location.path().is_none() {
             return Ok(None);
         }
@@ -244,7 +244,7 @@ impl MigrationStores<'_> {
     }
 
     /// Refuses a target that this source must not fill.
-    async fn require_fillable(&self, target: &Target<'_>) -> Result<()> {
+    async fn require_fillable(&self, target: &Target<'_>) -> CommandResult<()> {
         if target.identity().await?.as_ref() == Some(&self.source) {
             return Err(CommandFailure::new(format!("{} and {} are the same store", self.from, self.to))
                 .hint("give two stores"));
@@ -253,7 +253,7 @@ impl MigrationStores<'_> {
     }
 
     /// Refuses a target that another migration or an import has begun to fill.
-    fn require_same(&self, mark: &ImportLock) -> Result<()> {
+    fn require_same(&self, mark: &ImportLock) -> CommandResult<()> {
         let same =
             mark.way == MoveKind::Migrate && mark.source == self.source.id && mark.state != ImportState::Removing;
         if same {
@@ -263,7 +263,7 @@ impl MigrationStores<'_> {
             .hint(format!("go on with: {}", mark.command())))
     }
 
-    async fn compare_newest(&self, target: &mut Target<'_>) -> Result<(Revision, Differences)> {
+    async fn compare_newest(&self, target: &mut Target<'_>) -> CommandResult<(Revision, Differences)> {
         retry_at_one_revision(self.from, async || self.compare_or_fill(target, Revision::UNSET, FillMode::DryRun).await)
             .await
     }
@@ -274,7 +274,7 @@ impl MigrationStores<'_> {
         target: &mut Target<'_>,
         at: Revision,
         work: FillMode,
-    ) -> Result<(Revision, Differences), TransferStop> {
+    ) -> CommandResult<(Revision, Differences), TransferStop> {
         let mut source = Source::store(self.from, KeyFilter::Ipam, at);
         let found = TargetFiller::run(&mut source, target, work, None).await?;
         Ok((source.revision(), found))
@@ -310,7 +310,7 @@ fn changes(walked: &Differences) -> String {
 }
 
 /// Removes the documents that an unfinished migration or import has written, and the mark.
-pub(super) async fn remove(at: StoreAccess<'_>, way: MoveKind, dry_run: bool) -> Result<CommandAnswer> {
+pub(super) async fn remove(at: StoreAccess<'_>, way: MoveKind, dry_run: bool) -> CommandResult<CommandAnswer> {
     let mut target = Target::inspect(at).await?;
     let removed = remove_from(&mut target, way, at, dry_run).await;
     let closed = target.close().await;
@@ -324,7 +324,7 @@ async fn remove_from(
     way: MoveKind,
     at: StoreAccess<'_>,
     dry_run: bool,
-) -> Result<CommandAnswer> {
+) -> CommandResult<CommandAnswer> {
     let Some(mark) = target.mark().filter(|mark| mark.way == way).cloned() else {
         let what = if way == MoveKind::Import { "an import" } else { "a migration" };
         return Err(CommandFailure::new(format!("{at} is not the target of {what}")).hint("nothing was changed"));

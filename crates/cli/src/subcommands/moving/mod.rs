@@ -16,7 +16,7 @@ use self::migrate::{Migrate, remove};
 use self::take_over::{FromHostLocal, FromPodman};
 use self::whereabouts::FromWhereabouts;
 use crate::command::{CommandAnswer, StoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::store::StoreAccess;
 use crate::transfer::{
     BackupWriter, Differences, FillMode, ImportPlan, KeyFilter, Overwrite, Source, Target, TargetFiller, WrittenBackup,
@@ -68,7 +68,7 @@ struct ExportJson {
 
 #[async_trait(?Send)]
 impl StoreCommand for Export {
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let to_stdout = self.file == Path::new("-");
         let (path, overwrite) = (self.file.clone(), if self.force { Overwrite::Allowed } else { Overwrite::Never });
         let writer = if to_stdout {
@@ -153,7 +153,7 @@ struct ImportJson {
 
 #[async_trait(?Send)]
 impl StoreCommand for Import {
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let Some(file) = &self.file else { return Err(CommandFailure::new("say which file is to be imported")) };
         if self.abort {
             return remove(at, MoveKind::Import, self.dry_run).await;
@@ -173,7 +173,7 @@ impl StoreCommand for Import {
 }
 
 /// Reports what would be imported. Fails if the import would be refused.
-async fn import_dry_run(at: StoreAccess<'_>, plan: &ImportPlan) -> Result<CommandAnswer> {
+async fn import_dry_run(at: StoreAccess<'_>, plan: &ImportPlan) -> CommandResult<CommandAnswer> {
     let mut target = Target::inspect(at).await?;
     let possible = match target.mark() {
         Some(mark) => require_same(at, mark, plan),
@@ -185,7 +185,7 @@ async fn import_dry_run(at: StoreAccess<'_>, plan: &ImportPlan) -> Result<Comman
     CommandAnswer::new(text, &import_json(at, plan, &Differences::default(), true))
 }
 
-async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target<'_>) -> Result<Differences> {
+async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target<'_>) -> CommandResult<Differences> {
     match target.mark() {
         Some(mark) => require_same(at, mark, plan)?,
         None => {
@@ -221,20 +221,20 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
 
 /// Accepts a store without a mark if it has all keys of the file: an earlier run was killed just after it removed the
 /// mark. `None` if the store is empty. Any other store is refused.
-async fn imported_already(plan: &ImportPlan, target: &mut Target<'_>) -> Result<Option<Differences>> {
+async fn imported_already(plan: &ImportPlan, target: &mut Target<'_>) -> CommandResult<Option<Differences>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
     let found = compare_or_fill(plan, target, FillMode::DryRun).await?;
     if found.total() == 0 { Ok(Some(found)) } else { Err(refusal) }
 }
 
-async fn compare_or_fill(plan: &ImportPlan, target: &mut Target<'_>, work: FillMode) -> Result<Differences> {
+async fn compare_or_fill(plan: &ImportPlan, target: &mut Target<'_>, work: FillMode) -> CommandResult<Differences> {
     let mut source = Source::File(Box::new(plan.rows().await?));
     let filled = TargetFiller::run(&mut source, target, work, Some(plan.tally.keys)).await;
     filled.map_err(|stop| stop.of_a_file(&plan.file))
 }
 
 /// Refuses a store that another import or a migration has begun to fill.
-fn require_same(at: StoreAccess<'_>, mark: &ImportLock, plan: &ImportPlan) -> Result<()> {
+fn require_same(at: StoreAccess<'_>, mark: &ImportLock, plan: &ImportPlan) -> CommandResult<()> {
     if mark.way == MoveKind::Import && mark.source == plan.source() && mark.state == ImportState::Copying {
         return Ok(());
     }
@@ -254,7 +254,7 @@ fn import_json(at: StoreAccess<'_>, plan: &ImportPlan, walked: &Differences, dry
     }
 }
 
-fn import_answer(at: StoreAccess<'_>, plan: &ImportPlan, walked: &Differences) -> Result<CommandAnswer> {
+fn import_answer(at: StoreAccess<'_>, plan: &ImportPlan, walked: &Differences) -> CommandResult<CommandAnswer> {
     let header = &plan.file.header;
     let text = format!(
         "Successfully imported {} into {at}: {}. All of it was read back and is equal",

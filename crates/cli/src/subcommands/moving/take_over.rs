@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cni::{is_cni_name, is_interface_name};
 use crate::command::{CommandAnswer, Invocation, StandaloneCommand, StoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 use crate::store::{StoreAccess, StoreUse};
 
@@ -50,7 +50,7 @@ pub(crate) struct TakeOverArgs {
 
 /// Parses a network's name. Runtimes never call the plugin with a name that CNI does not allow, so no DEL could release
 /// addresses that are recorded under one.
-fn network_name(text: &str) -> Result<String, String> {
+fn network_name(text: &str) -> CommandResult<String, String> {
     match is_cni_name(text) {
         true => Ok(text.to_owned()),
         false => {
@@ -148,7 +148,7 @@ impl StoreCommand for LeaseTakeOver<'_> {
         Some("taking over into")
     }
 
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let ForeignLeases { mut leases, mut left_out } = self.found.take();
         for lease in leases.extract_if(.., |lease| !is_cni_name(&lease.container)) {
             left_out.push(SkippedLease::new(lease.name(), "its container's id is none that a runtime gives"));
@@ -184,7 +184,11 @@ impl StoreCommand for LeaseTakeOver<'_> {
     }
 }
 
-async fn take_over_batch(operator: &Operator, leases: &[ForeignLease], report: &mut TakeOverReport) -> Result<()> {
+async fn take_over_batch(
+    operator: &Operator,
+    leases: &[ForeignLease],
+    report: &mut TakeOverReport,
+) -> CommandResult<()> {
     for lease in leases {
         match take_over_one(operator, lease, report).await? {
             TakeOverOutcome::TakenOver => report.taken_over += lease.addresses.len(),
@@ -197,7 +201,11 @@ async fn take_over_batch(operator: &Operator, leases: &[ForeignLease], report: &
     Ok(())
 }
 
-async fn take_over_one(operator: &Operator, lease: &ForeignLease, report: &TakeOverReport) -> Result<TakeOverOutcome> {
+async fn take_over_one(
+    operator: &Operator,
+    lease: &ForeignLease,
+    report: &TakeOverReport,
+) -> CommandResult<TakeOverOutcome> {
     let request = assign_request(lease, report);
     let soon = || Deadline::after(TAKE_OVER_TIMEOUT);
     let compared = operator.ipam().compare(&request.attachment, &[], &lease.addresses, soon()).await?;
@@ -249,7 +257,7 @@ fn is_of_this_boot(lease: &ForeignLease) -> bool {
 }
 
 impl TakeOverReport {
-    fn answer(self) -> Result<CommandAnswer> {
+    fn answer(self) -> CommandResult<CommandAnswer> {
         let count = |count: usize| format!("{count} address{}", if count == 1 { "" } else { "es" });
         let verb = if self.dry_run { "Would take over" } else { "Successfully took over" };
         let node = match self.nodes {
@@ -303,14 +311,14 @@ const MAX_LEASE_FILE_BYTES: u64 = 4096;
 const HOST_LOCAL_INTERFACE: &str = "eth0";
 
 impl StandaloneCommand for FromHostLocal {
-    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let found = read_host_local(&self.folder)?;
         invocation.run_on_store(&LeaseTakeOver::new(found, &self.terms))
     }
 }
 
 /// Reads host-local's folder of one network.
-fn read_host_local(folder: &Path) -> Result<ForeignLeases> {
+fn read_host_local(folder: &Path) -> CommandResult<ForeignLeases> {
     let failed = |path: &Path, error: &io::Error| {
         CommandFailure::new(format!("cannot read {}: {error}", path.display()))
             .hint("give the folder in which host-local keeps a network's addresses, such as /var/lib/cni/networks/NAME")
@@ -354,7 +362,7 @@ fn read_host_local(folder: &Path) -> Result<ForeignLeases> {
 }
 
 /// Reads a file's content and the time of its last write, or says why host-local did not write it.
-fn lease_file_content(path: &Path) -> io::Result<Result<(String, SystemTime), String>> {
+fn lease_file_content(path: &Path) -> io::Result<CommandResult<(String, SystemTime), String>> {
     let about = fs::metadata(path)?;
     if !about.is_file() {
         return Ok(Err("it is no regular file".to_owned()));
@@ -420,14 +428,14 @@ struct PodmanNetwork {
 }
 
 impl StandaloneCommand for FromPodman {
-    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let found = read_podman(&self.file, &self.terms.network)?;
         invocation.run_on_store(&LeaseTakeOver::new(found, &self.terms))
     }
 }
 
 /// Reads a file or stdin, and selects the containers of one network.
-fn read_podman(file: &Path, network: &str) -> Result<ForeignLeases> {
+fn read_podman(file: &Path, network: &str) -> CommandResult<ForeignLeases> {
     let bytes = read_input(file, PODMAN_HINT)?;
     if bytes.get(BOLT_MAGIC.0..).is_some_and(|rest| rest.starts_with(&BOLT_MAGIC.1)) {
         return Err(CommandFailure::new(format!(
@@ -449,7 +457,7 @@ fn read_podman(file: &Path, network: &str) -> Result<ForeignLeases> {
 }
 
 /// Reads a file, or stdin for `-`.
-pub(super) fn read_input(path: &Path, hint: &str) -> Result<Vec<u8>> {
+pub(super) fn read_input(path: &Path, hint: &str) -> CommandResult<Vec<u8>> {
     let failed = |error: io::Error| CommandFailure::new(format!("cannot read {}: {error}", path.display())).hint(hint);
     let mut bytes = Vec::new();
     let read = match path == Path::new("-") {
@@ -489,7 +497,8 @@ fn podman_leases(containers: Vec<PodmanContainer>, network: &str) -> ForeignLeas
     for container in containers {
         let Some((_, Some(of))) = container.networks().find(|(name, _)| *name == network) else { continue };
         let texts = [&of.v4, &of.v6].into_iter().flatten().filter(|text| !text.is_empty());
-        let addresses = texts.map(|text| text.parse::<IpAddr>().map_err(|_| text)).collect::<Result<Vec<_>, _>>();
+        let addresses =
+            texts.map(|text| text.parse::<IpAddr>().map_err(|_| text)).collect::<CommandResult<Vec<_>, _>>();
         let mut leave_out = |why: String| {
             found.left_out.push(SkippedLease::new(format!("container {}", printable(&container.id)), why));
         };

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use super::take_over::{ForeignLease, ForeignLeases, LeaseTakeOver, SkippedLease, TakeOverArgs, read_input};
 use crate::command::{Invocation, StandaloneCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 use crate::subcommands::documents::parse_values;
 
@@ -58,7 +58,7 @@ impl AddressRange {
 }
 
 /// Parses a network, with or without host bits, or FIRST-LAST/BITS.
-fn address_range(text: &str) -> Result<AddressRange, String> {
+fn address_range(text: &str) -> CommandResult<AddressRange, String> {
     let (first, rest) = match text.split_once('-') {
         Some((first, rest)) => (Some(first), rest),
         None => (None, text),
@@ -144,14 +144,14 @@ struct WhereaboutsRecords {
 }
 
 impl StandaloneCommand for FromWhereabouts {
-    fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
+    fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let found = read_whereabouts(&self.file, &self.ranges)?;
         invocation.run_on_store(&LeaseTakeOver::new(found, &self.terms))
     }
 }
 
 /// Reads a file or stdin. If `ranges` is not empty, keeps only addresses in these ranges.
-fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> Result<ForeignLeases> {
+fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> CommandResult<ForeignLeases> {
     let name = file.display().to_string();
     let wrong = |why: String| CommandFailure::new(format!("{name}: {why}")).hint(WHEREABOUTS_HINT);
     let mut records = WhereaboutsRecords::default();
@@ -269,7 +269,7 @@ impl WhereaboutsRecords {
 }
 
 /// Reads a member that may be `null`.
-fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D) -> Result<T, D::Error> {
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D) -> CommandResult<T, D::Error> {
     Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::refuse_older_plugins;
 use crate::command::{CommandAnswer, StoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::store::{StoreAccess, StoreUse};
 use crate::transfer::{
     BackupHeader, BackupWriter, CheckedBackup, KeyFilter, Overwrite, Row, RowBatch, Sink, Source, WrittenBackup,
@@ -41,7 +41,7 @@ struct BackupJson {
 
 #[async_trait(?Send)]
 impl StoreCommand for Backup {
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let (path, overwrite) = (self.file.clone(), if self.force { Overwrite::Allowed } else { Overwrite::Never });
         let writer = run_blocking(move || BackupWriter::create(&path, overwrite)).await?;
         let WrittenBackup { revision, keys, bytes, .. } = WrittenBackup::of(at, KeyFilter::All, writer).await?;
@@ -94,7 +94,7 @@ impl StoreCommand for Restore {
         Some("restoring")
     }
 
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         // The whole file is checked before anything is written.
         let file = CheckedBackup::of(&self.file).await?;
         let seen = if self.replace { None } else { Some(newest_of_empty(at).await?) };
@@ -127,7 +127,7 @@ struct RestoredStore {
     aside: Option<String>,
 }
 
-fn restored_answer(at: StoreAccess<'_>, done: RestoredStore) -> Result<CommandAnswer> {
+fn restored_answer(at: StoreAccess<'_>, done: RestoredStore) -> CommandResult<CommandAnswer> {
     let RestoredStore { file, id, aside } = done;
     let (path, keys) = (file.path(), file.keys);
     let BackupHeader { revision, time, engine, .. } = file.header;
@@ -154,7 +154,7 @@ fn restored_answer(at: StoreAccess<'_>, done: RestoredStore) -> Result<CommandAn
 }
 
 /// The newest revision of a store without keys; 1 if there is no store. Fails if the store has keys.
-async fn newest_of_empty(at: StoreAccess<'_>) -> Result<u64> {
+async fn newest_of_empty(at: StoreAccess<'_>) -> CommandResult<u64> {
     let open = match datastore::open(at.location, &Create::Never.with_wait(at.wait)).await {
         Ok(open) => open,
         // An interrupted creation may have left the first revision.
@@ -176,7 +176,7 @@ fn not_empty(at: StoreAccess<'_>, why: &str) -> CommandFailure {
 }
 
 /// Creates a store from a backup, and returns its id.
-async fn fill_new_store(at: StoreAccess<'_>, file: &CheckedBackup) -> Result<String> {
+async fn fill_new_store(at: StoreAccess<'_>, file: &CheckedBackup) -> CommandResult<String> {
     if file.header.leases.is_some() {
         maintenance::create(at.location, FORMAT_WITH_LEASES, at.wait).await.map_err(|error| at.explain(error))?;
     }
@@ -202,7 +202,7 @@ struct NewStore<'s> {
 }
 
 impl Sink for NewStore<'_> {
-    async fn begin(&mut self, header: BackupHeader) -> Result<()> {
+    async fn begin(&mut self, header: BackupHeader) -> CommandResult<()> {
         for lease in header.leases.into_iter().flatten() {
             let damaged = || CommandFailure::new(format!("{} is damaged: it has a lease that cannot be", self.path));
             let lease = lease.read().ok_or_else(|| damaged().hint("use another backup; nothing was changed"))?;
@@ -211,7 +211,7 @@ impl Sink for NewStore<'_> {
         Ok(())
     }
 
-    async fn take(&mut self, part: RowBatch) -> Result<()> {
+    async fn take(&mut self, part: RowBatch) -> CommandResult<()> {
         // Runs one transaction at a time: for larger commits sled takes gigabytes of memory.
         for rows in group_by_size(part.rows, MAX_TXN_OPS, |row| row.key.as_bytes().len() + row.value.len()) {
             let put = |Row { key, value, lease }| Op::Put { key, value, prev: Prev::Omit, lease };

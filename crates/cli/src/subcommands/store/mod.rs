@@ -17,7 +17,7 @@ use serde::Serialize;
 use self::backup::{Backup, Restore};
 pub(crate) use self::status::Status;
 use crate::command::{CommandAnswer, StoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::install::{PLUGIN_FOLDERS, PluginProgram};
 use crate::store::{StoreAccess, StoreUse};
 
@@ -107,7 +107,7 @@ impl StoreCommand for CreateStore {
         Some(("create", "an etcd is there once it is started".to_owned()))
     }
 
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         if self.format >= FORMAT_WITH_LEASES {
             refuse_older_plugins()?;
         }
@@ -139,7 +139,7 @@ impl StoreCommand for Upgrade {
         Some(("upgrade", "etcd upgrades its files itself when a newer etcd is started on them".to_owned()))
     }
 
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         refuse_older_plugins()?;
         let done = match self.dry_run {
             true => maintenance::preview_upgrade(at.location, at.wait).await,
@@ -157,7 +157,7 @@ impl StoreCommand for Upgrade {
 }
 
 /// Fails if a plugin folder has a Margay plugin that cannot read the newest format.
-fn refuse_older_plugins() -> Result<()> {
+fn refuse_older_plugins() -> CommandResult<()> {
     for folder in PLUGIN_FOLDERS {
         for name in ["margay-ipam", "margay-cni", "calico-ipam", "calico"] {
             let file = Path::new(folder).join(name);
@@ -196,7 +196,7 @@ impl StoreCommand for Verify {
         Some("verifying")
     }
 
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let open = at.open_files(StoreUse::Read).await?;
         let verified = at.run_and_close(open, async |open: &OpenStore| match open.embedded() {
             Some(embedded) => embedded.verify().await.map_err(|error| at.explain(error)),
@@ -258,7 +258,7 @@ impl StoreCommand for Compact {
         Some("compacting")
     }
 
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let failed = |error| at.explain(error);
         let keep = i64::try_from(self.keep.get()).unwrap_or(i64::MAX);
         let open = at.open_files(StoreUse::Release).await?;
@@ -311,7 +311,7 @@ fn human_size(bytes: Option<u64>) -> HumanBytes {
     HumanBytes(bytes.unwrap_or_default())
 }
 
-async fn history_extent(at: StoreAccess<'_>, embedded: &MvccStore) -> Result<HistoryExtent> {
+async fn history_extent(at: StoreAccess<'_>, embedded: &MvccStore) -> CommandResult<HistoryExtent> {
     let failed = |error| at.explain(error);
     let oldest_revision = embedded.oldest().await.map_err(failed)?.revision.get();
     let bytes = Some(maintenance::peek(at.location).await.map_err(failed)?.bytes);
@@ -324,7 +324,7 @@ fn would_compact(
     before: HistoryExtent,
     mark: Revision,
     newest: Revision,
-) -> Result<CommandAnswer> {
+) -> CommandResult<CommandAnswer> {
     let oldest_revision = before.oldest_revision.max(mark.get());
     let text = format!(
         "Successfully compacted {at}\noldest revision: {} -> {oldest_revision}, the newest is {newest}",

@@ -13,7 +13,7 @@ use kv::{Range, StoreExt, WatchRequest};
 use serde::Serialize;
 
 use crate::command::{CommandAnswer, StoreCommand};
-use crate::error::{CommandFailure, Result};
+use crate::error::{CommandFailure, CommandResult};
 use crate::output::{printable, rfc3339};
 use crate::store::{StoreAccess, StoreUse};
 use crate::times::utc_and_local;
@@ -27,7 +27,7 @@ pub(crate) struct Status;
 
 #[async_trait(?Send)]
 impl StoreCommand for Status {
-    async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
+    async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         if at.location.is_shared() {
             return of_cluster(at).await;
         }
@@ -119,7 +119,7 @@ impl StoreStatus {
         }
     }
 
-    async fn inspect(&mut self, at: StoreAccess<'_>, open: OpenStore) -> Result<()> {
+    async fn inspect(&mut self, at: StoreAccess<'_>, open: OpenStore) -> CommandResult<()> {
         if let Some(store) = open.embedded() {
             self.format = Some(store.status().format);
         }
@@ -245,7 +245,7 @@ struct ClusterStatus {
     problems: Vec<String>,
 }
 
-async fn of_cluster(at: StoreAccess<'_>) -> Result<CommandAnswer> {
+async fn of_cluster(at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
     let failed = |error| at.explain(error);
     let open = at.with_wait(STATUS_LOCK_TIMEOUT).open_files(StoreUse::Read).await?;
     let read = at.run_and_close(open, async |open: &OpenStore| {
