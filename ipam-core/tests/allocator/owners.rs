@@ -75,7 +75,7 @@ async fn owner_change_succeeds_for_one_of_many() {
     let tasks = (0..8).map(|number| {
         let world = world.clone();
         tokio::spawn(async move {
-            let change = OwnerChange::to(pod(&format!("p{number}"))).if_owned_by(ExpectedOwner::Nobody);
+            let change = OwnerChange::to(pod(&format!("p{number}"))).if_owned_by(ExpectedOwner::None);
             let update = OwnerUpdate { active: None, alternate: Some(change) };
             world.ipam.set_owner_attributes(first, "net.c1", &update, soon()).await
         })

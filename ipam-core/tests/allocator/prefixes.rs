@@ -238,7 +238,7 @@ async fn prefix_is_given_once_with_many_callers_and_faults() {
         task.await.unwrap();
     }
     let end = every_revision_is_consistent(&quiet, start).await;
-    assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "nobody holds anything");
+    assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "a handle is left");
 }
 
 /// A container's interface has another address of its prefix than the one recorded.

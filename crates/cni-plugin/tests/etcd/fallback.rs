@@ -5,7 +5,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use crate::kills::nobody_shares;
+use crate::kills::values_stay_unique;
 use crate::lab::Lab;
 use crate::process::{Call, Outcome};
 use crate::round_trips::asks;
@@ -76,7 +76,7 @@ fn fallback_leaves_both_pools_whole_when_callers_are_killed() {
     lab.pool("one", "10.81.0.0/29");
     lab.pool("two", "10.82.0.0/29");
     let conf = conf(&lab, json!({"ipv4_pools": ["one", "two"]}));
-    nobody_shares(&conf, Outcome::address);
+    values_stay_unique(&conf, Outcome::address);
     lab.nothing_is_left();
     let mut given = BTreeSet::new();
     for number in 0..10 {

@@ -2,7 +2,7 @@
 //!
 //! Needs `etcd` and root (for `/run/margay` and a mount). Without them the tests fail and name the missing part.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-#![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
+#![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 
 mod borrowing;
 mod cluster;
