@@ -1,6 +1,6 @@
 //! Tests of TLS, client certificates, users and passwords. No error may contain a secret.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

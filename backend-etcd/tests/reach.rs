@@ -1,6 +1,6 @@
 //! Tests of ways to reach a server, and of the number of requests of a call.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
@@ -97,7 +97,7 @@ fn requests(etcd: &Etcd) -> u64 {
     });
     let numbers = begun.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap());
     let (count, sum) = numbers.fold((0, 0), |(count, sum), number| (count + 1, sum + number));
-    assert!(count > 3, "there are such numbers: {metrics}");
+    assert!(count > 3, "the metrics have no request counts: {metrics}");
     sum
 }
 

@@ -5,7 +5,7 @@
 //! provoked: 15,000 concurrent writes, behind others that keep the server busy for seconds, were carried out or timed
 //! out.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

@@ -174,7 +174,7 @@ impl Fixture for Held {
     }
 
     async fn restart(&mut self, server: usize) -> Result<(), BoxError> {
-        Ok(self.etcds.get_mut(server).ok_or("no such server")?.start_again()?)
+        Ok(self.etcds.get_mut(server).ok_or("unknown server")?.start_again()?)
     }
 
     async fn leader(&self) -> Result<usize, BoxError> {

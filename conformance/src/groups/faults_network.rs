@@ -73,8 +73,8 @@ pub(crate) async fn lost_reply_of_a_guarded_write(t: Subject) -> Checked {
             Some(OpResult::Range(found)) => found.kvs.first().map(|kv| (kv.value.clone(), kv.mod_revision)),
             _ => None,
         };
-        same("the same again: no success", again.succeeded, false).of("E3")?;
-        same("the same again: what is there", found, Some((value.into(), applied))).of("E3")?;
+        same("whether the repeated transaction succeeds", again.succeeded, false).of("E3")?;
+        same("the value after the repeated transaction", found, Some((value.into(), applied))).of("E3")?;
         before = applied;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! Tests of replacing one embedded store with another.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Opens etcd by location. Bad input must give a one-line error in time that explains the fault and contains no secret.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::Write;
 use std::net::TcpListener;

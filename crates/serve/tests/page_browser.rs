@@ -2,7 +2,7 @@
 //!
 //! Without Chromium the cases are ignored with a message; in CI they fail. PAGE_PICTURES names a folder for
 //! screenshots.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod page_support;
 

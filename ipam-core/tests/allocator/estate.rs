@@ -111,7 +111,7 @@ async fn renamed_node_passes_all_to_new_name() {
     for wrong in ["", "a", "d/e"] {
         assert!(matches!(world.ipam.hand_over("a", wrong, &[], soon()).await, Err(Error::Invalid(_))), "{wrong:?}");
     }
-    assert_eq!(addresses(&world.estate("a").await), addresses(&before), "what is refused changes nothing");
+    assert_eq!(addresses(&world.estate("a").await), addresses(&before), "a refused call changed addresses");
     world.add_node("d", &[]).await;
     let revision = world.store.list(Range::All).await.unwrap().revision;
     assert_eq!(world.hand_over("a", "d").await.unwrap(), 1);

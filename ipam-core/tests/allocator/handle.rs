@@ -145,7 +145,7 @@ async fn handle_that_counts_too_much_refuses_nothing() {
     assert!(world.block(&cidr.to_string()).await.unwrap().sequence_number() > number);
     let stored = world.store.get(key.clone()).await.unwrap().unwrap();
     let counted: Vec<_> = Handle::decode(&key, stored.value.as_bytes()).unwrap().blocks().collect();
-    assert_eq!(counted, [(cidr, 2)], "ahead by as much as before, and nothing of a block that is not there");
+    assert_eq!(counted, [(cidr, 2)], "the handle counts other blocks or addresses");
 }
 
 async fn held_block(world: &World) -> IpNet {

@@ -34,7 +34,11 @@ async fn owner_migration_holds_address_and_writes_one_block() {
     let before = world.store.list(kv::Range::All).await.unwrap().revision;
     set(&alternate("target")).await.unwrap();
     set(&alternate("target")).await.unwrap();
-    assert_eq!(world.store.list(kv::Range::All).await.unwrap().revision, before.next(), "the same again is no write");
+    assert_eq!(
+        world.store.list(kv::Range::All).await.unwrap().revision,
+        before.next(),
+        "a repeated call writes nothing"
+    );
     let of = |name: &str| ExpectedOwner::Pod { namespace: "shop".into(), name: name.into() };
     let swap = OwnerUpdate {
         active: Some(OwnerChange::to(pod("target")).if_owned_by(of("source"))),

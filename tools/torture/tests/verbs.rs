@@ -1,5 +1,5 @@
 //! Runs one scenario with all verbs of the allocator on each store. Answers and documents must be equal.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;

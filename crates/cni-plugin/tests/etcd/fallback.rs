@@ -33,7 +33,7 @@ fn fallback_costs_no_query_when_pool_is_full() {
     for number in 6..10 {
         let call = Call::new("ADD", &format!("c{number}"), &conf);
         assert_eq!(asks(&lab, &call), (2, 0), "ADD {number} with a full pool");
-        assert_eq!(asks(&lab, &call), (1, 0), "the same again writes nothing");
+        assert_eq!(asks(&lab, &call), (1, 0), "a repeated ADD writes nothing");
     }
     assert_eq!(asks(&lab, &Call::new("DEL", "c9", &conf)), (2, 0), "DEL");
     // A pool that was full may have a free address again: the large pool is full now, and the small one is used.

@@ -233,7 +233,9 @@ impl Replayed {
             BlockEventKind::CooldownOver { address } => assert!(self.resting.remove(&address)),
             BlockEventKind::Claimed { owner, former, .. } => assert_eq!(self.owner.replace(owner), former),
             BlockEventKind::GivenUp { owner } => assert_eq!(self.owner.take(), Some(owner)),
-            BlockEventKind::Affinity { .. } | BlockEventKind::Damaged => panic!("blocks alone tell no such thing"),
+            BlockEventKind::Affinity { .. } | BlockEventKind::Damaged => {
+                panic!("a list of blocks yields no events of affinities or damage")
+            }
         }
     }
 }

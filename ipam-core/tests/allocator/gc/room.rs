@@ -27,7 +27,7 @@ async fn room_comes_from_leftovers_in_same_commit() {
     assert_eq!(machine.asked.load(SeqCst), 1);
     assert!(old[2..].contains(&given));
     let left: BTreeSet<IpAddr> = held(&world).await.into_keys().collect();
-    assert_eq!(left, [old[0], old[1], given].into(), "what is live stays");
+    assert_eq!(left, [old[0], old[1], given].into(), "a live address was freed");
     world.check().await;
     // Now the pool has room, and the liveness source is not asked.
     give(&with_liveness, "another", THIS_BOOT, 100).await;
