@@ -176,7 +176,7 @@ pub(crate) fn speaks_other_protocol(error: &etcd_client::Error) -> bool {
 }
 
 /// The advice for an address at which no server answers.
-const SILENT_ADVICE: &str = "nobody answers there: check the address, and that etcd runs";
+const SILENT_ADVICE: &str = "no server answers there: check the address, and that etcd runs";
 
 /// Returns true if no server answers at the address.
 pub(crate) fn is_silent(error: &etcd_client::Error) -> bool {
@@ -204,7 +204,7 @@ pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
         |words: &str| status.message().contains(words) || chain(status).any(|cause| cause.to_string().contains(words));
     Some(match classify(error).0 {
         ErrorKind::NotSent if says(LEARNER_REFUSAL) => {
-            "it is a learner, which serves nobody yet: name a member that votes, or promote it: etcdctl member promote"
+            "it is a learner, which serves no clients yet: name a member that votes, or promote it: etcdctl member promote"
         }
         ErrorKind::NotSent if says("dns error") => "the name is not known: check it, and the DNS of this host",
         ErrorKind::NotSent if says("UnknownIssuer") || says("BadSignature") => {

@@ -1,6 +1,6 @@
 //! Tests of TLS, client certificates, users and passwords. No error may contain a secret.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
@@ -99,8 +99,8 @@ async fn tls_client_certificate_is_named_when_expired() {
     let open_to_all = certificates.etcd(&[]).unwrap();
     let ours = trusting().with_identity(certificates.file("client.pem"), certificates.file("client.key"));
     open(open_to_all.url(), Some(ours.clone())).put("k", "v").await.unwrap();
-    let nobody = open(format!("https://{}", support::dead_address().unwrap()), Some(ours));
-    assert!(!refused(&nobody).await.to_string().contains("our certificate"), "nobody has looked at it");
+    let unreachable = open(format!("https://{}", support::dead_address().unwrap()), Some(ours));
+    assert!(!refused(&unreachable).await.to_string().contains("our certificate"), "no server has seen the certificate");
     // If the server's certificate has expired too, the error is about the server's.
     let both = Certificates::expired(&["client", "server"]).unwrap();
     let etcd = both.etcd_for_known().unwrap();

@@ -1,7 +1,7 @@
 //! Tests of members that are down, hang, or come back with another identity. The conformance cases cover the
 //! requirements on every store on servers.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

@@ -1,6 +1,6 @@
 //! Tests of ways to reach a server, and of the number of requests of a call.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
@@ -25,8 +25,8 @@ async fn endpoint_may_be_unix_socket() {
         let mut watch = store.watch(WatchRequest::new(Range::All, revision)).await.unwrap();
         assert_eq!(watch.next().await.unwrap().unwrap().revision, revision);
     }
-    let nobody = EtcdStore::open(&Options::new([format!("unix://{}/none", etcd.folder().display())])).unwrap();
-    let error = nobody.put("k", "v").await.unwrap_err();
+    let unreachable = EtcdStore::open(&Options::new([format!("unix://{}/none", etcd.folder().display())])).unwrap();
+    let error = unreachable.put("k", "v").await.unwrap_err();
     assert_eq!(error.kind(), &ErrorKind::NotSent, "{error}");
     assert!(error.to_string().contains("check the address"), "{error}");
 }
@@ -68,7 +68,7 @@ async fn learner_is_named_and_another_member_asked() {
         assert!(Instant::now() < until, "{error}");
     };
     assert_eq!((error.kind(), error.outcome()), (&ErrorKind::NotSent, Outcome::NotApplied), "{error}");
-    assert!(error.to_string().contains("it is a learner, which serves nobody yet"), "{error}");
+    assert!(error.to_string().contains("it is a learner, which serves no clients yet"), "{error}");
     let said = store.get("k").await.unwrap_err().to_string();
     assert!(said.contains("it is a learner"), "{said}");
     let both = EtcdStore::open(&Options::new([learner.url(), etcd.url()])).unwrap();
@@ -97,7 +97,7 @@ fn requests(etcd: &Etcd) -> u64 {
     });
     let numbers = begun.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap());
     let (count, sum) = numbers.fold((0, 0), |(count, sum), number| (count + 1, sum + number));
-    assert!(count > 3, "there are such numbers: {metrics}");
+    assert!(count > 3, "the metrics have no request counts: {metrics}");
     sum
 }
 

@@ -5,7 +5,7 @@
 //! provoked: 15,000 concurrent writes, behind others that keep the server busy for seconds, were carried out or timed
 //! out.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 
@@ -107,7 +107,7 @@ async fn refusals_are_true_while_permission_changes() {
     let said: Said = said.into_iter().flatten().collect();
     let root = as_user(&etcd, "root", PASSWORD).unwrap();
     let denied = true_and_seen(&root, &said, |kind| *kind == ErrorKind::Auth(Auth::Denied)).await;
-    assert!(denied > 0, "nobody was ever denied anything");
+    assert!(denied > 0, "no call was denied");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

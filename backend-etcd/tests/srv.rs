@@ -1,6 +1,6 @@
 //! Tests of finding members by the SRV records of a domain.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

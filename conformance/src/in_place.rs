@@ -118,7 +118,7 @@ async fn empty(store: &Arc<dyn Store>, found: ForeignKeys, written: &WrittenKeys
     }
     let named: Vec<String> = foreign.iter().take(MAX_NAMED_KEYS).map(Key::to_string).collect();
     let more = if foreign.len() > MAX_NAMED_KEYS { ", ..." } else { "" };
-    Err(format!("somebody else writes to this store meanwhile: {}{more}", named.join(", ")).into())
+    Err(format!("another client writes to this store meanwhile: {}{more}", named.join(", ")).into())
 }
 
 /// The shared store during one case.

@@ -99,7 +99,7 @@ fn check_write(name: &str, said: &LedgerAnswer, halves: (Option<&Kv>, Option<&Kv
     let at = |half: Option<&Kv>| half.map(|kv| kv.mod_revision);
     same("the revisions of both halves of a write", at(halves.0), at(halves.1)).of("S5")?;
     let times = halves.0.map_or(0, |kv| kv.version);
-    holds(&format!("{name} was written once at the most"), times <= 1, &halves).of("E3")?;
+    holds(&format!("{name} was written at most once"), times <= 1, &halves).of("E3")?;
     match said {
         LedgerAnswer::Applied(revision) => same("what was acknowledged", at(halves.0), Some(*revision)).of("S3"),
         LedgerAnswer::NotApplied(_) => same("what certainly did not happen", at(halves.0), None).of("E2"),

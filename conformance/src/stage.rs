@@ -30,7 +30,7 @@ const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum time that a runtime with a free thread takes for a trivial task on a quiet machine.
 const MAX_IDLE_RUNTIME_DELAY: Duration = Duration::from_secs(2);
 
-const NEEDS_ITS_OWN: &str = "it needs a store that nobody else uses";
+const NEEDS_ITS_OWN: &str = "it needs a store that no other client uses";
 pub(crate) const STOPPED: &str = "the run was stopped";
 const BLOCKED: &str = "; the store blocks a thread, which was left behind";
 

@@ -59,7 +59,7 @@ impl Steps {
     pub(crate) async fn check(&self, store: &BoundedHandle, steps: u64) -> Checked {
         let found = store.read(Range::prefix("step/")).await?;
         same("the revision", found.revision, self.revision(steps)).of("S5")?;
-        same_entries(&format!("what is there after {steps} steps"), &found.kvs, &self.expected(steps)).of("S5")
+        same_entries(&format!("the keys after {steps} steps"), &found.kvs, &self.expected(steps)).of("S5")
     }
 
     /// Checks that the state after this many steps is readable and unchanged.

@@ -354,7 +354,12 @@ pub(crate) fn in_time(error: &Error) -> Checked {
     if error.store() != SUITE_NAME {
         return Ok(());
     }
-    Err(Failure::new("a call while something is wrong", "an end by itself", error.to_string())).of("N2")
+    Err(Failure::new(
+        "a call while something is wrong",
+        "an answer within the time limit of the store",
+        error.to_string(),
+    ))
+    .of("N2")
 }
 
 #[track_caller]

@@ -128,5 +128,5 @@ fn check_event(event: &Event, prev: Prev) -> Checked {
         None => true,
         Some(old) => prev == Prev::Return && old.key == event.kv.key && old.mod_revision < event.kv.mod_revision,
     };
-    holds("what was there before only if asked, of the same key and older", fits, event).of("W6")
+    holds("an older previous value of the same key, only if requested", fits, event).of("W6")
 }

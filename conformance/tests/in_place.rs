@@ -41,7 +41,7 @@ fn in_place_run_names_foreign_key_and_leaves_it() {
     assert_eq!(failed(&reports).len(), reports.len());
     for report in &reports {
         let Verdict::Failed(failure) = &report.verdict else { panic!("{report:?}") };
-        assert_eq!(failure.got(), "somebody else writes to this store meanwhile: theirs");
+        assert_eq!(failure.got(), "another client writes to this store meanwhile: theirs");
     }
     let left = runtime.block_on(one.0.get("theirs")).unwrap().unwrap();
     assert_eq!((left.mod_revision, left.version), (at, 1));

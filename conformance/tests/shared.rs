@@ -16,7 +16,7 @@ const OURS: &str = "m/suite/";
 /// Foreign keys with their value, some directly before and after our prefix.
 const FOREIGN: [&str; 8] = ["\0", "k", "m/suite", "m/suite.", "m/suite0", "p/1", "w", "\u{7f}"];
 /// The foreign key that another client writes continuously.
-const BUSY: &str = "m/suite-of-somebody-else";
+const BUSY: &str = "m/suite-of-another-client";
 
 /// Runs the cases while another client writes continuously.
 fn judge_beside_a_writer(store: &Arc<dyn Store>) -> Vec<Report> {

@@ -173,7 +173,7 @@ impl Count {
     }
 
     /// The number as a float, precise enough for percentages only.
-    #[expect(clippy::cast_precision_loss, reason = "a percentage needs no more")]
+    #[expect(clippy::cast_precision_loss, reason = "a percentage needs no higher precision")]
     pub fn to_f64(self) -> f64 {
         if self.all { (u128::MAX as f64) + 1.0 } else { self.low as f64 }
     }

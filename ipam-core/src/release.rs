@@ -250,13 +250,13 @@ impl Ipam {
         cooldown_seconds: i64,
         done: &mut ReleasedAddresses,
     ) -> Result<()> {
-        let nobodys = || requests.iter().map(|request| request.address);
+        let requested = || requests.iter().map(|request| request.address);
         let Some(block) = work.block(cidr).await? else {
-            done.unallocated.extend(nobodys());
+            done.unallocated.extend(requested());
             return Ok(());
         };
         if requests.iter().all(|request| block.attributes_of(request.address).is_none()) {
-            done.unallocated.extend(nobodys());
+            done.unallocated.extend(requested());
             return Ok(());
         }
         let now = self.now();

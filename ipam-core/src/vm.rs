@@ -199,7 +199,10 @@ mod tests {
         assert!(entry("net1.vmi.shop.cart", Some("net1")));
         assert!(entry("net1.vmi._Vhmos", None));
         assert!(!entry("net1.0123456789abcdef", None));
-        assert!(!entry("a.vmi.b.0123456789abcdef", Some("a.vmi.b")), "the network has such a name");
+        assert!(
+            !entry("a.vmi.b.0123456789abcdef", Some("a.vmi.b")),
+            "the network's own name looks like a virtual machine's"
+        );
         assert!(!is_vms(&Attribute::default()));
     }
 }

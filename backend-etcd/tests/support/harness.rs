@@ -174,7 +174,7 @@ impl Fixture for Held {
     }
 
     async fn restart(&mut self, server: usize) -> Result<(), BoxError> {
-        Ok(self.etcds.get_mut(server).ok_or("no such server")?.start_again()?)
+        Ok(self.etcds.get_mut(server).ok_or("unknown server")?.start_again()?)
     }
 
     async fn leader(&self) -> Result<usize, BoxError> {
@@ -185,7 +185,7 @@ impl Fixture for Held {
                 return Ok(place);
             }
         }
-        Err("nobody leads".into())
+        Err("no member leads".into())
     }
 
     async fn take_copy(&mut self) -> Result<(), BoxError> {
@@ -215,9 +215,9 @@ impl Fixture for Held {
         let url = self.etcd()?.url();
         let Some(certificates) = &self.certificates else {
             let wrong = Credentials::new("root", "hidden-other");
-            let unknown = Credentials::new("nobody", "hidden-other");
+            let unknown = Credentials::new("unknown", "hidden-other");
             return Ok(vec![
-                Self::stranger("somebody without a login", &Options::new([url.as_str()]))?,
+                Self::stranger("a client without a login", &Options::new([url.as_str()]))?,
                 Self::stranger("root with a wrong password", &Options::new([url.as_str()]).with_credentials(wrong))?,
                 Self::stranger("a user who does not exist", &Options::new([url.as_str()]).with_credentials(unknown))?,
             ]);
@@ -225,11 +225,14 @@ impl Fixture for Held {
         let with = |tls: Tls| Options::new([url.as_str()]).with_tls(tls);
         let other = Tls::new().with_authority(certificates.file("stranger.pem"));
         Ok(vec![
-            Self::stranger("somebody without a certificate", &with(certificates.trusting()))?,
-            Self::stranger("somebody who trusts another authority", &with(other))?,
-            Self::stranger("somebody who trusts the system's authorities", &Options::new([url.as_str()]))?,
-            Self::stranger("who expects another name", &with(certificates.known().with_server_name("other.example")))?,
-            Self::stranger("somebody without TLS", &Options::new([url.replace("https", "http")]))?,
+            Self::stranger("a client without a certificate", &with(certificates.trusting()))?,
+            Self::stranger("a client that trusts another authority", &with(other))?,
+            Self::stranger("a client that trusts the system's authorities", &Options::new([url.as_str()]))?,
+            Self::stranger(
+                "a client that expects another name",
+                &with(certificates.known().with_server_name("other.example")),
+            )?,
+            Self::stranger("a client without TLS", &Options::new([url.replace("https", "http")]))?,
         ])
     }
 

@@ -87,7 +87,7 @@ pub fn broken() -> Vec<Broken> {
         way::<writes::SkipsIdentical>("skips a put of the value that is there", "R03_identical_put", "R4"),
         way::<writes::CutsLargeTxns>("runs the first 128 operations of more", "X02_too_many_ops", "X2"),
         way::<answered::StaleWhileOthersWrite>(
-            "reads the state before the latest write while somebody writes",
+            "reads the state before the latest write while another client writes",
             "L05_random_clients",
             "S1",
         ),
@@ -109,7 +109,7 @@ pub fn broken() -> Vec<Broken> {
         way::<watches::LosesDeletionAtMark>("loses a deletion at exactly the mark", "W11_start_at_mark_delete", "C4"),
         way::<watches::WatchesTooMuch>("watches a prefix where one key was asked for", "W16_filters", "W4"),
         way::<watches::NoPrev>("never brings what was there before", "W03_what_was_before", "W6"),
-        way::<watches::DropsForTheSlow>("drops events that nobody fetches in time", "W19_stalled_watcher", "W11"),
+        way::<watches::DropsForTheSlow>("drops events that are not fetched in time", "W19_stalled_watcher", "W11"),
         way::<watches::RunsAhead>("reports progress ahead of an event", "W35_never_ahead", "W18"),
         way::<watches::LeaksTasks>("leaves a task behind for each watch", "W20_dropped_watches", "W12"),
     ]

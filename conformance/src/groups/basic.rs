@@ -27,12 +27,12 @@ pub(crate) async fn put_twice(t: Subject) -> Checked {
 
 pub(crate) async fn put_with_prev(t: Subject) -> Checked {
     let first = t.run([Op::put("k", "one").with_prev()]).await?;
-    same("what was there before the creation", put_result(&first, 0)?, None)?;
+    same("the previous value at the creation", put_result(&first, 0)?, None)?;
     let second = t.run([Op::put("k", "two").with_prev()]).await?;
     let before = entry("k", "one", first.revision, first.revision, 1);
-    same("what was there before the second put", put_result(&second, 0)?, Some(&before))?;
+    same("the previous value at the second put", put_result(&second, 0)?, Some(&before))?;
     let third = t.run([Op::put("k", "three")]).await?;
-    same("what was there before, without being asked for", put_result(&third, 0)?, None)
+    same("the previous value, which was not requested", put_result(&third, 0)?, None)
 }
 
 pub(crate) async fn empty_value(t: Subject) -> Checked {

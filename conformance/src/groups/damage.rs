@@ -167,7 +167,7 @@ pub(crate) async fn data_gone(t: Subject) -> Checked {
 fn replace(path: &Path, what: &str) -> io::Result<()> {
     match what {
         "empty" => fs::write(path, ""),
-        "garbage" => fs::write(path, "no store of anybody's, whoever reads it\n".repeat(1000)),
+        "garbage" => fs::write(path, "this is the text of another program\n".repeat(1000)),
         _ => {
             fs::remove_file(path)?;
             if what == "a folder" { fs::create_dir(path) } else { Ok(()) }

@@ -177,7 +177,7 @@ pub(crate) async fn no_quorum_no_compare(t: Subject) -> Checked {
     let compare = || Txn::new().with_compares([Compare::unchanged("k", at)]);
     without_quorum(&t, |handle| async move { handle.txn(compare()).await }, "T10").await?;
     t.put("k", "after").await?;
-    holds("a compare with what was there before fails", !t.txn(compare()).await?.succeeded, &at)
+    holds("a compare with the previous value fails", !t.txn(compare()).await?.succeeded, &at)
 }
 
 pub(crate) async fn hanging_leader_under_writers(t: Subject) -> Checked {

@@ -73,8 +73,8 @@ pub(crate) async fn lost_reply_of_a_guarded_write(t: Subject) -> Checked {
             Some(OpResult::Range(found)) => found.kvs.first().map(|kv| (kv.value.clone(), kv.mod_revision)),
             _ => None,
         };
-        same("the same again: no success", again.succeeded, false).of("E3")?;
-        same("the same again: what is there", found, Some((value.into(), applied))).of("E3")?;
+        same("whether the repeated transaction succeeds", again.succeeded, false).of("E3")?;
+        same("the value after the repeated transaction", found, Some((value.into(), applied))).of("E3")?;
         before = applied;
     }
     Ok(())
@@ -101,8 +101,8 @@ pub(crate) async fn lost_request(t: Subject) -> Checked {
 }
 
 pub(crate) async fn never_sent(t: Subject) -> Checked {
-    let nobody = UnusedAddress::new()?;
-    let lonely = t.connect(&[nobody.address()?]).await?;
+    let unused = UnusedAddress::new()?;
+    let lonely = t.connect(&[unused.address()?]).await?;
     let before = t.revision().await?;
     let mut ledger = Ledger::default();
     for i in 0..ROUNDS {
@@ -111,7 +111,7 @@ pub(crate) async fn never_sent(t: Subject) -> Checked {
         holds("a definite error after which one may try again", certain, &said)?;
     }
     let read = lonely.get("k").await.map(|_| ()).map_err(|error| error.kind().clone());
-    same("a read from nobody", read, Err(ErrorKind::NotSent))?;
+    same("a read from an unused address", read, Err(ErrorKind::NotSent))?;
     ledger.is_true(&t).await?;
     same("the revision", t.revision().await?, before)
 }
@@ -138,12 +138,12 @@ async fn loses_at_most_the_first(t: &Subject, far: &BoundedHandle, name: &str) -
 }
 
 pub(crate) async fn nobody_and_a_silent_one_beside(t: Subject) -> Checked {
-    let nobody = UnusedAddress::new()?;
+    let unused = UnusedAddress::new()?;
     let (proxy, _) = t.through_proxy().await?;
     proxy.set(LinkCondition::Silent);
     let live = t.addresses()?;
-    let (nobody, silent) = (nobody.address()?, proxy.address());
-    for (name, others) in [("nobody", vec![nobody]), ("silent", vec![silent]), ("both", vec![nobody, silent])] {
+    let (unused, silent) = (unused.address()?, proxy.address());
+    for (name, others) in [("unused", vec![unused]), ("silent", vec![silent]), ("both", vec![unused, silent])] {
         let first = t.connect(&[&others[..], &live].concat()).await?;
         loses_at_most_the_first(&t, &first, &format!("{name}-first")).await?;
         let last = t.connect(&[&live, &others[..]].concat()).await?;

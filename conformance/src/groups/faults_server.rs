@@ -45,7 +45,7 @@ pub(crate) async fn killed_after_compaction(mut t: Subject) -> Checked {
         let next = t.put("k", "v").await?;
         same("the revision of the next write", next, last.next())?;
         let found = t.read_at(Range::All, last).await?.kvs;
-        same("what is there at the mark", found.len(), 0).of("C3")?;
+        same("the keys at the mark", found.len(), 0).of("C3")?;
     }
     Ok(())
 }

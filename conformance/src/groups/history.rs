@@ -129,7 +129,7 @@ pub(crate) async fn old_keys_stay(t: Subject) -> Checked {
     let updated = t.put("twice", "2").await?;
     let revisions = puts(&t, 40).await?;
     t.compact(revisions[39]).await?;
-    same("a key that nobody touched for long", t.get("old").await?, Some(entry("old", "v", old, old, 1)))?;
+    same("a key that was not changed for long", t.get("old").await?, Some(entry("old", "v", old, old, 1)))?;
     same("one that was updated long ago", t.get("twice").await?, Some(entry("twice", "2", twice, updated, 2)))?;
     let at = t.read_at(Range::key("old"), revisions[39]).await?;
     same("the old key, read at the mark", at.kvs, vec![entry("old", "v", old, old, 1)])

@@ -85,7 +85,7 @@ pub(crate) async fn request_sizes(t: Subject) -> Checked {
     let txn = Txn::new().with_success(four(400_000));
     too_large("four values of 400,000 bytes", t.txn(txn).await)?;
     let in_else = Txn::new().with_success([Op::put("k", "v")]).with_failure(four(400_000));
-    too_large("four such values in the else-branch", t.txn(in_else).await)?;
+    too_large("four values of 400,000 bytes in the else-branch", t.txn(in_else).await)?;
     same("the keys after both", t.count(Range::All).await?, 0).of("E1")?;
     t.revision_is("the revision after both", t.revision().await?, before).of("E1")?;
     t.run(four(375_000)).await?;
@@ -147,7 +147,7 @@ pub(crate) async fn large_replies(t: Subject) -> Checked {
     holds("four whole values of 1.5 MB in one answer", whole(&found.kvs), &found)?;
     let answer = t.run([Op::delete_range(Range::prefix("p/")).with_prev()]).await?;
     let (count, prevs) = delete_result(&answer, 0)?;
-    holds("the same four from a delete", count == 4 && whole(prevs), &(count, prevs))
+    holds("the previous values of four keys from a delete", count == 4 && whole(prevs), &(count, prevs))
 }
 
 pub(crate) async fn refusals_change_nothing(t: Subject) -> Checked {

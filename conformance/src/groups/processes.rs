@@ -51,7 +51,7 @@ pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
     // A waiting process gets the store when it is released.
     let mut waiting = t.process("try", &[60_000])?;
     t.let_go().await?;
-    same("what somebody who waited finds", waiting.say("joined").await?, "v".to_owned())?;
+    same("what a waiting process finds", waiting.say("joined").await?, "v".to_owned())?;
     waiting.end().await?;
     t.retake().await
 }

@@ -41,7 +41,7 @@ pub(crate) async fn range_after_writes(t: Subject) -> Checked {
     same("its count and whether there is more", (page.count, page.more), (2, true)).of("G4")?;
     let count = read_result(&answer, 4)?;
     same("a count", (count.count, count.more, count.kvs.len()), (2, false, 0)).of("G5")?;
-    same("what is there afterwards", t.keys(all()).await?, vec!["p/1", "p/3"]).of("T2")
+    same("the keys afterwards", t.keys(all()).await?, vec!["p/1", "p/3"]).of("T2")
 }
 
 /// Checks that a transaction is refused because it writes `k` twice, and that nothing of it happens.
@@ -128,7 +128,7 @@ pub(crate) async fn one_result_each(t: Subject) -> Checked {
             .collect()
     };
     same("the kinds of results, in order", kinds(&t.txn(txn.clone()).await?.results), "prddp")?;
-    same("those of the else-branch", kinds(&t.txn(txn).await?.results), "drr")
+    same("the kinds of results of the else-branch", kinds(&t.txn(txn).await?.results), "drr")
 }
 
 pub(crate) async fn failed_txn_writes_nothing(t: Subject) -> Checked {
@@ -141,7 +141,7 @@ pub(crate) async fn failed_txn_writes_nothing(t: Subject) -> Checked {
     took("a transaction of which one compare does not hold", &answer, Branch::Failure)?;
     let untouched = vec![entry("a", "1", at, at, 1), entry("b", "2", at, at, 1)];
     same("what its else-branch sees", &read_result(&answer, 0)?.kvs, &untouched)?;
-    same("what is there afterwards", t.read(Range::All).await?.kvs, untouched)?;
+    same("the keys afterwards", t.read(Range::All).await?.kvs, untouched)?;
     t.revision_is("the revision", t.revision().await?, at).of("R3")
 }
 

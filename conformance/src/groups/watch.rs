@@ -73,7 +73,7 @@ pub(crate) async fn what_was_before(t: Subject) -> Checked {
         let batches = watcher.take(4).await?;
         let prevs: Vec<Option<Kv>> =
             batches.into_iter().flat_map(|batch| batch.events).map(|event| event.prev).collect();
-        same(&format!("what was there before, {how}"), &prevs, &before)?;
+        same(&format!("the previous values, {how}"), &prevs, &before)?;
     }
     Ok(())
 }

@@ -97,7 +97,7 @@ pub(crate) async fn start_at_mark_put(t: Subject) -> Checked {
     for (batch, before) in batches.iter().zip([revisions[1], revisions[2], revisions[3]]) {
         let prev = batch.events[0].prev.as_ref().map(|kv| kv.mod_revision);
         let at_mark = batch.revision == mark && prev.is_none();
-        holds("what was there before, exactly; at the mark it may be missing", at_mark || prev == Some(before), batch)
+        holds("the exact previous value; at the mark it may be missing", at_mark || prev == Some(before), batch)
             .of("W6")?;
     }
     Ok(())

@@ -138,8 +138,8 @@ fn history_is_refused_when_logs_are_spoiled() {
         run.log.swap(7, 8);
         Some(())
     });
-    caught("what nobody wrote", "S1", |run| {
-        again(run, "nobody's".into());
+    caught("a change that no client made", "S1", |run| {
+        again(run, "foreign".into());
         Some(())
     });
     caught("a write of unknown outcome twice", "E3", |run| {
@@ -270,7 +270,7 @@ fn history_is_refused_when_watches_are_spoiled() {
         batch(&mut items[5])?.time = Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1));
         Some(())
     });
-    caught("compacted, though nobody asked for that", "W8", |run| {
+    caught("compacted, though no call asked for that", "W8", |run| {
         let items = batches(run, all)?;
         items[5].1 = Err(ErrorKind::Compacted { compact_revision: Revision::new(90) });
         items.truncate(6);

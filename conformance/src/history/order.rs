@@ -25,7 +25,7 @@ impl Floor {
         let (rule, known, how) = if revision < self.seen && self.answered <= revision {
             ("W14", self.seen, "a watch had shown")
         } else {
-            ("S1", self.answered, "somebody had been told of")
+            ("S1", self.answered, "a client had been told of")
         };
         let newer = match wrote {
             WriteEffect::Something => revision > known,

@@ -39,7 +39,7 @@ pub struct Summary {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PossibleWriters {
     Recorded,
-    Anybody,
+    Any,
 }
 
 /// The judge of a history. It keeps the state of the store at the last judged revision.
@@ -72,7 +72,7 @@ impl Replay {
     /// Allows other writers: a change that no recorded call explains is not a violation.
     #[must_use]
     pub fn among_others(mut self) -> Self {
-        self.writers = PossibleWriters::Anybody;
+        self.writers = PossibleWriters::Any;
         self
     }
 
@@ -102,7 +102,7 @@ impl Replay {
             truth.push(batch, self.step(batch, &mut part)?);
         }
         part.observe(Revision::new(i64::MAX), &mut self.state)?;
-        part.match_deletions(|revision, suspects| nobody(self.writers, revision, suspects))?;
+        part.match_deletions(|revision, suspects| check_unexplained(self.writers, revision, suspects))?;
         streams::judge(&streams, &truth, &self.compactions)?;
         self.answered = self.answered.max(self.revision);
         self.open = part.unknown_left(&mut summary);
@@ -119,7 +119,7 @@ impl Replay {
             return Ok(events);
         }
         if self.writers == PossibleWriters::Recorded {
-            nobody(self.writers, batch.revision, &part.suspects(batch, &mut self.state))?;
+            check_unexplained(self.writers, batch.revision, &part.suspects(batch, &mut self.state))?;
         }
         self.follow(batch)
     }
@@ -186,8 +186,8 @@ fn in_order(base: Revision, log: &[Batch]) -> Result<(), Violation> {
 }
 
 /// Handles a revision that no recorded call explains.
-fn nobody(writers: PossibleWriters, revision: Revision, suspects: &[&Call]) -> Result<(), Violation> {
-    if writers == PossibleWriters::Anybody {
+fn check_unexplained(writers: PossibleWriters, revision: Revision, suspects: &[&Call]) -> Result<(), Violation> {
+    if writers == PossibleWriters::Any {
         return Ok(());
     }
     let of = |wanted: fn(&Call) -> bool| suspects.iter().find(|call| wanted(call));
@@ -195,7 +195,7 @@ fn nobody(writers: PossibleWriters, revision: Revision, suspects: &[&Call]) -> R
     let (rule, what, call) = match (refused, suspects.first()) {
         (Some(refused), _) => ("E2", "a write that was refused for certain", Some(refused)),
         (None, Some(again)) => ("E3", "a write once more, or at another time than it can have been", Some(again)),
-        (None, None) => ("S1", "what nobody wrote", None),
+        (None, None) => ("S1", "a change that no client made", None),
     };
     let violation = Violation::new(rule, format!("revision {revision} is {what}"));
     Err(call.into_iter().fold(violation, |violation, call| violation.showing("call", call)))

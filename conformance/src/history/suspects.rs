@@ -180,10 +180,10 @@ impl JudgedPart {
     /// Assigns one call to each deletion that several calls can have made. No call gets two deletions.
     ///
     /// # Errors
-    /// The result of `nobody` for a deletion without a call.
+    /// The result of `unexplained` for a deletion without a call.
     pub(super) fn match_deletions(
         &mut self,
-        nobody: impl Fn(Revision, &[&Call]) -> Result<(), Violation>,
+        unexplained: impl Fn(Revision, &[&Call]) -> Result<(), Violation>,
     ) -> Result<(), Violation> {
         let free = |i: &usize| self.calls[*i].found_at.is_none();
         let candidates: Vec<Vec<usize>> =
@@ -193,7 +193,7 @@ impl JudgedPart {
             let (revision, fitting) = &self.deletions[n];
             match i {
                 Some(i) => self.calls[i].found_at = Some(*revision),
-                None => nobody(*revision, &fitting.iter().map(|i| &self.calls[*i].call).collect::<Vec<_>>())?,
+                None => unexplained(*revision, &fitting.iter().map(|i| &self.calls[*i].call).collect::<Vec<_>>())?,
             }
         }
         Ok(())

@@ -11,7 +11,7 @@ pub(crate) enum Breakage {
     SyncsNothing,
     ForgetsMark,
     GoesBack,
-    LetsEverybodyIn,
+    SkipsLock,
     MakesItAnew,
     CallsItNotApplied,
 }
@@ -26,7 +26,7 @@ pub(crate) const BROKEN: [(Breakage, &str, &str); 10] = [
     (Breakage::SyncsNothing, "S3", "D09_synced_before_acknowledged"),
     (Breakage::ForgetsMark, "C5", "H14_mark_after_reopen"),
     (Breakage::GoesBack, "R8", "R11_deletion_compacted_and_killed"),
-    (Breakage::LetsEverybodyIn, "E7", "M01_second_one_waits"),
+    (Breakage::SkipsLock, "E7", "M01_second_one_waits"),
     (Breakage::MakesItAnew, "E6", "D08_data_gone"),
     (Breakage::CallsItNotApplied, "E2", "D14_closed_under_writers"),
 ];

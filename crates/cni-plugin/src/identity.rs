@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(named(&blank, ""), "host-1");
         assert_eq!(named(folder.path(), ""), "host-1");
         let endless = write("endless", &[b'a'; 1 << 20]);
-        assert_eq!(named(&endless, ""), "host-1", "what is so long is no name");
+        assert_eq!(named(&endless, ""), "host-1", "a file of 1 MiB was read as a name");
         let by_default = Host { nodename_file: full, ..host() };
         assert_eq!(by_default.node(&conf("{}")), "node7");
         assert_eq!(by_default.node(&conf(r#"{"nodename_file":"/no/such/file"}"#)), "host-1");

@@ -427,7 +427,7 @@ mod tests {
         std::os::unix::fs::symlink(root.join("real"), root.join("link")).unwrap();
         let name = |path: &str| instance(&at(&format!("sled://{}", root.join(path).display()))).unwrap();
         assert_eq!(name("link"), name("real"));
-        assert_eq!(name("link/a/b"), name("real/a/b"), "what is not there yet");
+        assert_eq!(name("link/a/b"), name("real/a/b"), "a path that does not exist yet");
         assert_ne!(name("real/a"), name("real/b"));
         assert_eq!(instance(&at("memory:")), None);
     }

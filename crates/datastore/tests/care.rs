@@ -1,6 +1,6 @@
 //! Tests of replacing one embedded store with another.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
 use std::time::Duration;
@@ -82,6 +82,6 @@ async fn replacement_is_what_waiting_opener_gets() {
         let aside = staging.finish(held).await.unwrap().unwrap();
         assert!(waiter.await.unwrap());
         assert!(has(&location.moved_to(aside), "old").await);
-        assert_eq!(peek(&location).await.unwrap().holder, LockHolder::Nobody);
+        assert_eq!(peek(&location).await.unwrap().holder, LockHolder::None);
     }
 }

@@ -1,6 +1,6 @@
 //! Opens etcd by location. Bad input must give a one-line error in time that explains the fault and contains no secret.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::io::Write;
 use std::net::TcpListener;
@@ -102,8 +102,9 @@ async fn etcd_login_is_needed_and_checked() {
     works(&location(&url, access(HIDDEN))).await;
     let error = refused_with(&url, access("hidden-other"), &["not authenticated", "check user and password"]).await;
     assert_eq!(*error.kind(), ErrorKind::Auth(Auth::Unauthenticated));
-    let nobody = open(&location(&url, Access::default()), &Create::Never.with_wait(Duration::ZERO)).await.unwrap();
-    let error = nobody.store().get("k").await.unwrap_err();
+    let without_login =
+        open(&location(&url, Access::default()), &Create::Never.with_wait(Duration::ZERO)).await.unwrap();
+    let error = without_login.store().get("k").await.unwrap_err();
     assert!(error.to_string().contains("it wants a user and a password"), "{error}");
 }
 

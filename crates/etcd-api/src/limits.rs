@@ -356,7 +356,7 @@ mod tests {
         }
         let again = Sending::begin(&limits, &client, PUT, Duration::ZERO);
         again.send(large, large);
-        assert_eq!(again.answer().await, Code::Ok, "what is answered counts no more");
+        assert_eq!(again.answer().await, Code::Ok, "an answered request counts towards the limit");
         assert_eq!(free(&limits, &client), [MAX_OPEN_REQUESTS, MAX_TOTAL_BYTES, MAX_CLIENT_BYTES]);
     }
 

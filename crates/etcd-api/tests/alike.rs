@@ -321,7 +321,7 @@ fn compactions(side: &mut Side) -> BoxFuture<'_, Outcome> {
 /// Without users, clients with a password get an error, and continue without the password.
 fn users(side: &mut Side) -> BoxFuture<'_, Outcome> {
     async move {
-        let removed = side.client.user_delete("nobody").await.map(|_| ());
+        let removed = side.client.user_delete("unknown").await.map(|_| ());
         side.said.push(format!("user delete fails: {}", removed.is_err()));
         Ok(())
     }

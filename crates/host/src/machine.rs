@@ -99,7 +99,7 @@ fn read_name(file: &Path) -> std::io::Result<String> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 
@@ -135,6 +135,6 @@ mod tests {
         assert_eq!(name("", &write("zeros", &[0; 9]), "Old"), "Old");
         assert_eq!(name("", folder.path(), ""), "host-1");
         assert_eq!(name("", Path::new("/no/such/file"), ""), "host-1");
-        assert_eq!(name("", &endless, ""), "host-1", "what is so long is no name");
+        assert_eq!(name("", &endless, ""), "host-1", "a file of 1 MiB was read as a name");
     }
 }

@@ -474,7 +474,7 @@ fn parse_if_inet6(text: &str) -> impl Iterator<Item = IpAddr> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use super::*;
 

@@ -1,5 +1,5 @@
 //! Scans of real network namespaces, kept alive in different ways. Needs root on the machine itself, and `ip`.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};

@@ -50,7 +50,7 @@ pub struct StorePeek {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LockHolder {
     /// No process has the lock.
-    Nobody,
+    None,
     /// The process that has the lock, for example `12345 (margay-ipam)`.
     Process(String),
     /// The holder is hidden: another user's process, which only root sees, or one that has just ended.
@@ -74,7 +74,7 @@ pub fn peek(engine: &dyn Engine, path: &Path) -> Result<StorePeek> {
     let queue = folder.path(QUEUE_FILE);
     let tickets = folder.io(QUEUE_FILE, tickets(&queue))?;
     let holder = match tickets {
-        0 => LockHolder::Nobody,
+        0 => LockHolder::None,
         _ => queue::find_holder(&queue).map_or(LockHolder::Unseen, LockHolder::Process),
     };
     Ok(StorePeek {

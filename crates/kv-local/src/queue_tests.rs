@@ -38,7 +38,7 @@ fn wait_for_tickets(path: &Path, count: i64) {
     let file = folder::open(path).unwrap();
     let started = Instant::now();
     while first_free(&file, 0).unwrap() < count {
-        assert!(started.elapsed() < LONG, "nobody came");
+        assert!(started.elapsed() < LONG, "no ticket was drawn");
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -126,7 +126,7 @@ fn queue_gives_turn_at_once_when_caller_is_alone() {
             compete(&role_path(), &|| {
                 // This file can only be created by one process at a time.
                 let mark = role_path().with_extension("mark");
-                File::create_new(&mark).expect("nobody else has the lock");
+                File::create_new(&mark).expect("no other process has the lock");
                 writeln!(&order, "{}", std::process::id()).unwrap();
                 fs::remove_file(&mark).unwrap();
             });

@@ -233,9 +233,9 @@ mod tests {
         let (path, db) = (folder.path().join("head"), folder.path().join("head.db"));
         assert!(!open(&path).is_as_left(), "there is no file");
         fs::write(&db, "one").unwrap();
-        assert!(!open(&path).is_as_left(), "nobody has left it yet");
+        assert!(!open(&path).is_as_left(), "it was not closed cleanly yet");
         open(&path).close_cleanly();
-        assert!(!open(&path).is_as_left(), "whoever left it did not find it in order");
+        assert!(!open(&path).is_as_left(), "it was not in order before it was closed");
         close_cleanly(&path);
         assert!(open(&path).is_as_left());
         // Setting a file's time counts as a change, even to the same time.

@@ -2,7 +2,7 @@
 //!
 //! Without Chromium the cases are ignored with a message; in CI they fail. PAGE_PICTURES names a folder for
 //! screenshots.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod page_support;
 
@@ -191,7 +191,7 @@ fn page_search_finds_address_container_pod_and_node(driver: &Driver) {
     window.wait("[...document.querySelectorAll('main a')].some((one) => one.hash === '#/node/worker-3')");
     window.wait("document.querySelectorAll('tbody tr').length > 40");
     window.picture("search");
-    window.press(&format!("/nobody-has-this{ENTER}"));
+    window.press(&format!("/no-such-name{ENTER}"));
     window.wait_text("Nothing has this name or address");
     is_clean(&window);
 }

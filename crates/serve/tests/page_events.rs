@@ -1,5 +1,5 @@
 //! The event stream, as a client without a browser sees it.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod page_support;
 

@@ -1,5 +1,5 @@
 //! The daemon's HTTP side, as a client without a browser sees it.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod page_support;
 
@@ -200,7 +200,7 @@ fn page_overview_has_what_it_shows() {
         let found = search(text);
         assert!(["pools", "blocks", "nodes", "addresses"].iter().any(|kind| found[kind][0] != Value::Null), "{text}");
     }
-    assert_eq!(search("10.65.2.70")["addresses"][0]["use"], "free", "what nobody has can be looked for");
+    assert_eq!(search("10.65.2.70")["addresses"][0]["use"], "free", "free addresses are found as well");
     assert_eq!(search("nothing-like-this")["addresses"], Value::Array(vec![]));
 
     let address = json(&daemon, &format!("/api/address?ip={ip}"));

@@ -1,5 +1,5 @@
 //! Removes a container's interface with a second process, which may fail in every way.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

@@ -2,7 +2,7 @@
 //!
 //! Each test has a host of its own: a thread in a new network namespace. The containers and the world are namespaces,
 //! too, each kept by a sleeping process.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

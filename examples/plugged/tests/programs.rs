@@ -1,6 +1,6 @@
 //! Tests Margay's programs on a plugged store, which one line in [`plugged::drivers`] adds to them.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "support/tested.rs"]
 #[allow(dead_code, reason = "shared with the other test programs")]

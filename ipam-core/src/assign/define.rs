@@ -181,16 +181,16 @@ async fn reserve_the_rest(
     }
     let mut ranges = noted.clone();
     ranges.insert(network.to_owned(), definition.ranges.iter().map(|(a, b)| format!("{a}-{b}")).collect());
-    let everybodys = outside_but_ends(definition.cidr, &together(&ranges));
+    let outside_all = outside_but_ends(definition.cidr, &together(&ranges));
     if ranges.len() > 1 {
         context.keep_off(&name, &own);
     }
-    if ranges == noted && texts(&everybodys) == as_stored {
+    if ranges == noted && texts(&outside_all) == as_stored {
         return Ok(());
     }
     let is_new = stored.is_none();
     let mut document = stored.unwrap_or_else(|| IpReservation::new(&name, &[], &ipam.uid(), ipam.now()));
-    document.set_networks(&everybodys);
+    document.set_networks(&outside_all);
     if !is_new {
         let text = serde_json::to_string(&ranges).unwrap_or_default();
         document.resource_mut().set_annotation(RANGES_ANNOTATION, &text);

@@ -201,8 +201,8 @@ impl AssignRequest {
     /// Creates a request for an owner of blocks. Its attachment is empty and not read. Addresses of a virtual owner are
     /// for a load balancer, unless the caller sets another use.
     pub(super) fn of_owner(owner: &Owner, wanted: RequestedAddresses) -> Self {
-        let nobody = String::new;
-        let (network, container, interface, node) = (nobody(), nobody(), nobody(), nobody());
+        let empty = String::new;
+        let (network, container, interface, node) = (empty(), empty(), empty(), empty());
         let mut terms = Self::new(Attachment { network, container, interface, node, boot: None }, wanted);
         if matches!(owner, Owner::Virtual(_)) {
             terms.usage = PoolUse::LoadBalancer;

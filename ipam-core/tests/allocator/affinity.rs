@@ -57,7 +57,7 @@ async fn affinity_claims_part_of_pool_for_one_node() {
     world.check().await;
     let before = world.dump().await;
     assert_eq!(world.claim("a", "10.0.0.0/28").await, (4, 0));
-    assert_eq!(world.dump().await, before, "what is claimed already costs no write");
+    assert_eq!(world.dump().await, before, "a claimed block costs no write");
     assert_eq!(world.claim("b", "10.0.0.8/29").await, (0, 2));
     assert_eq!(world.claim("b", "10.0.0.8/28").await, (0, 4), "the network is that of the address");
     assert_eq!(world.claim("b", "10.0.0.0/27").await, (4, 4));

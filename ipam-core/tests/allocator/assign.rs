@@ -110,7 +110,7 @@ async fn assign_repeats_answer_for_same_attachment() {
     let first = world.assign(&any("a", "c1", 1, 0)).await.unwrap();
     let before = world.dump().await;
     assert_eq!(world.assign(&any("a", "c1", 1, 0)).await.unwrap(), first);
-    assert_eq!(world.dump().await, before, "the same answer costs no write");
+    assert_eq!(world.dump().await, before, "a repeated call writes nothing");
 
     let both = world.assign(&any("a", "c1", 1, 1)).await.unwrap();
     assert_eq!(both[0], first[0]);

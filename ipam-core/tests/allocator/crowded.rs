@@ -98,8 +98,8 @@ async fn crowded_pool_takes_empty_block_over_before_borrowing() {
 async fn crowded_pool_takes_over_empty_block_without_owner() {
     let world = World::of_one_caller().await;
     let walk = pool_and_walk(&world, "10.0.0.0/28").await;
-    let nobodys = Block::new(walk[2], None, OffsetDateTime::UNIX_EPOCH, None).unwrap();
-    world.put(keys::block(walk[2]), &nobodys).await;
+    let unowned = Block::new(walk[2], None, OffsetDateTime::UNIX_EPOCH, None).unwrap();
+    world.put(keys::block(walk[2]), &unowned).await;
     occupy(&world, walk.iter().copied().filter(|cidr| *cidr != walk[2])).await;
     assert_eq!(world.assign(&one("c1")).await.unwrap()[0].block, walk[2]);
     assert_eq!(world.block(&walk[2].to_string()).await.unwrap().owner(), Some(Owner::host("a")));

@@ -43,7 +43,7 @@ async fn ensure_claims_blocks_of_both_families_in_one_commit() {
     world.check().await;
     assert_eq!(world.ensure("a", &[Family::V4, Family::V6]).await.unwrap(), blocks);
     assert_eq!(world.ensure("a", &[Family::V6]).await.unwrap(), blocks[1..]);
-    assert_eq!(world.revision().await, before.next(), "what is there costs no write");
+    assert_eq!(world.revision().await, before.next(), "existing blocks cost no write");
     let given = world.one("a", "c1").await.unwrap();
     assert!(blocks[0].contains(&given), "{given}");
 }

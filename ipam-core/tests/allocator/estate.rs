@@ -111,7 +111,7 @@ async fn renamed_node_passes_all_to_new_name() {
     for wrong in ["", "a", "d/e"] {
         assert!(matches!(world.ipam.hand_over("a", wrong, &[], soon()).await, Err(Error::Invalid(_))), "{wrong:?}");
     }
-    assert_eq!(addresses(&world.estate("a").await), addresses(&before), "what is refused changes nothing");
+    assert_eq!(addresses(&world.estate("a").await), addresses(&before), "a refused call changed addresses");
     world.add_node("d", &[]).await;
     let revision = world.store.list(Range::All).await.unwrap().revision;
     assert_eq!(world.hand_over("a", "d").await.unwrap(), 1);
@@ -154,7 +154,7 @@ async fn renamed_only_node_gets_new_name_with_its_blocks() {
     assert_eq!((known.known.pinned.as_deref(), known.nodes), (Some("new"), BTreeSet::from(["new".to_owned()])));
     assert_eq!(world.release("whatever it is called", "c1").await, [first]);
     // Renaming another node does not change the store's pinned name.
-    world.hand_over("nobody", "other").await.unwrap();
+    world.hand_over("unknown", "other").await.unwrap();
     assert_eq!(world.ipam.departed_nodes(|_, _| false, soon()).await.unwrap().known.pinned.as_deref(), Some("new"));
     world.check().await;
 }
@@ -190,7 +190,7 @@ async fn departed_node_loses_only_what_is_its_own() {
     let freed = world.free_all_of(&estate).await.unwrap();
     assert_eq!((freed.released.into_iter().collect::<BTreeSet<_>>(), freed.changed.len()), ([mine, calicos].into(), 0));
     assert!(world.ipam.give_up_block("a", block, soon()).await.unwrap());
-    assert!(!world.ipam.give_up_block("a", block, soon()).await.unwrap(), "it is nobody's already");
+    assert!(!world.ipam.give_up_block("a", block, soon()).await.unwrap(), "it has no owner any more");
     for (handle, address) in [("by-hand", nameless), ("vm", machine)] {
         assert_eq!(world.ipam.addresses_of_handle(handle, soon()).await.unwrap(), [address], "{handle}");
     }

@@ -70,7 +70,7 @@ async fn hold(world: &World, owner: &Owner, handle: &str, turn: usize) -> Result
     assert_eq!(world.ipam.addresses_of_handle(handle, soon()).await?, held);
     let pod: BTreeMap<String, String> =
         [("pod", "target"), ("namespace", handle)].map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-    let change = OwnerChange::to(pod.clone()).if_owned_by(ExpectedOwner::Nobody);
+    let change = OwnerChange::to(pod.clone()).if_owned_by(ExpectedOwner::None);
     let update = OwnerUpdate { active: None, alternate: Some(change) };
     world.ipam.set_owner_attributes(held[0], handle, &update, soon()).await?;
     assert_eq!(world.ipam.attributes_of(held[0], soon()).await?.alternate_attributes(), &pod);

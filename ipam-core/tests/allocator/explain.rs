@@ -133,7 +133,7 @@ async fn explain_names_settings_and_nodes_in_way() {
     let explained = explain(&world, "a", &[]).await;
     assert!(explained.strict_affinity && !explained.claims_blocks);
     assert!(matches!(refusal(explained), Error::NoNewBlocks));
-    assert!(matches!(refusal(explain(&world, "nobody", &[]).await), Error::UnknownNode(_)));
+    assert!(matches!(refusal(explain(&world, "unknown", &[]).await), Error::UnknownNode(_)));
 }
 
 #[tokio::test]

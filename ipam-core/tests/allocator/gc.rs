@@ -183,7 +183,7 @@ async fn gc_records_other_namespace_when_container_asks_again() {
     }
     let before = revision(&world).await;
     ask(Some("4:9"), 5).await;
-    assert_eq!(revision(&world).await, before, "the same again is no write");
+    assert_eq!(revision(&world).await, before, "a repeated call writes nothing");
     assert_eq!(ask(None, 100).await, None);
     world.check().await;
 }

@@ -89,11 +89,11 @@ async fn handle_of_virtual_owner_claims_and_releases_like_node() {
     world.check().await;
     assert_eq!(world.ipam.release_affinity(&balancer, cidr, ReleaseIf::Any, soon()).await.unwrap().released.len(), 2);
     world.check().await;
-    for nobody in [Owner::from("virtual:"), Owner::from("someone")] {
-        let error = world.ipam.claim_affinity(&nobody, cidr, soon()).await.unwrap_err();
+    for invalid in [Owner::from("virtual:"), Owner::from("someone")] {
+        let error = world.ipam.claim_affinity(&invalid, cidr, soon()).await.unwrap_err();
         assert!(matches!(&error, Error::Invalid(what) if what.contains("cannot own blocks")), "{error}");
-        assert!(world.ipam.release_all_affinities(&nobody, ReleaseIf::Any, soon()).await.is_err());
-        assert!(give(&world, &request("h", nobody, 1)).await.is_err());
+        assert!(world.ipam.release_all_affinities(&invalid, ReleaseIf::Any, soon()).await.is_err());
+        assert!(give(&world, &request("h", invalid, 1)).await.is_err());
     }
     let unknown = give(&world, &request("h", Owner::host("nosuch"), 1)).await.unwrap_err();
     assert!(matches!(unknown, Error::UnknownNode(_)), "{unknown}");
@@ -145,7 +145,7 @@ async fn handle_that_counts_too_much_refuses_nothing() {
     assert!(world.block(&cidr.to_string()).await.unwrap().sequence_number() > number);
     let stored = world.store.get(key.clone()).await.unwrap().unwrap();
     let counted: Vec<_> = Handle::decode(&key, stored.value.as_bytes()).unwrap().blocks().collect();
-    assert_eq!(counted, [(cidr, 2)], "ahead by as much as before, and nothing of a block that is not there");
+    assert_eq!(counted, [(cidr, 2)], "the handle counts other blocks or addresses");
 }
 
 async fn held_block(world: &World) -> IpNet {

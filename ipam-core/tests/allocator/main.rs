@@ -1,5 +1,5 @@
 //! Tests of the allocator on the in-memory store.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod affinity;
 mod assign;

@@ -34,7 +34,11 @@ async fn owner_migration_holds_address_and_writes_one_block() {
     let before = world.store.list(kv::Range::All).await.unwrap().revision;
     set(&alternate("target")).await.unwrap();
     set(&alternate("target")).await.unwrap();
-    assert_eq!(world.store.list(kv::Range::All).await.unwrap().revision, before.next(), "the same again is no write");
+    assert_eq!(
+        world.store.list(kv::Range::All).await.unwrap().revision,
+        before.next(),
+        "a repeated call writes nothing"
+    );
     let of = |name: &str| ExpectedOwner::Pod { namespace: "shop".into(), name: name.into() };
     let swap = OwnerUpdate {
         active: Some(OwnerChange::to(pod("target")).if_owned_by(of("source"))),
@@ -75,7 +79,7 @@ async fn owner_change_succeeds_for_one_of_many() {
     let tasks = (0..8).map(|number| {
         let world = world.clone();
         tokio::spawn(async move {
-            let change = OwnerChange::to(pod(&format!("p{number}"))).if_owned_by(ExpectedOwner::Nobody);
+            let change = OwnerChange::to(pod(&format!("p{number}"))).if_owned_by(ExpectedOwner::None);
             let update = OwnerUpdate { active: None, alternate: Some(change) };
             world.ipam.set_owner_attributes(first, "net.c1", &update, soon()).await
         })

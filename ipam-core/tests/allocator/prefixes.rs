@@ -153,7 +153,7 @@ async fn prefix_blocks_are_not_seen_by_calico() {
     bridged.bridge = Some(Bridge::default());
     let assigned = world.assign(&bridged).await.unwrap();
     let block = world.block(&assigned[0].block.to_string()).await.unwrap();
-    assert_eq!(block.owner(), Some(Owner::secondary("a")), "calico's nodes have no such block");
+    assert_eq!(block.owner(), Some(Owner::secondary("a")), "the block is a secondary one, which Calico does not use");
     bridged.bridge = Some(Bridge { v4: Gateway::First, v6: Gateway::First });
     bridged.attachment = attachment("a", "c4");
     let refused = world.assign(&bridged).await.unwrap_err();
@@ -238,7 +238,7 @@ async fn prefix_is_given_once_with_many_callers_and_faults() {
         task.await.unwrap();
     }
     let end = every_revision_is_consistent(&quiet, start).await;
-    assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "nobody holds anything");
+    assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "a handle is left");
 }
 
 /// A container's interface has another address of its prefix than the one recorded.

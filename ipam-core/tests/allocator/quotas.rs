@@ -350,7 +350,7 @@ async fn quota_needs_room_when_machine_starts_again() {
         world.ipam.assign_to_vm(&request, &vm, soon()).await.map(drop)
     };
     start("v1").await.unwrap();
-    start("v1").await.expect("the same pod again");
+    start("v1").await.expect("a pod that has an address is within the quota");
     let vm = crate::vm::pod("v1", PodRole::Source, VmFate::Stays);
     world.ipam.release_vm_pod(&vm, &attachment("a", "v1"), &[], &[], soon()).await.unwrap();
     shop(&world, "c1").await.unwrap();

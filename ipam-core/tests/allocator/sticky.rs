@@ -402,7 +402,7 @@ async fn sticky_workloads_come_and_go_and_lose_no_address() {
         task.await.unwrap();
     }
     let end = every_revision_is_consistent(&quiet, start).await;
-    assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "nobody holds anything");
+    assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "a handle is left");
     // All addresses that are left wait, and become free when their time is over.
     quiet.pass(1_000_000);
     for number in 0..16 {

@@ -65,7 +65,7 @@ impl Pair {
             .and_then([TxnOp::put("bench/bare", VALUE, None)]);
         let answer = self.client.txn(txn).await?;
         self.of_client = answer.header().map_or(0, etcd_client::ResponseHeader::revision);
-        if answer.succeeded() { Ok(()) } else { Err("somebody else wrote".into()) }
+        if answer.succeeded() { Ok(()) } else { Err("another client wrote".into()) }
     }
 
     async fn txn(&mut self) -> Outcome<()> {
@@ -74,7 +74,7 @@ impl Pair {
             .with_success([Op::put("bench/store", VALUE.to_vec())]);
         let answer = kv::Store::txn(&self.store, txn).await?;
         self.of_store = answer.revision;
-        if answer.succeeded { Ok(()) } else { Err("somebody else wrote".into()) }
+        if answer.succeeded { Ok(()) } else { Err("another client wrote".into()) }
     }
 }
 

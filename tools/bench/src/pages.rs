@@ -18,7 +18,7 @@ const PAGES: [&str; 1] = ["docs/performance.md"];
 const PLOTS: &str = "docs/performance";
 
 /// Rewrites the pages of the repository at `root`.
-#[expect(clippy::print_stdout, reason = "says what it did")]
+#[expect(clippy::print_stdout, reason = "prints its result")]
 pub(crate) fn update(findings: &Findings, root: &Path) -> Outcome<()> {
     for page in PAGES {
         let path = root.join(page);

@@ -57,7 +57,7 @@ pub(crate) fn median(numbers: &[f64]) -> f64 {
 }
 
 /// Prints a table with a title. The first column is text, the others are numbers.
-#[expect(clippy::print_stdout, reason = "the report is what this program is for")]
+#[expect(clippy::print_stdout, reason = "the program prints its report")]
 pub(crate) fn print(title: &str, header: &[&str], rows: Vec<Vec<String>>) {
     let mut table = Table::new();
     table.load_style(ASCII_MARKDOWN).set_header(header.to_vec());

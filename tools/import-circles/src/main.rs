@@ -38,7 +38,7 @@ fn main() -> ExitCode {
     code
 }
 
-#[allow(clippy::print_stderr, reason = "what a person reads")]
+#[allow(clippy::print_stderr, reason = "prints errors for the user")]
 fn fail(text: &str) -> ExitCode {
     eprintln!("import-circles: {text}");
     ExitCode::FAILURE
@@ -69,7 +69,7 @@ fn circles(folder: &Path, most: usize) -> Result<Vec<Vec<String>>, String> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 mod tests {
     use std::fs;
 

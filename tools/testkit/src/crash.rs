@@ -256,13 +256,13 @@ impl World {
     }
 
     /// Checks that no waiting call has opened the store, ended, or changed anything.
-    pub fn nobody_is_in(&self, waiters: &mut [(String, Victim)], before: &[u8]) -> Result<(), String> {
+    pub fn check_waiters_outside(&self, waiters: &mut [(String, Victim)], before: &[u8]) -> Result<(), String> {
         for (container, waiter) in waiters {
             if waiter.is_over() || waiter.scan().is_inside() {
                 return Err(format!("{container} is at the store, which another has"));
             }
         }
-        if head(&self.lab.store) == before { Ok(()) } else { Err("somebody has committed".into()) }
+        if head(&self.lab.store) == before { Ok(()) } else { Err("a waiting call has committed".into()) }
     }
 
     /// Runs a round with a queue: the holder is stopped and some waiting calls are killed. Then the holder continues,
@@ -287,7 +287,7 @@ impl World {
                 return Err(format!("{container} was answered while another had the store"));
             }
             killed.push(container);
-            self.nobody_is_in(&mut waiters, &before)?;
+            self.check_waiters_outside(&mut waiters, &before)?;
         }
         let mut unsure: BTreeMap<String, Option<BTreeSet<IpAddr>>> = BTreeMap::new();
         if (round / KINDS).is_multiple_of(2) {

@@ -20,7 +20,7 @@ const LIFE: u64 = 20;
 
 /// Adds and deletes containers and kills a third of the ADDs. Each container gets a DEL; an ADD may find no free
 /// address. Two containers that live at the same time must not share the value that `has` reads from their results.
-pub fn nobody_shares<T: Ord + Debug + Send>(conf: &Value, has: impl Fn(&Outcome) -> T + Sync) {
+pub fn values_stay_unique<T: Ord + Debug + Send>(conf: &Value, has: impl Fn(&Outcome) -> T + Sync) {
     let living: Mutex<BTreeMap<T, String>> = Mutex::default();
     thread::scope(|scope| {
         for caller in 0..CALLERS {

@@ -10,9 +10,9 @@
 //! | `world` | the allocator on a store in memory ([`world`]) |
 //!
 //! [`random`] numbers and [`copy`] need no feature. A helper that panics fails the test that called it.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-#![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
-#![allow(missing_docs, reason = "not published; a name that says it all needs no comment")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
+#![allow(missing_docs, reason = "not published; most names need no comment")]
 
 pub mod copy;
 pub mod random;

@@ -12,7 +12,7 @@ impl Random {
         Self(start)
     }
 
-    #[allow(clippy::should_implement_trait, reason = "a stream without an end is no iterator to its users")]
+    #[allow(clippy::should_implement_trait, reason = "the stream never ends, so it is no Iterator")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

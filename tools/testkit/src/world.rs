@@ -204,7 +204,7 @@ pub fn consistent(kvs: &[Kv]) {
         }
         match block.owner() {
             Some(owner) => owned.push(keys::affinity(&owner, block.cidr()).unwrap()),
-            None => assert!(!block.is_empty(), "{} is empty and nobody's", block.cidr()),
+            None => assert!(!block.is_empty(), "{} is empty and has no owner", block.cidr()),
         }
     }
     let mut counted = BTreeMap::new();

@@ -396,7 +396,7 @@ impl Replay {
                 && block.affinity.is_none()
                 && block.holders().is_empty()
             {
-                return Err(format!("{cidr} is empty and nobody's"));
+                return Err(format!("{cidr} is empty and has no owner"));
             }
         }
         Ok(())
@@ -411,7 +411,7 @@ impl Block {
             (0..self.allocations.len()).filter(|i| self.allocations[*i].is_some()).collect();
         let free: BTreeSet<usize> = self.unallocated.iter().copied().collect();
         let used: BTreeSet<usize> = self.allocations.iter().flatten().copied().collect();
-        let everybody_named = attributes.iter().all(|entry| entry.secondary.contains_key("node"));
+        let all_name_node = attributes.iter().all(|entry| entry.secondary.contains_key("node"));
         let holds = [
             (self.cidr == cidr, "it says that it is another block"),
             (!self.deleted, "it says that it is deleted"),
@@ -420,7 +420,7 @@ impl Block {
             (free.is_disjoint(&allocated), "an ordinal is free and allocated"),
             (free.len() + allocated.len() == self.allocations.len(), "an ordinal is neither free nor allocated"),
             (used == (0..attributes.len()).collect(), "attributes and allocations do not match"),
-            (everybody_named, "an attribute names no node"),
+            (all_name_node, "an attribute names no node"),
         ];
         match holds.into_iter().find(|(holds, _)| !holds) {
             Some((_, what)) => Err(format!("{cidr}: {what}: {self:?}")),
@@ -547,9 +547,9 @@ mod tests {
         let released = HELD.replace("null,null,0,", "null,null,null,").replace("[3,4", "[2,3,4").replace(":8", ":9");
         let released = released.replace(r#"[{"handle_id":"net.c","secondary":{"node":"n"}}]"#, "[]");
         assert!(said(&[(BLOCK, Some(&released))]).contains("blocks hold None"));
-        let nobodys = released.replace(r#""host:n""#, "null");
-        let said = said(&[(BLOCK, Some(&nobodys)), (HANDLE, None), (AFFINITY, None)]);
-        assert!(said.contains("is empty and nobody's") && said.contains("changed: written "), "{said}");
+        let unowned = released.replace(r#""host:n""#, "null");
+        let said = said(&[(BLOCK, Some(&unowned)), (HANDLE, None), (AFFINITY, None)]);
+        assert!(said.contains("is empty and has no owner") && said.contains("changed: written "), "{said}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The command line of `torture`, the plan of a run (the store, the number of operations and the seed) and the report
 //! of a run.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this is what the program is for")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the program prints its results")]
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,6 +1,6 @@
 //! Proves that the torture can fail: it must find broken stores, and callers that record no pending commits.
 
-#![allow(clippy::print_stdout, reason = "what was said is part of the answer")]
+#![allow(clippy::print_stdout, reason = "prints the violations that were found")]
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
 //! A short torture run on every store. A failure prints its seed for `torture run --seed`.
-#![allow(clippy::print_stdout, reason = "what was done is part of the answer")]
+#![allow(clippy::print_stdout, reason = "prints a summary of the run")]
 
 use std::path::Path;
 use std::time::Duration;

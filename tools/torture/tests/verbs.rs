@@ -1,5 +1,5 @@
 //! Runs one scenario with all verbs of the allocator on each store. Answers and documents must be equal.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -135,7 +135,7 @@ impl Teller {
     async fn read_and_change(&mut self) {
         let address = self.held("net.vmi.shop.cart").await[0];
         let source = ExpectedOwner::Pod { namespace: "shop".into(), name: "source".into() };
-        let arrive = OwnerChange::to(pod("target")).if_owned_by(ExpectedOwner::Nobody);
+        let arrive = OwnerChange::to(pod("target")).if_owned_by(ExpectedOwner::None);
         let take_over = OwnerChange::to(pod("target")).if_owned_by(source);
         for update in [
             OwnerUpdate { active: None, alternate: Some(arrive.clone()) },

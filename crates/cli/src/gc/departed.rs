@@ -278,7 +278,7 @@ impl DepartedKeptCounts {
         let parts = [
             (self.two_owners, "of virtual machines, or on their way to another owner"),
             (self.no_node, "recorded for no node (margay ipam release frees those)"),
-            (self.other_nodes, "of other nodes, in blocks that are nobody's then"),
+            (self.other_nodes, "of other nodes, in blocks that then have no owner"),
         ];
         let parts: Vec<String> =
             parts.iter().filter(|(count, _)| *count > 0).map(|(count, what)| format!("{count} {what}")).collect();

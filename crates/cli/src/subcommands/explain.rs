@@ -378,17 +378,13 @@ fn source_text(
         }
         AddressSource::TakenOver(owner) => {
             let owner = owner.as_ref().map(ToString::to_string);
-            let whose = owner.clone().unwrap_or_else(|| "nobody".to_owned());
-            (
-                "taken_over",
-                owner,
-                format!("from block {block} without a holder that the node would take over from {whose}"),
-            )
+            let former = owner.as_ref().map(|owner| format!(" from {owner}")).unwrap_or_default();
+            ("taken_over", owner, format!("from block {block} without a holder that the node would take over{former}"))
         }
         AddressSource::Borrowed(owner) => {
             let owner = owner.as_ref().map(ToString::to_string);
-            let whose = owner.clone().unwrap_or_else(|| "nobody".to_owned());
-            ("borrowed", owner, format!("borrowed from block {block} of {whose}, with {free}"))
+            let whose = owner.as_ref().map_or("without an owner".to_owned(), |owner| format!("of {owner}"));
+            ("borrowed", owner, format!("borrowed from block {block} {whose}, with {free}"))
         }
     }
 }

@@ -234,5 +234,5 @@ fn from_report_answer(done: &FromReportJson) -> CommandResult<CommandAnswer> {
         done.changed_handles.iter().map(|id| format!("Left handle {} alone: it has changed since", printable(id)));
     lines.extend(left);
     let answer = CommandAnswer::new(lines.join("\n"), done)?;
-    Ok(if lines.is_empty() { answer.note("the reports agree on nothing that nobody uses") } else { answer })
+    Ok(if lines.is_empty() { answer.note("the reports agree on no unused address or handle") } else { answer })
 }

@@ -24,7 +24,7 @@ fn history_follows_address_between_holders() {
         let address = lab.assign("net", "c1");
         lab.margay("ipam release --container c1").answer();
         let other = lab.assign("net", "c2");
-        assert_ne!(other, address, "what was released last is given last");
+        assert_ne!(other, address, "the address released last was given first");
         assert_eq!(lab.assign("net", "c3"), address);
 
         let report = lab.margay(&format!("ipam history {address} -o json")).json();

@@ -1,5 +1,5 @@
 //! Tests of the command on real stores. They are one program, because each test program links all stores.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod book;
 mod check;

@@ -142,7 +142,7 @@ fn at_once(lab: &Lab, count: usize, verb: fn(&Lab, &str) -> Call) -> Vec<Duratio
 /// 200.
 #[test]
 #[ignore = "it measures for a minute; run it with --ignored --nocapture"]
-#[allow(clippy::print_stdout, reason = "the numbers are for whoever runs it by hand")]
+#[allow(clippy::print_stdout, reason = "prints its measurements")]
 fn crowd_of_400_plugins_is_served_on_busy_machine() {
     const ROUNDS: usize = 3;
     let loops = 2 * thread::available_parallelism().unwrap().get();

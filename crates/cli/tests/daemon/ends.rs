@@ -88,7 +88,7 @@ fn daemon_end_costs_no_call_when_asked_for() {
                 let daemon = Daemon::start(&lab);
                 let before = reported.adds.load(Ordering::SeqCst);
                 sleep(Duration::from_millis(200 + round * 17));
-                wait_until("somebody has called", || reported.adds.load(Ordering::SeqCst) > before);
+                wait_until("an ADD has ended", || reported.adds.load(Ordering::SeqCst) > before);
                 let ended = daemon.end();
                 assert_eq!(ended.code, Some(0), "{ended:?}");
                 assert!(!lab.socket().exists(), "the socket stays");

@@ -34,7 +34,7 @@ fn subnet_sets_and_full_pools_match_with_daemon() {
                 .collect();
             let addresses: BTreeSet<_> = ended[..10].iter().flat_map(Ended::addresses).collect();
             assert_eq!(addresses.len(), 20);
-            assert_eq!(calls[3].run().addresses(), ended[3].addresses(), "the same container again");
+            assert_eq!(calls[3].run().addresses(), ended[3].addresses(), "a repeated ADD gets another address");
             (0..10).for_each(|number| drop(Call::new("DEL", &format!("c{number}"), &conf).ok()));
             lab.nothing_is_held();
             lab.is_in_order();

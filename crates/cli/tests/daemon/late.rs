@@ -39,7 +39,7 @@ fn wait_until_taken(plugin: &mut Running) {
     });
     // The request follows the connection at once.
     sleep(Duration::from_millis(200));
-    assert!(!plugin.is_over(), "nobody can have answered");
+    assert!(!plugin.is_over(), "the plugin ended while the store lock was held");
 }
 
 /// Checks that no address is assigned, now and a second later.

@@ -1,6 +1,6 @@
 //! Tests of `margay serve`, `margay-ipam` and `margay` together, as real programs. None of them may depend on another
 //! one working. Needs root.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod activation;
 mod alike;

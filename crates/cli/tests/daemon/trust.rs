@@ -132,7 +132,7 @@ fn moved_store_is_served_again_when_back() {
         let none = lab.add("meanwhile").run().failed();
         assert!(none.out.contains("there is no store") || none.out.contains("no store"), "{none:?}");
         lab.del("meanwhile").ok();
-        assert!(!lab.store.exists(), "somebody has made a store");
+        assert!(!lab.store.exists(), "a store was created");
         fs::rename(&aside, &lab.store).unwrap();
         serves_again(&lab, "later", patient(PATIENCE / 6));
         // Another store is put in its place.

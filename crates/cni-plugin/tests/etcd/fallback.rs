@@ -5,7 +5,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use crate::kills::nobody_shares;
+use crate::kills::values_stay_unique;
 use crate::lab::Lab;
 use crate::process::{Call, Outcome};
 use crate::round_trips::asks;
@@ -33,7 +33,7 @@ fn fallback_costs_no_query_when_pool_is_full() {
     for number in 6..10 {
         let call = Call::new("ADD", &format!("c{number}"), &conf);
         assert_eq!(asks(&lab, &call), (2, 0), "ADD {number} with a full pool");
-        assert_eq!(asks(&lab, &call), (1, 0), "the same again writes nothing");
+        assert_eq!(asks(&lab, &call), (1, 0), "a repeated ADD writes nothing");
     }
     assert_eq!(asks(&lab, &Call::new("DEL", "c9", &conf)), (2, 0), "DEL");
     // A pool that was full may have a free address again: the large pool is full now, and the small one is used.
@@ -76,7 +76,7 @@ fn fallback_leaves_both_pools_whole_when_callers_are_killed() {
     lab.pool("one", "10.81.0.0/29");
     lab.pool("two", "10.82.0.0/29");
     let conf = conf(&lab, json!({"ipv4_pools": ["one", "two"]}));
-    nobody_shares(&conf, Outcome::address);
+    values_stay_unique(&conf, Outcome::address);
     lab.nothing_is_left();
     let mut given = BTreeSet::new();
     for number in 0..10 {

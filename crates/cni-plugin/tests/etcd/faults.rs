@@ -43,7 +43,7 @@ fn etcd_fault_when_dead() {
     for call in [lab.add("c1"), lab.del("c0")] {
         let (code, text) = refused(&in_time(&call), &lab);
         assert_eq!(code, 11, "{text}");
-        assert!(text.contains("nobody answers there: check the address, and that etcd runs"), "{text}");
+        assert!(text.contains("no server answers there: check the address, and that etcd runs"), "{text}");
         assert!(!text.contains(MAY_HAVE_HAPPENED), "{text}");
     }
     lab.etcd().run().unwrap();

@@ -10,7 +10,7 @@ fn unfinished_import_refuses_calls() {
     let lab = Lab::start();
     lab.add("c1").ok();
     lab.put("/margay/v1/migration", MARK);
-    for call in [lab.add("c2"), lab.del("c1"), lab.del("nobody")] {
+    for call in [lab.add("c2"), lab.del("c1"), lab.del("unknown")] {
         let refusal = call.run().refusal();
         assert_eq!(refusal.says(&["not finished", "margay migrate sled:///a etcd://b:1"]).code, 11);
     }

@@ -72,7 +72,11 @@ fn lost_reply_is_told_and_found_again() {
     let books = lab.books();
     assert_eq!(books.count_of("net1.c1"), 1, "it has happened");
     let outcome = add.ok();
-    assert_eq!(books.held.get(&outcome.address()).map(String::as_str), Some("net1.c1"), "the same address again");
+    assert_eq!(
+        books.held.get(&outcome.address()).map(String::as_str),
+        Some("net1.c1"),
+        "a repeated ADD gets the same address"
+    );
     for container in ["c0", "c1"] {
         lab.del(container).ok();
     }

@@ -1,8 +1,8 @@
 //! Tests of the real program on a real etcd, including the failures between the two.
 //!
 //! Needs `etcd` and root (for `/run/margay` and a mount). Without them the tests fail and name the missing part.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-#![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 
 mod borrowing;
 mod cluster;

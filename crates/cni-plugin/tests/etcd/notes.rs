@@ -66,9 +66,9 @@ fn notes_let_del_repeat_while_no_endpoint_answers() {
     let _in = runtime.enter();
     let lab = Lab::start();
     let store = broken_off(&lab, "notes-2");
-    let mut nobody = lab.conf_at(&["http://127.0.0.1:1".to_owned()]);
-    nobody["datastore_timeout"] = 1.into();
-    let refusal = Call::new("DEL", "notes-2", &nobody).run().refusal();
+    let mut unreachable = lab.conf_at(&["http://127.0.0.1:1".to_owned()]);
+    unreachable["datastore_timeout"] = 1.into();
+    let refusal = Call::new("DEL", "notes-2", &unreachable).run().refusal();
     assert_eq!(refusal.says(&["http://127.0.0.1:1"]).code, 11, "{refusal:?}");
     assert_eq!(notes_about(&store).len(), 1);
     for container in ["notes-2", BEFORE] {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::kills::nobody_shares;
+use crate::kills::values_stay_unique;
 use crate::lab::Lab;
 use crate::prefix_pools::{pool, prefix};
 use crate::process::Call;
@@ -32,7 +32,7 @@ fn prefix_costs_as_many_requests_as_address() {
 fn prefix_is_given_once_while_plugins_are_killed() {
     let lab = Lab::start();
     pool(&lab, "pods", "2001:db8::/60", 64);
-    nobody_shares(&conf(&lab), prefix);
+    values_stay_unique(&conf(&lab), prefix);
     assert!(lab.books().held.is_empty(), "{:?}", lab.books());
     lab.no_notes_are_left();
 }

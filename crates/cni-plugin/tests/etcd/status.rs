@@ -146,17 +146,17 @@ fn status_names_refused_key_until_right_is_granted() {
     let of_calico: &[_] = &[("/calico/", Readwrite)];
     let of_margay: &[_] = &[("/margay/", Readwrite)];
     let both: &[_] = &[("/calico/", Readwrite), ("/margay/", Readwrite)];
-    let nobody: &[_] = &[];
+    let no_rights: &[_] = &[];
     guard(
         &lab,
-        &[("reader", reader), ("calico", of_calico), ("margay", of_margay), ("both", both), ("nobody", nobody)],
+        &[("reader", reader), ("calico", of_calico), ("margay", of_margay), ("both", both), ("stranger", no_rights)],
     );
     ready(&lab, Some("both"));
     let refused = [
         ("reader", "it may not write /calico/ipam/v2/", "readwrite /calico/"),
         ("calico", "it may not read /margay/v1/", "readwrite /margay/"),
         ("margay", "it may not read /calico/", "readwrite /calico/"),
-        ("nobody", "it may not read /", "readwrite /"),
+        ("stranger", "it may not read /", "readwrite /"),
     ];
     for (user, key, command) in refused {
         let texts =

@@ -1,5 +1,5 @@
 //! Tests of the whole plugin, as a function with an allocator of prepared answers, and as a process.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
 mod garbage;

@@ -10,8 +10,8 @@
 //!
 //! `MARGAY_POWER_SEED` and `MARGAY_POWER_ROUNDS` choose other cuts and their number; `make torture MODE=power` sets
 //! them. The tests run the program that cargo has built; `MARGAY_RELEASE_PLUGIN` names another program.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-#![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 
 mod api;
 mod sweep;

@@ -3,7 +3,7 @@
 //!
 //! A machine is a set of namespaces with its own folders, so the host stays unchanged. A reboot does what it does on a
 //! host: all processes, the network and everything in memory are gone, and the disk stays.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod containerd;
 mod cri;

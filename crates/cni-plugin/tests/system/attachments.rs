@@ -29,7 +29,7 @@ fn attachment_has_one_address_until_del() {
             let conf = lab.conf_of(plugin);
             let add = Call::new("ADD", "c1", &conf);
             let first = add.ok();
-            assert_eq!(add.ok().stdout, first.stdout, "the same attachment again");
+            assert_eq!(add.ok().stdout, first.stdout, "a repeated ADD gets another result");
             let second = add.clone().on("eth1").ok();
             assert_ne!(second.address(), first.address(), "another interface");
             let other = Call::new("ADD", "c1", &named(conf.clone(), "net2")).ok();
@@ -99,7 +99,7 @@ fn wanted_addresses_on_bridge() {
         let lab = Lab::with_pool(engine, "10.2.0.0/24");
         let first = wanting(lab.add("c1"), "10.2.0.77");
         assert_eq!(first.ok().cidrs(), ["10.2.0.77/24"]);
-        assert_eq!(first.ok().cidrs(), ["10.2.0.77/24"], "the same again");
+        assert_eq!(first.ok().cidrs(), ["10.2.0.77/24"], "a repeated ADD gets another address");
         wanting(lab.add("c2"), "10.2.0.77").run().refusal().says(&[
             "10.2.0.77",
             "already assigned",

@@ -31,7 +31,7 @@ fn check_fails_only_when_address_is_free_or_of_another() {
 
 #[test]
 fn check_is_retried_later_when_store_is_unreachable() {
-    assert!(nix::unistd::geteuid().is_root(), "this test needs root, to become somebody else");
+    assert!(nix::unistd::geteuid().is_root(), "this test needs root, to run the plugin as another user");
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.4.0.0/24");
         let own = lab.add("c1").ok().address();

@@ -87,7 +87,7 @@ impl Clocked {
         self.ok("DEL", container, &self.conf);
     }
 
-    fn everybody_has_what_he_was_told(&self) {
+    fn records_match_reports(&self) {
         let recorded = self.lab.books().held;
         let reported: BTreeMap<IpAddr, String> =
             self.held.iter().map(|(container, ip)| (*ip, format!("net1.{container}"))).collect();
@@ -131,7 +131,7 @@ fn jumps(engine: Engine, seed: u64) {
             clocked.ok("CHECK", container, &after(&clocked.conf, &[format!("{ip}/28")]));
             clocked.ok("ADD", container, &clocked.conf);
         }
-        clocked.everybody_has_what_he_was_told();
+        clocked.records_match_reports();
     }
     while !clocked.held.is_empty() {
         clocked.del(&mut random);
@@ -141,7 +141,7 @@ fn jumps(engine: Engine, seed: u64) {
         clocked.off += PATIENCE;
     }
     assert_eq!(clocked.held.len(), USABLE, "some addresses rest for ever");
-    clocked.everybody_has_what_he_was_told();
+    clocked.records_match_reports();
 }
 
 #[test]

@@ -51,11 +51,11 @@ fn kills_check_notices_caller_that_passes_holder() {
     let (_, holder, _) = world.holder(&life, &mut Random::new(SEED, 0)).unwrap();
     let before = head(&world.lab.store);
     let mut waiters = [("c".to_owned(), world.start("ADD", "c"))];
-    world.nobody_is_in(&mut waiters, &before).unwrap();
+    world.check_waiters_outside(&mut waiters, &before).unwrap();
     std::fs::remove_file(world.lab.store.join("queue")).unwrap();
     let mut passed = [("d".to_owned(), world.start("ADD", "d"))];
     let until = Instant::now() + patient(Duration::from_secs(20));
-    while world.nobody_is_in(&mut passed, &before).is_ok() {
+    while world.check_waiters_outside(&mut passed, &before).is_ok() {
         assert!(Instant::now() < until, "the check does not notice that d passes the holder");
         thread::sleep(Duration::from_millis(5));
     }

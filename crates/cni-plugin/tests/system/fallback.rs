@@ -7,7 +7,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use crate::hostlocal::{host_local, shape};
-use crate::kills::nobody_shares;
+use crate::kills::values_stay_unique;
 use crate::lab::{ENGINES, Engine, Lab};
 use crate::process::{Call, Outcome};
 
@@ -170,7 +170,7 @@ fn fallback_subnet_is_chosen_once_per_network() {
 fn killed(engine: Engine) {
     let lab = lab(engine);
     let conf = lab.conf_with("bridge", json!({"ipv4_pools": ["lab", "more"]}));
-    nobody_shares(&conf, Outcome::address);
+    values_stay_unique(&conf, Outcome::address);
     lab.nothing_is_left();
     let given: BTreeSet<String> = all(|container| Call::new("ADD", container, &conf))
         .iter()

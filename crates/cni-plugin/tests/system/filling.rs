@@ -40,7 +40,7 @@ fn unfinished_import_refuses_every_verb() {
         let newest = || fs::read(lab.store.join("head")).unwrap()[..8].to_vec();
         let before = newest();
         let check = Call::new("CHECK", "c1", &after(&lab.conf_of("bridge"), &[format!("{own}/24")]));
-        for call in [lab.add("c2"), lab.add("c1"), lab.del("c1"), lab.del("nobody"), check] {
+        for call in [lab.add("c2"), lab.add("c1"), lab.del("c1"), lab.del("unknown"), check] {
             assert_eq!(call.run().refusal().says(&["not finished", COMMAND]).code, 11);
         }
         let mut conf = lab.conf_of("bridge");

@@ -3,8 +3,8 @@
 //!
 //! The tests run the program that cargo has built; `MARGAY_RELEASE_PLUGIN` names another program, for example the
 //! installed one. A test that lacks a requirement (root, a mount, host-local) fails and names it.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-#![allow(clippy::print_stdout, reason = "seeds and numbers, for whoever reads the output of a test")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 
 mod attachments;
 mod check;

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::kills::nobody_shares;
+use crate::kills::values_stay_unique;
 use crate::lab::{ENGINES, Lab, after};
 use crate::prefix_pools::{pool, prefix};
 use crate::process::Call;
@@ -67,7 +67,7 @@ fn prefix_is_given_once_while_plugins_are_killed() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         pool(&lab, "pods", "2001:db8::/60", 64);
-        nobody_shares(&conf(&lab, json!({})), prefix);
+        values_stay_unique(&conf(&lab, json!({})), prefix);
         assert!(lab.books().held.is_empty(), "{:?}", lab.books());
     }
 }

@@ -101,7 +101,7 @@ fn probe_on_silent_wire_and_unusable_interface() {
         let mut conf = conf(&lab, &wire, &json!({"subnet": "10.251.3.0/24"}));
         let begun = Instant::now();
         Call::new("ADD", "c1", &conf).ok();
-        assert!(begun.elapsed() > Duration::from_millis(200), "nobody was asked");
+        assert!(begun.elapsed() > Duration::from_millis(200), "the address was not probed");
         assert!(begun.elapsed() < patient(LONG), "{:?}", begun.elapsed());
         assert!(quarantine(&lab).is_empty());
         for (interface, why) in [("no-such0", "there is no interface no-such0"), ("lo", "not an Ethernet one")] {

@@ -14,8 +14,8 @@ use crate::process::{Call, Outcome};
 use testkit::programs::plugin;
 
 const SUBNET: &str = "10.3.0.0/24";
-/// The user `nobody`.
-const NOBODY: u32 = 65534;
+/// The user ID of an unprivileged user.
+const UNPRIVILEGED: u32 = 65534;
 
 fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
@@ -90,7 +90,7 @@ fn store_belongs_to_another_user() {
                 let call = Call::new(verb, "c1", conf).by(&program_copy);
                 let mut command = call.command();
                 if is_root {
-                    command.uid(NOBODY).gid(NOBODY);
+                    command.uid(UNPRIVILEGED).gid(UNPRIVILEGED);
                 }
                 call.run_as(command).refusal().says(&["no permission", "root", lab.store.to_str().unwrap()]);
             }
@@ -104,7 +104,7 @@ fn store_belongs_to_another_user() {
 fn store_path_is_file() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
-        fs::write(&lab.store, "somebody's").unwrap();
+        fs::write(&lab.store, "foreign").unwrap();
         for store in [lab.store.clone(), lab.store.join("below")] {
             for ipam in [json!({}), json!({ "subnet": SUBNET })] {
                 let conf = embedded_conf(engine, &store, "bridge", ipam);
@@ -113,7 +113,7 @@ fn store_path_is_file() {
                 }
             }
         }
-        assert_eq!(fs::read_to_string(&lab.store).unwrap(), "somebody's");
+        assert_eq!(fs::read_to_string(&lab.store).unwrap(), "foreign");
     }
 }
 
@@ -122,7 +122,7 @@ fn store_folder_has_something_else() {
     for engine in ENGINES {
         let lab = Lab::new(engine);
         fs::create_dir(&lab.store).unwrap();
-        fs::write(lab.store.join("thesis.tex"), "somebody's").unwrap();
+        fs::write(lab.store.join("thesis.tex"), "foreign").unwrap();
         let before = content(&lab.store);
         let conf = lab.conf_with("bridge", json!({ "subnet": SUBNET }));
         Call::new("ADD", "c1", &conf).run().refusal().says(&["thesis.tex", "no store"]);

@@ -12,8 +12,8 @@ fn unread_result_stays_committed_until_del() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.4.0.0/24");
         let full = || Stdio::from(OpenOptions::new().write(true).open("/dev/full").unwrap());
-        let nobody = || Stdio::from(std::io::pipe().unwrap().1);
-        let outputs: [(&str, &dyn Fn() -> Stdio); 2] = [("full", &full), ("unread", &nobody)];
+        let unread = || Stdio::from(std::io::pipe().unwrap().1);
+        let outputs: [(&str, &dyn Fn() -> Stdio); 2] = [("full", &full), ("unread", &unread)];
         for (container, output) in outputs {
             let add = lab.add(container);
             let mut command = add.command();

@@ -134,7 +134,7 @@ impl<'a> Caller<'a> {
         self.shared.take(held.ip, &Self::who(&held));
         self.shared.adds.fetch_add(1, Ordering::Relaxed);
         if self.random.once_in(5) {
-            assert_eq!(Self::ok(&add).address(), held.ip, "the same attachment again");
+            assert_eq!(Self::ok(&add).address(), held.ip, "a repeated ADD gets another result");
         }
         self.held.push(held);
     }
@@ -241,7 +241,7 @@ fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Sh
     let books = lab.books();
     let by_books: Vec<_> = books.held.keys().copied().collect();
     let by_answers: Vec<_> = shared.held().keys().copied().collect();
-    assert_eq!(by_books, by_answers, "what is recorded is what was answered");
+    assert_eq!(by_books, by_answers, "the store and the answers differ");
     for (number, held) in left {
         let mut caller = Caller::new(number, &lab, &shared);
         caller.held.push(held);

@@ -100,13 +100,13 @@ fn exceptions_are_of_the_recording() {
     }
     for exception in EXCEPTIONS.iter().filter(|exception| exception.case != EACH) {
         assert!(exception.reason.len() > 10, "{exception} has no reason");
-        let steps = &case(exception.case).unwrap_or_else(|| panic!("{exception}: there is no such case")).steps;
+        let steps = &case(exception.case).unwrap_or_else(|| panic!("{exception}: the case does not exist")).steps;
         let (first, last) = match exception.steps {
             Steps::All => (1, steps.len()),
             Steps::One(step) => (step, step),
             Steps::From(first) => (first, steps.len()),
         };
-        assert!(first <= last && last <= steps.len(), "{exception}: there is no such step");
+        assert!(first <= last && last <= steps.len(), "{exception}: the step does not exist");
         let changes = |number: usize| {
             let step = &steps[number - 1];
             let state = json!({"etcd": {}, "host": {}, "host_local_files": {}, "netns": {}});

@@ -4,7 +4,7 @@
 //!
 //! A test is named `store/mode/case`, e.g. `etcd/child/plain`: `cargo test --profile ci -p margay-cni-plugin --test
 //! wired -- etcd/child/plain`. `harness/` has the tests of the tests.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod books;
 mod call;

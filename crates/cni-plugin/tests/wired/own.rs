@@ -325,7 +325,7 @@ fn nat_outgoing(stage: &mut Stage) {
     };
     let first = add(stage, "c1", "a");
     shell("! ip netns exec a ping -c 1 -W 1 192.0.2.2");
-    assert_eq!(forwarding(), "0", "nobody has asked for the world");
+    assert_eq!(forwarding(), "0", "natOutgoing is not set yet");
 
     set_nat_outgoing(stage, true);
     Place::add_netns("b");

@@ -123,11 +123,11 @@ fn events_release_and_assign_sticky_address_once_each() {
 
 #[test]
 fn events_show_block_changing_owner() {
-    let (a, b, nobody) = (block(Some("a")), block(Some("b")), block(None));
+    let (a, b, unowned) = (block(Some("a")), block(Some("b")), block(None));
     let claimed = BlockEventKind::Claimed { owner: Owner::host("b"), former: Some(Owner::host("a")), at: Some(NOW) };
     assert_eq!(between(Some(&a), Some(&b)), [claimed]);
-    assert_eq!(between(Some(&a), Some(&nobody)), [BlockEventKind::GivenUp { owner: Owner::host("a") }]);
-    assert_eq!(between(Some(&nobody), None), []);
+    assert_eq!(between(Some(&a), Some(&unowned)), [BlockEventKind::GivenUp { owner: Owner::host("a") }]);
+    assert_eq!(between(Some(&unowned), None), []);
 }
 
 #[test]
@@ -233,7 +233,9 @@ impl Replayed {
             BlockEventKind::CooldownOver { address } => assert!(self.resting.remove(&address)),
             BlockEventKind::Claimed { owner, former, .. } => assert_eq!(self.owner.replace(owner), former),
             BlockEventKind::GivenUp { owner } => assert_eq!(self.owner.take(), Some(owner)),
-            BlockEventKind::Affinity { .. } | BlockEventKind::Damaged => panic!("blocks alone tell no such thing"),
+            BlockEventKind::Affinity { .. } | BlockEventKind::Damaged => {
+                panic!("a list of blocks yields no events of affinities or damage")
+            }
         }
     }
 }

@@ -133,8 +133,10 @@ impl BlockFacts {
         if let Some(about) = about {
             is_own = about.owner.as_ref() == Some(owner);
             about.has_affinity |= is_own;
-            let of = about.owner.as_ref().map_or("nobody's".to_owned(), |owner| format!("of {owner}"));
-            whose = format!("the block is {of}");
+            whose = match &about.owner {
+                Some(other) => format!("the block is of {other}"),
+                None => "the block has no owner".to_owned(),
+            };
         }
         let (code, what) = match Affinity::decode(&kv.key, kv.value.as_bytes()).map(|affinity| affinity.state()) {
             Err(error) => (Code::UnreadableAffinity, error.reason().to_owned()),

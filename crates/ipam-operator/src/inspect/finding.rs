@@ -283,7 +283,7 @@ codes! {
         "confirms the affinity, or deletes it if the block is not the owner's";
     UnreadableAffinity = "AFF-05", Problem, "What is stored as an affinity cannot be read.", "",
         "writes the affinity anew, or deletes it if the block is not the owner's";
-    AffinityOfOther = "AFF-06", Problem, "An affinity is to a block that is somebody else's, or nobody's.", "",
+    AffinityOfOther = "AFF-06", Problem, "An affinity is to a block that has another owner, or none.", "",
         "deletes the affinity";
     AffinityOfOtherSize = "AFF-07", Problem, "An affinity is to a block that is not there, of another size than its pool's blocks: Calico could make it over other blocks.",
         "", "deletes the affinity";
@@ -293,7 +293,7 @@ codes! {
     AddressTwice = "ALC-03", Problem, "An address is assigned in two blocks that overlap.",
         "find out who uses it, then end the other container", "";
     NoHandle = "ALC-04", Information, "Addresses are held without a handle, so that no DEL finds them.",
-        "release each when nobody uses it: margay ipam release --ip", "";
+        "release each that no container uses: margay ipam release --ip", "";
     HolderGone = "ALC-05", Problem, "Addresses are held for a node that is not registered any more.",
         "if the node is gone for good: check with --report, then margay ipam release --from-report", "";
     CalicosNames = "ALC-06", Problem, "Addresses of networks that are not Calico's carry Calico's names of node and pod, so that Calico's kube-controllers releases them.",
@@ -306,16 +306,16 @@ codes! {
         "restore it from a backup", "";
     BlockOutsidePools = "BLK-03", Problem, "A block is in no pool.",
         "make a pool for it again, or release its addresses", "deletes the empty block";
-    BlockOfOtherSize = "BLK-04", Problem, "A block does not have the size of its pool's blocks, so that nobody looks for it.",
-        "release its addresses when nobody uses them", "deletes the empty block";
+    BlockOfOtherSize = "BLK-04", Problem, "A block does not have the size of its pool's blocks, so that lookups do not find it.",
+        "release its addresses when no container uses them", "deletes the empty block";
     OverlappingBlocks = "BLK-05", Problem, "Two blocks have addresses in common, which could be assigned twice.",
         "end the containers in one of them, then check again", "";
     OwnerWithoutAffinity = "BLK-06", Problem, "A block names an owner that has no affinity to it.", "", "writes the affinity";
     OwnerGone = "BLK-07", Problem, "A block's owner is a node that is not registered any more.",
         "if the node is gone for good, release its addresses", "releases the empty block";
-    EmptyBlock = "BLK-08", Problem, "A block is empty and nobody's.", "", "deletes the block";
-    OddOwner = "BLK-09", Problem, "A block's owner is neither a node nor a virtual one, so that nobody can be it.", "",
-        "makes the block nobody's";
+    EmptyBlock = "BLK-08", Problem, "A block is empty and has no owner.", "", "deletes the block";
+    OddOwner = "BLK-09", Problem, "A block's owner is neither a node nor a virtual one, so that no node has the block as its own.", "",
+        "removes the owner from the block";
     SecondaryOfNode = "BLK-10", Problem, "A block of networks that are not Calico's is a node's own, so that Calico's routing drops what is sent there.",
         "start a container on each of its networks on that node, then check again", "makes it the block of the node's secondary networks";
     MixedBlock = "BLK-11", Problem, "A node's own block has addresses of Calico's networks and of others, to which Calico's routing drops what is sent.",
@@ -337,7 +337,7 @@ codes! {
         "writes it anew from what the blocks hold";
     EmptyHandle = "HND-06", Problem, "A handle counts no address at all.", "", "deletes the handle";
     UnknownKey = "KEY-01", Problem, "A key below /calico/ipam/v2/ is none that IPAM knows.",
-        "delete it if nobody needs it", "";
+        "delete it if no other program needs it", "";
     NetworksOverlap = "NET-01", Problem, "Two networks of this machine assign the same addresses from two stores.",
         "give one of them another subnet, or both the same store", "";
     RouteOverlaps = "NET-02", Information, "A route of this machine that is not the pool's own leads addresses of the pool elsewhere.",
@@ -349,7 +349,7 @@ codes! {
     BrokenPool = "POL-02", Problem, "A pool has blocks of a size that cannot be.", "delete it and make it again", "";
     PoolsOverlap = "POL-03", Problem, "Two pools have addresses in common, which could be assigned twice.",
         "delete one of them", "";
-    BrokenSelector = "POL-04", Problem, "A selector of a pool cannot be read, so that the pool serves nobody.",
+    BrokenSelector = "POL-04", Problem, "A selector of a pool cannot be read, so that no request gets addresses from the pool.",
         "write the selector anew", "";
     UnmanageablePool = "POL-05", Problem, "Settings of a pool do not go together, so that Calico's tools and margay apply refuse each change of it.",
         "change them with: margay get ippool NAME -o yaml >FILE, an editor, and margay apply -f FILE",

@@ -216,7 +216,7 @@ impl Inspector {
     fn find_owner(&mut self, block: &Block, owner: Option<&Owner>, is_gone: bool, is_sound: bool) {
         let is_empty = is_sound && block.is_empty();
         let (code, what, mendable) = match owner {
-            None if is_empty => (Code::EmptyBlock, "nobody owns it, and no address of it is held".to_owned(), true),
+            None if is_empty => (Code::EmptyBlock, "it has no owner, and no address of it is held".to_owned(), true),
             Some(owner) if is_gone => (Code::OwnerGone, format!("{owner} is not registered"), is_empty),
             Some(Owner::Other(text)) => (Code::OddOwner, format!("its owner is {text:?}"), is_sound),
             Some(Owner::Host(name) | Owner::Virtual(name)) if name.is_empty() => {

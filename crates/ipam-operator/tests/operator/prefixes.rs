@@ -38,7 +38,7 @@ async fn node_keeps_its_prefix() {
     let other = operator.assign_node_prefix("p", "b", soon()).await.unwrap();
     assert!(other.is_new && other.prefix != first.prefix);
     world.check().await;
-    let error = operator.assign_node_prefix("p", "nobody", soon()).await.unwrap_err();
+    let error = operator.assign_node_prefix("p", "unknown", soon()).await.unwrap_err();
     assert!(matches!(error, Error::UnknownNode(_)), "{error}");
     assert!(operator.assign_node_prefix("q", "a", soon()).await.unwrap_err().to_string().contains("pool q"));
     world.add_pool("v6", "fd00::/120").await;

@@ -266,7 +266,7 @@ async fn secondary_blocks_are_found_by_check_and_moved_by_repair() {
     enter_calico(&world).await;
     let unknown = world.operator().inspect(AddressReporting::Findings, soon()).await.unwrap();
     let reported: Vec<_> = unknown.findings.iter().map(|one| (one.code, one.mendable)).collect();
-    assert_eq!(reported, [(Code::SecondaryOfNode, false)], "nobody knows yet that macvlan is not Calico's");
+    assert_eq!(reported, [(Code::SecondaryOfNode, false)], "it is not known yet that macvlan is not Calico's");
     world.assign(&secondary("a", "c2")).await.unwrap();
     let found = world.operator().inspect(AddressReporting::Findings, soon()).await.unwrap();
     let reported: Vec<_> = found.findings.iter().map(|one| (one.code, one.mendable)).collect();

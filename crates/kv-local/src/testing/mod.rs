@@ -20,7 +20,7 @@
 //!
 //! The crate `conformance` tests a whole store on the engine.
 
-#![allow(clippy::unwrap_used, reason = "a trial that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a failed run panics")]
 
 mod opening;
 

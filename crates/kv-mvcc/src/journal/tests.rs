@@ -245,7 +245,7 @@ fn journal_keeps_acknowledged_and_seen_after_power_cuts() {
             };
             if random.bool() {
                 disk = disk.cut_power(&mut random);
-                assert!(rows(&disk.open().unwrap()) == seen, "seed {seed}: what was seen is gone");
+                assert!(rows(&disk.open().unwrap()) == seen, "seed {seed}: rows that were read are gone");
             }
         }
         assert!(done > 3, "seed {seed}: {done} commits in all");

@@ -117,7 +117,7 @@ async fn damage_is_error_and_not_gap_when_history_is_lost() {
     assert_eq!(*last.unwrap_err().kind(), ErrorKind::Corrupt);
     let past = RangeRequest::new(Range::All).with_at(Revision::new(3));
     assert_eq!(*store.range(past).await.unwrap_err().kind(), ErrorKind::Corrupt);
-    assert!(store.get("a").await.unwrap().is_some(), "what is live can still be read");
+    assert!(store.get("a").await.unwrap().is_some(), "a live key cannot be read");
 }
 
 #[tokio::test]

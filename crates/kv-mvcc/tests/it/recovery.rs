@@ -158,7 +158,7 @@ async fn group_has_no_trace_of_member_that_failed_halfway() {
     assert_eq!(found, expected.map(|(key, revision, version)| (key.to_owned(), revision, version)));
     assert_eq!(store.get("good").await.unwrap().unwrap().value, "1".into());
     store.close().await.unwrap();
-    assert_eq!(count(&table.inner, b'v'), 3, "of good, g0 and g1; nothing of what failed");
+    assert_eq!(count(&table.inner, b'v'), 3, "the values of good, g0 and g1; none of the failed write");
     // The counts and sums match the remaining rows.
     assert_eq!(table.store(Options::default()).status().live, 3);
 }

@@ -227,7 +227,7 @@ async fn retention_compaction_takes_everything() {
     }
     store.compact(Revision::new(3001)).await.unwrap();
     assert_eq!(count(&table, b'l'), 1);
-    assert_eq!(count(&table, b'v'), 8, "of seven live values and the one that the last change superseded");
+    assert_eq!(count(&table, b'v'), 8, "seven live values and the value before the last change");
     assert_eq!(store.verify().await.unwrap().live, 7);
     assert_eq!(store.list(Range::All).await.unwrap().kvs.len(), 7);
 }

@@ -1,5 +1,5 @@
 //! Transactions on the in-memory store, with and without faults.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod hints;
 mod settling;

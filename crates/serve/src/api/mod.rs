@@ -159,7 +159,7 @@ impl ListenAddress {
         }
         if !addresses.iter().all(|address| is_loopback(address.ip())) {
             return Err(
-                "without TLS everybody who reaches it could change the store: use https://, or http:// on loopback",
+                "without TLS every client that reaches it could change the store: use https://, or http:// on loopback",
             );
         }
         if !options.insecure_loopback {

@@ -1,6 +1,6 @@
 //! Example stores, and a daemon's HTTP side that shows them.
 #![allow(dead_code, reason = "each test program uses a part of this")]
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 pub(crate) mod browser;
 pub(crate) mod client;

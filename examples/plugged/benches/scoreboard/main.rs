@@ -1,7 +1,7 @@
 //! Compares the stores: which rules each keeps, how long a durable commit and an opening take, and the results of
 //! torture, kills and power cuts. `make scoreboard` puts the printed page into the book.
-#![allow(clippy::unwrap_used, reason = "a measurement that cannot go on fails")]
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the page, and how far it is")]
+#![allow(clippy::unwrap_used, reason = "a failed measurement panics")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints the page and its progress")]
 
 #[path = "../../tests/support/tested.rs"]
 #[allow(dead_code, reason = "shared with the tests")]

@@ -1,6 +1,6 @@
 //! Runs the sessions of the book with a plugged store instead of sled and redb.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
-#![allow(dead_code, reason = "the modules are the command's own tests' as well, which use more of them")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(dead_code, reason = "shared with the tests of the command, which use more of it")]
 
 #[path = "../../../../crates/cli/tests/command/book/mod.rs"]
 mod book;

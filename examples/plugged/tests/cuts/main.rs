@@ -1,5 +1,5 @@
 //! Power cuts under the plugin and the daemon, on a plugged store.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../support/tested.rs"]
 #[allow(dead_code, reason = "shared with the other test programs")]

@@ -194,7 +194,7 @@ impl Block {
         match self.owner() {
             Some(other) if other == *owner => Ok(()),
             Some(_) => Err(NotOwner::Other),
-            None => Err(NotOwner::Nobody(self.cidr())),
+            None => Err(NotOwner::Unowned(self.cidr())),
         }
     }
 
@@ -633,7 +633,7 @@ pub enum NotOwner {
     Other,
     /// The block has no owner.
     #[error("Attempt to assign from block {0} with no affinity")]
-    Nobody(IpNet),
+    Unowned(IpNet),
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ pub enum ExpectedOwner {
     #[default]
     Anyone,
     /// No owner: there are no attributes of this kind.
-    Nobody,
+    None,
     /// This pod, according to the attributes `namespace` and `pod`.
     Pod {
         /// The pod's namespace.
@@ -30,14 +30,14 @@ impl ExpectedOwner {
     fn pod(&self) -> (&str, &str) {
         match self {
             Self::Pod { namespace, name } => (namespace, name),
-            Self::Anyone | Self::Nobody => ("", ""),
+            Self::Anyone | Self::None => ("", ""),
         }
     }
 
     fn is_met(&self, attributes: &BTreeMap<String, String>) -> bool {
         match self {
             Self::Anyone => true,
-            Self::Nobody => attributes.is_empty(),
+            Self::None => attributes.is_empty(),
             Self::Pod { namespace, name } => {
                 attributes.get(NAMESPACE) == Some(namespace) && attributes.get(POD) == Some(name)
             }
@@ -247,7 +247,7 @@ mod tests {
              pod= namespace="
         );
         let refusal = block
-            .set_owners(first, "h", &active(OwnerChange::to(pod("b")).if_owned_by(ExpectedOwner::Nobody)))
+            .set_owners(first, "h", &active(OwnerChange::to(pod("b")).if_owned_by(ExpectedOwner::None)))
             .unwrap_err();
         assert_eq!(
             refusal.to_string(),
@@ -256,7 +256,7 @@ mod tests {
         );
         assert_eq!(block, before);
         assert_eq!(
-            block.set_owners(first, "h", &alternate(OwnerChange::to(pod("b")).if_owned_by(ExpectedOwner::Nobody))),
+            block.set_owners(first, "h", &alternate(OwnerChange::to(pod("b")).if_owned_by(ExpectedOwner::None))),
             Ok(true)
         );
     }

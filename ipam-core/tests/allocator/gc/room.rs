@@ -27,7 +27,7 @@ async fn room_comes_from_leftovers_in_same_commit() {
     assert_eq!(machine.asked.load(SeqCst), 1);
     assert!(old[2..].contains(&given));
     let left: BTreeSet<IpAddr> = held(&world).await.into_keys().collect();
-    assert_eq!(left, [old[0], old[1], given].into(), "what is live stays");
+    assert_eq!(left, [old[0], old[1], given].into(), "a live address was freed");
     world.check().await;
     // Now the pool has room, and the liveness source is not asked.
     give(&with_liveness, "another", THIS_BOOT, 100).await;
@@ -47,7 +47,7 @@ async fn room_fails_and_writes_nothing_without_leftovers_or_scan() {
     let before = revision(&world).await;
     let refused = with_liveness.assign(&request("new", THIS_BOOT, 50)).await.unwrap_err();
     assert!(matches!(refused, Error::Exhausted { .. }), "{refused}");
-    assert_eq!(machine.asked.load(SeqCst), 0, "nobody is left over, so nobody is asked");
+    assert_eq!(machine.asked.load(SeqCst), 0, "no address is a leftover, so no scan runs");
 
     // In the next boot all addresses may be leftovers, but the scan is incomplete, or all addresses are live.
     for machine in [Machine::blind(), Machine::with(&given)] {
@@ -56,9 +56,9 @@ async fn room_fails_and_writes_nothing_without_leftovers_or_scan() {
         assert!(matches!(refused, Error::Exhausted { .. }), "{refused}");
         assert_eq!(machine.asked.load(SeqCst), 1);
     }
-    let mut nobody_knows = request("new", THIS_BOOT, 50);
-    nobody_knows.attachment.boot = None;
-    assert!(with_liveness.assign(&nobody_knows).await.is_err());
+    let mut without_boot = request("new", THIS_BOOT, 50);
+    without_boot.attachment.boot = None;
+    assert!(with_liveness.assign(&without_boot).await.is_err());
     assert_eq!(revision(&world).await, before);
     world.check().await;
 }

@@ -113,7 +113,7 @@ impl Ground {
     }
 
     pub(super) async fn pool(&self, pool: NewPool) -> Outcome<Pool> {
-        Ok(self.host("nobody")?.ipam.create_pool(&pool, None, soon()).await?)
+        Ok(self.host("setup")?.ipam.create_pool(&pool, None, soon()).await?)
     }
 
     /// An allocator like the plugin's, except for its files: hints are kept in memory and pending commits are not

@@ -44,7 +44,7 @@ pub fn damaged_file(data: &[u8]) {
 
 fn complain(what: &str, wrong: &str) {
     // The panic hook may be silent.
-    #[expect(clippy::print_stderr, reason = "says what is wrong before the process ends")]
+    #[expect(clippy::print_stderr, reason = "prints the error before the process exits")]
     {
         eprintln!("{what}: {wrong}");
     }

@@ -4,7 +4,7 @@
 //! folder above, run the targets on generated inputs. `tests/seeds.rs` runs them on `tools/fuzz/seeds`, so that every
 //! target stays working.
 
-#![allow(clippy::unwrap_used, reason = "a panic is how a target says that something is wrong")]
+#![allow(clippy::unwrap_used, reason = "a fuzz target reports errors by panicking")]
 
 mod args;
 mod block;

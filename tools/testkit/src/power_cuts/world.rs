@@ -191,7 +191,7 @@ fn scan(left: &Lab, ledger: &mut Ledger) -> Result<Vec<(&'static str, u64)>, Str
         return Err(format!("an ADD fails: {after:?}"));
     }
     if ledger.has_any(&after.addresses()) {
-        return Err(format!("an ADD was told {:?}, which somebody has", after.addresses()));
+        return Err(format!("an ADD was told {:?}, which another container has", after.addresses()));
     }
     check(left)?;
     let mut recorded: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();

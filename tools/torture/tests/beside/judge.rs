@@ -134,7 +134,7 @@ impl Judge {
                 return Err(format!("{cidr}: {flaw}: {new:?}"));
             }
             if new.is_empty() && new.affinity.is_none() {
-                return Err(format!("{cidr} is empty and nobody's"));
+                return Err(format!("{cidr} is empty and has no owner"));
             }
             if let Some(old) = old
                 && new.sequence_number != old.sequence_number + 1

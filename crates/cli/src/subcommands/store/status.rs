@@ -110,7 +110,7 @@ impl StoreStatus {
             id: peek.id.map(|id| id.to_string()),
             bytes: peek.bytes,
             holder: match peek.holder {
-                LockHolder::Nobody => None,
+                LockHolder::None => None,
                 LockHolder::Process(process) => Some(process),
                 LockHolder::Unseen => Some("a process that only root can see".to_owned()),
             },

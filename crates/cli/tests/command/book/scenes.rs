@@ -105,7 +105,7 @@ pub(crate) fn happen(scene: &str, machine: &mut Machine) {
             machine.do_all(&["margay pool create lab 10.88.0.0/24"]);
             machine.meanwhile(containers_come_and_go);
         }
-        "somebody has the store" => machine.hold(redb()),
+        "another process has the store" => machine.hold(redb()),
         "one of them is used again" => {
             machine.put("gone.yaml", NODE.replace("node1", "gone"));
             machine.do_all(&["margay apply -f gone.yaml"]);

@@ -24,7 +24,7 @@ fn move_keeps_container_addresses_when_machine_is_renamed() {
         assert_eq!((&done["applied"], &done["pinned"]), (&json!(true), &json!(true)));
         assert_eq!((held(at, "new").len(), held(at, "old").len()), (2, 0));
         in_order(at);
-        assert_eq!(give(at, "new", "c1"), one, "the same again gets the same");
+        assert_eq!(give(at, "new", "c1"), one, "a repeated ADD gets the same address");
         assert_eq!(release(at, "new", "c2"), [two]);
         let again = lab.margay("gc --node old --move-to new --apply").answer();
         assert!(again.starts_with("node old has nothing in the store\nthose that have: new\n"), "{again}");

@@ -126,7 +126,7 @@ fn document_change_keeps_what_document_cannot_say() {
         let revision = |lab: &Lab| lab.margay("get pools -o json").json()["metadata"]["resourceVersion"].clone();
         let before = revision(&lab);
         assert_eq!(with_file(&lab, "replace", &shown).answer(), "Successfully replaced 1 'IPPool' resource(s)\n");
-        assert_eq!(revision(&lab), before, "what is the same is not written");
+        assert_eq!(revision(&lab), before, "an unchanged document was written");
         let slip =
             with_file(&lab, "apply", &document("IPPool", "old", "  cidr: 10.1.0.0/16\n  blocksize: 28\n")).failure();
         assert!(slip.contains("unknown field \"spec.blocksize\""), "{slip}");

@@ -96,7 +96,11 @@ fn endpoint_is_shown_whole() {
         let places = order.map(|field| shown.find(field).unwrap());
         assert!(places.is_sorted(), "{shown}");
         let shown: Value = serde_json::from_str(&shown).unwrap();
-        assert_eq!((&shown["later"], &shown["spec"]["newer"]), (&json!({"a": 1}), &json!([1])), "what nobody knows");
+        assert_eq!(
+            (&shown["later"], &shown["spec"]["newer"]),
+            (&json!({"a": 1}), &json!([1])),
+            "unknown fields are lost"
+        );
         assert!(shown["metadata"]["resourceVersion"].is_string(), "{shown}");
         let yaml = lab.margay("get wep node1-cni-c1-eth0 --export -o yaml").answer();
         assert!(yaml.contains("\nmetadata:\n  name: node1-cni-c1-eth0\nspec:\n  containerID: c1\n"), "{yaml}");

@@ -50,7 +50,7 @@ fn take_over_from_host_local_and_back() {
 
         // Releases the address as the plugin's DEL does.
         let freed: Vec<_> = release(&location, "c1").unwrap().iter().map(ToString::to_string).collect();
-        assert_eq!(freed, ["10.99.0.5", "fd99::5"], "and not those of eth1");
+        assert_eq!(freed, ["10.99.0.5", "fd99::5"], "the addresses of eth1 stay");
         assert_eq!(release(&location, "c2").unwrap().len(), 1);
     }
 }

@@ -118,7 +118,7 @@ fn replacement_leaves_one_of_both_stores_when_killed() {
             if found == new {
                 replaced += 1;
                 let aside = folder(&target).with_extension("replaced-1");
-                assert_eq!(content(&target.moved_to(aside)), old, "what was there is never lost");
+                assert_eq!(content(&target.moved_to(aside)), old, "the old store was lost");
             }
         }
         assert!(killed > ROUNDS / 4, "only {killed} of {ROUNDS} were killed in time, {replaced} replaced");

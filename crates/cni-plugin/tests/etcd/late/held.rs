@@ -23,7 +23,7 @@ const SLOW_DELS: usize = 10;
 /// Returns the number of leaked addresses after a commit that arrived after the DEL.
 fn left_of_a_late_add(before_del: impl Fn(&[PathBuf])) -> usize {
     let left = (0..SLOW_DELS).find_map(|_| left_of_an_add(&before_del));
-    left.expect("the DELs took so long that no commit was late")
+    left.expect("no commit arrived after its DEL, because the DELs were too slow")
 }
 
 /// Returns the number of leaked addresses after an ADD and a DEL; `None` if the commit arrived before the end of the

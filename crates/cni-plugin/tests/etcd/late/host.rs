@@ -16,7 +16,7 @@ use ipam_core::{Ipam, Nodes};
 use kv::{Deadline, Op, StoreExt};
 use serde_json::Value;
 
-use super::inside::until_nobody_is_connected;
+use super::inside::until_disconnected;
 use super::plan::HostLocks;
 use crate::lab::{Lab, runtime};
 use crate::process::{Call, Outcome};
@@ -135,7 +135,7 @@ impl<'a> Host<'a> {
     /// Waits until the member that was stopped has forwarded all requests that it received, and has applied all
     /// commits: its next write comes after those.
     pub(super) fn until_all_has_landed(&self) {
-        until_nobody_is_connected(self.stopped());
+        until_disconnected(self.stopped());
         let until = Instant::now() + WAIT;
         let write = async |ipam: &Ipam| ipam.store().put("/margay-late/barrier", "").await.ok();
         while self.through(self.stopped(), write).is_none() {

@@ -80,7 +80,7 @@ pub(super) fn until_all_is_read(etcd: &Etcd) {
 }
 
 /// Waits until all connections are closed and their requests processed.
-pub(super) fn until_nobody_is_connected(etcd: &Etcd) {
+pub(super) fn until_disconnected(etcd: &Etcd) {
     until(etcd, "ended all connections", |now| now == Connections::default());
 }
 

@@ -216,7 +216,7 @@ const DAMAGES: &[Damage] = &[
         put_affinity(c, "gone", "10.0.0.208/30", CONFIRMED);
     }),
     (&["BLK-08"], Whole, |c| put_block(c, "10.0.0.208/30", &empty_block("10.0.0.208/30", &Value::Null))),
-    (&["AFF-06", "BLK-09"], Whole, |c| edit_block(c, "c2", |b| b["affinity"] = "somebody".into())),
+    (&["AFF-06", "BLK-09"], Whole, |c| edit_block(c, "c2", |b| b["affinity"] = "odd".into())),
     (&["AFF-01"], Whole, |c| put_affinity(c, "a", "10.0.0.208/30", CONFIRMED)),
     (&["AFF-07"], Whole, |c| put_affinity(c, "a", "10.0.0.208/29", CONFIRMED)),
     (&["AFF-02"], Whole, |c| put_affinity(c, "a", "10.0.0.208/30", r#"{"state":"pending"}"#)),
@@ -301,8 +301,8 @@ const DAMAGES: &[Damage] = &[
     (&["HND-04"], Whole, |c| edit(c, &handle("c2"), |h| h["block"]["10.0.0.208/30"] = 1.into())),
     (&["HND-04"], Whole, |c| edit(c, &handle("c2"), |h| h["block"]["nonsense"] = 1.into())),
     (&["HND-05"], Whole, |c| put(c, &handle("c0"), "not JSON")),
-    (&["HND-05"], Whole, |c| put(c, &handle("nobody"), "not JSON")),
-    (&["HND-06"], Whole, |c| put(c, &handle("nobody"), r#"{"block":{},"deleted":false}"#)),
+    (&["HND-05"], Whole, |c| put(c, &handle("unused"), "not JSON")),
+    (&["HND-06"], Whole, |c| put(c, &handle("unused"), r#"{"block":{},"deleted":false}"#)),
     (&["STK-01"], Whole, |c| edit_block(c, "c2", |b| keep(b, "c2"))),
     (&["STK-01"], Whole, |c| {
         edit_block(c, "c2", |b| keep(b, "c2"));
@@ -441,7 +441,7 @@ async fn damage_is_found_and_repaired_without_touching_address() {
             wrong.push(format!("{number}: left of {expected:?}\n{}", reported(&left.findings)));
         }
         if held(&content(&world).await) != held(&damaged) {
-            wrong.push(format!("{number}: somebody lost an address with {expected:?}"));
+            wrong.push(format!("{number}: a container lost an address with {expected:?}"));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
