@@ -262,7 +262,7 @@ impl ProgramReceiver {
 
     /// Runs the program, which must end with exit code 0. Its processes have their own process group, which is ended if
     /// the run times out or is interrupted.
-    fn run(&self, json: &str, interrupt: &Interrupt) -> std::result::Result<(), String> {
+    fn run(&self, json: &str, interrupt: &Interrupt) -> Result<(), String> {
         let mut command = Command::new(&self.path);
         let mut child = command.stdin(Stdio::piped()).process_group(0).spawn().map_err(|error| error.to_string())?;
         let written = child.stdin.take().map_or(Ok(()), |mut stdin| writeln!(stdin, "{json}"));
@@ -358,7 +358,7 @@ impl WebhookReceiver {
     }
 
     /// Posts an event. The answer must have a status of 200 to 299.
-    fn post(&self, json: &str) -> std::result::Result<(), String> {
+    fn post(&self, json: &str) -> Result<(), String> {
         let mut request = self.agent.post(&self.url).header("Content-Type", "application/json");
         if let Some(key) = &self.key {
             request = request.header(SIGNATURE_HEADER, format!("sha256={}", hex(hmac::sign(key, json.as_bytes()))));

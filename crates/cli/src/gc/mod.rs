@@ -207,7 +207,7 @@ fn scan_once<'l>(
         }
     }
     let evidence = machine.evidence()?;
-    let decide = |(at, read): (StoreAccess<'l>, std::result::Result<_, ()>)| match read {
+    let decide = |(at, read): (StoreAccess<'l>, Result<_, ()>)| match read {
         Ok(Some((operator, holdings))) => decide(request, at, &operator, holdings, &evidence),
         Ok(None) => Ok(StoreFindings::empty(at, StoreReport { missing: true, ..StoreReport::of(at.location) })),
         Err(()) => Ok(StoreFindings::empty(at, StoreReport { failed: true, ..StoreReport::of(at.location) })),

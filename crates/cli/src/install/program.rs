@@ -186,7 +186,7 @@ fn ask_status(
     network: &CalicoNetwork,
     path: &str,
     env: &Environment<'_>,
-) -> std::result::Result<(), String> {
+) -> Result<(), String> {
     let mut conf = network.conf.clone();
     // STATUS needs CNI 1.1.0. The network's own version makes no difference to the store.
     conf.insert("cniVersion".to_owned(), "1.1.0".into());

@@ -481,7 +481,7 @@ impl PodmanContainer {
 }
 
 /// Fails if all containers are in other networks: the network's name is probably wrong.
-fn require_network(containers: &[PodmanContainer], network: &str) -> std::result::Result<(), String> {
+fn require_network(containers: &[PodmanContainer], network: &str) -> Result<(), String> {
     let names: BTreeSet<&str> =
         containers.iter().flat_map(PodmanContainer::networks).map(|(name, _)| name.as_str()).collect();
     if names.is_empty() || names.contains(network) {

@@ -175,7 +175,7 @@ fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> CommandResult<Forei
 
 impl WhereaboutsRecords {
     /// Adds an object, or the items of a list. Objects of other kinds are skipped.
-    fn add_object(&mut self, object: KubernetesObject) -> std::result::Result<(), String> {
+    fn add_object(&mut self, object: KubernetesObject) -> Result<(), String> {
         match object.kind.as_str() {
             "IPPool" => {
                 let text = object.spec.range.unwrap_or_default();
@@ -200,7 +200,7 @@ impl WhereaboutsRecords {
 
     /// Refuses several IPPools with one range. They belong to networks with different `network_name`s that assign the
     /// same addresses, and only the name of an IPPool contains the `network_name`.
-    fn require_one_network(&self) -> std::result::Result<(), String> {
+    fn require_one_network(&self) -> Result<(), String> {
         for pool in &self.pools {
             let same = self.pools.iter().find(|other| other.range == pool.range && other.name != pool.name);
             if let Some(other) = same {
