@@ -21,7 +21,7 @@ use time::OffsetDateTime;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlockEvent {
-    /// The block.
+    /// The block that the event concerns.
     pub block: IpNet,
     /// The length of the prefix that the event's address stands for. `None` in a block of single addresses, and for an
     /// event without an address.
@@ -49,21 +49,21 @@ impl BlockEvent {
 pub enum BlockEventKind {
     /// The address was assigned.
     Assigned {
-        /// The address.
+        /// The address that the event concerns.
         address: IpAddr,
-        /// The holder.
+        /// The address's holder after the event.
         holder: Attribute,
     },
     /// The holder asked for the address again.
     Renewed {
-        /// The address.
+        /// The address that the event concerns.
         address: IpAddr,
-        /// The holder.
+        /// The address's holder after the event.
         holder: Attribute,
     },
     /// The address changed owners under one handle, for example when a virtual machine migrates.
     Moved {
-        /// The address.
+        /// The address that the event concerns.
         address: IpAddr,
         /// The former owner.
         from: Attribute,
@@ -72,14 +72,14 @@ pub enum BlockEventKind {
     },
     /// The address was released and can be assigned again.
     Released {
-        /// The address.
+        /// The address that the event concerns.
         address: IpAddr,
-        /// The former holder.
+        /// The address's holder before the event.
         holder: Attribute,
     },
     /// The address was released and is in cooldown.
     InCooldown {
-        /// The address.
+        /// The address that the event concerns.
         address: IpAddr,
         /// The former holder of the address, if known.
         holder: Option<Attribute>,
@@ -88,7 +88,7 @@ pub enum BlockEventKind {
     },
     /// The cooldown has ended, and the address can be assigned again.
     CooldownOver {
-        /// The address.
+        /// The address that the event concerns.
         address: IpAddr,
     },
     /// The block got an owner.
@@ -390,11 +390,11 @@ pub struct Holder<'a> {
     pub network: Option<&'a str>,
     /// The container's id, taken from the handle. `None` if the entry does not record the container's network.
     pub container: Option<&'a str>,
-    /// The interface in the container.
+    /// The name of the interface in the holder's container.
     pub interface: Option<&'a str>,
-    /// The pod's name.
+    /// The name of the holder's pod.
     pub pod: Option<&'a str>,
-    /// The pod's namespace.
+    /// The namespace of the holder's pod.
     pub namespace: Option<&'a str>,
 }
 
@@ -431,7 +431,7 @@ pub struct EventRow {
     /// The length of the prefix that the address stands for; absent in a block of single addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_length: Option<u8>,
-    /// The block.
+    /// The block that the event concerns.
     pub block: IpNet,
     /// The current or former holder of the address.
     #[serde(flatten)]
@@ -461,16 +461,16 @@ pub struct AddressHolder {
     /// The name of the holder's network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    /// The container's id.
+    /// The id of the holder's container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-    /// The interface in the container.
+    /// The name of the interface in the holder's container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// The pod's namespace.
+    /// The namespace of the holder's pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// The pod's name.
+    /// The name of the holder's pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
 }

@@ -40,7 +40,7 @@ pub(super) struct BlockSummary {
     owner_is_gone: bool,
     /// One bit for each ordinal of the block: set if the ordinal is allocated.
     allocated: Box<[u64]>,
-    /// Number of address bits after the prefix length of a block of prefixes; 0 in a block of single addresses.
+    /// Number of address bits inside each prefix of a block of prefixes; 0 in a block of single addresses.
     host_bits: u8,
 }
 
@@ -252,7 +252,8 @@ impl SecondaryBlocks {
                 _ => {}
             }
         }
-        // Blocks with only Calico's addresses are most blocks of a cluster and are not kept in memory.
+        // Most blocks of a cluster have only Calico's addresses without a recorded network; nothing is kept in memory
+        // for such blocks.
         if note.own > 0 || !note.calicos.is_empty() {
             self.notes.push(note);
         }

@@ -34,7 +34,7 @@ pub enum Subject {
     Endpoint(String, String),
     /// A workload that keeps its addresses, by its name.
     Workload(String),
-    /// A key of the store, for a value that cannot be attributed to another subject.
+    /// A key of the store.
     Key(String),
 }
 
