@@ -186,7 +186,8 @@ async fn secondary_network_claims_anew_when_block_has_calico_pods() {
     assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), RepairResult::Done);
     assert_eq!(names_of(&world, &first[0]).await, ["", "", "", "a", "web", "shop"]);
     assert_eq!(names_of(&world, &pod[0]).await, ["a", "", "", "", "", ""]);
-    // Calico's containers borrow no address from the secondary owner's block, even when all other blocks are full.
+    // Secondary containers get no address from the block that they share with Calico's pod, even when all other blocks
+    // are full.
     let mut given = 1;
     while world.assign(&secondary("a", &format!("more{given}"))).await.is_ok() {
         given += 1;

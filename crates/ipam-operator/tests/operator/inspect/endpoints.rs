@@ -138,8 +138,8 @@ async fn endpoint_is_required_for_container_of_calico_network() {
     young[3].1 = go_string(now() - time::Duration::seconds(59));
     hold(&world, "net.young", &young).await;
     hold(&world, "net.undated", &pod("undated")[..3]).await;
-    // The following addresses record no pod or no network: addresses of Calico's plain containers, of tunnels, and
-    // addresses that a person assigned.
+    // The addresses of Calico's plain containers, of tunnels, and of a person's manual assignments record no pod and
+    // need no endpoint.
     hold(&world, "net.plain", &[("node", text("a")), old()]).await;
     let tunnel = [("node", text("a")), ("type", text("vxlanTunnelAddress")), ("margay.io/net", text("x")), old()];
     hold(&world, "vxlan-tunnel-addr-a", &tunnel).await;
