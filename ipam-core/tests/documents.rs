@@ -240,7 +240,7 @@ fn documents_utilization_matches_calico() {
     }
     assert_eq!(ours.pools[1].usage.in_use, Count::new(233));
 
-    // Each block of Calico lies at the place where Margay searches for blocks.
+    // Margay's search for blocks tries the network of each block that Calico created.
     for block in &blocks {
         let first = block.cidr().network();
         let pool = pool_of(&pools, first, PoolUse::Workload).unwrap();

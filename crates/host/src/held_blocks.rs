@@ -22,10 +22,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::uptime;
 
-/// Minimum age of a note file before a scan removes the file. No call takes this long from its note to its commit.
+/// Minimum age of a note file before a scan removes the file. Every call commits or fails long before its note reaches
+/// this age.
 const MIN_NOTE_AGE: Duration = Duration::from_secs(10 * 60);
 const FORMAT_VERSION: u32 = 1;
-/// Maximum size of `held.json`, in bytes. The blocks of one node take far less.
+/// Maximum size of `held.json`, in bytes. A record of the blocks of one node is far smaller.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 const FILE_NAME: &str = "held.json";
 
@@ -42,7 +43,7 @@ pub struct HeldBlocks {
 /// The content of `held.json`: the results of all scans since the machine has booted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanRecord {
-    /// The blocks in which the node held an address, as CIDRs (`10.0.0.0/26`).
+    /// The blocks in which a scan found an address of the node, as CIDRs (`10.0.0.0/26`).
     pub blocks: BTreeSet<String>,
     /// The revision of the last scan that read all blocks of the store; `None` before the first such scan.
     pub passed: Option<i64>,
@@ -168,7 +169,7 @@ impl HeldBlocks {
     }
 
     fn make_folder(&self) -> io::Result<()> {
-        // Other users have folders of their own in the parent folder.
+        // The parent folder must be readable for other users, because other users have their own folders there.
         if let Some(above) = self.folder.parent() {
             DirBuilder::new().recursive(true).mode(0o755).create(above)?;
         }

@@ -12,7 +12,7 @@ use nix::time::{ClockId, clock_gettime};
 /// Calico's file with the node's name, which Margay also uses by default.
 pub const NODENAME_FILE: &str = "/var/lib/calico/nodename";
 
-/// How many characters of a boot id are stored with an address.
+/// Number of characters of a boot id that are stored with an address.
 const SHORT_BOOT_CHARS: usize = 8;
 /// Maximum size of a file with a node's name, in bytes.
 const MAX_NAME_FILE_BYTES: u64 = 4096;
@@ -83,7 +83,7 @@ impl NodeNames<'_> {
     }
 }
 
-/// The name of this machine's node: `given`, unless it is empty; see [`NodeNames::choose`].
+/// The name of this machine's node: `given` if not empty, or else a name that [`NodeNames::choose`] finds.
 pub fn node_name(given: &str) -> String {
     NodeNames { given, file: Path::new(NODENAME_FILE), former: "", hostname: &hostname() }.choose()
 }

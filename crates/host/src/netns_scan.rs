@@ -51,9 +51,9 @@ const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 /// other users' processes.
 const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_SYS_PTRACE")];
 
-/// Minimum number of rounds over all processes. A child of a process that was already visited has a higher process id
-/// than its parent, and `/proc` is listed in ascending order. A namespace can therefore pass from process to process
-/// unseen only when the process ids wrap around. A second round finds namespaces that were missed because of a
+/// Minimum number of times that a scan visits all processes. A child of a process that was already visited has a higher
+/// process id than its parent, and `/proc` is listed in ascending order. A namespace can therefore pass from process to
+/// process unseen only when the process ids wrap around. A second round finds namespaces that were missed because of a
 /// wrap-around, and further rounds follow while new namespaces turn up.
 const MIN_ROUNDS: usize = 2;
 /// How long a scan waits for a round without new namespaces. On a machine that starts many containers, most rounds find
@@ -185,7 +185,7 @@ struct NetnsSearch {
 }
 
 impl NetnsSearch {
-    /// Visits every process once.
+    /// Visits the network namespaces of every process once.
     fn scan_processes(&mut self) -> Result<(), IncompleteScan> {
         self.obstacles.clear();
         self.shielded.clear();
@@ -377,9 +377,10 @@ fn pid_namespace() -> Option<u64> {
 /// The set of processes that this process can see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ProcessView {
-    /// Every process of the machine.
+    /// This process sees every process of the machine.
     Machine,
-    /// The processes of a process id namespace, given by its inode, that is not the machine's initial one.
+    /// This process sees only the processes of its process id namespace, whose inode is given and which is not the
+    /// machine's initial one.
     Container(String),
 }
 
@@ -398,7 +399,7 @@ struct NetnsMount {
     /// The device number of the kernel's file system for namespaces.
     device: u64,
     inode: u64,
-    /// The mount point, relative to the root of the process whose `mountinfo` lists it.
+    /// The mount point, relative to the root of the process whose `mountinfo` lists the mount.
     at: PathBuf,
 }
 

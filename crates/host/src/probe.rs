@@ -28,7 +28,7 @@ const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 /// The NDP option "target link-layer address" of an advertisement.
 const TARGET_MAC: u8 = 2;
-/// How long past its deadline a probe keeps reading packets that have already arrived.
+/// How long after its deadline a probe continues to read packets that have already arrived.
 const READ_GRACE: Duration = Duration::from_millis(10);
 
 /// The outcome of a probe of one address.
@@ -42,7 +42,7 @@ pub enum ProbeResult {
     Unable(String),
 }
 
-/// A MAC address.
+/// The MAC address of an Ethernet device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mac([u8; 6]);
 
@@ -53,8 +53,8 @@ impl fmt::Display for Mac {
     }
 }
 
-/// Probes addresses on the wire of an interface of this network namespace, all in parallel. The results are in the
-/// order of the addresses. An address of the interface itself counts as answered by the interface.
+/// Probes addresses on the wire of an interface of this network namespace, all in parallel. The results have the same
+/// order as the probed addresses. An address of the interface itself counts as answered by the interface.
 ///
 /// The function blocks for `timeout`, or until all addresses are answered.
 pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<ProbeResult> {
@@ -220,7 +220,7 @@ fn arp_probe(own: Mac, address: Ipv4Addr) -> Vec<u8> {
     frame
 }
 
-/// The sender's MAC address in an ARP request or reply that claims the address.
+/// The sender's MAC address in an ARP request or reply whose sender uses the probed address.
 fn arp_sender(frame: &[u8], address: Ipv4Addr) -> Option<Mac> {
     let is_ours = frame.get(12..20)? == [8, 6, 0, 1, 8, 0, 6, 4] && frame.get(28..32)? == address.octets();
     let mac = frame.get(22..28).filter(|_| is_ours)?;
@@ -301,7 +301,7 @@ mod tests {
         let frame = solicitation(OWN, "fd00::1:2:3".parse().unwrap());
         assert_eq!(&frame[..6], [0x33, 0x33, 0xff, 2, 0, 3]);
         assert_eq!(frame.len(), 14 + 40 + 24);
-        // The checksum over a message that includes its checksum is 0.
+        // The checksum over a message that includes a correct checksum is 0.
         assert_eq!(checksum(&[&frame[38..54], &[0, 24, 0, ICMPV6], &frame[54..]].concat()), 0);
     }
 

@@ -63,7 +63,7 @@ fn v6_routes() -> io::Result<Vec<Route>> {
     }
 }
 
-/// Returns the IPv6 routes of all tables and the IPv4 routes of the main table, with their interfaces. Default routes
+/// Returns the IPv6 routes of all tables and the IPv4 routes of the main table, each with its interface. Default routes
 /// are omitted.
 ///
 /// # Errors

@@ -130,7 +130,7 @@ fn scan_sees_namespace_held_by_open_file() {
         exec 9</proc/$inner/ns/net; kill $inner; wait $inner; exec sleep 600";
     let process = Ended::start("sh", &["-c", script]);
     let name = || std::fs::read_to_string(format!("/proc/{}/comm", process.0.id())).unwrap();
-    // The outer shell becomes `sleep` after the inner process has ended. After the inner process has ended, only the
+    // The outer shell executes `sleep` after the inner process has ended. After the inner process has ended, only the
     // open file keeps the network namespace alive.
     let is_left = (0..PATIENCE).any(|_| {
         sleep(Duration::from_millis(50));

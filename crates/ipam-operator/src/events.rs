@@ -1,4 +1,5 @@
-//! Derives events from two versions of a document: addresses assigned and released, and blocks that changed owners.
+//! Derives events from two versions of a document: addresses that were assigned or released, and blocks that changed
+//! owners.
 //!
 //! A store keeps versions of blocks, not the operations that made these versions. An event is the difference between
 //! two adjacent versions of a block. This module compares block versions without any I/O, both for the past
@@ -54,7 +55,7 @@ pub enum BlockEventKind {
         /// The address's holder after the event.
         holder: Attribute,
     },
-    /// The holder asked for the address again.
+    /// The address's holder requested the address again.
     Renewed {
         /// The address that the event concerns.
         address: IpAddr,
@@ -65,9 +66,9 @@ pub enum BlockEventKind {
     Moved {
         /// The address that the event concerns.
         address: IpAddr,
-        /// The former owner.
+        /// The owner before the event.
         from: Attribute,
-        /// The owner.
+        /// The owner after the event.
         to: Attribute,
     },
     /// The address was released and can be assigned again.
@@ -86,23 +87,23 @@ pub enum BlockEventKind {
         /// When the address was released.
         since: OffsetDateTime,
     },
-    /// The cooldown has ended, and the address can be assigned again.
+    /// The cooldown of the address has ended, and the address can be assigned again.
     CooldownOver {
         /// The address that the event concerns.
         address: IpAddr,
     },
     /// The block got an owner.
     Claimed {
-        /// The owner.
+        /// The owner after the event.
         owner: Owner,
-        /// The former owner.
+        /// The owner before the event.
         former: Option<Owner>,
         /// When the block was claimed, if the block records the time.
         at: Option<OffsetDateTime>,
     },
     /// The block lost its owner.
     GivenUp {
-        /// The former owner.
+        /// The owner before the event.
         owner: Owner,
     },
     /// An owner's affinity to the block changed while the block itself did not, for example when Calico claims a block
@@ -113,7 +114,7 @@ pub enum BlockEventKind {
         /// The affinity's new state; `None` if the affinity was deleted.
         state: Option<AffinityState>,
     },
-    /// The stored block cannot be read, so nothing is known of its addresses.
+    /// The stored block cannot be decoded, so the state of its addresses is unknown.
     Damaged,
 }
 
@@ -134,7 +135,7 @@ impl BlockEventKind {
         }
     }
 
-    /// The word for this kind of event when the event describes the initial state of a report.
+    /// The word for this kind of event when the event describes the state at which a history or watch begins.
     pub fn standing_word(&self) -> &'static str {
         match self {
             Self::Assigned { .. } => "held",
@@ -205,7 +206,7 @@ impl BlockEventKind {
 pub struct BatchEvents {
     /// The events of the revision. Within a block, releases come before assignments.
     pub happenings: Vec<BlockEvent>,
-    /// Changed blocks whose previous version is unknown, so that their events cannot be derived.
+    /// Changed blocks whose previous version is unknown, so that the blocks' events cannot be derived.
     pub unreported: Vec<IpNet>,
 }
 
@@ -415,10 +416,10 @@ impl<'a> Holder<'a> {
     }
 }
 
-/// A row of a report: an event, or a part of the state at which the report begins.
+/// A row of a history or watch: an event, or a part of the state at which the history or watch begins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EventRow {
-    /// The revision of the event, or of the state at which the report begins.
+    /// The revision of the event, or of the state at which the history or watch begins.
     pub revision: i64,
     /// The time of the event; `null` in JSON if unknown.
     #[serde(serialize_with = "utc")]
@@ -450,7 +451,7 @@ pub struct EventRow {
     pub state: Option<&'static str>,
 }
 
-/// The holder of an address in a report's row.
+/// The holder of an address in an [`EventRow`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AddressHolder {
     /// The holder's handle; `null` in JSON if the address has no handle. Only events with a holder have the JSON field
@@ -486,12 +487,12 @@ impl AddressHolder {
 }
 
 impl EventRow {
-    /// Makes the row of an event.
+    /// Makes the row for an event.
     pub fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &BlockEvent) -> Self {
         Self::new(revision, time, happening.what.word(), happening)
     }
 
-    /// Makes the row of a part of the state at a revision.
+    /// Makes the row for a part of the state at a revision.
     pub fn listed(revision: Revision, happening: &BlockEvent) -> Self {
         Self::new(revision, happening.what.recorded_at(), happening.what.standing_word(), happening)
     }

@@ -21,11 +21,11 @@ const MAX_REVISIONS_WITHOUT_TIME: usize = 50;
 /// The address, container or node whose history is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HistoryOf {
-    /// An address.
+    /// The history of an address, and of the prefix that contains the address.
     Address(IpAddr),
-    /// The handle, container or node with this name.
+    /// The history of the handle, container or node with this name.
     Name(String),
-    /// A node.
+    /// The history of the node with this name.
     Node(String),
 }
 
@@ -50,7 +50,7 @@ impl HistoryOf {
         [possible_blocks(*ip), possible_blocks_of_prefixes(*ip)].into_iter().filter_map(around).collect()
     }
 
-    /// True if an event concerns the subject.
+    /// True if an event concerns this address, handle, container or node.
     pub fn concerns(&self, happening: &BlockEvent) -> bool {
         if let Self::Address(ip) = self {
             let is_damage = happening.what == BlockEventKind::Damaged && happening.block.contains(ip);
@@ -66,7 +66,7 @@ impl HistoryOf {
 }
 
 impl HistoryOf {
-    /// True if the subject holds an address with this entry.
+    /// True if this handle, container or node is the holder in an entry of a block.
     fn has(&self, entry: &Attribute) -> bool {
         let holder = Holder::of(entry);
         match self {
@@ -79,7 +79,7 @@ impl HistoryOf {
         }
     }
 
-    /// True if the subject is this owner of a block.
+    /// True if the given owner of a block is this node, or has this name.
     fn owns(&self, owner: &Owner) -> bool {
         match self {
             Self::Address(_) => false,
@@ -95,7 +95,7 @@ pub fn time_of(committed: Option<SystemTime>, what: &BlockEventKind) -> Option<O
 }
 
 /// Finds the first known commit time at or after a revision, among the changes in a key range. Returns `None` if the
-/// range has no change since then, or only changes without a time.
+/// range has no change since the revision, or only changes without a known time.
 ///
 /// # Errors
 /// Any error of [`Store::watch`].

@@ -187,12 +187,12 @@ impl Renaming {
         Self { from: from.into(), to: to.into() }
     }
 
-    /// The node's old name.
+    /// The node's name before the renaming.
     pub fn from(&self) -> &str {
         &self.from
     }
 
-    /// Returns the new key of a document.
+    /// Returns the key that a document has after the renaming.
     pub fn key(&self, key: Key) -> Key {
         if let Some((owner, cidr)) = keys::parse_affinity(&key)
             && let Some(renamed) = owner.renamed(&self.from, &self.to)
@@ -211,7 +211,8 @@ impl Renaming {
         key
     }
 
-    /// Returns the new value of the document that had the key `key` before the renaming.
+    /// Returns the value that a document has after the renaming. The argument `key` is the document's key before the
+    /// renaming.
     ///
     /// # Errors
     /// [`Malformed`] for a block, a node or quotas that cannot be read, because the node's name cannot be replaced in

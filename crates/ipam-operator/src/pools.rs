@@ -136,8 +136,8 @@ impl Operator {
         Err(Error::Invalid(format!("blocks of pool {} are claimed faster than they can be taken away", pool.name())))
     }
 
-    /// Deletes the blocks of a pool and their affinities, one commit each. With [`InUse::DeleteBridged`], blocks with
-    /// addresses in use are not deleted.
+    /// Deletes the blocks of a pool and the affinities to these blocks, with one commit for each block. With
+    /// [`InUse::DeleteBridged`], blocks with addresses in use are not deleted.
     async fn drop_blocks(&self, pool: &Pool, in_use: InUse, deadline: Deadline) -> Result<()> {
         for cidr in self.blocks_of(pool).await?.iter().map(Block::cidr) {
             transact!(self.ipam(), deadline, |tx| {
@@ -202,8 +202,9 @@ fn gateway_of(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
     reservation.resource().annotation(bridge::GATEWAY_ANNOTATION).map(str::to_owned)
 }
 
-/// Counts the held addresses of a block, and lists the nodes that the addresses are held for. Addresses in cooldown do
-/// not count. Returns `None` if no address is held, or only addresses that a Windows host reserves for itself.
+/// Counts the held addresses of a block, and lists the nodes that the addresses are held for. Addresses in cooldown are
+/// not counted as held. Returns `None` if no address is held, or only addresses that a Windows host reserves for
+/// itself.
 fn place_in_use(block: &Block) -> Option<BlockInUse> {
     if block.is_empty() {
         return None;
@@ -248,8 +249,8 @@ pub struct SplitResult {
 }
 
 impl Operator {
-    /// Splits a pool into a number of parts, a power of two. Assignments from the pool can continue during the split.
-    /// After the split, networks that name the pool must name the parts instead.
+    /// Splits a pool into `number` parts of equal size. The number must be a power of two. Assignments from the pool
+    /// can continue during the split. After the split, networks that name the pool must name the parts instead.
     ///
     /// # Errors
     /// `Invalid`, with Calico's error messages, for an impossible number of parts, and for a pool that does not exist,

@@ -59,7 +59,8 @@ impl Operator {
         })
     }
 
-    /// Deletes a quota, and the counters of all subjects that no longer have a limit. Returns the deleted limit.
+    /// Deletes a quota, and the counters of all subjects that no longer have a limit. Returns the limit of the deleted
+    /// quota.
     ///
     /// # Errors
     /// `NotFound` if the subject has no limit; `Malformed` for damaged quotas; any store error.

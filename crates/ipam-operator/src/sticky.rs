@@ -61,8 +61,8 @@ impl KeptAddress {
 }
 
 impl Operator {
-    /// Pins an address: from now on only the workload of this name can get it. A pinned address that is in use stays
-    /// with its holder, and after its release waits for the workload.
+    /// Pins an address: from now on only the workload of this name can get the address. A pinned address that is in use
+    /// stays with its holder, and after its release waits for the workload.
     ///
     /// With `network`, the workload gets the address in that network only. Without `network`, an address that is in use
     /// or waits for its workload stays tied to its current network and interface, and a free address can be used in any
@@ -72,7 +72,7 @@ impl Operator {
     ///
     /// # Errors
     /// `Invalid` for an impossible name, and for an address that is in no pool, is reserved, is kept for another
-    /// workload, is in use in another network than the named one, or belongs to a virtual machine; `CoolingDown` for an
+    /// workload, is in use in another network than `network`, or belongs to a virtual machine; `CoolingDown` for an
     /// address in cooldown.
     pub async fn pin(&self, ip: IpAddr, name: &str, network: Option<&str>, deadline: Deadline) -> Result<KeptAddress> {
         Sticky::check_name(name).map_err(Error::Invalid)?;
@@ -135,8 +135,9 @@ impl Operator {
         })
     }
 
-    /// Makes a workload stop keeping an address. An address in use stays with its holder. An address that waits for its
-    /// workload becomes free or starts its cooldown. Returns the address's former state.
+    /// Unpins an address or ends its wait, so that no workload keeps the address any more. An address in use stays with
+    /// its holder. An address that waits for its workload becomes free or starts its cooldown. Returns the address's
+    /// former state.
     ///
     /// # Errors
     /// `Invalid` if no workload keeps the address.
@@ -230,7 +231,7 @@ impl AddressContext {
         self.pool.as_ref().and_then(|pool| block_of(pool, self.ip))
     }
 
-    /// The address, or in a pool of prefixes the prefix that contains it.
+    /// The address itself, or in a pool of prefixes the prefix that contains the address.
     fn unit(&self) -> IpNet {
         self.pool.as_ref().map_or_else(|| self.ip.into(), |pool| pool.unit_of(self.ip))
     }

@@ -48,7 +48,7 @@ async fn census_tells_every_address_once() {
     assert_eq!(census.nodes["b"].boots["boot0001"], 1);
     assert_eq!((census.registered.len(), census.of_gone_nodes()), (3, 0));
 
-    // The cooldown is over, and node `c` and the pool are deleted.
+    // The cooldown of the addresses is over, and node `c` and the pool are deleted.
     world.pass(61);
     world.store.delete(Range::key(keys::resource(ResourceKind::Node, "c"))).await.unwrap();
     let census = world.ipam.census(soon()).await.unwrap();

@@ -104,7 +104,7 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// A host whose clock was ten years ahead claimed the pool and never came back.
+/// In this test, a host whose clock was ten years ahead has claimed all blocks of the pool and is never seen again.
 #[tokio::test]
 async fn clock_far_ahead_leaves_empty_block_to_others() {
     let world = World::new().await;
@@ -134,8 +134,8 @@ proptest! {
             for step in &steps {
                 life.step(step).await;
             }
-            // At any clock setting, after all addresses are released and [`PATIENCE`] has passed, a single node can get
-            // all addresses.
+            // At any clock setting, after all addresses are released and `PATIENCE` seconds have passed, a single node
+            // can get all addresses.
             while !life.held.is_empty() {
                 life.del(0).await;
             }

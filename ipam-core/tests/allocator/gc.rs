@@ -25,7 +25,8 @@ const THIS_BOOT: &str = "boot0002";
 /// The time at which the clock of a [`World`] starts.
 const START: i64 = 1_800_000_000;
 
-/// A liveness source whose live addresses a test sets. With `None`, the source's scan is incomplete.
+/// A liveness source whose live addresses a test sets. If the live addresses are `None`, the source's scan is
+/// incomplete.
 struct Machine {
     live: Mutex<Option<BTreeSet<IpAddr>>>,
     asked: AtomicUsize,
@@ -204,7 +205,7 @@ async fn gc_keeps_address_when_container_asks_after_scan() {
     let renewed = world.ipam.holdings("a", soon()).await.unwrap().allocations;
     assert_ne!(renewed[0].sequence_number, seen[0].sequence_number);
     assert_eq!(renewed[0].assigned_at().unwrap().unix_timestamp(), START + 200);
-    // An immediate retry writes nothing.
+    // An immediate repetition of a request writes nothing.
     let before = revision(&world).await;
     assert_eq!(give(&world, "c1", THIS_BOOT, 205).await, first);
     assert_eq!(revision(&world).await, before);
@@ -344,7 +345,8 @@ async fn gc_list_decides_by_attachment_and_spares_young() {
     let mut second = request("in-list", THIS_BOOT, 0);
     second.attachment.interface = "eth1".into();
     let second = world.assign(&second).await.unwrap()[0].ip;
-    // Split at its first dot, handle `net.a.b.gone` would belong to a container `a.b.gone` in network `net`.
+    // If handle `net.a.b.gone` were split at its first dot, the handle would belong to container `a.b.gone` in network
+    // `net`.
     let mut dotted = request("b.gone", THIS_BOOT, 0);
     dotted.attachment.network = "net.a".into();
     world.assign(&dotted).await.unwrap();

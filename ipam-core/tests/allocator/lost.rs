@@ -1,5 +1,5 @@
-//! Runs every operation and loses each of its requests, or the answer to each request. The outcome is the same as
-//! without a fault.
+//! Runs every operation and loses each of its requests, or the answer to each request. The outcome of each operation is
+//! the same as without a fault.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -300,7 +300,7 @@ async fn networks_of_one_name_begin_together_in_one_commit() {
     assert_eq!(world.pools().await, these(&[("net", one[0]), ("net-2", two[0])]));
 }
 
-/// One ADD claims a block of the unused pool while another ADD replaces the pool.
+/// In this test, one ADD claims a block of an unused pool while another ADD replaces the pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn network_pool_is_never_replaced_when_coming_into_use() {
     let world = World::new().await;

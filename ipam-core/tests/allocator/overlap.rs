@@ -137,7 +137,7 @@ async fn overlap_with_block_in_use_is_refused() {
         let (mut assigned, borrowed) = (vec![first], claimed.claimed.is_empty());
         for number in 0..3 {
             match add(&world, "a", &format!("c{number}"), false).await {
-                // A node that cannot get its own block borrows from the block of the old size.
+                // A node that cannot get its own block borrows addresses from the block of the old size.
                 Ok((ip, block)) => {
                     assert!(borrowed || block.prefix_len() == new, "{old} {new}: {block}");
                     assert!(!assigned.contains(&ip));
@@ -224,7 +224,8 @@ async fn overlap_guards_ignore_writes_to_neighbours() {
     assert_eq!(counting.take().txns, 3, "one attempt: two reads, a commit");
 }
 
-/// Block keys do not sort by address, so many other keys can lie between those that overlap with a large block.
+/// Block keys do not sort by address, so many other keys can lie between the keys of blocks that overlap with a large
+/// block.
 #[tokio::test]
 async fn overlap_is_ruled_out_among_many_small_blocks() {
     let world = World::new().await;
@@ -250,7 +251,7 @@ async fn overlap_that_cannot_be_guarded_is_refused() {
     let refused = world.assign(&request).await.unwrap_err();
     assert!(matches!(refused, Error::Overlap(OverlapError::TooManyAround { .. })), "{refused:?}");
     assert!(refused.to_string().contains("blocks of /122 or smaller"), "{refused}");
-    // Blocks of up to 64 addresses are guarded exactly.
+    // The creation of a block of up to 64 addresses can be guarded even between thousands of other blocks.
     replace_pool(&world, "fd00::/116", 122).await;
     let assigned = world.assign(&request).await.unwrap();
     assert_eq!(assigned[0].block, net("fd00::/122"));

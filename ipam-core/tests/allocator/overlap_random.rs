@@ -49,7 +49,7 @@ struct Run {
     world: World,
     rng: Rng,
     pool: IpNet,
-    /// Whether a foreign writer creates blocks as well.
+    /// Whether a foreign writer creates blocks in addition to the allocator.
     with_others: bool,
     containers: Vec<(&'static str, String)>,
 }

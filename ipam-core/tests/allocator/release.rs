@@ -44,7 +44,7 @@ async fn release_of_interface_keeps_other_interface() {
     assert_eq!(world.release("a", "c1").await, [first]);
     assert_eq!(held(&world.ipam, &other.attachment).await, [second]);
     world.check().await;
-    // Equal container ids on two nodes are two attachments.
+    // Containers with equal ids on two nodes are two attachments.
     assert!(world.release("b", "c1").await.is_empty());
     assert_eq!(world.ipam.release_attachment(&other.attachment, &[], soon()).await.unwrap(), [second]);
     world.check().await;
@@ -73,7 +73,7 @@ async fn release_by_handle_and_node_takes_what_calico_made() {
     world.check().await;
 }
 
-/// A container id like those that container runtimes create.
+/// A container id in the form that container runtimes create.
 const UNIQUE: &str = "7b01ac197d53e947c33f89529a7ebf04cc3e24c601edf53e1dc872a1c8baa960";
 
 #[tokio::test]
@@ -216,7 +216,7 @@ async fn release_by_container_in_every_network() {
     world.one("a", "c1").await.unwrap();
     world.one("a", "c2").await.unwrap();
     let mut other = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(1, 0));
-    // Split at its first dot, handle `net.c2.c1` would belong to a container `c2.c1` in network `net`.
+    // If handle `net.c2.c1` were split at its first dot, the handle would belong to container `c2.c1` in network `net`.
     other.attachment.network = "net.c2".into();
     world.assign(&other).await.unwrap();
     assert_eq!(world.ipam.release_by_container("c1", soon()).await.unwrap().len(), 2);
@@ -347,7 +347,7 @@ async fn release_removes_odd_handle_with_last_address() {
     assert!(world.store.get(key).await.unwrap().is_none());
 }
 
-/// As in Calico, a node keeps its empty blocks only in pools that select it.
+/// As in Calico, a node keeps its empty blocks only in pools that select the node.
 #[tokio::test]
 async fn release_removes_block_when_pool_deselects_node() {
     let world = World::new().await;

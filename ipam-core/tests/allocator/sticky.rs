@@ -323,7 +323,7 @@ async fn sticky_requested_address_is_taken_when_it_waits() {
     these.sticky = Some(Sticky { name: "w".into(), wait: None });
     assert_eq!(world.assign(&these).await.unwrap()[0].ip, own);
     world.check().await;
-    // An additional address that the workload requests is not kept.
+    // An additional address that a request of the workload names is not kept for the workload.
     let mut other = AssignRequest::new(attachment("a", "c3"), RequestedAddresses::these([ip("10.0.0.3")]));
     other.sticky = Some(Sticky { name: "w".into(), wait: None });
     world.assign(&other).await.unwrap();

@@ -122,7 +122,7 @@ fn empty() -> [World; 2] {
     [(); 2].map(|()| World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen))
 }
 
-/// A request on a network that defines its pools, for one address from each pool.
+/// A request for one address from each pool of a network that defines its pools.
 fn defining(network: &str, container: &str, subnets: &[&str]) -> AssignRequest {
     let mut request = request(container, RequestedAddresses::any(1, subnets.len() - 1));
     request.attachment.network = network.to_owned();

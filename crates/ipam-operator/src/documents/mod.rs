@@ -122,15 +122,15 @@ pub struct Manifest {
     kind: DocumentKind,
     /// The document's full name: `NAMESPACE/NAME` for a kind with namespaces.
     name: String,
-    /// The `resourceVersion` that the document was made from, if given.
+    /// The `resourceVersion` of the stored document that a person has edited, if the document has this field.
     version: Option<String>,
     /// The whole document; empty in a reference to a stored document.
     document: JsonObject,
 }
 
 impl Manifest {
-    /// Reads a document, a list of documents (`IPPoolList` and similar, `List`), or an array of them. The JSON value
-    /// `null` counts as an empty list.
+    /// Reads a document, a list of documents (`IPPoolList` and similar, `List`), or a JSON array of documents. The JSON
+    /// value `null` counts as an empty list.
     ///
     /// # Errors
     /// `Invalid` for a value that is not a document, for an unknown kind, and for missing or wrong fields.

@@ -31,7 +31,7 @@ pub struct StoredDocument {
 /// All stored documents of a kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Documents {
-    /// The documents of the kind, sorted by name.
+    /// The documents of one kind, sorted by name.
     pub items: Vec<StoredDocument>,
     /// The revision at which the documents were read.
     pub revision: Revision,

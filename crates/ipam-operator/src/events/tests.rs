@@ -67,7 +67,7 @@ fn events_show_cooldown_of_released_address() {
     assert_eq!(between(Some(&held), Some(&resting)), [rest(Some(entry))]);
     assert_eq!(between(Some(&block(Some("a"))), Some(&resting)), [rest(None)]);
     assert_eq!(between(Some(&resting), Some(&block(Some("a")))), [BlockEventKind::CooldownOver { address }]);
-    // An assignment after the cooldown removes the old entry and adds the new one in one write.
+    // An assignment after the cooldown removes the old entry and adds the new entry in one write.
     let next = holding(&holder("net.c2", &[]));
     assert_eq!(
         between(Some(&resting), Some(&next)),

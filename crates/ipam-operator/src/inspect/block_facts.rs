@@ -67,7 +67,7 @@ fn bits(block: &Block) -> Box<[u64]> {
 }
 
 impl BlockSummary {
-    /// Collects the facts about a block.
+    /// Collects the facts about a block that an inspection keeps.
     pub(super) fn of(block: &Block, owner_is_gone: bool) -> Self {
         let host_bits = block.family().bits() - block.length();
         Self { owner: block.owner(), has_affinity: false, owner_is_gone, allocated: bits(block), host_bits }
@@ -89,7 +89,7 @@ impl BlockFacts {
         self.gone.entry(node.to_owned()).or_insert((0, ip)).0 += 1;
     }
 
-    /// Adds a block, and returns its index.
+    /// Adds the facts about a block, and returns the block's index.
     pub(super) fn note(&mut self, cidr: IpNet, about: Option<BlockSummary>) -> u32 {
         let index = u32::try_from(self.notes.len()).unwrap_or(u32::MAX);
         self.notes.push(BlockNote { cidr, about });

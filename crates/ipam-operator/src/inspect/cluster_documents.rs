@@ -56,8 +56,8 @@ impl ClusterDocuments {
         self.config.as_ref().map_or(0, IpamConfig::cooldown_seconds)
     }
 
-    /// All reserved addresses. The reserved addresses are computed on the first call, so no reservation must be added
-    /// after the first call.
+    /// The addresses of all reservations. The reserved addresses are computed on the first call, so no reservation must
+    /// be added after the first call.
     pub(super) fn reserved(&mut self) -> &Reservations {
         self.reserved.get_or_insert_with(|| Reservations::from_documents(&self.reservations).0)
     }
@@ -73,7 +73,7 @@ impl ClusterDocuments {
         self.pools.iter().find(|pool| pool.cidr().contains(&cidr))
     }
 
-    /// True if a secondary network has used the pool and Calico assigns from it only on request.
+    /// True if a secondary network has used the pool and Calico assigns addresses from the pool only on request.
     pub(super) fn is_bridged(&self, pool: &Pool) -> bool {
         let name = bridge::reservation_name(pool.name());
         pool.assignment_mode() == AssignmentMode::Manual
@@ -146,7 +146,7 @@ impl ClusterDocuments {
     }
 
     /// Reports missing reservations of a bridged network. Only a reservation shows that a pool belongs to a bridged
-    /// network, so a pool without any is not reported.
+    /// network, so a pool without reservations is not reported.
     fn unreserved(&self, pool: &Pool) -> Option<Finding> {
         let named = |name: String| self.reservations.iter().find(|reservation| reservation.name() == name);
         match named(bridge::reservation_name(pool.name())) {

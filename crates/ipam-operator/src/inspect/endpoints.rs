@@ -32,7 +32,8 @@ const MIN_ENDPOINT_AGE: Duration = Duration::MINUTE;
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
     notes: Vec<EndpointNote>,
-    /// For each address of an endpoint and the endpoint's index in `notes`: what the blocks say about the address.
+    /// The state of each endpoint's address according to the blocks, by the address and the endpoint's index in
+    /// `notes`.
     standings: BTreeMap<(IpAddr, usize), EndpointStanding>,
     /// The ids of the containers that have an endpoint.
     containers: HashSet<String>,
@@ -53,14 +54,15 @@ struct EndpointNote {
     pod: String,
 }
 
-/// The state of an address of an endpoint, according to the blocks. A later variant overrides an earlier one.
+/// The state of an address of an endpoint, according to the blocks. If several blocks contain the address, the greatest
+/// of the resulting variants counts.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EndpointStanding {
     /// No block has the address assigned.
     Free,
     /// The address was released and is in cooldown.
     InCooldown,
-    /// The address is held under this handle of another container.
+    /// The address is held under the given handle of another container.
     Other(String),
     /// The endpoint's container holds the address, or the address's holder cannot be determined.
     Own,

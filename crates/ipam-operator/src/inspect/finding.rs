@@ -14,27 +14,27 @@ use serde::{Serialize, Serializer};
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Subject {
-    /// A block.
+    /// The finding concerns a block.
     Block(IpNet),
-    /// An owner's affinity to a block.
+    /// The finding concerns an owner's affinity to a block.
     Affinity(Owner, IpNet),
-    /// A handle, by its id.
+    /// The finding concerns the handle with this id.
     Handle(String),
-    /// A node, by its name.
+    /// The finding concerns the node with this name.
     Node(String),
-    /// A pool, by its name.
+    /// The finding concerns the pool with this name.
     Pool(String),
-    /// A reservation, by its name.
+    /// The finding concerns the reservation with this name.
     Reservation(String),
-    /// An address.
+    /// The finding concerns an address.
     Address(IpAddr),
-    /// A CNI network, by its name.
+    /// The finding concerns the CNI network with this name.
     Network(String),
-    /// A workload endpoint, by its namespace and its name.
+    /// The finding concerns the workload endpoint with this namespace and name.
     Endpoint(String, String),
-    /// A workload that keeps its addresses, by its name.
+    /// The finding concerns the sticky workload with this name.
     Workload(String),
-    /// A key of the store.
+    /// The finding concerns a key of the store.
     Key(String),
 }
 
@@ -146,7 +146,7 @@ pub struct StoreCounts {
 pub struct ClusterFacts {
     /// The cluster's unique id.
     pub guid: String,
-    /// The cluster type.
+    /// The cluster type that Calico has stored.
     pub kind: String,
     /// True if Calico's operators have locked the datastore.
     pub locked: bool,
@@ -157,13 +157,13 @@ pub struct ClusterFacts {
 /// An address that is not free.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocatedAddress {
-    /// The address.
+    /// The address that is not free.
     pub ip: IpAddr,
     /// The handle under which the address is held.
     pub handle: Option<String>,
     /// The block's sequence number when the address was last assigned or released.
     pub sequence_number: u64,
-    /// The attributes of the holder.
+    /// The attributes of the address's holder.
     pub attributes: BTreeMap<String, String>,
     /// The attributes of the alternate holder, if the address has two holders.
     pub alternate_attributes: BTreeMap<String, String>,
@@ -244,7 +244,7 @@ macro_rules! codes {
             /// All kinds of findings, sorted by code.
             pub const ALL: &[Self] = &[$(Self::$kind),+];
 
-            /// The code's text, such as `BLK-01`, which never changes.
+            /// The text of the code, such as `BLK-01`. The text of a code never changes.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$kind => $text),+ }
             }

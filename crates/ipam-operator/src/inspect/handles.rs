@@ -24,7 +24,7 @@ pub(super) struct Handles {
     others: HashMap<Box<str>, Vec<HandleBlockCount>>,
 }
 
-/// A block's index, and the number of addresses of a handle in it.
+/// A block's index, and the number of a handle's addresses in the block.
 type HandleBlockCount = (u32, u32);
 
 impl Handles {

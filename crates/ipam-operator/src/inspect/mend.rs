@@ -231,7 +231,7 @@ pub struct ReclaimResult {
     pub changed: Vec<IpAddr>,
 }
 
-/// A handle, and the revision that last wrote it.
+/// A handle, and the revision that last wrote the handle.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HandleRevision {
     /// The handle's id.
@@ -247,7 +247,8 @@ impl Operator {
     /// addresses of secondary networks are in use. Each commit releases at most 60 addresses of one block.
     ///
     /// # Errors
-    /// `Malformed` for damaged blocks and handles; any store error. Some addresses may have been released already.
+    /// `Malformed` for damaged blocks and handles; any store error. When an error is returned, some addresses may have
+    /// been released already.
     pub async fn reclaim(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReclaimResult> {
         let grouped = transact!(self.ipam(), deadline, |tx| {
             let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
@@ -361,7 +362,7 @@ fn is_as_said(block: &Block, request: &ReleaseRequest) -> bool {
     let number = block.sequence_number_of(request.address);
     let Some(entry) = block.attributes_of(request.address) else { return false };
     // A virtual machine keeps its address while the machine is stopped, even if the machine's last node is gone. An
-    // address that waits for its workload is unused on purpose.
+    // address that waits for its workload is unused until the workload returns, and must not be released.
     !is_vms(entry)
         && waits_until(entry).is_none()
         && request.sequence_number.is_none_or(|said| said == number)

@@ -143,7 +143,7 @@ impl Operator {
         Ok(reread(|| self.read_for_inspection(keep, deadline)).await?)
     }
 
-    /// Starts an inspection for a caller that reads the store itself.
+    /// Starts an inspection for a caller that itself reads the store.
     pub fn inspector(&self, keep: AddressReporting) -> Inspector {
         Inspector::new(self.ipam().now(), keep)
     }
@@ -306,7 +306,7 @@ impl AddressSample {
     }
 }
 
-/// Faults that are reported once per block, with all affected addresses.
+/// Faults of addresses that are reported once per block, with all affected addresses.
 #[derive(Default)]
 struct AddressFaults {
     future: AddressSample,

@@ -1,4 +1,4 @@
-//! Tests of `Operator` on the in-memory store.
+//! Tests the operations of `Operator` on the in-memory store.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod documents;

@@ -84,7 +84,8 @@ async fn endpoint_stays_while_container_may_live() {
     }
     let host_local: IpAddr = "192.0.2.1".parse().unwrap();
     store(&world, "alone", "eth0", &[given[0]]).await;
-    // The freed attachment is in another network: the endpoint has neither its interface nor its address.
+    // The freed attachment of container `other` is in another network, so the container's endpoint has neither the
+    // attachment's interface nor its address.
     store(&world, "other", "eth0", &[host_local]).await;
     store(&world, "several", "eth0", &[given[2]]).await;
     // The endpoint of container `live` also has an address outside all pools, which is still in use.
@@ -93,7 +94,7 @@ async fn endpoint_stays_while_container_may_live() {
     let all = ["alone", "other", "several", "live"];
     let holds = going(&world, &holdings, &all, &[host_local]).await;
     assert_eq!(named(&holds), ["a-cni-alone-eth0", "a-cni-several-eth0"].into());
-    // Each container keeps the address of its other interface.
+    // Only the addresses of interface `eth0` are freed, so container `several` keeps an address.
     let some: Vec<_> = holdings.allocations.iter().filter(|one| one.interface == "eth0").cloned().collect();
     let known = world.ipam.node_endpoints(|node| node == "a", soon()).await.unwrap();
     let holds_of_some = with_endpoints(&some, &holdings, &known, &evidence(BTreeSet::new()));

@@ -90,7 +90,7 @@ async fn room_takes_whole_attachments_and_oldest_first() {
     world.check().await;
 }
 
-/// A live address in one family keeps the attachment's address in the other family.
+/// If an attachment's address in one family is live, its address in the other family is not freed either.
 #[tokio::test]
 async fn room_keeps_attachment_live_in_other_family() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
@@ -111,7 +111,7 @@ async fn room_keeps_attachment_live_in_other_family() {
     world.check().await;
 }
 
-/// The caller's own old address is not freed as a leftover.
+/// The caller's own address from an earlier boot is not freed as a leftover.
 #[tokio::test]
 async fn room_never_comes_from_caller_itself() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);

@@ -58,7 +58,7 @@ async fn inspection_finds_nothing_in_own_records() {
     assert_eq!((all.findings, all.counts.cooling), (vec![], 2), "of both families");
 }
 
-/// Inspects a complete datastore written by the real Calico.
+/// This test inspects a complete datastore that the real Calico wrote.
 #[tokio::test]
 async fn inspection_finds_no_problem_in_calico_records() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/calico/cluster.json");
