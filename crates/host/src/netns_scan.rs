@@ -218,8 +218,8 @@ impl NetnsSearch {
                 }
             }
         }
-        // A network namespace without threads that only an open file keeps alive is rare. A process whose files cannot
-        // be listed therefore does not make the scan incomplete.
+        // A process whose open files cannot be listed does not make the scan incomplete, because network namespaces
+        // that only an open file keeps alive are rare.
         for file in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
             if let Some(inode) = network_link(&file.path()).ok().flatten() {
                 self.visit_namespace(inode, &file.path());
@@ -265,7 +265,7 @@ impl NetnsSearch {
         match fs::read(&list) {
             Ok(text) => {
                 for mounted in network_namespaces(&text) {
-                    // The mounted network namespace exists even if another mount hides its mount point and no path
+                    // The mounted network namespace exists even if another mount hides the mount point and no path
                     // leads to the namespace.
                     self.names.insert(namespace_name(mounted.device, mounted.inode));
                     let below_root = mounted.at.strip_prefix("/").unwrap_or(&mounted.at);
@@ -411,7 +411,7 @@ fn net_inode(text: &[u8]) -> Option<u64> {
 
 /// Parses the mounts of network namespaces in a `mountinfo` file (see proc(5)). The third field of a line is the device
 /// as `major:minor`. The fourth field is the root of the mount, which is the name of a mounted namespace. The fifth
-/// field is the mount point. The file system's type follows the field `-`.
+/// field is the mount point. The type of the mounted file system follows the field `-`.
 fn network_namespaces(mountinfo: &[u8]) -> Vec<NetnsMount> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(parse_mount).collect()
 }

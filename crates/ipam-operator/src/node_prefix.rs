@@ -28,7 +28,7 @@ impl Operator {
     /// Assigns a prefix of a pool to a node. If the node already has a prefix of this pool, the function returns that
     /// prefix. The node keeps the prefix until the prefix's handle is released.
     ///
-    /// The guards are those of [`ipam_core::Ipam::assign_to_handle`].
+    /// The commit has the same guards as a commit of [`ipam_core::Ipam::assign_to_handle`].
     ///
     /// # Errors
     /// `NotFound` if the pool does not exist; `UnknownNode` if the store has registered nodes but not this node;

@@ -8,8 +8,8 @@
 //! part that contains the block. Up to 60 parts are created in the commit that deletes the pool, so readers see either
 //! the pool or all parts. More than 60 parts do not fit in one commit. If a pool is split into more than 60 parts, the
 //! pool is first disabled and annotated with the split. The parts are then created in several commits, and each part
-//! assigns addresses as soon as the part is created. The disabled pool is deleted last, so an address is never in two
-//! enabled pools. An interrupted split continues when the same split is requested again.
+//! can be used as soon as the part is created. The disabled pool is deleted last, so an address is never in two enabled
+//! pools. An interrupted split continues when the same split is requested again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

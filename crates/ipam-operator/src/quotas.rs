@@ -103,7 +103,7 @@ impl Operator {
     }
 
     /// Returns all quotas, sorted by kind and name, each with the number of the subject's addresses in all blocks. The
-    /// rows of [`Quotas::ANY_OTHER`] have only a limit.
+    /// rows of [`Quotas::ANY_OTHER`] have a limit but no number of used addresses.
     ///
     /// # Errors
     /// `Timeout` after the deadline; any store error.

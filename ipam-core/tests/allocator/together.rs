@@ -287,8 +287,8 @@ impl Store for Meddled {
     }
 }
 
-/// Runs three requests together while `container` on `node` gets an address separately. Returns the world and all
-/// answers.
+/// Runs three requests together while `container` on `node` gets an address separately. Returns the world and the
+/// answers to the three requests.
 async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec<AssignedAddress>>) {
     let world = world().await;
     world.one("a", "before").await.unwrap();

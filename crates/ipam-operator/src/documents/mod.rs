@@ -219,8 +219,8 @@ impl Manifest {
         &self.name
     }
 
-    /// Moves the document to a namespace that was given separately. A document of a kind without namespaces is returned
-    /// unchanged.
+    /// Moves the document to a namespace that a person gave outside of the document. A document of a kind without
+    /// namespaces is returned unchanged.
     ///
     /// # Errors
     /// `Invalid`, with Calico's error message, if the document itself names another namespace.

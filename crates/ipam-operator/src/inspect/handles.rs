@@ -48,7 +48,7 @@ impl Handles {
     }
 
     /// Removes and returns the counts of a handle. The result is empty if no address is held under the handle, or if
-    /// its counts were already taken.
+    /// the handle's counts were already removed.
     fn take(&mut self, id: &str) -> Vec<HandleBlockCount> {
         let first = self.first.remove(id);
         let others = if self.others.is_empty() { None } else { self.others.remove(id) };
