@@ -1,4 +1,5 @@
-//! Every document that the real Calico stored is encoded exactly as it was decoded.
+//! Tests that every document that the real Calico stored is encoded to the same bytes from which the document was
+//! decoded.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -23,12 +24,13 @@ fn fixture(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Returns a row's key and the text of its value.
+/// Returns the key and the value's text of a row in a fixture file.
 fn stored(row: &Value) -> (Key, &str) {
     (row["key"].as_str().unwrap().into(), row["value"].as_str().unwrap())
 }
 
-/// Decodes a document by the kind in its key, and encodes it again. Returns `None` for a kind that the model lacks.
+/// Decodes a document by the kind in its key, and encodes the document again. Returns `None` for a kind that the model
+/// lacks.
 fn round(key: &Key, value: &str) -> Option<(&'static str, Result<kv::Value, Malformed>)> {
     fn pass<T: Document>(key: &Key, value: &str) -> Result<kv::Value, Malformed> {
         T::decode(key, value.as_bytes())?.encode()
@@ -57,7 +59,7 @@ fn round(key: &Key, value: &str) -> Option<(&'static str, Result<kv::Value, Malf
 
 #[test]
 fn documents_keep_unknown_fields_byte_for_byte() {
-    // Numbers that fit no Rust type, unsorted members, escapes and blanks.
+    // The unknown fields contain numbers that fit no Rust type, unsorted fields, escapes and spaces.
     let odd =
         r#""later":{"z":1.0,"a":[1E+3, 123456789012345678901234567890],"n":0.1000000000000000055,"t":"\u00e9\/"}"#;
     let documents = [
@@ -119,7 +121,7 @@ fn documents_of_cluster_are_written_as_read() {
     check(transcript["start"].as_array().unwrap());
 }
 
-/// Old and odd forms that a store of several years can still contain.
+/// This test uses old and odd forms of documents that a store of several years can still contain.
 #[test]
 fn documents_of_old_forms_are_written_as_read() {
     for (key, value) in [
@@ -204,7 +206,7 @@ fn documents_of_damaged_queue_are_healed() {
     assert_eq!(free, ["10.0.0.5", "10.0.0.3", "10.0.0.1", "10.0.0.2", "10.0.0.4", "10.0.0.6"]);
 }
 
-/// Margay counts what Calico itself reports for the cluster.
+/// Margay counts the same numbers of addresses that Calico itself reports for the cluster.
 #[test]
 fn documents_utilization_matches_calico() {
     let rows: Vec<Value> = serde_json::from_str(&fixture("cluster.json")).unwrap();
@@ -238,7 +240,7 @@ fn documents_utilization_matches_calico() {
     }
     assert_eq!(ours.pools[1].usage.in_use, Count::new(233));
 
-    // Each block lies where Margay searches for it.
+    // Margay's search for blocks tries the network of each block that Calico created.
     for block in &blocks {
         let first = block.cidr().network();
         let pool = pool_of(&pools, first, PoolUse::Workload).unwrap();
@@ -262,7 +264,7 @@ fn documents_times_are_printed_as_calico_does() {
     assert!(seen > 200, "{seen}");
 }
 
-/// Converts Calico's numbers to texts, which is how Margay writes them.
+/// Converts the numbers in Calico's report to texts, because Margay writes numbers as texts.
 fn with_texts(value: &Value) -> Value {
     match value {
         Value::Number(number) => Value::String(number.to_string()),
@@ -285,10 +287,10 @@ fn documents_of_nodes_are_known_by_key() {
     assert_eq!(*node.labels(), Labels::from([("foo".into(), "bar".into())]));
 }
 
-/// A document with a few damaged places: numbers, names and structure.
+/// A strategy for documents with a few damaged places: in numbers, names and structure.
 fn damaged() -> impl Strategy<Value = (Key, Vec<u8>)> {
     let rows: Vec<Value> = fixture("documents.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    // Short documents, so that damage hits more than an entry of a long list.
+    // Only short documents are damaged, so that the damage hits more than an entry of a long list.
     let documents: Vec<(Key, Vec<u8>)> = rows
         .iter()
         .map(stored)

@@ -1,11 +1,12 @@
-//! A per-boot record of the blocks of a shared store in which this node holds addresses. With it, a scan for leftovers
-//! reads these blocks and the node's own instead of all blocks of the cluster.
+//! Records, for each boot, in which blocks of a shared store this node holds addresses. With this record, a scan for
+//! leftover addresses reads only the recorded blocks and the node's own blocks instead of all blocks of the cluster.
 //!
-//! Each store and node has a folder. Before an ADD takes an address from a block of another node, it creates an empty
-//! file named after the block and the current minute. One file per block and minute needs no locking between processes,
-//! and a crash leaves at most one note too many. A scan writes the blocks in which it found something to `held.json`,
-//! and removes the notes that are older than any call can last. A file counts as missing if it is damaged, was written
-//! in another boot, or has the wrong owner or mode. The next scan of all blocks then restores the record.
+//! The record of each store and node has its own folder. Before an ADD takes an address from a block of another node,
+//! the ADD creates a note: an empty file named after the block and the current minute. One note file per block and
+//! minute needs no locking between processes, and a crash leaves at most one note too many. A scan writes the blocks in
+//! which the scan found addresses of the node to `held.json`, and removes the notes that are older than any call can
+//! last. The file `held.json` counts as missing if the file is damaged, was written in another boot, or has the wrong
+//! owner or mode. If `held.json` is missing, the next scan of all blocks restores the record.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -21,16 +22,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::uptime;
 
-/// Minimum age of a note before a scan removes it. No call takes this long from its note to its commit.
+/// Minimum age of a note file before a scan removes the file. Every call commits or fails long before its note reaches
+/// this age.
 const MIN_NOTE_AGE: Duration = Duration::from_secs(10 * 60);
 const FORMAT_VERSION: u32 = 1;
-/// Maximum size of `held.json`, in bytes. The blocks of one node take far less.
+/// Maximum size of `held.json`, in bytes. A record of the blocks of one node is far smaller.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 const FILE_NAME: &str = "held.json";
 
 static CRC_64: Crc<u64, Table<1>> = Crc::<u64, Table<1>>::new(&CRC_64_XZ);
 
-/// A node's record, in a folder of its own, of the blocks of one store in which it holds addresses.
+/// A folder that records the blocks of one store in which one node holds addresses.
 #[derive(Clone, Debug)]
 pub struct HeldBlocks {
     folder: PathBuf,
@@ -38,14 +40,14 @@ pub struct HeldBlocks {
     node: String,
 }
 
-/// The content of `held.json`: results of the scans so far in this boot.
+/// The content of `held.json`: the results of all scans since the machine has booted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScanRecord {
-    /// The blocks in which the node held an address, as CIDRs (`10.0.0.0/26`).
+    /// The blocks in which a scan found an address of the node, as CIDRs (`10.0.0.0/26`).
     pub blocks: BTreeSet<String>,
     /// The revision of the last scan that read all blocks of the store; `None` before the first such scan.
     pub passed: Option<i64>,
-    /// When all blocks are next scanned, in seconds since boot.
+    /// When the next scan of all blocks is due, in seconds since boot.
     pub due: u64,
 }
 
@@ -59,17 +61,17 @@ struct StoredScanRecord {
     held: ScanRecord,
 }
 
-/// A listing of the notes that calls have left.
+/// The notes that CNI calls have written about blocks of other nodes.
 #[derive(Clone, Debug, Default)]
 pub struct BlockNotes {
     /// The blocks that the notes name, as CIDRs.
     pub blocks: BTreeSet<String>,
-    /// The note files that no running call can depend on any more.
+    /// The note files that are too old to belong to a running call.
     old: Vec<PathBuf>,
 }
 
 impl HeldBlocks {
-    /// Returns the record of a store and node below a folder such as `/run/margay`. Creates no file or folder.
+    /// Returns the record of a store and node in a base folder such as `/run/margay`. Creates no file or folder.
     pub fn new(base: &Path, store: &str, node: &str) -> Self {
         let mut sum = CRC_64.digest();
         sum.update(store.as_bytes());
@@ -96,7 +98,8 @@ impl HeldBlocks {
         }
     }
 
-    /// Lists the notes. Call this before [`load`](Self::load) and before reading the store, so that no block is missed.
+    /// Lists the notes of this store and node. The caller must list the notes before [`load`](Self::load) and before
+    /// reading the store, so that no block is missed.
     pub fn notes(&self) -> BlockNotes {
         let mut notes = BlockNotes::default();
         let now = uptime().unwrap_or_default();
@@ -117,7 +120,8 @@ impl HeldBlocks {
         notes
     }
 
-    /// Loads the record of the last scan in this boot. Returns `None` if there is none, or if the file may not be ours.
+    /// Loads the record of the last scan in this boot. Returns `None` if no such record exists, or if the file might
+    /// have been written by another user.
     pub fn load(&self, boot_id: &str) -> Option<ScanRecord> {
         let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(self.folder.join(FILE_NAME)).ok()?;
@@ -139,10 +143,10 @@ impl HeldBlocks {
         is_ours.then_some(stored.held)
     }
 
-    /// Saves the result of a scan, then removes the notes that were old when `notes` was listed.
+    /// Saves the result of a scan, then removes the notes that were already outdated when `notes` was listed.
     ///
     /// # Errors
-    /// Any error of the file system. All notes are kept then.
+    /// Any error of the file system. After an error all notes are kept.
     pub fn save(&self, boot_id: &str, held: &ScanRecord, notes: &BlockNotes) -> io::Result<()> {
         let (boot_id, store, node) = (boot_id.to_owned(), self.store.clone(), self.node.clone());
         let stored = StoredScanRecord { format: FORMAT_VERSION, boot_id, store, node, held: held.clone() };
@@ -165,7 +169,7 @@ impl HeldBlocks {
     }
 
     fn make_folder(&self) -> io::Result<()> {
-        // Other users have folders of their own in the parent folder.
+        // The parent folder must be readable for other users, because other users have their own folders there.
         if let Some(above) = self.folder.parent() {
             DirBuilder::new().recursive(true).mode(0o755).create(above)?;
         }
@@ -201,7 +205,7 @@ mod tests {
         let files: Vec<PathBuf> = memory.folder.read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
         assert_eq!((files.len(), modes(&files[0])), (2, 0o600));
 
-        // Make one note old, and add a file that is no note.
+        // One note becomes outdated, and the folder gets a file that is not a note.
         fs::rename(&files[0], memory.folder.join("10.9.0.0-26~0")).unwrap();
         fs::write(memory.folder.join("nonsense"), "").unwrap();
         let is_old = uptime().unwrap() > MIN_NOTE_AGE + Duration::from_secs(60);

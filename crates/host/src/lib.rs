@@ -1,8 +1,8 @@
-//! Facts about this machine: its boot, its name, the addresses in its network namespaces, and the addresses that
-//! devices on its wires use.
+//! Finds out facts about this machine: its boot, its name, the addresses in its network namespaces, and the addresses
+//! that devices on its wires use.
 //!
-//! The crate depends neither on the store nor on CNI. [`scan`] is evidence for a caller that releases addresses: it
-//! either covers every namespace or returns [`IncompleteScan`].
+//! The crate depends neither on the store nor on CNI. The function [`scan`] is evidence for a caller that releases
+//! addresses. A scan either covers every network namespace or returns [`IncompleteScan`].
 
 mod held_blocks;
 mod machine;

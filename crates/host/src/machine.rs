@@ -1,4 +1,4 @@
-//! The boot id, the clocks that cannot be set, and the node's name.
+//! Reads the machine's boot id, the clocks that nobody can set, and the node's name.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -9,66 +9,67 @@ use std::time::Duration;
 use nix::sys::socket::SockaddrStorage;
 use nix::time::{ClockId, clock_gettime};
 
-/// The default file with the node's name: Calico's.
+/// Calico's file with the node's name, which Margay also uses by default.
 pub const NODENAME_FILE: &str = "/var/lib/calico/nodename";
 
-/// How many characters of a boot id are stored with an address.
+/// Number of characters of a boot id that are stored with an address.
 const SHORT_BOOT_CHARS: usize = 8;
 /// Maximum size of a file with a node's name, in bytes.
 const MAX_NAME_FILE_BYTES: u64 = 4096;
 
-/// The IP address in a socket address; `None` for other address families.
+/// The IP address in a socket address; `None` for address families other than IPv4 and IPv6.
 pub(crate) fn ip_of(address: &SockaddrStorage) -> Option<IpAddr> {
     let v4 = address.as_sockaddr_in().map(|address| IpAddr::V4(address.ip()));
     v4.or_else(|| address.as_sockaddr_in6().map(|address| IpAddr::V6(address.ip())))
 }
 
-/// The kernel's id of this boot; `None` if it cannot be read.
+/// The kernel's id of this boot; `None` if the id cannot be read.
 pub fn boot_id() -> Option<String> {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").ok().map(|id| id.trim().to_owned())
 }
 
-/// The first 8 characters of a boot id, the part stored with an address; `None` for a text that is shorter. The
-/// attribute `margay.io/boot` of `ipam-core` says why 8 are enough.
+/// The first 8 characters of a boot id, the part stored with an address; `None` for a shorter text. The docs of the
+/// attribute `margay.io/boot` in `ipam-core` say why 8 characters are enough.
 pub fn short_boot(id: &str) -> Option<String> {
     let short: String = id.trim().chars().take(SHORT_BOOT_CHARS).collect();
     (short.chars().count() == SHORT_BOOT_CHARS).then_some(short)
 }
 
-/// The kernel's host name; empty if there is none.
+/// The kernel's host name; empty if the machine has no host name.
 pub fn hostname() -> String {
     nix::unistd::gethostname().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// The time since boot, including suspend.
+/// The time since boot, including the time in which the machine was suspended.
 pub fn uptime() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_BOOTTIME).ok().map(Duration::from)
 }
 
-/// The time since boot, without suspend. Setting the clock does not change it.
+/// The time since boot, without the time in which the machine was suspended. Setting the system clock does not change
+/// the time since boot.
 pub fn running() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_MONOTONIC).ok().map(Duration::from)
 }
 
-/// The places where a node's name can be configured, as in Calico. An empty value counts as absent.
+/// The places where a node's name can be configured, as in Calico. An empty name counts as absent.
 #[derive(Clone, Copy, Debug)]
 pub struct NodeNames<'a> {
-    /// The explicitly configured name.
+    /// The explicitly configured node name.
     pub given: &'a str,
-    /// A file that contains the name.
+    /// The path of a file that contains the node name.
     pub file: &'a Path,
-    /// The name from the member that old configurations use.
+    /// The node name from the field that old configurations use.
     pub former: &'a str,
-    /// The host name.
+    /// The machine's host name.
     pub hostname: &'a str,
 }
 
 impl NodeNames<'_> {
-    /// Returns the first name that is not empty: the configured name, the file's content, the former name, then the
-    /// host name in lower case. Returns an empty string if there is none.
+    /// Returns the first node name that is not empty: the configured name, the file's content, the former name, then
+    /// the host name in lower case. Returns an empty string if all four names are empty.
     ///
-    /// White space around a name is removed, because a file that a person wrote ends with a newline and no name
-    /// contains white space. Zero bytes are removed as well: a power cut can leave them in a file.
+    /// White space around a node name is removed, because a file that a person wrote ends with a newline and no node
+    /// name contains white space. Zero bytes are removed as well, because a power cut can leave zero bytes in a file.
     pub fn choose(&self) -> String {
         let sources: [&dyn Fn() -> String; 4] = [
             &|| self.given.to_owned(),
@@ -82,19 +83,19 @@ impl NodeNames<'_> {
     }
 }
 
-/// The name of this machine's node: `given`, unless it is empty; see [`NodeNames::choose`].
+/// The name of this machine's node: `given` if not empty, or else a name that [`NodeNames::choose`] finds.
 pub fn node_name(given: &str) -> String {
     NodeNames { given, file: Path::new(NODENAME_FILE), former: "", hostname: &hostname() }.choose()
 }
 
-/// Reads a file that may contain a node's name. A file longer than the maximum contains none. Reading stops there,
-/// since the configuration can name a file without an end, such as a device.
+/// Reads a file that may contain a node's name. A file longer than [`MAX_NAME_FILE_BYTES`] counts as empty. Reading
+/// stops at this length, since the configuration can name a file without an end, such as a device.
 fn read_name(file: &Path) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     let read = File::open(file)?.take(MAX_NAME_FILE_BYTES + 1).read_to_end(&mut bytes)?;
     let fits = u64::try_from(read).is_ok_and(|read| read <= MAX_NAME_FILE_BYTES);
     let text = String::from_utf8_lossy(&bytes);
-    // Some editors write a byte order mark at the start.
+    // Some editors write a byte order mark at the start of a file.
     Ok(if fits { text.trim_start_matches('\u{feff}').to_owned() } else { String::new() })
 }
 

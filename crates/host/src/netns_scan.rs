@@ -1,16 +1,17 @@
 //! Finds all network namespaces of this machine and the addresses of the interfaces in them.
 //!
-//! A network namespace lives as long as a thread is in it, or an open file or a mount refers to it. The scan therefore
-//! visits all threads and open files of all processes, and the mounts of every mount namespace. A helper thread enters
-//! each namespace, asks the kernel for its addresses, and ends after the scan. If a security module forbids access to a
-//! process, the scan reads the world-readable lists in its `/proc` folder instead.
+//! A network namespace exists while it contains a thread, or while an open file or a mount refers to it. The scan
+//! therefore visits all threads and open files of all processes, and the mounts of every mount namespace. A helper
+//! thread enters each network namespace, asks the kernel for the addresses in the namespace, and ends after the scan.
+//! If a security module forbids access to a process, the scan reads the world-readable lists in the process's `/proc`
+//! folder instead.
 //!
-//! The result is evidence against the holder of an address in a store, so it must be complete. A namespace that
-//! disappears during the scan does no harm: its addresses are gone too. If one exists but cannot be entered, the whole
-//! scan fails with [`IncompleteScan`].
+//! The result of a scan is evidence against the holder of an address in a store, so the result must be complete. A
+//! network namespace that disappears during the scan does no harm, because the addresses in the namespace are gone too.
+//! If a network namespace exists but cannot be entered, the whole scan fails with [`IncompleteScan`].
 //!
 //! In a container with its own process id namespace (LXC, kind, WSL) the scan covers only the namespaces that were made
-//! inside the container. [`NetnsScan::within`] reports this.
+//! inside the container. The field [`NetnsScan::within`] tells whether a scan ran in such a container.
 //!
 //! # The name of a network namespace
 //!
@@ -19,8 +20,9 @@
 //! `4:4026532201/4026532300`. Only a process that sees all processes of that process id namespace can decide whether
 //! the network namespace still exists.
 //!
-//! The kernel reuses the inode of a namespace that has gone. A recorded name that now refers to another namespace looks
-//! alive, so an address is kept too long but never freed too early. Names are meaningless after a reboot.
+//! The kernel reuses the inode of a network namespace that no longer exists. A recorded name that now refers to another
+//! namespace looks alive, so an address is kept too long but never freed too early. After a reboot, recorded names of
+//! network namespaces are meaningless.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -42,22 +44,26 @@ use nix::sys::statfs::{NSFS_MAGIC, statfs};
 
 use crate::machine::ip_of;
 
-/// The inode of a kernel's initial user namespace. Only there do capabilities apply to the whole machine.
+/// The inode of a kernel's initial user namespace. Only in the initial user namespace do capabilities apply to the
+/// whole machine.
 const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
-/// CAP_SYS_ADMIN to enter namespaces, CAP_SYS_PTRACE to see the namespaces of other users' processes.
+/// The capabilities that a scan needs: CAP_SYS_ADMIN to enter namespaces, and CAP_SYS_PTRACE to see the namespaces of
+/// other users' processes.
 const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_SYS_PTRACE")];
 
-/// Minimum number of rounds over all processes. A process started by one that was already visited has a higher number,
-/// and `/proc` is listed in ascending order. A namespace can therefore pass from process to process unseen only when
-/// the numbers wrap around. A second round covers that; more follow while new namespaces turn up.
+/// Minimum number of times that a scan visits all processes. A child of a process that was already visited has a higher
+/// process id than its parent, and `/proc` is listed in ascending order. A namespace can therefore pass from process to
+/// process unseen only when the process ids wrap around. A second round finds namespaces that were missed because of a
+/// wrap-around, and further rounds follow while new namespaces turn up.
 const MIN_ROUNDS: usize = 2;
-/// How long a scan waits for a round without new namespaces. A machine that starts many containers has some in most
-/// rounds.
+/// How long a scan waits for a round without new namespaces. On a machine that starts many containers, most rounds find
+/// new namespaces.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum number of reasons in an error message.
+/// Maximum number of reasons that the error message of an incomplete scan lists.
 const MAX_REASONS: usize = 3;
 
-/// The reasons why a scan could not cover all namespaces. Nothing can be concluded about any address then.
+/// The reasons why a scan could not cover all network namespaces. From an incomplete scan, nothing can be concluded
+/// about any address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IncompleteScan {
     reasons: Vec<String>,
@@ -82,27 +88,29 @@ impl fmt::Display for IncompleteScan {
 
 impl std::error::Error for IncompleteScan {}
 
-/// The result of a complete scan.
+/// The result of a complete scan of all network namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetnsScan {
-    /// The addresses that interfaces hold.
+    /// The addresses of all interfaces in all network namespaces.
     pub addresses: BTreeSet<IpAddr>,
-    /// The names of all network namespaces, as [`network_namespace`] returns them but without the slash and what
-    /// follows it. `None` if one of them has no name for this process, because a security module shields all processes
-    /// in it.
+    /// The names of all network namespaces, as [`network_namespace`] returns them but without the slash and the inode
+    /// that follows. `None` if a network namespace has no name for this process, because a security module shields all
+    /// processes in the namespace.
     pub namespaces: Option<BTreeSet<String>>,
-    /// The process id namespace of the scan, unless it is the machine's initial one. Nothing outside of it was visited.
+    /// The process id namespace of the scan; `None` for the machine's initial one. The scan visited no process outside
+    /// of this process id namespace.
     pub within: Option<String>,
 }
 
-/// Scans every network namespace. Blocks the thread: usually for some milliseconds, and for at most about three seconds
-/// while new namespaces keep turning up.
+/// Scans every network namespace. A scan blocks the thread: usually for some milliseconds, and for at most about three
+/// seconds while new namespaces keep turning up.
 ///
 /// # Errors
 /// [`IncompleteScan`] if any namespace could not be visited.
 pub fn scan() -> Result<NetnsScan, IncompleteScan> {
     let within = check_visibility()?;
-    // The thread changes its namespace and never returns to the first one, so it must not be the caller's.
+    // The scan needs its own thread, because a thread that has changed its network namespace never returns to the
+    // original namespace.
     let scanning = std::thread::Builder::new().name("namespaces".into()).spawn(move || {
         let mut search = NetnsSearch::default();
         let begun = Instant::now();
@@ -122,11 +130,12 @@ pub fn scan() -> Result<NetnsScan, IncompleteScan> {
     scanning.join().unwrap_or_else(|_| Err(IncompleteScan::new("the thread that looks has failed")))
 }
 
-/// Checks that this process sees everything in its process id namespace. Returns the namespace's inode, or `None` for
-/// the machine's initial one.
+/// Checks that this process sees everything in its process id namespace. Returns the inode of the process id namespace,
+/// or `None` for the machine's initial one.
 ///
-/// A container with its own process id namespace may also have its own user namespace. All namespaces made inside
-/// belong to these users; if one does not, entering it fails and the search reports that.
+/// A container with its own process id namespace may also have its own user namespace. All namespaces made inside such
+/// a container belong to the container's user namespace. Entering any other namespace fails, and the search reports the
+/// failure.
 fn check_visibility() -> Result<Option<String>, IncompleteScan> {
     let within = match process_view() {
         None => {
@@ -157,24 +166,26 @@ fn check_visibility() -> Result<Option<String>, IncompleteScan> {
     Err(IncompleteScan::new(format!("{} missing; run it as root", missing.join(" and "))))
 }
 
-/// The state of a scan: what was found so far.
+/// The namespaces, names and addresses that a scan has found so far.
 #[derive(Debug, Default)]
 struct NetnsSearch {
-    /// Inodes of the entered namespaces. All are on one file system of the kernel, so the inode alone identifies them.
+    /// Inodes of the entered network namespaces. All namespaces are on one file system of the kernel, so the inode
+    /// alone identifies a namespace.
     seen: BTreeSet<u64>,
     names: BTreeSet<String>,
     addresses: BTreeSet<IpAddr>,
     /// Inodes of address lists (see [`listing_inode`]) of the entered namespaces, and of the namespaces whose threads
-    /// could not be accessed. Each namespace has its own list, so comparing both sets shows whether a shielded thread's
-    /// namespace was entered by another way.
+    /// could not be accessed. Each namespace has its own address list, so comparing `entered` and `shielded` shows
+    /// whether a shielded thread's namespace was entered by another path.
     entered: BTreeSet<u64>,
     shielded: BTreeSet<u64>,
-    /// Failed visits, each with the inode of its namespace where known: another path may still lead there.
+    /// Failed visits of network namespaces, each with the namespace's inode if known, because another path may still
+    /// lead to the namespace.
     obstacles: Vec<(Option<u64>, String)>,
 }
 
 impl NetnsSearch {
-    /// Visits every process once.
+    /// Visits the network namespaces of every process once.
     fn scan_processes(&mut self) -> Result<(), IncompleteScan> {
         self.obstacles.clear();
         self.shielded.clear();
@@ -190,7 +201,8 @@ impl NetnsSearch {
         Ok(())
     }
 
-    /// Visits the namespaces of a process: those of its threads, of its open files, and of the mounts that it sees.
+    /// Visits the network namespaces of a process: the namespaces of its threads, of its open files, and of the mounts
+    /// that the process sees.
     fn visit_process(&mut self, process: &Path, mount_namespaces: &mut BTreeSet<PathBuf>) {
         for thread in self.list_paths(&process.join("task")) {
             self.visit_thread(&thread);
@@ -200,14 +212,14 @@ impl NetnsSearch {
                         mount_namespaces.insert(namespace);
                     }
                 }
-                // The list of mounts may still be readable.
+                // The thread's list of mounts may still be readable.
                 Err(_) => {
                     self.visit_mounts(&thread);
                 }
             }
         }
-        // A namespace without threads that only an open file keeps alive is rare. A process whose files cannot be
-        // listed therefore does not make the scan incomplete.
+        // A process whose open files cannot be listed does not make the scan incomplete, because network namespaces
+        // that only an open file keeps alive are rare.
         for file in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
             if let Some(inode) = network_link(&file.path()).ok().flatten() {
                 self.visit_namespace(inode, &file.path());
@@ -225,7 +237,7 @@ impl NetnsSearch {
         }
     }
 
-    /// Reads the address lists of a thread whose namespace may not be entered.
+    /// Reads the address lists of a thread whose network namespace cannot be entered.
     fn visit_shielded_thread(&mut self, thread: &Path) {
         let listed = addresses_of(thread).and_then(|addresses| Ok((addresses, listing_inode(thread)?)));
         match listed {
@@ -237,7 +249,7 @@ impl NetnsSearch {
         }
     }
 
-    /// Lists a folder of a process; a failure is recorded as an obstacle.
+    /// Lists a folder of a process in `/proc`; a failure is recorded as an obstacle.
     fn list_paths(&mut self, folder: &Path) -> Vec<PathBuf> {
         let listed = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
         listed.unwrap_or_else(|error| {
@@ -246,21 +258,22 @@ impl NetnsSearch {
         })
     }
 
-    /// Visits the namespaces that are mounted in a thread's mount namespace. Returns false if the thread's mounts could
-    /// not be read.
+    /// Visits the network namespaces that are mounted in a thread's mount namespace. Returns false if the thread's
+    /// mounts could not be read.
     fn visit_mounts(&mut self, thread: &Path) -> bool {
         let list = thread.join("mountinfo");
         match fs::read(&list) {
             Ok(text) => {
                 for mounted in network_namespaces(&text) {
-                    // The namespace exists even if another mount hides it, so that no path leads to it.
+                    // The mounted network namespace exists even if another mount hides the mount point and no path
+                    // leads to the namespace.
                     self.names.insert(namespace_name(mounted.device, mounted.inode));
                     let below_root = mounted.at.strip_prefix("/").unwrap_or(&mounted.at);
                     self.visit_namespace(mounted.inode, &thread.join("root").join(below_root));
                 }
                 true
             }
-            // The kernel returns this error for a zombie process.
+            // The kernel returns `InvalidInput` (`EINVAL`) for a zombie process.
             Err(error) if error.kind() == ErrorKind::InvalidInput => false,
             Err(error) => {
                 self.add_obstacle(None, &list, &error);
@@ -269,7 +282,7 @@ impl NetnsSearch {
         }
     }
 
-    /// Enters a namespace unless it was entered before, and records its addresses.
+    /// Enters a network namespace unless it was entered before, and records its addresses.
     fn visit_namespace(&mut self, inode: u64, path: &Path) {
         if self.seen.contains(&inode) {
             return;
@@ -285,7 +298,7 @@ impl NetnsSearch {
         }
     }
 
-    /// Records a failed visit, unless the process has ended meanwhile.
+    /// Records a failed visit of a network namespace, unless the visited process has ended meanwhile.
     fn add_obstacle(&mut self, inode: Option<u64>, path: &Path, error: &io::Error) {
         let gone = error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(nix::libc::ESRCH);
         if !gone {
@@ -318,12 +331,12 @@ struct EnteredNetns {
     addresses: BTreeSet<IpAddr>,
 }
 
-/// Moves this thread into the namespace at a path, and reads its addresses.
+/// Moves this thread into the network namespace at a path, and reads the addresses in the namespace.
 fn enter_namespace(inode: u64, path: &Path) -> io::Result<EnteredNetns> {
     let namespace = open(path)?;
     let about = namespace.metadata()?;
     if about.ino() != inode {
-        // Another file has replaced the namespace, or was mounted over it.
+        // Another file has replaced the namespace's file, or was mounted over the namespace's file.
         return Err(io::Error::other("another file is in the way"));
     }
     setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?;
@@ -332,7 +345,7 @@ fn enter_namespace(inode: u64, path: &Path) -> io::Result<EnteredNetns> {
     Ok(EnteredNetns { name: namespace_name(about.dev(), inode), listing, addresses: addresses.collect() })
 }
 
-/// Opens a namespace file without blocking: by now the path may lead to a pipe that has no writer.
+/// Opens a namespace file without blocking, because the path may meanwhile lead to a pipe that has no writer.
 fn open(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags((OFlag::O_NONBLOCK | OFlag::O_CLOEXEC).bits()).open(path)
 }
@@ -344,8 +357,8 @@ fn namespace_name(device: u64, inode: u64) -> String {
     format!("{device}:{inode}")
 }
 
-/// The name of the network namespace at a path, as this process records it; `None` if the path leads to no network
-/// namespace. The path is not opened, since it can be anything, for example a pipe.
+/// The name of the network namespace at a path, as this process records the name; `None` if the path does not lead to a
+/// network namespace. The path is not opened, since the path can lead to any file, for example a pipe.
 pub fn network_namespace(path: &Path) -> Option<String> {
     let kind = statfs(path).ok()?.filesystem_type();
     let about = fs::metadata(path).ok().filter(|_| kind == NSFS_MAGIC)?;
@@ -364,13 +377,15 @@ fn pid_namespace() -> Option<u64> {
 /// The set of processes that this process can see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ProcessView {
-    /// Every process of the machine.
+    /// This process sees every process of the machine.
     Machine,
-    /// The processes of this process id namespace, which is not the machine's initial one.
+    /// This process sees only the processes of its process id namespace, whose inode is given and which is not the
+    /// machine's initial one.
     Container(String),
 }
 
-/// Returns which processes this process can see; `None` without a `/proc` of its own process id namespace.
+/// Returns which processes this process can see; `None` if the `/proc` of the process's own process id namespace is not
+/// mounted.
 fn process_view() -> Option<ProcessView> {
     Some(match pid_namespace()? {
         FIRST_PID_NAMESPACE => ProcessView::Machine,
@@ -381,22 +396,22 @@ fn process_view() -> Option<ProcessView> {
 /// A mount of a network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct NetnsMount {
-    /// The device of the kernel's file system for namespaces.
+    /// The device number of the kernel's file system for namespaces.
     device: u64,
     inode: u64,
-    /// The mount point, relative to the root of the process whose `mountinfo` lists it.
+    /// The mount point, relative to the root of the process whose `mountinfo` lists the mount.
     at: PathBuf,
 }
 
-/// Parses the kernel's text for a network namespace, `net:[4026531840]`, to its inode; `None` for other texts.
+/// Parses the inode in the kernel's text for a network namespace, `net:[4026531840]`; `None` for other texts.
 fn net_inode(text: &[u8]) -> Option<u64> {
     let number = text.strip_prefix(b"net:[")?.strip_suffix(b"]")?;
     std::str::from_utf8(number).ok()?.parse().ok()
 }
 
-/// Parses the mounts of network namespaces in a `mountinfo` file (see proc(5)). The third field is the device as
-/// `major:minor`. The fourth is the root of the mount, which is the name of a mounted namespace. The fifth is the mount
-/// point. The file system's type follows the lone `-`.
+/// Parses the mounts of network namespaces in a `mountinfo` file (see proc(5)). The third field of a line is the device
+/// as `major:minor`. The fourth field is the root of the mount, which is the name of a mounted namespace. The fifth
+/// field is the mount point. The type of the mounted file system follows the field `-`.
 fn network_namespaces(mountinfo: &[u8]) -> Vec<NetnsMount> {
     mountinfo.split(|byte| *byte == b'\n').filter_map(parse_mount).collect()
 }
@@ -416,7 +431,7 @@ fn parse_mount(line: &[u8]) -> Option<NetnsMount> {
     })
 }
 
-/// Decodes the octal escapes (`\040`) that `mountinfo` uses for blanks, tabs, newlines and backslashes.
+/// Decodes the octal escapes (`\040`) that `mountinfo` uses for spaces, tabs, newlines and backslashes.
 fn unescape(text: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -434,26 +449,28 @@ fn unescape(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Reads the addresses in a thread's network namespace from its folder in `/proc`.
+/// Reads the addresses in a thread's network namespace from the thread's folder in `/proc`.
 fn addresses_of(thread: &Path) -> io::Result<BTreeSet<IpAddr>> {
     let read = |name: &str| fs::read_to_string(thread.join("net").join(name));
     let mut addresses: BTreeSet<IpAddr> = parse_fib_trie(&read("fib_trie")?).collect();
     match read("if_inet6") {
         Ok(text) => addresses.extend(parse_if_inet6(&text)),
-        // The kernel has no IPv6. If the thread had ended, reading the IPv4 list would have failed already.
+        // A missing `if_inet6` means that the kernel has no IPv6. If the thread had ended, reading the IPv4 list would
+        // have failed already.
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
     Ok(addresses)
 }
 
-/// The inode of a thread's `net/dev`. It identifies the network namespace as long as that exists, and needs no
-/// privileges to read.
+/// The inode of a thread's `net/dev`. The inode of `net/dev` identifies an existing network namespace and can be read
+/// without privileges.
 fn listing_inode(thread: &Path) -> io::Result<u64> {
     fs::metadata(thread.join("net/dev")).map(|about| about.ino())
 }
 
-/// Parses the local addresses in `fib_trie`: a line that ends with the address, then a line `/32 host LOCAL`.
+/// Parses the local addresses in `fib_trie`. Each local address takes two lines: a line that ends with the address,
+/// then a line `/32 host LOCAL`.
 fn parse_fib_trie(text: &str) -> impl Iterator<Item = IpAddr> {
     let mut last = None;
     text.lines().filter_map(move |line| {
@@ -465,7 +482,7 @@ fn parse_fib_trie(text: &str) -> impl Iterator<Item = IpAddr> {
     })
 }
 
-/// Parses `if_inet6`: one line per address, which comes first as 32 hexadecimal digits.
+/// Parses the addresses in `if_inet6`: each line starts with an address of 32 hexadecimal digits.
 fn parse_if_inet6(text: &str) -> impl Iterator<Item = IpAddr> {
     text.lines().filter_map(|line| {
         let digits = line.split_whitespace().next().filter(|digits| digits.len() == 32)?;
@@ -478,7 +495,7 @@ fn parse_if_inet6(text: &str) -> impl Iterator<Item = IpAddr> {
 mod tests {
     use super::*;
 
-    /// A shielded thread hides the names only if its namespace was not entered by another way.
+    /// A shielded thread hides the names of namespaces only if the thread's namespace was not entered by another path.
     #[test]
     fn scan_is_incomplete_when_shielded_thread_hides_names() {
         let own = Path::new("/proc/thread-self");

@@ -1,9 +1,9 @@
 //! Checks whether a device on an interface's wire already uses an address.
 //!
-//! For IPv4 this is the ARP probe of RFC 5227: a request for the address with the sender address 0.0.0.0, which changes
-//! no ARP table. For IPv6 it is the neighbour solicitation of RFC 4862, from the unspecified address to the address's
-//! solicited-node multicast group. Each probe is sent twice, at the beginning and after half of the timeout, since one
-//! packet may be lost.
+//! An IPv4 address is checked with the ARP probe of RFC 5227: a request for the address with the sender address
+//! 0.0.0.0, which changes no ARP table. An IPv6 address is checked with the neighbour solicitation of RFC 4862, from
+//! the unspecified address to the solicited-node multicast group of the checked address. Each probe is sent twice, at
+//! the beginning and after half of the timeout, since one packet may be lost.
 
 use std::fmt;
 use std::fs;
@@ -19,7 +19,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::machine::ip_of;
 
-/// `ARPHRD_ETHER` of the kernel.
+/// The kernel's constant `ARPHRD_ETHER`.
 const ETHERNET: u16 = 1;
 const ARP: u16 = 0x0806;
 const IPV6: u16 = 0x86dd;
@@ -28,21 +28,21 @@ const SOLICITATION: u8 = 135;
 const ADVERTISEMENT: u8 = 136;
 /// The NDP option "target link-layer address" of an advertisement.
 const TARGET_MAC: u8 = 2;
-/// How long past its deadline a probe keeps reading packets that have already arrived.
+/// How long after its deadline a probe continues to read packets that have already arrived.
 const READ_GRACE: Duration = Duration::from_millis(10);
 
-/// The outcome of a probe.
+/// The outcome of a probe of one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProbeResult {
-    /// No device answered in time.
+    /// No device answered the probe before the deadline.
     Silent,
-    /// A device uses the address; with its MAC address if the answer contains one.
+    /// A device uses the probed address. The field is the device's MAC address, if the answer contains one.
     Answered(Option<Mac>),
-    /// The probe was not possible, for this reason.
+    /// The probe was not possible, for the reason in the text.
     Unable(String),
 }
 
-/// A MAC address.
+/// The MAC address of an Ethernet device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mac([u8; 6]);
 
@@ -53,10 +53,10 @@ impl fmt::Display for Mac {
     }
 }
 
-/// Probes addresses on the wire of an interface of this network namespace, all at once. The results are in the order of
-/// the addresses. An address of the interface itself counts as answered by it.
+/// Probes addresses on the wire of an interface of this network namespace, all in parallel. The results have the same
+/// order as the probed addresses. An address of the interface itself counts as answered by the interface.
 ///
-/// Blocks for `timeout`, or until all addresses are answered.
+/// The function blocks for `timeout`, or until all addresses are answered.
 pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<ProbeResult> {
     let link = match Link::find(interface) {
         Ok(link) => link,
@@ -66,7 +66,7 @@ pub fn probe(interface: &str, addresses: &[IpAddr], timeout: Duration) -> Vec<Pr
     let begun = Instant::now();
     for half in 1..=2 {
         probes.iter_mut().for_each(Probe::send);
-        // While one probe listens, answers to the others queue in their sockets.
+        // While one probe listens, answers to the other probes queue in the other probes' sockets.
         probes.iter_mut().for_each(|probe| probe.listen(begun + timeout * half / 2));
     }
     probes.into_iter().map(|probe| probe.outcome).collect()
@@ -104,7 +104,8 @@ impl Link {
         }
     }
 
-    /// Opens a socket that sends whole Ethernet frames and receives those of one protocol, or none if `protocol` is 0.
+    /// Opens a socket that sends whole Ethernet frames and receives the frames of one protocol, or no frames if
+    /// `protocol` is 0.
     fn frames(&self, protocol: u16) -> io::Result<Socket> {
         let socket = Socket::new(Domain::PACKET, Type::RAW, Some(Protocol::from(i32::from(protocol.to_be()))))?;
         bind(socket.as_raw_fd(), &self.address)?;
@@ -127,10 +128,10 @@ impl Link {
 struct Probe {
     address: IpAddr,
     own: Mac,
-    /// The Ethernet frame to send.
+    /// The Ethernet frame of the probe.
     frame: Vec<u8>,
-    /// The socket that sends the frame, and another socket for the answers unless the first one receives them. `None`
-    /// when the probe has failed or needs no sockets.
+    /// The socket that sends the frame, and a second socket for the answers unless the first socket receives the
+    /// answers. `None` when the probe has failed or needs no sockets.
     sockets: Option<(Socket, Option<Socket>)>,
     outcome: ProbeResult,
 }
@@ -172,7 +173,7 @@ impl Probe {
         }
     }
 
-    /// Reads packets until the address is answered or `until` has passed.
+    /// Reads packets until a device answers for the address or `until` has passed.
     fn listen(&mut self, until: Instant) {
         let mut bytes = [0_u8; 1500];
         while self.outcome == ProbeResult::Silent {
@@ -210,7 +211,8 @@ fn ethernet(to: [u8; 6], from: Mac, protocol: u16) -> Vec<u8> {
 /// Builds a broadcast ARP request for an address, with the sender address 0.0.0.0.
 fn arp_probe(own: Mac, address: Ipv4Addr) -> Vec<u8> {
     let mut frame = ethernet([0xff; 6], own, ARP);
-    // Hardware type Ethernet, protocol IPv4, their address lengths, operation request.
+    // The ARP header: hardware type Ethernet, protocol IPv4, the lengths of a MAC and an IPv4 address, operation
+    // "request".
     frame.extend([0, 1, 8, 0, 6, 4, 0, 1]);
     frame.extend(own.0);
     frame.extend([0; 4 + 6]);
@@ -218,7 +220,7 @@ fn arp_probe(own: Mac, address: Ipv4Addr) -> Vec<u8> {
     frame
 }
 
-/// The sender's MAC address in an ARP request or reply that claims the address.
+/// The sender's MAC address in an ARP request or reply whose sender uses the probed address.
 fn arp_sender(frame: &[u8], address: Ipv4Addr) -> Option<Mac> {
     let is_ours = frame.get(12..20)? == [8, 6, 0, 1, 8, 0, 6, 4] && frame.get(28..32)? == address.octets();
     let mac = frame.get(22..28).filter(|_| is_ours)?;
@@ -234,7 +236,8 @@ fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
     let sum = checksum(&[&group[..], &[0, 24, 0, ICMPV6], &message].concat()).to_be_bytes();
     message.splice(2..4, sum);
     let mut frame = ethernet([0x33, 0x33, 0xff, a, b, c], own, IPV6);
-    // Version 6, 24 bytes of ICMPv6, and hop limit 255, which proves that no router has forwarded the packet.
+    // The IPv6 header: version 6, 24 bytes of ICMPv6, and hop limit 255, which proves that no router has forwarded the
+    // packet.
     frame.extend([0x60, 0, 0, 0, 0, 24, ICMPV6, 255]);
     frame.extend([0; 16]);
     frame.extend(group);
@@ -242,8 +245,8 @@ fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
     frame
 }
 
-/// Returns `Some` if an ICMPv6 message is a neighbour advertisement for the address, with the MAC address if it has
-/// one.
+/// Returns `Some` if an ICMPv6 message is a neighbour advertisement for the address. The inner value is the MAC
+/// address, if the message has one.
 fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>> {
     if *message.first()? != ADVERTISEMENT || message.get(8..24)? != address.octets() {
         return None;
@@ -253,7 +256,8 @@ fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>>
         if *kind == TARGET_MAC {
             return Some(options.get(2..8).and_then(|mac| mac.try_into().ok()).map(Mac));
         }
-        // Option lengths count units of 8 bytes. A length of 0 is invalid and ends the list.
+        // The lengths of NDP options count units of 8 bytes. An option length of 0 is invalid and ends the list of
+        // options.
         let length = usize::from(*length).checked_sub(1).map(|more| 8 + more * 8);
         options = length.and_then(|length| options.get(length..)).unwrap_or_default();
     }
@@ -261,7 +265,7 @@ fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>>
 }
 
 /// The checksum of RFC 1071 over an even number of bytes. The unspecified source address of the pseudo-header is all
-/// zeros and can be left out.
+/// zeros and does not change the checksum.
 fn checksum(bytes: &[u8]) -> u16 {
     let words = bytes.as_chunks::<2>().0.iter().map(|word| u32::from(u16::from_be_bytes(*word)));
     let mut sum: u32 = words.sum();
@@ -297,7 +301,7 @@ mod tests {
         let frame = solicitation(OWN, "fd00::1:2:3".parse().unwrap());
         assert_eq!(&frame[..6], [0x33, 0x33, 0xff, 2, 0, 3]);
         assert_eq!(frame.len(), 14 + 40 + 24);
-        // The checksum over a message that includes its checksum is 0.
+        // The checksum over a message that includes a correct checksum is 0.
         assert_eq!(checksum(&[&frame[38..54], &[0, 24, 0, ICMPV6], &frame[54..]].concat()), 0);
     }
 

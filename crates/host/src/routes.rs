@@ -9,37 +9,38 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 /// A route of this network namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// The destination.
+    /// The destination network of the route.
     pub net: IpNet,
-    /// The interface.
+    /// The name of the interface that the route leads to.
     pub device: String,
     /// True if the next hop is a gateway.
     pub has_gateway: bool,
-    /// True if the route drops packets, as the routes to a node's own blocks do.
+    /// True if the route drops packets, as the route to a block that the node itself owns does.
     pub drops: bool,
 }
 
-/// `RTF_GATEWAY` of the kernel.
+/// The kernel's route flag `RTF_GATEWAY`.
 const RTF_GATEWAY: u32 = 0x2;
-/// `RTF_REJECT` of the kernel.
+/// The kernel's route flag `RTF_REJECT`.
 const RTF_REJECT: u32 = 0x200;
 
-/// Minimum prefix length of a route that is not a default route. VPNs replace the default route by two /1 routes.
+/// Minimum prefix length of a route that is not a default route. A route of length /1 counts as a default route,
+/// because VPNs replace the default route by two /1 routes.
 const MIN_PREFIX_LENGTH: u8 = 2;
 
-/// Returns the destinations of the routes in all tables of this network namespace, without default routes. These
-/// include the addresses of its interfaces. IPv6 may be disabled.
+/// Returns the destinations of the routes in all tables of this network namespace, without default routes. The
+/// addresses of the namespace's interfaces are among the destinations. The function also works when IPv6 is disabled.
 ///
 /// # Errors
-/// `/proc` cannot be read.
+/// Any error of reading `/proc`.
 pub fn routes() -> io::Result<Vec<IpNet>> {
     let mut nets = parse_trie_routes(&fs::read_to_string("/proc/self/net/fib_trie")?);
     nets.extend(v6_routes()?.into_iter().map(|route| route.net));
     Ok(nets)
 }
 
-/// Parses `/proc/net/fib_trie`, which has the IPv4 routes of all tables: a line `|-- ADDRESS`, and below it a line
-/// `/LENGTH SCOPE KIND` for each of the address's routes.
+/// Parses `/proc/net/fib_trie`, which has the IPv4 routes of all tables: a line `|-- ADDRESS`, followed by a line
+/// `/LENGTH SCOPE KIND` for each route of the address.
 fn parse_trie_routes(text: &str) -> Vec<IpNet> {
     let (mut nets, mut address) = (Vec::new(), None);
     for line in text.lines().map(str::trim_start) {
@@ -62,11 +63,11 @@ fn v6_routes() -> io::Result<Vec<Route>> {
     }
 }
 
-/// Returns the IPv6 routes of all tables and the IPv4 routes of the main table, with their interfaces. Default routes
-/// are left out.
+/// Returns the IPv6 routes of all tables and the IPv4 routes of the main table, each with its interface. Default routes
+/// are omitted.
 ///
 /// # Errors
-/// `/proc` cannot be read.
+/// Any error of reading `/proc`.
 pub fn all_routes() -> io::Result<Vec<Route>> {
     let v4 = fs::read_to_string("/proc/self/net/route")?;
     let mut routes: Vec<Route> = v4.lines().filter_map(parse_v4_route).collect();
@@ -81,7 +82,7 @@ fn route(net: IpNet, device: &str, flags: &str) -> Option<Route> {
 }
 
 /// Parses a line of `/proc/net/route`: interface, destination, gateway, flags, and in the eighth column the mask. The
-/// numbers are hexadecimal, in the machine's byte order.
+/// numbers in `/proc/net/route` are hexadecimal, in the machine's byte order.
 fn parse_v4_route(line: &str) -> Option<Route> {
     let mut columns = line.split_whitespace();
     let device = columns.next()?;

@@ -1,4 +1,5 @@
-//! Scans of real network namespaces, kept alive in different ways. Needs root on the machine itself, and `ip`.
+//! Tests scans of real network namespaces that are kept alive in different ways. The tests need the command `ip` and
+//! must run as root outside of any container.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -13,14 +14,14 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// Number of attempts, 50 ms apart, before a wait fails.
+/// Number of attempts, 50 ms apart, before a test stops waiting and fails.
 const PATIENCE: u32 = 200;
 
-/// A process that is killed on drop, with every process that it started.
+/// A child process that is killed on drop, with every process that the child has started.
 struct Ended(Child);
 
 impl Ended {
-    /// Starts a command in its own process group, without our standard streams.
+    /// Starts a command in its own process group, without the test's standard streams.
     fn start(program: &str, arguments: &[&str]) -> Self {
         let mut command = Command::new(program);
         command.args(arguments).process_group(0);
@@ -60,7 +61,7 @@ fn seen() -> BTreeSet<IpAddr> {
     scan().addresses
 }
 
-/// Waits until scans contain an address, or do not contain it any more.
+/// Waits until scans contain an address (if `expected`), or until scans no longer contain the address.
 fn becomes(address: &str, expected: bool) {
     let address: IpAddr = address.parse().unwrap();
     for _ in 0..PATIENCE {
@@ -72,7 +73,7 @@ fn becomes(address: &str, expected: bool) {
     panic!("{address}: expected to be {}", if expected { "seen" } else { "gone" });
 }
 
-/// Starts a shell in a new network namespace that adds this address and then runs `then`.
+/// Starts a shell in a new network namespace. The shell adds `address` to the loopback interface and then runs `then`.
 fn shell(address: &str, then: &str) -> Ended {
     let script = format!("ip link set lo up && ip address add {address} dev lo && {then}");
     Ended::start("unshare", &["--net", "sh", "-c", &script])
@@ -129,7 +130,8 @@ fn scan_sees_namespace_held_by_open_file() {
         exec 9</proc/$inner/ns/net; kill $inner; wait $inner; exec sleep 600";
     let process = Ended::start("sh", &["-c", script]);
     let name = || std::fs::read_to_string(format!("/proc/{}/comm", process.0.id())).unwrap();
-    // The outer shell becomes `sleep` after the inner process has ended. Then only the open file keeps the namespace.
+    // The outer shell executes `sleep` after the inner process has ended. After the inner process has ended, only the
+    // open file keeps the network namespace alive.
     let is_left = (0..PATIENCE).any(|_| {
         sleep(Duration::from_millis(50));
         name().trim() == "sleep"
@@ -140,7 +142,8 @@ fn scan_sees_namespace_held_by_open_file() {
     becomes("198.18.77.4", false);
 }
 
-/// Another mount covers the namespace's mount point: no path leads to the namespace, but it still exists.
+/// Another mount covers the mount point of a network namespace: no path leads to the namespace, but the namespace still
+/// exists.
 #[test]
 fn scan_sees_hidden_mount() {
     let folder = tempfile::tempdir().unwrap();
@@ -160,7 +163,8 @@ fn scan_sees_hidden_mount() {
     }
 }
 
-/// Containers that pass their interface to a virtual machine or to user space have no addresses in their namespace.
+/// Containers that pass their interface to a virtual machine or to user space have no addresses in their network
+/// namespace.
 #[test]
 fn scan_sees_namespace_without_addresses_until_it_ends() {
     let process = Ended::start("unshare", &["--net", "sleep", "600"]);
@@ -178,7 +182,7 @@ fn scan_sees_namespace_without_addresses_until_it_ends() {
     assert!((0..PATIENCE).any(|_| !is_there()), "{name} does not go");
 }
 
-/// A scan in a container covers all namespaces made in the container and none outside of it.
+/// A scan in a container covers all network namespaces made in the container and no namespace outside of the container.
 #[test]
 fn scan_in_container_sees_only_what_is_in_it() {
     let test = std::env::current_exe().unwrap();
@@ -194,7 +198,7 @@ fn scan_in_container_sees_only_what_is_in_it() {
         assert!(done.status.success(), "{wrapper:?}: {said}");
     };
     inside(&["unshare", "--pid", "--fork", "--mount-proc", "--net"]);
-    // With its own user namespace, as an unprivileged container has.
+    // The second container has its own user namespace, like an unprivileged container.
     let own = "unshare --user --map-root-user --mount --pid --fork --mount-proc --net sh -c";
     // The container must not see the machine's namespace mounts.
     let script = "mount -t tmpfs none /run && exec \"$@\"";
@@ -204,7 +208,7 @@ fn scan_in_container_sees_only_what_is_in_it() {
 #[test]
 fn scan_part_that_runs_in_container() {
     if std::env::var_os("INSIDE").is_none() {
-        // The test above runs this test in a container.
+        // The test `scan_in_container_sees_only_what_is_in_it` runs this test in a container.
         assert_eq!(scan().within, None);
         return;
     }
@@ -215,7 +219,8 @@ fn scan_part_that_runs_in_container() {
     let own = host::network_namespace(Path::new("/proc/self/ns/net")).unwrap();
     let (name, recorded) = own.split_once('/').unwrap();
     assert_eq!(recorded, within);
-    // The scan finds the container's own namespace; namespaces that mounts keep may be listed as well.
+    // The scan finds the container's own network namespace, and may also find network namespaces that mounts keep
+    // alive.
     assert!(sight.namespaces.unwrap().contains(name), "{own}");
 }
 
@@ -236,7 +241,7 @@ fn scan_says_so_when_not_privileged() {
     assert!(said.contains("CAP_SYS_ADMIN missing"), "{said}");
     let said = without(&["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]);
     assert!(said.contains("CAP_SYS_PTRACE missing"), "{said}");
-    // The machine's process id namespace, but another user namespace.
+    // This command runs in the machine's process id namespace, but in another user namespace.
     let done = Command::new("unshare")
         .args(["--user", "--map-root-user"])
         .arg(&status)
@@ -245,7 +250,7 @@ fn scan_says_so_when_not_privileged() {
         .unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(!done.status.success() && said.contains("has other users than the machine"), "{said}");
-    // A /proc that does not belong to this process.
+    // In this command, `/proc` does not show the command's own processes.
     let done = Command::new("unshare")
         .args(["--mount", "sh", "-c", "mount -t tmpfs none /proc && exec \"$@\"", "sh"])
         .arg(&status)

@@ -1,8 +1,10 @@
-//! Derives events from two versions of a document: addresses assigned and released, and blocks that changed owners.
+//! Derives events from two versions of a document: addresses that were assigned or released, and blocks that changed
+//! owners.
 //!
-//! A store keeps versions of blocks, not the operations that made them. An event is the difference between two adjacent
-//! versions. They are compared here without any I/O, both for the past ([`crate::history`]) and for live watches. A row
-//! ([`EventRow`]) is the JSON of `margay watch`, of `margay ipam history` and of the daemon's page.
+//! A store keeps versions of blocks, not the operations that made these versions. An event is the difference between
+//! two adjacent versions of a block. This module compares block versions without any I/O, both for the past
+//! ([`crate::history`]) and for live watches. An [`EventRow`] is serialized to JSON for `margay watch`, for `margay
+//! ipam history` and for the daemon's page.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,22 +22,22 @@ use time::OffsetDateTime;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BlockEvent {
-    /// The block.
+    /// The block that the event concerns.
     pub block: IpNet,
-    /// The length of the prefixes in a block of prefixes, where an address stands for its prefix. `None` in a block of
-    /// addresses, and for an event without an address.
+    /// The length of the prefix that the event's address stands for. `None` in a block of single addresses, and for an
+    /// event without an address.
     pub prefix_length: Option<u8>,
-    /// The kind of event.
+    /// The kind of event, with its details.
     pub what: BlockEventKind,
 }
 
 impl BlockEvent {
-    /// Makes an event of a block, or of a single address of it.
+    /// Makes an event of a block, or of a single address in the block.
     pub(crate) fn of(block: IpNet, what: BlockEventKind) -> Self {
         Self { block, prefix_length: None, what }
     }
 
-    /// The address or prefix that the event concerns; `None` if it concerns the block.
+    /// The address or prefix that the event concerns; `None` if the event concerns the block.
     pub fn unit(&self) -> Option<IpNet> {
         let address = self.what.address()?;
         self.prefix_length.map_or_else(|| Some(address.into()), |length| IpNet::new(address, length).ok())
@@ -48,75 +50,76 @@ impl BlockEvent {
 pub enum BlockEventKind {
     /// The address was assigned.
     Assigned {
-        /// The address.
+        /// The address that the event concerns.
         address: IpAddr,
-        /// The holder.
+        /// The address's holder after the event.
         holder: Attribute,
     },
-    /// The holder asked for the address again.
+    /// The address's holder requested the address again.
     Renewed {
-        /// The address.
+        /// The address that the event concerns.
         address: IpAddr,
-        /// The holder.
+        /// The address's holder after the event.
         holder: Attribute,
     },
-    /// The address changed owners under one handle, as when a virtual machine migrates.
+    /// The address changed owners under one handle, for example when a virtual machine migrates.
     Moved {
-        /// The address.
+        /// The address that the event concerns.
         address: IpAddr,
-        /// The former owner.
+        /// The owner before the event.
         from: Attribute,
-        /// The owner.
+        /// The owner after the event.
         to: Attribute,
     },
     /// The address was released and can be assigned again.
     Released {
-        /// The address.
+        /// The address that the event concerns.
         address: IpAddr,
-        /// The former holder.
+        /// The address's holder before the event.
         holder: Attribute,
     },
     /// The address was released and is in cooldown.
     InCooldown {
-        /// The address.
+        /// The address that the event concerns.
         address: IpAddr,
-        /// The former holder, if known.
+        /// The former holder of the address, if known.
         holder: Option<Attribute>,
-        /// The time of the release.
+        /// When the address was released.
         since: OffsetDateTime,
     },
-    /// The cooldown has ended, and the address can be assigned again.
+    /// The cooldown of the address has ended, and the address can be assigned again.
     CooldownOver {
-        /// The address.
+        /// The address that the event concerns.
         address: IpAddr,
     },
     /// The block got an owner.
     Claimed {
-        /// The owner.
+        /// The owner after the event.
         owner: Owner,
-        /// The former owner.
+        /// The owner before the event.
         former: Option<Owner>,
-        /// The time of the claim, if the block records it.
+        /// When the block was claimed, if the block records the time.
         at: Option<OffsetDateTime>,
     },
     /// The block lost its owner.
     GivenUp {
-        /// The former owner.
+        /// The owner before the event.
         owner: Owner,
     },
-    /// An owner's affinity to the block changed without the block, as when Calico claims a block in steps.
+    /// An owner's affinity to the block changed while the block itself did not, for example when Calico claims a block
+    /// in steps.
     Affinity {
-        /// The owner of the affinity.
+        /// The owner that the affinity belongs to.
         owner: Owner,
-        /// The new state; `None` if the affinity was deleted.
+        /// The affinity's new state; `None` if the affinity was deleted.
         state: Option<AffinityState>,
     },
-    /// The stored block cannot be read, so nothing is known of its addresses.
+    /// The stored block cannot be decoded, so the state of its addresses is unknown.
     Damaged,
 }
 
 impl BlockEventKind {
-    /// The word for the event in JSON, in tables and in lines of text.
+    /// The word for this kind of event in JSON, in tables and in lines of text.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Assigned { .. } => "assigned",
@@ -132,7 +135,7 @@ impl BlockEventKind {
         }
     }
 
-    /// The word for the event when it describes the initial state of a report.
+    /// The word for this kind of event when the event describes the state at which a history or watch begins.
     pub fn standing_word(&self) -> &'static str {
         match self {
             Self::Assigned { .. } => "held",
@@ -153,7 +156,7 @@ impl BlockEventKind {
         })
     }
 
-    /// The address that the event concerns; `None` if it concerns the block.
+    /// The address that the event concerns; `None` if the event concerns the block.
     pub fn address(&self) -> Option<IpAddr> {
         match self {
             Self::Assigned { address, .. }
@@ -166,7 +169,7 @@ impl BlockEventKind {
         }
     }
 
-    /// The current holder of the address or, if there is none, the former holder.
+    /// The current holder of the address; the former holder if the address has no current holder.
     pub fn holder(&self) -> Option<&Attribute> {
         match self {
             Self::Assigned { holder, .. } | Self::Renewed { holder, .. } | Self::Released { holder, .. } => {
@@ -178,7 +181,7 @@ impl BlockEventKind {
         }
     }
 
-    /// The owner of the block or affinity, or the former owner; `None` for events of addresses.
+    /// The current or former owner of the block or affinity; `None` for events of addresses.
     pub fn owner(&self) -> Option<&Owner> {
         match self {
             Self::Claimed { owner, .. } | Self::GivenUp { owner } | Self::Affinity { owner, .. } => Some(owner),
@@ -186,8 +189,8 @@ impl BlockEventKind {
         }
     }
 
-    /// The time of the event if the document records it, by the clock of the node. Needed for stores without commit
-    /// times.
+    /// The time of the event by the clock of the node, if the document records the time. Stores without commit times
+    /// have no other time of an event.
     pub fn recorded_at(&self) -> Option<OffsetDateTime> {
         match self {
             Self::Assigned { holder, .. } | Self::Renewed { holder, .. } => parse_go_string(holder.get(TIMESTAMP)?),
@@ -201,13 +204,13 @@ impl BlockEventKind {
 /// The events of one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BatchEvents {
-    /// The events. Within a block, releases come before assignments.
+    /// The events of the revision. Within a block, releases come before assignments.
     pub happenings: Vec<BlockEvent>,
-    /// Changed blocks whose previous version is unknown, so that their events cannot be derived.
+    /// Changed blocks whose previous version is unknown, so that the blocks' events cannot be derived.
     pub unreported: Vec<IpNet>,
 }
 
-/// Derives the events of a revision. `batch` must come from a watch that returns previous versions. Keys other than
+/// Derives the events of a revision. The `batch` must come from a watch that returns previous versions. Keys other than
 /// blocks and affinities are ignored.
 pub fn of_batch(batch: &Batch) -> BatchEvents {
     let mut reported = BatchEvents::default();
@@ -230,7 +233,7 @@ pub fn of_batch(batch: &Batch) -> BatchEvents {
     reported
 }
 
-/// True if there was a previous version that the store no longer has.
+/// True if the changed key had a previous version that the store no longer has.
 pub fn is_before_unknown(event: &Event) -> bool {
     event.prev.is_none() && (event.kind == EventKind::Delete || event.kv.version > 1)
 }
@@ -241,7 +244,7 @@ fn decode<D: Document>(kv: &Kv) -> Option<D> {
         .ok()
 }
 
-/// Derives the event of an affinity, unless an event of its block already covers it.
+/// Derives the event of an affinity, unless an event of the affinity's block already covers the change.
 fn affinity_alone(reported: &BatchEvents) -> impl Fn(&Event) -> Option<BlockEvent> + '_ {
     |event| {
         let (owner, block) = keys::parse_affinity(&event.kv.key)?;
@@ -264,7 +267,7 @@ fn affinity_alone(reported: &BatchEvents) -> impl Fn(&Event) -> Option<BlockEven
     }
 }
 
-/// Derives the events between two versions of a block; `None` stands for a block that does not exist.
+/// Derives the events between two versions of a block; a version is `None` if the block does not exist.
 pub fn of_block(cidr: IpNet, before: Option<&Block>, after: Option<&Block>) -> Vec<BlockEvent> {
     let (mut gone, mut come) = (Vec::new(), Vec::new());
     let larger = before.into_iter().chain(after).max_by_key(|block| block.capacity());
@@ -301,7 +304,7 @@ impl AddressVersion {
     }
 }
 
-/// Derives the events of an address: loss of its holder goes to `gone`, a new holder to `come`.
+/// Derives the events of an address. The loss of its holder is added to `gone`, a new holder to `come`.
 fn of_address(
     address: IpAddr,
     before: AddressVersion,
@@ -336,14 +339,15 @@ fn of_address(
     }
 }
 
-/// True if both entries belong to one attachment. Entries without Margay's attributes are compared by handle alone.
+/// True if both entries of a block belong to one attachment. Entries without Margay's attributes are compared by handle
+/// alone.
 fn is_same_attachment(one: &Attribute, other: &Attribute) -> bool {
     let same = |name| one.get(name).zip(other.get(name)).is_none_or(|(one, other)| one == other);
     one.handle() == other.handle() && same(NETWORK) && same(INTERFACE)
 }
 
-/// True if two entries differ at most in the time and boot of the request, in the naming of attributes (Calico's or
-/// Margay's), and in the workload that keeps the address.
+/// True if two entries of a block differ at most in the time and boot of the request, in the naming of attributes
+/// (Calico's or Margay's), and in the workload that keeps the address.
 fn is_same(one: &Attribute, other: &Attribute) -> bool {
     fn lasting(entry: &Attribute) -> BTreeMap<&str, &str> {
         let named = entry.attributes().iter().map(|(name, value)| (common_name(name), value.as_str()));
@@ -352,7 +356,7 @@ fn is_same(one: &Attribute, other: &Attribute) -> bool {
     lasting(one) == lasting(other) && one.alternate_attributes() == other.alternate_attributes()
 }
 
-/// Derives the event of a block's ownership.
+/// Derives the event of a block that got or lost its owner.
 fn of_owner(before: Option<&Block>, after: Option<&Block>) -> Option<BlockEventKind> {
     let (former, owner) = (before.and_then(Block::owner), after.and_then(Block::owner));
     match (former, owner) {
@@ -364,7 +368,7 @@ fn of_owner(before: Option<&Block>, after: Option<&Block>) -> Option<BlockEventK
 }
 
 /// Describes a stored block by events: its owner, the held addresses, and the addresses in cooldown. Returns `None` for
-/// a key that is no block's.
+/// the key of another document.
 pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
     let cidr = keys::parse_block(key)?;
     match Block::decode(key, value) {
@@ -379,24 +383,24 @@ pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
 /// The holder that an entry of a block names, borrowed from the entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Holder<'a> {
-    /// The handle.
+    /// The holder's handle.
     pub handle: Option<&'a str>,
-    /// The node.
+    /// The holder's node.
     pub node: Option<&'a str>,
-    /// The network.
+    /// The name of the holder's network.
     pub network: Option<&'a str>,
-    /// The container's id, taken from the handle. `None` if the entry does not record its network.
+    /// The container's id, taken from the handle. `None` if the entry does not record the container's network.
     pub container: Option<&'a str>,
-    /// The interface in the container.
+    /// The name of the interface in the holder's container.
     pub interface: Option<&'a str>,
-    /// The pod's name.
+    /// The name of the holder's pod.
     pub pod: Option<&'a str>,
-    /// The pod's namespace.
+    /// The namespace of the holder's pod.
     pub namespace: Option<&'a str>,
 }
 
 impl<'a> Holder<'a> {
-    /// Reads the holder from an entry.
+    /// Reads the holder from an entry of a block.
     pub fn of(entry: &'a Attribute) -> Self {
         let (handle, network) = (entry.handle(), entry.get(NETWORK));
         let container = handle.zip(network).and_then(|(id, network)| id.strip_prefix(network)?.strip_prefix('.'));
@@ -412,31 +416,31 @@ impl<'a> Holder<'a> {
     }
 }
 
-/// A row of a report: an event, or a part of the state at which the report begins.
+/// A row of a history or watch: an event, or a part of the state at which the history or watch begins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct EventRow {
-    /// The revision of the event, or of the initial state.
+    /// The revision of the event, or of the state at which the history or watch begins.
     pub revision: i64,
-    /// The time of the event; null if unknown.
+    /// The time of the event; `null` in JSON if unknown.
     #[serde(serialize_with = "utc")]
     pub time: Option<OffsetDateTime>,
-    /// The word for the kind of event.
+    /// The word for the event's kind, for example `assigned`.
     pub event: &'static str,
-    /// The address; absent if the event concerns the block.
+    /// The address that the event concerns; absent if the event concerns the block.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
-    /// The length of the prefix that the address stands for; absent in a block of addresses.
+    /// The length of the prefix that the address stands for; absent in a block of single addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_length: Option<u8>,
-    /// The block.
+    /// The block that the event concerns.
     pub block: IpNet,
-    /// The holder of the address, or the former holder.
+    /// The current or former holder of the address.
     #[serde(flatten)]
     pub holder: Option<AddressHolder>,
     /// The former holder of an address that moved.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<AddressHolder>,
-    /// The owner of the block or the affinity, or the former owner.
+    /// The current or former owner of the block or the affinity.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
     /// The former owner of the block.
@@ -447,26 +451,27 @@ pub struct EventRow {
     pub state: Option<&'static str>,
 }
 
-/// The holder of an address, as a row prints it.
+/// The holder of an address in an [`EventRow`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AddressHolder {
-    /// The handle; null if there is none. Only events with a holder have this member; the daemon's page tests for it.
+    /// The holder's handle; `null` in JSON if the address has no handle. Only events with a holder have the JSON field
+    /// `handle`; the daemon's page tests for the field.
     pub handle: Option<String>,
-    /// The node; null if unknown.
+    /// The holder's node; `null` in JSON if unknown.
     pub node: Option<String>,
-    /// The network.
+    /// The name of the holder's network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    /// The container's id.
+    /// The id of the holder's container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub container: Option<String>,
-    /// The interface in the container.
+    /// The name of the interface in the holder's container.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
-    /// The pod's namespace.
+    /// The namespace of the holder's pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
-    /// The pod's name.
+    /// The name of the holder's pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pod: Option<String>,
 }
@@ -482,12 +487,12 @@ impl AddressHolder {
 }
 
 impl EventRow {
-    /// Makes the row of an event.
+    /// Makes the row for an event.
     pub fn happened(revision: Revision, time: Option<OffsetDateTime>, happening: &BlockEvent) -> Self {
         Self::new(revision, time, happening.what.word(), happening)
     }
 
-    /// Makes the row of a part of the state at a revision.
+    /// Makes the row for a part of the state at a revision.
     pub fn listed(revision: Revision, happening: &BlockEvent) -> Self {
         Self::new(revision, happening.what.recorded_at(), happening.what.standing_word(), happening)
     }

@@ -1,7 +1,7 @@
-//! Estimates in how many days a pool will be full, if its use keeps growing at the recent rate.
+//! Estimates in how many days a pool will be full if its use keeps growing at the recent rate.
 //!
 //! The forecast compares the number of held addresses now with the number at the oldest readable revision of the last
-//! week. The age of that revision is the store's commit time, or else a time in the documents.
+//! week. The time of that revision is the store's commit time, or else a time that the documents record.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -27,9 +27,9 @@ pub const MIN_HISTORY: Duration = Duration::from_secs(10 * 60);
 /// The forecasts of all pools.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Forecast {
-    /// The length of the history used, in seconds.
+    /// The length of the history that the forecast uses, in seconds.
     pub history_seconds: u64,
-    /// The pools, in the order of the census.
+    /// The forecasts of the pools, in the order of the census.
     pub pools: Vec<PoolForecast>,
 }
 
@@ -42,13 +42,14 @@ pub struct PoolForecast {
     pub cidr: IpNet,
     /// The number of addresses that can be assigned now or after their cooldown.
     pub free: Count,
-    /// When the pool will be full.
+    /// Whether and when the pool will be full.
     #[serde(flatten)]
     pub ahead: FillForecast,
 }
 
 impl PoolForecast {
-    /// Adds the days until the pool is full to the samples. Adds nothing if the pool does not fill or has no forecast.
+    /// Adds a sample with the number of days until the pool is full. Adds nothing if the pool does not fill or has no
+    /// forecast.
     pub fn sample(&self, samples: &mut Samples) {
         if let Some(days) = self.ahead.days() {
             samples.of_days_until_full(&self.name, self.cidr, days);
@@ -60,25 +61,26 @@ impl PoolForecast {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum FillForecast {
-    /// The pool has no address left.
+    /// The pool has no free address.
     Full,
-    /// The pool will be full in some days.
+    /// The pool will be full if its use keeps growing.
     Filling {
-        /// The days until the pool is full.
+        /// The number of days until the pool is full.
         days: f64,
-        /// The daily increase of held addresses.
+        /// The daily increase of the number of held addresses.
         per_day: f64,
     },
     /// The number of held addresses has not grown.
     Steady,
     /// The history is shorter than [`MIN_HISTORY`].
     Short,
-    /// Neither the store nor its documents have a time to measure the history with.
+    /// Neither the store nor its documents have a time from which the length of the history follows.
     Unknown,
 }
 
 impl FillForecast {
-    /// The days until the pool is full: 0 for a full pool, `None` for a pool that does not fill or has no forecast.
+    /// The number of days until the pool is full: 0 for a full pool, `None` for a pool that does not fill or has no
+    /// forecast.
     pub fn days(&self) -> Option<f64> {
         match self {
             Self::Full => Some(0.0),
@@ -88,7 +90,7 @@ impl FillForecast {
     }
 }
 
-/// A past revision that can still be read, and how long ago it was current.
+/// A past revision that can still be read, and how long ago the revision was current.
 #[derive(Clone, Copy, Debug)]
 struct PastState {
     revision: Revision,
@@ -96,8 +98,8 @@ struct PastState {
 }
 
 impl Operator {
-    /// Forecasts when each pool of the census will be full. Reads all blocks at one older revision, and opens a few
-    /// short watches to learn the times of past revisions.
+    /// Forecasts when each pool of the census will be full. The forecast reads all blocks at one older revision, and
+    /// opens a few short watches to learn the times of past revisions.
     ///
     /// # Errors
     /// `Timeout` after the deadline; `Unsupported` for a store that cannot be watched; any store error.
@@ -121,7 +123,7 @@ impl Operator {
         Ok(forecast)
     }
 
-    /// Returns the oldest readable state of the last week, and the number of held addresses of each pool in it.
+    /// Returns the oldest readable state of the last week, and the number of held addresses of each pool in that state.
     async fn held_then(
         &self,
         pools: &[&Pool],
@@ -134,7 +136,7 @@ impl Operator {
             let mut reading = SnapshotReader::new(deadline);
             reading.at = then.revision;
             let at = self.ipam().now() - then.age;
-            // Damaged blocks are logged and left out; an inspection reports them.
+            // Damaged blocks are logged and not counted; an inspection reports damaged blocks.
             self.ipam()
                 .for_each(Range::Prefix(keys::blocks_prefix(None)), &mut reading, |block: Block| {
                     if let Some(pool) = pools.iter().find(|pool| pool.cidr().contains(&block.cidr())) {
@@ -147,12 +149,12 @@ impl Operator {
     }
 }
 
-/// Converts a number of addresses; the addresses of blocks in memory always fit in 32 bits.
+/// Converts a number of addresses to `f64`; the addresses of blocks in memory always fit in 32 bits.
 fn small(count: usize) -> f64 {
     u32::try_from(count).map_or(f64::MAX, f64::from)
 }
 
-/// Forecasts a pool that has `now` held and `free` other addresses, and had `before` held addresses `age` ago.
+/// Forecasts a pool that has `now` held addresses and `free` free addresses, and had `before` held addresses `age` ago.
 fn forecast_fill(now: f64, before: f64, free: f64, age: Option<Duration>) -> FillForecast {
     if free <= 0.0 {
         return FillForecast::Full;
@@ -165,13 +167,13 @@ fn forecast_fill(now: f64, before: f64, free: f64, age: Option<Duration>) -> Fil
     if per_day > 0.0 { FillForecast::Filling { days: free / per_day, per_day } } else { FillForecast::Steady }
 }
 
-/// Counts the addresses of a block that were held at a time, or waited for a workload whose wait was not over.
+/// Counts the addresses of a block that were held at a time, or waited at that time for their workload.
 fn held_in(block: &Block, at: OffsetDateTime) -> usize {
     let held = block.allocated().filter(|(ip, _)| matches!(block.lookup(*ip), AddressState::Assigned(_)));
     held.count() - block.overdue(at).count()
 }
 
-/// Finds the oldest readable state of the last week; `None` if its time is unknown.
+/// Finds the oldest readable state of the last week; `None` if the time of that state is unknown.
 async fn past_state(store: &dyn Store, newest: Revision) -> kv::Result<Option<PastState>> {
     let blocks = Range::Prefix(keys::blocks_prefix(None));
     let everything = Range::Prefix(keys::ipam_prefix());
@@ -182,10 +184,11 @@ async fn past_state(store: &dyn Store, newest: Revision) -> kv::Result<Option<Pa
     if age_of(first) <= MAX_HISTORY {
         return Ok(Some(PastState { revision: oldest, age: age_of(first) }));
     }
-    // The last change of a block that still exists has a time, so each watch from a revision before it finds one.
+    // The last change of a block that still exists has a time, so each watch from an earlier revision finds a time.
     let listing = store.list_at(blocks.clone(), Revision::UNSET, Content::KeysOnly).await?;
     let last = listing.kvs.iter().map(|kv| kv.mod_revision.get()).max().unwrap_or_default();
-    // Binary search. The first change from `old` on is older than a week; from `young` on it is not, or there is none.
+    // The binary search keeps two revisions. The first change at or after `old` is older than a week; the first change
+    // at or after `young`, if any, is not.
     let (mut old, mut young) = (oldest.get(), last.max(oldest.get()) + 1);
     while old + 1 < young {
         let middle = old + (young - old) / 2;

@@ -1,4 +1,4 @@
-//! Selects the events that concern an address, a container or a node, and finds out when they happened.
+//! Selects the events that concern an address, a container or a node, and finds out when the events happened.
 
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
@@ -13,19 +13,19 @@ use tokio::time::timeout;
 
 use crate::events::{BlockEvent, BlockEventKind, Holder, of_batch};
 
-/// How long to wait for the first change after a revision.
+/// How long a watch waits for the first change after a revision.
 const FIRST_CHANGE_TIMEOUT: Duration = Duration::from_millis(200);
-/// Number of revisions without a time after which the search for a time stops.
+/// Maximum number of revisions without a time before the search for a time stops.
 const MAX_REVISIONS_WITHOUT_TIME: usize = 50;
 
-/// The subject of a history.
+/// The address, container or node whose history is reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HistoryOf {
-    /// An address.
+    /// The history of an address, and of the prefix that contains the address.
     Address(IpAddr),
-    /// The handle, container or node of this name.
+    /// The history of the handle, container or node with this name.
     Name(String),
-    /// A node.
+    /// The history of the node with this name.
     Node(String),
 }
 
@@ -37,8 +37,9 @@ impl From<&str> for HistoryOf {
 }
 
 impl HistoryOf {
-    /// The key ranges that can contain events of the subject, and some others. If the first range has none, try the
-    /// next one: an address lies in a block of addresses, or inside a prefix.
+    /// The key ranges that can contain events of the subject, as well as events of other subjects. If the first range
+    /// has no event of the subject, the caller tries the next range: an address lies either in a block of addresses or
+    /// inside a prefix.
     pub fn ranges(&self) -> Vec<Range> {
         let Self::Address(ip) = self else { return vec![Range::Prefix(keys::ipam_prefix())] };
         let around = |blocks: Vec<IpNet>| {
@@ -49,7 +50,7 @@ impl HistoryOf {
         [possible_blocks(*ip), possible_blocks_of_prefixes(*ip)].into_iter().filter_map(around).collect()
     }
 
-    /// True if an event concerns the subject.
+    /// True if an event concerns this address, handle, container or node.
     pub fn concerns(&self, happening: &BlockEvent) -> bool {
         if let Self::Address(ip) = self {
             let is_damage = happening.what == BlockEventKind::Damaged && happening.block.contains(ip);
@@ -65,7 +66,7 @@ impl HistoryOf {
 }
 
 impl HistoryOf {
-    /// True if the subject holds an address with this entry.
+    /// True if this handle, container or node is the holder in an entry of a block.
     fn has(&self, entry: &Attribute) -> bool {
         let holder = Holder::of(entry);
         match self {
@@ -78,7 +79,7 @@ impl HistoryOf {
         }
     }
 
-    /// True if the subject is this owner of a block.
+    /// True if the given owner of a block is this node, or has this name.
     fn owns(&self, owner: &Owner) -> bool {
         match self {
             Self::Address(_) => false,
@@ -93,11 +94,11 @@ pub fn time_of(committed: Option<SystemTime>, what: &BlockEventKind) -> Option<O
     committed.map(OffsetDateTime::from).or_else(|| what.recorded_at())
 }
 
-/// Finds the first known time at or after a revision, among the changes of a range. Returns `None` if the range
-/// has no change since then, or only changes without a time.
+/// Finds the first known commit time at or after a revision, among the changes in a key range. Returns `None` if the
+/// range has no change since the revision, or only changes without a known time.
 ///
 /// # Errors
-/// The errors of [`Store::watch`].
+/// Any error of [`Store::watch`].
 pub async fn time_after(store: &dyn Store, range: &Range, revision: Revision) -> kv::Result<Option<OffsetDateTime>> {
     let mut changes = store.watch(WatchRequest::new(range.clone(), revision).with_prev(Prev::Return)).await?;
     for _ in 0..MAX_REVISIONS_WITHOUT_TIME {
@@ -109,7 +110,7 @@ pub async fn time_after(store: &dyn Store, range: &Range, revision: Revision) ->
     Ok(None)
 }
 
-/// The time of a commit: the store's, or else a time that its documents record.
+/// The time of a commit: the store's commit time, or else a time that the written documents record.
 fn time_of_batch(batch: &Batch) -> Option<OffsetDateTime> {
     let committed: Option<SystemTime> = batch.time;
     match committed {

@@ -2,10 +2,11 @@
 //!
 //! # Inside
 //!
-//! [`Operator`] wraps the allocator and adds the operations that only an operator runs. Each of them is one or more
-//! transactions on the allocator's store. [`inspect`] compares all documents of a store and mends damage; [`documents`]
-//! shows and writes documents in the form of Calico's API; [`moving`] copies a store's content to another store;
-//! [`events`] and [`history`] report past changes of addresses; [`forecast`] estimates when a pool will be full.
+//! [`Operator`] wraps the allocator and adds the operations that only an operator runs. Each operation of [`Operator`]
+//! is one or more transactions on the allocator's store. The module [`inspect`] compares all documents of a store and
+//! repairs damage. The module [`documents`] shows and writes documents in the form of Calico's API. The module
+//! [`moving`] compares a store's content with a store to which the content is moved. The modules [`events`] and
+//! [`history`] report past changes of addresses. The module [`forecast`] estimates when a pool will be full.
 
 pub mod documents;
 pub mod events;
@@ -33,12 +34,12 @@ pub use sticky::KeptAddress;
 pub struct Operator(Ipam);
 
 impl Operator {
-    /// Creates an operator on a store. It uses the system clock.
+    /// Creates an operator on a store. The operator uses the system clock.
     pub fn new(store: Arc<dyn Store>, nodes: Nodes) -> Self {
         Self(Ipam::new(store, nodes))
     }
 
-    /// The allocator itself.
+    /// The allocator that the operator wraps.
     pub fn ipam(&self) -> &Ipam {
         &self.0
     }

@@ -1,11 +1,11 @@
-//! Moves a store's content to another store: which keys belong to it, and the import lock on a store that is being
-//! filled.
+//! Decides how a store's content is moved to another store: which keys are moved, and which changes the target needs.
 //!
-//! Documents are copied byte for byte. [`ranges`] lists their keys. [`compare`] returns the writes and deletions that
-//! make a target equal to its source. [`Renaming`] turns the documents of one node into those of another node.
-//! [`DocumentCounts`] counts documents for a person.
+//! Documents are copied byte for byte. The function [`ranges`] lists the key ranges that are moved. The function
+//! [`compare`] returns the writes and deletions that make a target equal to its source. A [`Renaming`] turns the
+//! documents of one node into documents of another node. The type [`DocumentCounts`] counts the moved documents for a
+//! message to a person.
 //!
-//! While a store is being filled, it has an [import lock](ipam_core::import_lock).
+//! While a store is being filled, the store has an [import lock](ipam_core::import_lock).
 
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
@@ -25,11 +25,11 @@ const MARGAY_PREFIX: &str = "/margay/";
 /// Whether a moved key belongs to the IPAM data or to the surrounding cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyRole {
-    /// IPAM data: blocks, handles, affinities, settings, pools, reservations. The target must not have any before the
-    /// move.
+    /// IPAM data: blocks, handles, affinities, settings, pools, reservations. Before the move, the target must not have
+    /// any IPAM data.
     Books,
-    /// A document about the cluster: nodes and cluster information. If the target has the key already, its value is
-    /// kept.
+    /// A document about the cluster: a node or the cluster information. If the target has the key already, the target's
+    /// value is kept.
     Around,
 }
 
@@ -38,17 +38,18 @@ fn pinned_node_key() -> Key {
     keys::PINNED_NODE.into()
 }
 
-/// The ranges of keys that are moved, ascending. They include the import lock's key, which is not moved.
+/// The ranges of keys that are moved, ascending. The ranges include the import lock's key, although the import lock is
+/// not moved.
 pub fn ranges() -> Vec<Range> {
     all().into_iter().map(|(range, _)| range).collect()
 }
 
-/// The ranges that must be empty in a target.
+/// The key ranges that must be empty in a target before the move.
 pub fn ranges_to_be_empty() -> Vec<Range> {
     all().into_iter().filter(|(_, part)| *part == KeyRole::Books).map(|(range, _)| range).collect()
 }
 
-/// The role of a key; `None` for a key that is not moved.
+/// Returns the role of a key; `None` for a key that is not moved.
 pub fn role_of(key: &Key) -> Option<KeyRole> {
     if *key == import_lock_key() {
         return None;
@@ -56,7 +57,7 @@ pub fn role_of(key: &Key) -> Option<KeyRole> {
     all().into_iter().find(|(range, _)| range.contains(key.as_bytes())).map(|(_, part)| part)
 }
 
-/// The parts of [`ranges`] from `from` up to but excluding `to`; `None` means no upper end.
+/// The parts of [`ranges`] from key `from` up to but excluding key `to`; `None` means no upper end.
 pub fn ranges_between(from: &Key, to: Option<&Key>) -> Vec<Range> {
     let mut between = Vec::new();
     for range in ranges() {
@@ -92,27 +93,27 @@ fn all() -> [(Range, KeyRole); 7] {
 /// A write or deletion of one key in the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
-    /// The key.
+    /// The key that changes.
     pub key: Key,
-    /// The new value; `None` to delete the key.
+    /// The key's new value; `None` to delete the key.
     pub value: Option<Value>,
-    /// The revision that last wrote the key in the target; unset if the key is not there.
+    /// The revision that last wrote the key in the target; unset if the target does not have the key.
     pub was: Revision,
 }
 
 /// The difference between a part of a source and the same part of its target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
-    /// The changes to the target, by ascending key.
+    /// The changes to the target, in ascending order of their keys.
     pub changes: Vec<Change>,
-    /// Number of keys that are equal already.
+    /// Number of keys whose values in source and target are already equal.
     pub equal: u64,
-    /// Number of keys of the target that stay as they are.
+    /// Number of keys of the target whose own values are kept.
     pub kept: u64,
 }
 
-/// Compares a part of a source with the same part of its target; both are sorted by key. Calls `then`, in ascending
-/// order, with every key and value that the target has after the changes.
+/// Compares a part of a source with the same part of its target; both are sorted by key. The function calls `then`, in
+/// ascending order, with every key and value that the target has after the changes.
 pub fn compare(source: Vec<(Key, Value)>, target: Vec<Kv>, mut then: impl FnMut(&Key, &Value)) -> Difference {
     let mut found = Difference::default();
     let (mut source, mut target) = (source.into_iter().peekable(), target.into_iter().peekable());
@@ -156,8 +157,7 @@ impl Difference {
     }
 }
 
-/// The nodes that a document names: as the owner of a block or affinity, as a registered node, or as the embedded
-/// store's node.
+/// The nodes that a document names: the owner of a block or affinity, a registered node, or the embedded store's node.
 pub fn nodes_of(key: &Key, value: &[u8]) -> BTreeSet<String> {
     let mut nodes = BTreeSet::new();
     let host = |owner: Owner| owner.node().map(str::to_owned);
@@ -173,8 +173,8 @@ pub fn nodes_of(key: &Key, value: &[u8]) -> BTreeSet<String> {
     nodes
 }
 
-/// Renames a node in all documents: in its blocks and affinities, in the entries of its containers and tunnels, in its
-/// prefixes, its quota, and its own document.
+/// Renames a node in all documents: in the node's blocks and affinities, in the entries of its containers and tunnels,
+/// in its prefixes, its quota, and its own document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Renaming {
     from: String,
@@ -182,17 +182,17 @@ pub struct Renaming {
 }
 
 impl Renaming {
-    /// Creates a renaming: the blocks and addresses of node `from` become those of node `to`.
+    /// Creates a renaming that gives the blocks and addresses of node `from` to node `to`.
     pub fn new(from: impl Into<String>, to: impl Into<String>) -> Self {
         Self { from: from.into(), to: to.into() }
     }
 
-    /// The node's old name.
+    /// The node's name before the renaming.
     pub fn from(&self) -> &str {
         &self.from
     }
 
-    /// Returns the new key of a document.
+    /// Returns the key that a document has after the renaming.
     pub fn key(&self, key: Key) -> Key {
         if let Some((owner, cidr)) = keys::parse_affinity(&key)
             && let Some(renamed) = owner.renamed(&self.from, &self.to)
@@ -211,10 +211,12 @@ impl Renaming {
         key
     }
 
-    /// Returns the new value of a document. `key` is its old key.
+    /// Returns the value that a document has after the renaming. The argument `key` is the document's key before the
+    /// renaming.
     ///
     /// # Errors
-    /// [`Malformed`] for a block, a node or quotas that cannot be read: the node's name cannot be replaced there.
+    /// [`Malformed`] for a block, a node or quotas that cannot be read, because the node's name cannot be replaced in
+    /// an unreadable document.
     pub fn value(&self, key: &Key, value: Value) -> Result<Value, Malformed> {
         if keys::parse_block(key).is_some() {
             let mut block = Block::decode(key, value.as_bytes())?;
@@ -232,7 +234,8 @@ impl Renaming {
         Ok(value)
     }
 
-    /// Renames the node in the quotas. Its counter is not moved; the new store counts again.
+    /// Renames the node in the quotas. The node's quota counter is not moved; the new store counts the node's addresses
+    /// again.
     fn quotas(&self, key: &Key, value: Value) -> Result<Value, Malformed> {
         let mut quotas = Quotas::decode(key, value.as_bytes())?;
         let [from, to] = [&self.from, &self.to].map(|name| QuotaSubject::new(QuotaKind::Node, name.as_str()));
@@ -258,28 +261,28 @@ impl Renaming {
 /// The number of documents of each kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DocumentCounts {
-    /// All keys.
+    /// Number of all keys.
     pub keys: u64,
-    /// Size of all keys and values, in bytes.
+    /// Total size of all keys and values, in bytes.
     pub bytes: u64,
-    /// Held addresses, without those in cooldown.
+    /// Number of held addresses, without the addresses in cooldown.
     pub addresses: u64,
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Handles.
+    /// Number of handles.
     pub handles: u64,
-    /// Affinities.
+    /// Number of affinities.
     pub affinities: u64,
-    /// Pools.
+    /// Number of pools.
     pub pools: u64,
-    /// Reservations.
+    /// Number of reservations.
     pub reservations: u64,
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: u64,
-    /// Blocks that cannot be read. They are moved unchanged.
+    /// Number of blocks that cannot be read. Unreadable blocks are moved unchanged.
     pub damaged: u64,
-    /// The networks of the blocks. Serialized as the number of blocks that lie in another block. These are moved
-    /// unchanged, and nothing is assigned from them.
+    /// The networks of the blocks, serialized as the number of blocks that lie in another block. Blocks that lie in
+    /// another block are moved unchanged, and no address is assigned from these blocks.
     #[serde(rename = "overlapping", serialize_with = "count_overlapping")]
     networks: Vec<IpNet>,
 }
@@ -288,10 +291,12 @@ fn count_overlapping<S: Serializer>(networks: &[IpNet], serializer: S) -> Result
     serializer.serialize_u64(overlapping(networks))
 }
 
-/// Counts the networks that lie in another network of the list. Networks overlap only if one contains the other.
+/// Counts the networks that lie in another network of the list. Two networks overlap only if one network contains the
+/// other.
 fn overlapping(networks: &[IpNet]) -> u64 {
     let mut ascending = networks.to_vec();
-    // Sorts by first address; among networks with equal first addresses the largest comes first.
+    // The networks are sorted by first address; among networks with equal first addresses, the largest network comes
+    // first.
     ascending.sort_unstable();
     let mut outer: Option<IpNet> = None;
     let mut count = 0;
@@ -306,7 +311,7 @@ fn overlapping(networks: &[IpNet]) -> u64 {
 }
 
 impl DocumentCounts {
-    /// Counts one more key.
+    /// Counts a key with its value.
     pub fn add(&mut self, key: &Key, value: &[u8]) {
         self.keys += 1;
         self.bytes += (key.as_bytes().len() + value.len()) as u64;

@@ -16,7 +16,7 @@ use crate::Operator;
 /// A prefix that is assigned to a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodePrefix {
-    /// The prefix.
+    /// The prefix that is assigned to the node.
     pub prefix: IpNet,
     /// The handle under which the prefix is held.
     pub handle: String,
@@ -25,13 +25,13 @@ pub struct NodePrefix {
 }
 
 impl Operator {
-    /// Assigns a prefix of a pool to a node. If the node already has a prefix of this pool, returns that one. The node
-    /// keeps the prefix until its handle is released.
+    /// Assigns a prefix of a pool to a node. If the node already has a prefix of this pool, the function returns that
+    /// prefix. The node keeps the prefix until the prefix's handle is released.
     ///
-    /// Guards: as in [`ipam_core::Ipam::assign_to_handle`].
+    /// The commit has the same guards as a commit of [`ipam_core::Ipam::assign_to_handle`].
     ///
     /// # Errors
-    /// `NotFound` if the pool does not exist; `UnknownNode` if the store has registered nodes and not this one;
+    /// `NotFound` if the pool does not exist; `UnknownNode` if the store has registered nodes but not this node;
     /// `Invalid` for a pool of single addresses; the errors of [`ipam_core::Ipam::assign_to_handle`].
     pub async fn assign_node_prefix(&self, pool: &str, node: &str, deadline: Deadline) -> Result<NodePrefix> {
         let pools = self.ipam().inventory(deadline).await?.pools;
@@ -52,7 +52,8 @@ impl Operator {
             Family::V4 => RequestedAddresses::any(1, 0),
             Family::V6 => RequestedAddresses::any(0, 1),
         };
-        // A secondary owner, so that Calico's routing does not treat the block as one of the node's pods.
+        // The block gets a secondary owner, so that Calico's routing does not treat the block as a block of the node's
+        // pods.
         let request = HandleRequest::new(handle.as_str(), Owner::secondary(node), wanted)
             .with_pools(found.family(), [pool])
             .with_most_per_family(1)

@@ -1,13 +1,15 @@
 //! Deletes a pool, and splits a pool into pools of equal size.
 //!
-//! A pool is deleted in steps. It is disabled, so that nothing more is assigned from it; then its blocks are deleted;
-//! then the pool. Each step is a commit of its own, and an interrupted deletion can be run again until it completes.
+//! A pool is deleted in three steps. First the pool is disabled, so that no more addresses are assigned from the pool;
+//! then the pool's blocks are deleted; then the pool itself. Each step has its own commits, and an interrupted deletion
+//! can be run again until the deletion completes.
 //!
-//! A split leaves blocks and their addresses in place: each block of the pool belongs to the part that contains it. Up
-//! to 60 parts are created in the commit that deletes the pool, so readers see either the pool or all parts. More parts
-//! do not fit in one commit. Then the pool is first disabled and annotated with the split. The parts are created in
-//! several commits and can be used at once. The pool is deleted last. So an address is never in two pools that assign
-//! it. An interrupted split continues when it is requested again.
+//! A split of a pool does not change the pool's blocks and their addresses: after the split, each block belongs to the
+//! part that contains the block. Up to 60 parts are created in the commit that deletes the pool, so readers see either
+//! the pool or all parts. More than 60 parts do not fit in one commit. If a pool is split into more than 60 parts, the
+//! pool is first disabled and annotated with the split. The parts are then created in several commits, and each part
+//! can be used as soon as the part is created. The disabled pool is deleted last, so an address is never in two enabled
+//! pools. An interrupted split continues when the same split is requested again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,41 +27,44 @@ use kv::{Deadline, Key, Range, StoreExt, Transaction};
 use crate::Operator;
 use crate::documents::{DocumentError, DocumentKind};
 
-/// Maximum number of passes over a pool's blocks. An assignment that began before the pool was disabled can add a
-/// block.
+/// Maximum number of times that a deletion lists a pool's blocks. An assignment that began before the pool was disabled
+/// can add a block after a listing.
 const MAX_BLOCK_LISTINGS: usize = 3;
 
-/// How long to wait for running assignments of programs that do not read the pool again before they write, as Calico's.
+/// How long a deletion waits for running assignments of programs that, like Calico, do not read the pool again before
+/// they write.
 const ASSIGNMENT_GRACE: Duration = Duration::from_millis(500);
 
 /// How a deletion treats a pool with addresses in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InUse {
-    /// Refuses the deletion.
+    /// The deletion is refused if addresses of the pool are in use.
     #[default]
     Refuse,
-    /// Deletes the pool of a bridged network anyway, and refuses any other. Holders keep their addresses and can
-    /// release them; until then the blocks are in no pool.
+    /// The pool of a bridged network is deleted even if addresses are in use; the deletion of any other pool is
+    /// refused. Holders keep their addresses, and can release their addresses later. Until all addresses of a block are
+    /// released, the block exists without a pool.
     DeleteBridged,
 }
 
 impl Operator {
-    /// Deletes a pool without addresses in use, with its empty blocks and the reservations that were made for it.
+    /// Deletes a pool without addresses in use, together with the pool's empty blocks and the reservations that were
+    /// made for the pool.
     ///
-    /// The pool is disabled first, so that nothing is assigned from it. Then its blocks are deleted, one commit each,
-    /// then the pool. If an address turns out to be in use, the pool is enabled again. An interrupted deletion leaves
-    /// the pool disabled; the next call continues it.
+    /// The pool is disabled first, so that no address is assigned from the pool. Then the pool's blocks are deleted,
+    /// one commit each, and finally the pool. If an address turns out to be in use, the pool is enabled again. After an
+    /// interrupted deletion the pool stays disabled; the next call continues the deletion.
     ///
     /// # Errors
-    /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of it are in use; any store error.
+    /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of the pool are in use; any store error.
     pub async fn delete_pool(&self, name: &str, deadline: Deadline) -> Result<()> {
         self.delete_pool_if(name, InUse::Refuse, deadline).await
     }
 
-    /// Deletes a pool like [`Self::delete_pool`]; `in_use` selects how addresses in use are treated.
+    /// Deletes a pool like [`Self::delete_pool`]; `in_use` selects how the deletion treats addresses in use.
     ///
     /// # Errors
-    /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of it are in use; any store error.
+    /// `NotFound` if the pool does not exist; `PoolInUse` if addresses of the pool are in use; any store error.
     pub async fn delete_pool_if(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<()> {
         let (pool, in_use) = self.deletable(name, in_use, deadline).await?;
         let was_enabled = !pool.is_disabled();
@@ -78,8 +83,8 @@ impl Operator {
         done
     }
 
-    /// Reads the pool and checks that it can be deleted. Also returns how to treat addresses that are assigned
-    /// meanwhile: only the pool of a bridged network may be deleted with addresses in use.
+    /// Reads the pool and checks that the pool can be deleted. The returned [`InUse`] tells how to treat addresses that
+    /// are assigned meanwhile: only the pool of a bridged network may be deleted with addresses in use.
     async fn deletable(&self, name: &str, in_use: InUse, deadline: Deadline) -> Result<(Pool, InUse)> {
         let inventory = self.ipam().inventory(deadline).await?;
         let pool = inventory.pools.into_iter().find(|pool| pool.name() == name);
@@ -131,8 +136,8 @@ impl Operator {
         Err(Error::Invalid(format!("blocks of pool {} are claimed faster than they can be taken away", pool.name())))
     }
 
-    /// Deletes the blocks of a pool and their affinities, one commit each. With [`InUse::DeleteBridged`], blocks in use
-    /// stay.
+    /// Deletes the blocks of a pool and the affinities to these blocks, with one commit for each block. With
+    /// [`InUse::DeleteBridged`], blocks with addresses in use are not deleted.
     async fn drop_blocks(&self, pool: &Pool, in_use: InUse, deadline: Deadline) -> Result<()> {
         for cidr in self.blocks_of(pool).await?.iter().map(Block::cidr) {
             transact!(self.ipam(), deadline, |tx| {
@@ -155,9 +160,9 @@ impl Operator {
         Ok(())
     }
 
-    /// Deletes the pool and the reservations made for it. Returns false if a block was added meanwhile. Fails with a
-    /// conflict if another writer has enabled the pool again or replaced it; a pool that is already deleted is no
-    /// error.
+    /// Deletes the pool and the reservations made for the pool. Returns false if a block was added to the pool
+    /// meanwhile. Fails with a conflict if another writer has enabled the pool again or replaced the pool. If the pool
+    /// is already deleted, the call succeeds.
     async fn drop_pool(&self, pool: &Pool, in_use: InUse, deadline: Deadline) -> Result<bool> {
         let key = keys::resource(ResourceKind::IpPool, pool.name());
         let made_for_it = [bridge::reservation_name(pool.name()), define::reservation_name(pool.name())]
@@ -197,8 +202,9 @@ fn gateway_of(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
     reservation.resource().annotation(bridge::GATEWAY_ANNOTATION).map(str::to_owned)
 }
 
-/// Counts the held addresses of a block, and lists their nodes. Addresses in cooldown do not count. Returns `None` if
-/// no address is held, or only addresses that a Windows host reserves for itself.
+/// Counts the held addresses of a block, and lists the nodes that the addresses are held for. Addresses in cooldown are
+/// not counted as held. Returns `None` if no address is held, or only addresses that a Windows host reserves for
+/// itself.
 fn place_in_use(block: &Block) -> Option<BlockInUse> {
     if block.is_empty() {
         return None;
@@ -211,45 +217,45 @@ fn place_in_use(block: &Block) -> Option<BlockInUse> {
     (place.addresses > 0).then_some(place)
 }
 
-/// Maximum number of parts created in one commit.
+/// Maximum number of pool parts created in one commit.
 const PARTS_PER_COMMIT: usize = 60;
 
-/// Maximum number of parts of a split.
+/// Maximum number of parts that a pool can be split into.
 const MAX_PARTS: u32 = 1024;
 
 /// Maximum length of a resource name, in bytes.
 const MAX_NAME_BYTES: usize = 253;
 
-/// Annotation of a pool that is being split: `PARTS STATE`, the number of parts, and `enabled` or `disabled` for their
-/// state.
+/// Annotation of a pool that is being split. The annotation's value is `PARTS STATE`: the number of parts, and whether
+/// the parts are `enabled` or `disabled`.
 const SPLIT_ANNOTATION: &str = "margay.io/split";
 
-/// Selects a pool.
+/// Selects a pool by its name or by its network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolChoice<'a> {
-    /// The pool of this name.
+    /// The pool with this name.
     Name(&'a str),
-    /// The pool whose network is exactly this one.
+    /// The pool whose network equals this network.
     Cidr(IpNet),
 }
 
-/// The result of a split.
+/// The result of splitting a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SplitResult {
-    /// The name of the former pool.
+    /// The name of the pool that was split.
     pub pool: String,
-    /// The names and networks of the parts, ascending.
+    /// The names and networks of the pool's parts, in ascending order.
     pub parts: Vec<(String, IpNet)>,
 }
 
 impl Operator {
-    /// Splits a pool into a number of parts, a power of two. Assignments can continue meanwhile. Networks that name the
-    /// pool must name the parts afterwards.
+    /// Splits a pool into `number` parts of equal size. The number must be a power of two. Assignments from the pool
+    /// can continue during the split. After the split, networks that name the pool must name the parts instead.
     ///
     /// # Errors
-    /// `Invalid`, with Calico's texts, for an impossible number of parts, and for a pool that does not exist, is too
-    /// small, belongs to a bridged network, or was defined by a network's own configuration; `Document` if a pool with
-    /// the name of a part exists.
+    /// `Invalid`, with Calico's error messages, for an impossible number of parts, and for a pool that does not exist,
+    /// is too small, belongs to a bridged network, or was defined by a network's own configuration; `Document` if a
+    /// pool with the name of a part exists.
     pub async fn split_pool(&self, which: PoolChoice<'_>, number: u32, deadline: Deadline) -> Result<SplitResult> {
         if number < 2 || !number.is_power_of_two() {
             let reason = format!("number to split CIDR into is not a valid power of 2: {number}");
@@ -319,7 +325,7 @@ impl Operator {
         })
     }
 
-    /// Creates the parts that do not exist yet.
+    /// Creates the parts of a split pool that do not exist yet.
     async fn make_parts(&self, tx: &mut Transaction, split: &SplitResult, some: &[(String, IpNet)]) -> Result<()> {
         tx.prefetch(some.iter().map(|(name, _)| pool_key(name)).collect(), Vec::new()).await?;
         let mut pool = self.divisible(tx, &split.pool).await?;
@@ -348,7 +354,7 @@ impl Operator {
         Ok(tx.put(&key, part.encode()?)?)
     }
 
-    /// Reads and guards the pool. Fails if the pool belongs to a network that needs it whole.
+    /// Reads the pool and guards its key. Fails if the pool belongs to a network that needs the whole pool.
     async fn divisible(&self, tx: &mut Transaction, name: &str) -> Result<Pool> {
         let key = pool_key(name);
         let stored = tx.get(&key).await?.ok_or_else(|| not_there(PoolChoice::Name(name)))?;
@@ -388,7 +394,7 @@ fn not_there(which: PoolChoice<'_>) -> Error {
     }
 }
 
-/// Computes the names and networks of the parts.
+/// Computes the names and networks of the parts of a pool.
 fn parts_of(pool: &Pool, number: u32) -> Result<Vec<(String, IpNet)>> {
     let too_small =
         || Error::Invalid(format!("the CIDR {} is not large enough to be split into {number} parts", pool.cidr()));

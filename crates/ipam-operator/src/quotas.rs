@@ -10,21 +10,22 @@ use serde::Serialize;
 
 use crate::Operator;
 
-/// Maximum number of counters deleted in one commit.
+/// Maximum number of quota counters deleted in one commit.
 const COUNTERS_PER_COMMIT: usize = 50;
 
-/// A quota and its use, as printed by `margay quota list` (JSON) and by the daemon's page.
+/// A quota and the number of addresses counted against it, as printed by `margay quota list` (JSON) and by the daemon's
+/// page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QuotaRow {
-    /// `namespace`, `network` or `node`.
+    /// The kind of the quota's subject: `namespace`, `network` or `node`.
     pub kind: &'static str,
-    /// Maximum number of addresses of the subject.
+    /// Maximum number of addresses that the subject may have.
     pub limit: u64,
-    /// The namespace, network or node, or [`Quotas::ANY_OTHER`].
+    /// The name of the namespace, network or node, or [`Quotas::ANY_OTHER`].
     pub name: String,
-    /// Percentage of the limit in use, rounded down; `None` in the row for any other subject.
+    /// Percentage of the limit that the subject uses, rounded down; `None` in the row of [`Quotas::ANY_OTHER`].
     pub percent: Option<u64>,
-    /// Number of addresses that the subject has; `None` in the row for any other subject.
+    /// Number of addresses that the subject has; `None` in the row of [`Quotas::ANY_OTHER`].
     pub used: Option<u64>,
 }
 
@@ -41,8 +42,9 @@ impl From<&QuotaUse> for QuotaRow {
 }
 
 impl Operator {
-    /// Sets the maximum number of addresses of a subject, and returns the previous limit. Addresses in use stay in use.
-    /// The name [`Quotas::ANY_OTHER`] stands for every subject without a limit of its own.
+    /// Sets the maximum number of addresses of a subject, and returns the previous limit. Addresses in use stay in use
+    /// even if the new limit is lower than their number. The name [`Quotas::ANY_OTHER`] stands for every subject
+    /// without a limit of its own.
     ///
     /// # Errors
     /// `Malformed` for damaged quotas; any store error.
@@ -57,7 +59,8 @@ impl Operator {
         })
     }
 
-    /// Deletes a quota, and the counters of all subjects that no longer have a limit. Returns the deleted limit.
+    /// Deletes a quota, and the counters of all subjects that no longer have a limit. Returns the limit of the deleted
+    /// quota.
     ///
     /// # Errors
     /// `NotFound` if the subject has no limit; `Malformed` for damaged quotas; any store error.
@@ -75,12 +78,14 @@ impl Operator {
             }
             Ok(limit)
         })?;
-        // Sweep even if the limit was already deleted: an interrupted deletion may have left counters.
+        // The counters are swept even if the limit was already deleted, because an interrupted deletion may have left
+        // counters in the store.
         while self.sweep_counters(deadline).await? == COUNTERS_PER_COMMIT {}
         limit.ok_or_else(|| ErrorSubject::Quota.not_found(subject))
     }
 
-    /// Deletes counters of subjects without a limit, at most [`COUNTERS_PER_COMMIT`], and returns how many.
+    /// Deletes at most [`COUNTERS_PER_COMMIT`] quota counters of subjects without a limit, and returns the number of
+    /// deleted counters.
     async fn sweep_counters(&self, deadline: Deadline) -> Result<usize> {
         transact!(self.ipam(), deadline, |tx| {
             let quotas = read(tx).await?;
@@ -97,8 +102,8 @@ impl Operator {
         })
     }
 
-    /// Returns all quotas with their use, counted in all blocks, and the limits for any other subject. Sorted by kind
-    /// and name.
+    /// Returns all quotas, sorted by kind and name, each with the number of the subject's addresses in all blocks. The
+    /// rows of [`Quotas::ANY_OTHER`] have a limit but no number of used addresses.
     ///
     /// # Errors
     /// `Timeout` after the deadline; any store error.

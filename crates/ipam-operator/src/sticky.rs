@@ -25,13 +25,13 @@ use crate::Operator;
 /// An address that a workload keeps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptAddress {
-    /// The address.
+    /// The kept address.
     pub address: IpAddr,
-    /// The workload's name.
+    /// The name of the workload that keeps the address.
     pub workload: String,
     /// True if an operator has pinned the address.
     pub is_pinned: bool,
-    /// When its wait ends; `None` while the address is in use.
+    /// When the address stops waiting for its workload; `None` while the address is in use.
     pub until: Option<WaitEnd>,
     /// The handle under which the address is in use.
     pub handle: Option<String>,
@@ -61,17 +61,18 @@ impl KeptAddress {
 }
 
 impl Operator {
-    /// Pins an address: from now on only the workload of this name can get it. An address in use stays with its holder,
-    /// and waits for the workload after its release.
+    /// Pins an address: from now on only the workload of this name can get the address. A pinned address that is in use
+    /// stays with its holder, and after its release waits for the workload.
     ///
-    /// With `network`, the workload gets the address in that network only. Without it, an address that is in use or
-    /// waits stays tied to its current network and interface, and a free address can be used in any network.
+    /// With `network`, the workload gets the address in that network only. Without `network`, an address that is in use
+    /// or waits for its workload stays tied to its current network and interface, and a free address can be used in any
+    /// network.
     ///
-    /// Guards: the block and the record of the workload.
+    /// The commit guards the address's block and the workload's record.
     ///
     /// # Errors
     /// `Invalid` for an impossible name, and for an address that is in no pool, is reserved, is kept for another
-    /// workload, is in use in another network than the named one, or belongs to a virtual machine; `CoolingDown` for an
+    /// workload, is in use in another network than `network`, or belongs to a virtual machine; `CoolingDown` for an
     /// address in cooldown.
     pub async fn pin(&self, ip: IpAddr, name: &str, network: Option<&str>, deadline: Deadline) -> Result<KeptAddress> {
         Sticky::check_name(name).map_err(Error::Invalid)?;
@@ -125,7 +126,7 @@ impl Operator {
             let Some(kept) = now else { return Err(Error::Unassigned(ip)) };
             let mut record = read_record(work.tx, name).await?;
             record.remove(ip);
-            // Pinned addresses come before addresses that only wait for a time.
+            // In a workload's record, pinned addresses come before addresses that wait for a limited time.
             let (network, interface) = (kept.network.clone(), kept.interface.clone());
             record.addresses.insert(0, StickyAddress { address: ip, network, interface });
             write_record(work.tx, name, &record)?;
@@ -134,8 +135,9 @@ impl Operator {
         })
     }
 
-    /// Makes a workload stop keeping an address. An address in use stays with its holder. A waiting address becomes
-    /// free or starts its cooldown. Returns the former state.
+    /// Unpins an address or ends its wait, so that no workload keeps the address any more. An address in use stays with
+    /// its holder. An address that waits for its workload becomes free or starts its cooldown. Returns the address's
+    /// former state.
     ///
     /// # Errors
     /// `Invalid` if no workload keeps the address.
@@ -172,7 +174,7 @@ impl Operator {
     /// Reads the addresses that workloads keep, ascending, at one revision.
     ///
     /// # Errors
-    /// Any store error. Damaged blocks are logged and left out.
+    /// Any store error. Damaged blocks are logged and omitted, and are not errors.
     pub async fn kept_addresses(&self, deadline: Deadline) -> Result<Vec<KeptAddress>> {
         let read = || async {
             let mut all = Vec::new();
@@ -208,7 +210,7 @@ struct AddressContext {
     ip: IpAddr,
     pool: Option<Pool>,
     reservations: Vec<IpReservation>,
-    /// The block of the address, in a pool or stored outside of all pools.
+    /// The network of the address's block, in a pool or stored outside of all pools.
     block: Option<IpNet>,
 }
 
@@ -224,12 +226,12 @@ impl AddressContext {
         Ok(Self { ip, pool, reservations, block })
     }
 
-    /// The block of a pool from which the address can be assigned; `None` if it is in no pool.
+    /// The block of a pool from which the address can be assigned; `None` if the address is in no pool.
     fn assignable(&self) -> Option<IpNet> {
         self.pool.as_ref().and_then(|pool| block_of(pool, self.ip))
     }
 
-    /// The address, or in a pool of prefixes the prefix that contains it.
+    /// The address itself, or in a pool of prefixes the prefix that contains the address.
     fn unit(&self) -> IpNet {
         self.pool.as_ref().map_or_else(|| self.ip.into(), |pool| pool.unit_of(self.ip))
     }
@@ -241,7 +243,7 @@ impl AddressContext {
 }
 
 impl Operator {
-    /// Removes an address from the quarantine. Returns its quarantine entry.
+    /// Removes an address from the quarantine. Returns the address's quarantine entry.
     ///
     /// # Errors
     /// `Invalid` if the address is not in quarantine.

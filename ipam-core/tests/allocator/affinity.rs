@@ -1,4 +1,4 @@
-//! Claims and releases of blocks: by one caller, with faults, and by concurrent callers.
+//! Tests claims and releases of blocks: by one caller, with faults, and by concurrent callers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ async fn world() -> World {
     world
 }
 
-/// Shorthands for claims and releases by node name and CIDR.
+/// Shorthands for claiming and releasing blocks by node name and CIDR.
 trait Claiming {
     async fn claim(&self, node: &str, cidr: &str) -> (usize, usize);
 
@@ -62,7 +62,7 @@ async fn affinity_claims_part_of_pool_for_one_node() {
     assert_eq!(world.claim("b", "10.0.0.8/28").await, (0, 4), "the network is that of the address");
     assert_eq!(world.claim("b", "10.0.0.0/27").await, (4, 4));
     world.check().await;
-    // Addresses come from the claimed blocks first.
+    // An assignment takes addresses from the node's claimed blocks first.
     let given = world.one("a", "c1").await.unwrap();
     assert!(net("10.0.0.0/28").contains(&given), "{given}");
 }
@@ -111,7 +111,7 @@ async fn affinity_release_keeps_used_block_or_leaves_it_unowned() {
     let block = world.block("10.0.0.0/30").await.unwrap();
     assert_eq!((block.owner(), block.ips_by_handle("net.c1")), (None, vec![given]));
     world.check().await;
-    // As in Calico, a block without an owner that is in use cannot be claimed.
+    // As in Calico, a block without an owner cannot be claimed while addresses in the block are in use.
     assert_eq!(world.claim("b", "10.0.0.0/30").await, (0, 1));
     assert_eq!(world.release("a", "c1").await, [given]);
     assert_eq!(world.blocks().await, 0);
@@ -143,7 +143,8 @@ async fn affinity_left_half_done_by_others_is_completed() {
     let block =
         |cidr, name: &str| Block::new(cidr, Some(&Owner::Host(name.into())), OffsetDateTime::UNIX_EPOCH, None).unwrap();
     let foreign = async || {
-        // An affinity without a block; a block without an affinity; an affinity to another owner's block.
+        // The store gets an affinity without a block, a block without an affinity, and an affinity to another owner's
+        // block.
         world.put(affinity(first), &Affinity::new(AffinityState::Confirmed)).await;
         world.put(keys::block(second), &block(second, "a")).await;
         world.put(affinity(third), &Affinity::new(AffinityState::Pending)).await;

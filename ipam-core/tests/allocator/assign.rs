@@ -1,4 +1,4 @@
-//! Assignments of any and of requested addresses on routed networks.
+//! Tests assignments of arbitrary and of requested addresses on routed networks.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ async fn assign_of_both_families_is_one_commit() {
     assert_eq!(assigned[1].block.prefix_len(), 126);
     let after = world.store.list(kv::Range::All).await.unwrap();
     assert_eq!(after.revision, before.next());
-    // Two blocks, two affinities, one handle.
+    // The assignment writes two blocks, two affinities and one handle.
     assert_eq!(after.kvs.iter().filter(|kv| kv.mod_revision == after.revision).count(), 5);
     world.check().await;
 }
@@ -56,7 +56,7 @@ async fn assign_tries_last_written_block_first_and_no_full_ones() {
     for number in 0..24 {
         all.push(world.one("a", &format!("c{number}")).await.unwrap());
     }
-    // Six full blocks. Addresses are freed in the second claimed block, then in the first.
+    // The node has six full blocks. Addresses are freed in the second claimed block, then in the first claimed block.
     world.release("a", "c5").await;
     world.release("a", "c2").await;
     let counting = Arc::new(CountingStore::new(Arc::clone(&world.store)));
@@ -66,7 +66,7 @@ async fn assign_tries_last_written_block_first_and_no_full_ones() {
     let before = ipam.assign(&any("a", "new2", 1, 0), soon()).await.unwrap();
     let read_then = counting.take().bytes_received;
     assert_eq!((latest[0].ip, before[0].ip), (all[2], all[5]), "the latest room, and the room before that");
-    // The second time the block that was written last is full, so the other blocks are read as well.
+    // In the second assignment, the most recently written block is full, so the other blocks are read as well.
     let block = world.store.get(keys::block(latest[0].block)).await.unwrap().unwrap().value.len() as u64;
     assert!(read_then > read + 3 * block / 2, "{read} bytes were read, then {read_then}; a block has {block}");
     world.check().await;
@@ -209,7 +209,7 @@ async fn assign_treats_claim_in_future_as_young() {
 async fn assign_completes_what_others_left_half_done() {
     let owner = Owner::Host("a".into());
     for state in [AffinityState::Pending, AffinityState::PendingDeletion] {
-        // An affinity without a block.
+        // The store has an affinity without a block.
         let world = World::new().await;
         world.add_pool("v4", "10.0.0.0/30").await;
         let key = keys::affinity(&owner, "10.0.0.0/30".parse().unwrap()).unwrap();
@@ -217,7 +217,7 @@ async fn assign_completes_what_others_left_half_done() {
         world.one("a", "c1").await.unwrap();
         world.check().await;
 
-        // An affinity that is not confirmed.
+        // The store has a block and an affinity that is not confirmed.
         let world = World::new().await;
         world.add_pool("v4", "10.0.0.0/30").await;
         world.one("a", "c1").await.unwrap();
@@ -226,7 +226,7 @@ async fn assign_completes_what_others_left_half_done() {
         world.one("a", "c2").await.unwrap();
         world.check().await;
     }
-    // A block without an affinity, and an affinity to another owner's block.
+    // The store has a block without an affinity, and an affinity to another owner's block.
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     let cidr = "10.0.0.0/30".parse().unwrap();
@@ -264,7 +264,7 @@ async fn assign_never_chooses_reserved_addresses() {
     assert_eq!(given, [ip("10.0.0.4"), ip("10.0.0.6"), ip("10.0.0.7")].into());
     assert!(world.one("a", "c3").await.is_err());
     assert_eq!(world.block("10.0.0.0/30").await, None, "a block that is wholly reserved is never claimed");
-    // A request that names a reserved address gets it, as in Calico.
+    // A request that names a reserved address gets the address, as in Calico.
     world.assign(&these("a", "c4", &["10.0.0.5"])).await.unwrap();
     world.check().await;
 }
@@ -411,8 +411,8 @@ async fn assign_takes_few_round_trips_when_steady() {
     counting.take();
     counted.assign(&any("a", "c2", 1, 1)).await.unwrap();
     let counts = counting.take();
-    // One transaction reads the surrounding documents, and for each family a block, its affinity and the keys of blocks
-    // around it, all at one revision. The other transaction is the commit.
+    // The first transaction reads the surrounding documents, and for each family a block, its affinity and the keys of
+    // neighbouring blocks, all at one revision. The second transaction is the commit.
     assert_eq!((counts.txns, counts.ranges), (2, 8));
     counted.ipam.release_attachment(&attachment("a", "c2"), &["c2".into()], soon()).await.unwrap();
     let counts = counting.take();

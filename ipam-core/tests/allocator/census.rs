@@ -1,4 +1,4 @@
-//! The census: how every address is used.
+//! Tests the census, which tells how every address is used.
 
 use ipam_core::census::{AddressUse, BlockCensus};
 use ipam_core::model::keys::{self, ResourceKind};
@@ -24,7 +24,7 @@ async fn census_tells_every_address_once() {
     world.add(NewPool::new("p", "10.0.0.0/29".parse().unwrap()).with_block_size(30)).await;
     world.configure(IpamConfig::default().with_cooldown_seconds(60)).await;
     world.reserve(&["10.0.0.3/32", "10.0.0.7/32"]).await;
-    // Nodes `a` and `b` own a block each; `c` borrows an address.
+    // Nodes `a` and `b` own one block each; node `c` borrows an address.
     let first = world.one("a", "a1").await.unwrap();
     world.one("b", "b1").await.unwrap();
     world.one("a", "a2").await.unwrap();
@@ -48,7 +48,7 @@ async fn census_tells_every_address_once() {
     assert_eq!(census.nodes["b"].boots["boot0001"], 1);
     assert_eq!((census.registered.len(), census.of_gone_nodes()), (3, 0));
 
-    // The cooldown is over, and node `c` and the pool are deleted.
+    // The cooldown of the addresses is over, and node `c` and the pool are deleted.
     world.pass(61);
     world.store.delete(Range::key(keys::resource(ResourceKind::Node, "c"))).await.unwrap();
     let census = world.ipam.census(soon()).await.unwrap();

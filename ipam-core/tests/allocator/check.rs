@@ -1,4 +1,4 @@
-//! Compares the addresses that an attachment claims to have with the store.
+//! Tests the check that compares the addresses that an attachment claims to have with the store.
 
 use std::net::IpAddr;
 
@@ -35,9 +35,9 @@ async fn check_tells_standing_of_each_address() {
     let rows = [
         (own, Standing::Own),
         (others, Standing::Another("net.c2".into())),
-        // An address of another interface of the container.
+        // The second address belongs to another interface of the container.
         (second, Standing::Another("net.c1".into())),
-        // Free addresses in a stored block and in a block that is not stored.
+        // The last two addresses are free: in a stored block, and in a block that is not stored.
         (ip("10.0.0.251"), Standing::Free),
         (ip("10.0.0.4"), Standing::Free),
         (ip("192.0.2.1"), Standing::Unknown),

@@ -1,4 +1,5 @@
-//! Clocks that jump by ten years at any moment: no address is lost, stays in cooldown, or stays held for ever.
+//! Tests clocks that jump by ten years at any moment: no address is lost, stays in cooldown for ever, or stays held for
+//! ever.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,10 +12,10 @@ use crate::world::World;
 
 const TEN_YEARS: i64 = 3652 * 24 * 3600;
 const COOLDOWN: u32 = 60;
-/// Seconds after which every cooldown and every claim of an empty block has been re-evaluated: twice the cooldown, and
-/// twice the age from which an empty block can be taken over.
+/// Number of seconds after which every cooldown and every claim of an empty block has been re-evaluated: more than
+/// twice the cooldown, and more than twice the age from which an empty block can be taken over.
 const PATIENCE: i64 = 121;
-/// Number of addresses in the pool, in four blocks.
+/// Number of addresses in the pool, which has four blocks.
 const ADDRESSES: usize = 16;
 const NODES: [&str; 3] = ["a", "b", "c"];
 
@@ -22,11 +23,11 @@ const NODES: [&str; 3] = ["a", "b", "c"];
 enum Step {
     /// A node requests an address.
     Add(usize),
-    /// A holder releases its address.
+    /// A random holder releases its address.
     Del(usize),
-    /// A node claims all blocks of the pool that are free.
+    /// A node claims all free blocks of the pool.
     Claim(usize),
-    /// This many seconds pass.
+    /// The given number of seconds passes.
     Pass(i64),
     /// The clock is set ten years back, ten years ahead, or to the right time.
     Jump(i64),
@@ -42,7 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The world and the expected holders of addresses, according to the answers so far.
+/// A world, and the expected holders of its addresses according to the answers so far.
 struct Life {
     world: World,
     held: BTreeMap<String, (&'static str, IpAddr)>,
@@ -103,7 +104,7 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// A host whose clock was ten years ahead claimed the pool and never came back.
+/// In this test, a host whose clock was ten years ahead has claimed all blocks of the pool and is never seen again.
 #[tokio::test]
 async fn clock_far_ahead_leaves_empty_block_to_others() {
     let world = World::new().await;
@@ -133,8 +134,8 @@ proptest! {
             for step in &steps {
                 life.step(step).await;
             }
-            // At any clock setting: after all addresses are released and some time has passed, one node can have them
-            // all.
+            // At any clock setting, after all addresses are released and `PATIENCE` seconds have passed, a single node
+            // can get all addresses.
             while !life.held.is_empty() {
                 life.del(0).await;
             }

@@ -1,4 +1,4 @@
-//! Concurrent callers: no address is assigned twice or lost, and every revision is consistent.
+//! Tests concurrent callers: no address is assigned twice or lost, and every revision is consistent.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -12,7 +12,8 @@ use kv::{Event, EventKind, Kv, Operation, Range, RangeResponse, StoreExt, WatchR
 
 use crate::world::{World, consistent};
 
-/// Runs callers on three nodes that add and delete on a small pool, so that they claim, borrow and take over blocks.
+/// Runs callers on three nodes that assign and release addresses of a small pool, so that the nodes claim, borrow and
+/// take over blocks.
 async fn churn(world: &World, callers: usize, rounds: usize) {
     let held: Arc<Mutex<BTreeMap<std::net::IpAddr, String>>> = Arc::default();
     let tasks = (0..callers).map(|caller| {
@@ -63,7 +64,8 @@ pub(crate) fn faulty(quiet: &World) -> World {
     World::on(Arc::new(faulty), Nodes::Registered)
 }
 
-/// Replays every revision since `start`, checks each for consistency, and returns the final rows.
+/// Replays every revision since `start`, checks that the documents of each revision are consistent, and returns the
+/// final rows of the store.
 pub(crate) async fn every_revision_is_consistent(quiet: &World, start: RangeResponse) -> Vec<Kv> {
     let end = quiet.store.list(Range::All).await.unwrap();
     let mut state: BTreeMap<kv::Key, Kv> = start.kvs.into_iter().map(|kv| (kv.key.clone(), kv)).collect();
@@ -83,7 +85,7 @@ pub(crate) async fn every_revision_is_consistent(quiet: &World, start: RangeResp
     end.kvs
 }
 
-/// Fails if an address is held.
+/// Fails if any address is held or a handle is left.
 fn nothing_is_left(kvs: &[Kv]) {
     let left: usize = kvs
         .iter()

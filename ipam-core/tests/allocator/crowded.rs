@@ -1,4 +1,4 @@
-//! Claims in pools whose blocks are mostly claimed.
+//! Tests claims in pools whose blocks are mostly claimed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 
 use crate::world::{World, attachment, soon};
 
-/// Adds a pool, and returns its blocks in the order in which host `a` tries them.
+/// Adds a pool, and returns the pool's blocks in the order in which host `a` tries to claim the blocks.
 async fn pool_and_walk(world: &World, cidr: &str) -> Vec<IpNet> {
     world.add_pool("v4", cidr).await;
     let new = NewPool::new("v4", cidr.parse().unwrap()).with_block_size(30);
@@ -26,7 +26,7 @@ fn one(container: &str) -> AssignRequest {
     AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0))
 }
 
-/// Claims blocks for node `c`.
+/// Claims empty blocks for node `c`.
 async fn claim(world: &World, blocks: &[IpNet]) {
     let owner = Owner::host("c");
     for cidr in blocks {
@@ -70,7 +70,7 @@ async fn crowded_pool_gives_last_free_block_wherever_it_is() {
     }
 }
 
-/// Claims blocks for node `c`, each with an address in use.
+/// Claims blocks for node `c`, and puts an address in use into each block.
 async fn occupy(world: &World, blocks: impl IntoIterator<Item = IpNet>) {
     let (owner, reservations) = (Owner::host("c"), Reservations::default());
     for cidr in blocks {
@@ -93,7 +93,7 @@ async fn crowded_pool_takes_empty_block_over_before_borrowing() {
     }
 }
 
-/// A foreign writer that is interrupted leaves an empty block without an owner.
+/// In this test, an interrupted foreign writer has left an empty block without an owner.
 #[tokio::test]
 async fn crowded_pool_takes_over_empty_block_without_owner() {
     let world = World::of_one_caller().await;

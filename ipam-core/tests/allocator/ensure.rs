@@ -1,4 +1,4 @@
-//! `ensure_blocks`: an owner gets a block unless it has one.
+//! Tests that `ensure_blocks` gives an owner a block unless the owner has a block already.
 
 use ipam_core::Error;
 use ipam_core::assign::BlockRequest;
@@ -16,7 +16,7 @@ async fn world() -> World {
     world
 }
 
-/// Shorthands for these tests.
+/// Shorthands for the tests of `ensure_blocks`.
 trait Ensuring {
     async fn ensure(&self, node: &str, families: &[Family]) -> ipam_core::Result<Vec<IpNet>>;
 
@@ -88,7 +88,7 @@ async fn ensure_completes_what_others_left_half_done() {
         assert_eq!(world.ensure("a", &[Family::V4]).await.unwrap(), [cidr]);
         world.check().await;
     }
-    // An affinity without its block, and an affinity to another owner's block.
+    // The store has an affinity without its block, and later an affinity to another owner's block.
     world.store.delete(kv::Range::Key(keys::block(cidr))).await.unwrap();
     assert_eq!(world.ensure("a", &[Family::V4]).await.unwrap(), [cidr]);
     world.check().await;

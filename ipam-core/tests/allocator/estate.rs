@@ -1,4 +1,4 @@
-//! Addresses and blocks of a node that is gone, and of a node that was renamed.
+//! Tests what happens to the addresses and blocks of a node that is gone, and of a node that was renamed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,7 +24,7 @@ trait Departing {
 
     async fn estate(&self, node: &str) -> DepartedNode;
 
-    /// Assigns one address to a handle, with these attributes.
+    /// Assigns one address to a handle, with the attributes in `recorded`.
     async fn give(&self, handle: &str, owner: &str, recorded: &[(&str, &str)]) -> IpAddr;
 
     /// Stores an endpoint of a container without a pod, and returns the endpoint's name.
@@ -94,7 +94,7 @@ async fn renamed_node_passes_all_to_new_name() {
     both.attachment.boot = Some("boot0001".into());
     let both = world.assign(&both).await.unwrap();
     let tunnel = world.give("vxlan-tunnel-addr-a", "a", &[("node", "a"), ("type", "vxlanTunnelAddress")]).await;
-    // Two nodes claim the other blocks, and node `a` borrows.
+    // Two nodes claim the other blocks of the pool, and node `a` borrows addresses.
     for number in 0..12 {
         world.one(if number < 5 { "b" } else { "a" }, &format!("c{number}")).await.unwrap();
     }
@@ -226,7 +226,7 @@ async fn departed_node_blocks_move_32_per_commit() {
     world.check().await;
 }
 
-/// A request as the plugin makes it, dated `at` seconds after [`START`].
+/// A request like the plugin's, dated `at` seconds after [`START`].
 fn dated(container: &str, interface: &str, at: i64) -> AssignRequest {
     let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
     request.attachment.interface = interface.into();
@@ -284,7 +284,8 @@ async fn departed_node_endpoints_go_unless_it_comes_back() {
     let world = World::new().await;
     let names = [world.store_endpoint("a", "c1").await, world.store_endpoint("a", "c2").await];
     world.store_endpoint("b", "c3").await;
-    // The name and the document must agree on the node, and OpenStack's endpoints are never deleted.
+    // An endpoint is not deleted if its name and its document name different nodes, and OpenStack's endpoints are never
+    // deleted.
     let odd = r#"{"spec":{"orchestrator":"cni","node":"b","containerID":"c4"}}"#;
     world.store.put(keys::workload_endpoint("default", "a-cni-c4-eth0"), odd).await.unwrap();
     let foreign = r#"{"spec":{"orchestrator":"openstack","node":"a"}}"#;

@@ -1,5 +1,5 @@
-//! All operations concurrently, with faults: every revision is consistent, and no handle or affinity is left at the
-//! end.
+//! Runs all operations concurrently, with faults: every revision is consistent, and no handle or affinity is left at
+//! the end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ use kv::{Range, StoreExt};
 use crate::concurrent::{every_revision_is_consistent, faulty};
 use crate::world::{World, soon};
 
-/// Runs one of the other operations, selected by `turn`. Many of them are refused.
+/// Runs one of the operations other than assignments and releases, selected by `turn`. Many of these operations are
+/// refused.
 async fn meddle(world: &World, owner: &Owner, turn: usize) -> Result<&'static str> {
     let pool: IpNet = "10.0.0.0/27".parse().unwrap();
     let part: IpNet = format!("10.0.0.{}/29", turn * 8 % 32).parse().unwrap();
@@ -60,7 +61,8 @@ async fn meddle(world: &World, owner: &Owner, turn: usize) -> Result<&'static st
     })
 }
 
-/// Assigns addresses to a handle, moves one of them to another owner, and releases them by handle or one by one.
+/// Assigns addresses to a handle, changes the owner attributes of one address, and releases the addresses by handle or
+/// one by one.
 async fn hold(world: &World, owner: &Owner, handle: &str, turn: usize) -> Result<()> {
     let request = HandleRequest::new(handle, owner.clone(), RequestedAddresses::any(turn % 3 + 1, 0))
         .with_usage(PoolUse::Workload);
@@ -105,7 +107,7 @@ async fn verbs_all_at_once_keep_every_revision_consistent() {
                 };
                 match outcome {
                     Ok(()) => {}
-                    // The pool is full, or another caller has changed the cooldown.
+                    // The pool has no free address, or another caller has changed the cooldown.
                     Err(Error::Exhausted { .. } | Error::NoNewBlocks) => {}
                     Err(error) => panic!("caller {caller}, round {round}: {error}"),
                 }
@@ -122,6 +124,6 @@ async fn verbs_all_at_once_keep_every_revision_consistent() {
         quiet.ipam.remove_owner(&owner, soon()).await.unwrap();
     }
     let end = every_revision_is_consistent(&quiet, start).await;
-    // Blocks with addresses in cooldown may be left. No handle is left, so no address is held.
+    // Blocks with addresses in cooldown may exist at the end, but no handle, and therefore no held address.
     assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none() && keys::parse_affinity(&kv.key).is_none()));
 }

@@ -1,4 +1,4 @@
-//! `explain` predicts the result of the next assignment.
+//! Tests that `explain` predicts the result of the next assignment.
 
 use ipam_core::Error;
 use ipam_core::assign::{AddressSource, Explanation, PredictedOutcome};
@@ -30,7 +30,7 @@ fn refusal(explained: Explanation) -> Error {
     }
 }
 
-/// Asserts that the next assignment gets the predicted address, and returns its source.
+/// Asserts that the next assignment gets the predicted address, and returns the address's source.
 async fn next(world: &World, node: &str, container: &str) -> AddressSource {
     let explained = explain(world, node, &[]).await;
     let PredictedOutcome::Given { address, .. } = explained.outcome else { panic!("{explained:?}") };
@@ -41,7 +41,7 @@ async fn next(world: &World, node: &str, container: &str) -> AddressSource {
 #[tokio::test]
 async fn explain_tells_block_that_assignment_then_takes() {
     let world = World::new().await;
-    // Two blocks of four addresses.
+    // The pool has two blocks of four addresses.
     world.add_pool("v4", "10.0.0.0/29").await;
     assert_eq!(next(&world, "a", "a0").await, AddressSource::New);
     for number in 1..4 {
@@ -54,7 +54,7 @@ async fn explain_tells_block_that_assignment_then_takes() {
     assert_eq!((stock.usage.in_use, stock.usage.available), (Count::new(6), Count::new(2)));
     assert_eq!((stock.blocks, stock.own_blocks, stock.own_free, stock.in_cooldown), (2, 1, 0, 0));
     assert_eq!(explained.block_limit, Some(20));
-    // After a while an empty block of another node is taken over.
+    // An empty block of another node can be taken over once its claim is old enough.
     world.release("b", "b0").await;
     world.release("a", "a4").await;
     world.pass(61);
@@ -104,7 +104,7 @@ async fn explain_says_why_each_pool_is_not_chosen() {
     let error = refusal(other);
     assert!(matches!(error, Error::Pool(PoolError::NoneForUse(_))), "{error:?}");
 
-    // A pool that is requested by name is used whatever its selectors are.
+    // A pool that is requested by name is used regardless of the pool's selectors.
     let named = explain(&world, "racked", &["racks-b"]).await;
     assert_eq!(obstacles(&named)[0], because("manual", Obstacle::NotRequested));
     assert_eq!(obstacles(&named)[1], ("racks-b".to_owned(), None));

@@ -1,4 +1,4 @@
-//! Bridged networks with several pools of a family, and with sets of ranges.
+//! Tests bridged networks with several pools of a family, and with sets of ranges.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ fn bridged(container: &str, pools: &[&str]) -> AssignRequest {
     request
 }
 
-/// Two pools of five addresses each, and a large one.
+/// A world with two pools of five addresses each, and a large pool.
 async fn world() -> World {
     let world = World::new().await;
     for (name, cidr) in [("one", "10.1.0.0/29"), ("two", "10.2.0.0/29"), ("big", "10.3.0.0/24")] {
@@ -45,7 +45,8 @@ async fn fallback_serves_first_pool_with_room_with_its_gateway() {
     }
     let error = world.assign(&bridged("c10", &["two", "one"])).await.unwrap_err();
     assert!(error.is_exhaustion() && error.to_string().contains("[10.2.0.0/29 10.1.0.0/29]"), "{error}");
-    // A container gets its former address again from any of its pools, even if an earlier pool has room.
+    // A container gets its former address again from any of its pools, even if an earlier pool in the list has free
+    // addresses.
     world.release("a", "c3").await;
     assert_eq!(world.assign(&bridged("c7", &["two", "one"])).await.unwrap()[0].ip, given[7]);
     assert_eq!(world.assign(&bridged("c10", &["two", "one"])).await.unwrap()[0].ip, given[3]);
@@ -159,12 +160,12 @@ async fn fallback_gives_attachment_address_of_each_set() {
         seen.extend(addresses);
     }
     assert_eq!(seen.len(), 9);
-    // The third set is full, so no address is taken from the other sets.
+    // The third set of ranges is full, so no address is taken from the other sets.
     let before = world.dump().await;
     let error = world.assign(&defining("c3", &sets, 2, 1)).await.unwrap_err();
     assert!(error.is_exhaustion(), "{error}");
     assert_eq!(world.dump().await, before);
-    // A requested address counts for its set.
+    // A requested address counts as the address from its set of ranges.
     world.release("a", "c0").await;
     let mut wanted = defining("c4", &sets, 1, 1);
     let free = seen.iter().find(|text| text.starts_with("10.1.0.2") && text.len() == 9).unwrap();
@@ -189,7 +190,7 @@ async fn fallback_subnets_can_change_places() {
     let inventory = world.ipam.inventory(soon()).await.unwrap();
     let names: Vec<_> = inventory.pools.iter().map(|pool| pool.name().to_owned()).collect();
     assert_eq!(names, ["net", "net-2"]);
-    // A pool in use keeps its name when the configuration no longer has it.
+    // A pool with addresses in use keeps its name when the network configuration no longer names the pool.
     assert_eq!(define("c2", vec![named("10.3.0.0/24", "net")]).await.unwrap(), "10.3.0.0/24");
     let inventory = world.ipam.inventory(soon()).await.unwrap();
     assert_eq!(inventory.pools.iter().map(Pool::name).collect::<Vec<_>>(), ["net", "net-2", "net-3"]);
@@ -215,7 +216,7 @@ async fn fallback_chooses_free_network_once() {
     assert_eq!((one[0].pool, one[1].pool), (two[0].pool, two[1].pool));
     assert_eq!((one[0].pool.to_string().as_str(), one[0].gateway), ("10.200.2.0/24", Some(ip("10.200.2.1"))));
     assert!(one[1].ip.to_string().starts_with("fd") && one[1].pool.prefix_len() == 64);
-    // Routes that the machine gets later do not change the choice.
+    // Routes that the machine gets later do not change the automatically chosen subnet.
     let mut later = auto("c2");
     later.define[0].free_of = Some(vec!["10.0.0.0/8".parse().unwrap()]);
     assert_eq!(world.assign(&later).await.unwrap()[0].pool, one[0].pool);
@@ -227,7 +228,7 @@ async fn fallback_chooses_free_network_once() {
     world.check().await;
 }
 
-/// Hints that are never dropped.
+/// Hints that remember full pools for ever.
 #[derive(Debug, Default)]
 struct Memory {
     used: Mutex<Vec<IpNet>>,
@@ -271,11 +272,11 @@ async fn fallback_costs_no_round_trip_and_survives_stale_hint() {
         assert_eq!(trips(&format!("c{number}")).await, (2, "10.3.0.0/24".into()), "{number}");
     }
     assert_eq!(*memory.full.lock().unwrap(), ["10.1.0.0/29".parse().unwrap()], "noted once");
-    // If hints call all pools full, all are tried in order.
+    // If the hints call all pools full, all pools are tried in order.
     world.release("a", "c0").await;
     memory.full.lock().unwrap().push("10.3.0.0/24".parse().unwrap());
     assert_eq!(trips("again").await.1, "10.1.0.0/29");
-    // A wrong hint does not hide the last free address.
+    // A wrong hint that a pool is full does not hide the last free address.
     world.release("a", "c1").await;
     *memory.full.lock().unwrap() = vec!["10.1.0.0/29".parse().unwrap()];
     let mut alone = bridged("last", &["one", "two"]);
@@ -327,7 +328,8 @@ async fn fallback_keeps_sticky_address_in_any_pool() {
     let own = world.assign(&sticky("w1")).await.unwrap()[0].ip;
     world.release("a", "w1").await;
     world.pass(3600);
-    // An overdue address of the first pool is used only after all free addresses of the second.
+    // An address of the first pool whose wait for its workload is over is assigned only after all free addresses of the
+    // second pool.
     for number in 0..9 {
         let assigned = world.assign(&bridged(&format!("c{number}"), &["one", "two"])).await.unwrap();
         assert_ne!(assigned[0].ip, own);
@@ -335,7 +337,8 @@ async fn fallback_keeps_sticky_address_in_any_pool() {
     let last = world.assign(&bridged("c9", &["one", "two"])).await.unwrap();
     assert_eq!((last[0].ip, last[0].gateway), (own, Some(ip("10.1.0.1"))));
     world.check().await;
-    // The workload's next address is in the second pool. It stays there although the first pool has room.
+    // The workload's next address is in the second pool. The workload keeps the address in the second pool although the
+    // first pool has free addresses.
     world.release("a", "c8").await;
     let second = world.assign(&sticky("w2")).await.unwrap();
     assert_eq!(second[0].gateway, Some(ip("10.2.0.1")));

@@ -1,4 +1,4 @@
-//! Frees addresses of containers that are gone, and keeps all others.
+//! Tests that garbage collection frees the addresses of containers that are gone, and keeps all other addresses.
 
 mod endpoints;
 mod room;
@@ -25,7 +25,8 @@ const THIS_BOOT: &str = "boot0002";
 /// The time at which the clock of a [`World`] starts.
 const START: i64 = 1_800_000_000;
 
-/// A liveness source with the answers of a test. `None` makes its scan incomplete.
+/// A liveness source whose live addresses a test sets. If the live addresses are `None`, the source's scan is
+/// incomplete.
 struct Machine {
     live: Mutex<Option<BTreeSet<IpAddr>>>,
     asked: AtomicUsize,
@@ -54,14 +55,14 @@ fn evidence(live: BTreeSet<IpAddr>) -> Evidence {
     Evidence { boot, up, live, namespaces: Some(["4:7".to_owned()].into()), within: None }
 }
 
-/// A store of a single machine, with a pool of two blocks of four addresses.
+/// A world with the store of a single machine, and with a pool of two blocks of four addresses.
 async fn one_machine() -> World {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add_pool("v4", "10.0.0.0/29").await;
     world
 }
 
-/// A request as the plugin makes it in boot `boot`, dated `at` seconds after [`START`].
+/// A request like the plugin's in boot `boot`, dated `at` seconds after [`START`].
 fn request(container: &str, boot: &str, at: i64) -> AssignRequest {
     let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
     request.attachment.boot = Some(boot.into());
@@ -155,7 +156,7 @@ async fn gc_proves_attachment_gone_only_by_missing_namespace() {
             ""
         ]
     );
-    // If one namespace has no known name, it can be the namespace of any recorded address.
+    // If a network namespace has no known name, the namespace can be that of any recorded address.
     let shielded = Evidence { namespaces: None, ..on_the_machine.clone() };
     let [live, gone, earlier, ..] = lists(&shielded);
     assert_eq!((&*live, &*gone, &*earlier), ("", "", "earlier-in-container reused-since-earlier"));
@@ -166,7 +167,7 @@ async fn gc_proves_attachment_gone_only_by_missing_namespace() {
     assert_eq!(lists(&in_container("1")), [live, "", "earlier-in-container", "gone-in-container", outside]);
 }
 
-/// A runtime restarts a container at once in another namespace.
+/// In this test, a runtime immediately restarts a container in another network namespace.
 #[tokio::test]
 async fn gc_records_other_namespace_when_container_asks_again() {
     let world = one_machine().await;
@@ -193,22 +194,22 @@ async fn gc_keeps_address_when_container_asks_after_scan() {
     let world = one_machine().await;
     let first = give(&world, "c1", "boot0001", 0).await;
     let seen = world.ipam.holdings("a", soon()).await.unwrap().allocations;
-    // After a reboot the container gets the same answer, and the new boot is recorded.
+    // After a reboot the container gets the same address, and the new boot is recorded.
     assert_eq!(give(&world, "c1", THIS_BOOT, 100).await, first);
     let freed = free(&world, &seen).await;
     assert_eq!((freed.released, freed.changed), (vec![], vec![first]));
-    // In one boot, a repeated request after a while is recorded too.
+    // Within one boot, the time of a repeated request is recorded too, unless the repetition is immediate.
     let seen = world.ipam.holdings("a", soon()).await.unwrap().allocations;
     assert_eq!(give(&world, "c1", THIS_BOOT, 200).await, first);
     assert!(free(&world, &seen).await.released.is_empty());
     let renewed = world.ipam.holdings("a", soon()).await.unwrap().allocations;
     assert_ne!(renewed[0].sequence_number, seen[0].sequence_number);
     assert_eq!(renewed[0].assigned_at().unwrap().unix_timestamp(), START + 200);
-    // An immediate retry writes nothing.
+    // An immediate repetition of a request writes nothing.
     let before = revision(&world).await;
     assert_eq!(give(&world, "c1", THIS_BOOT, 205).await, first);
     assert_eq!(revision(&world).await, before);
-    // Released and assigned again.
+    // The address is released, and then assigned again.
     world.release("a", "c1").await;
     give(&world, "c1", THIS_BOOT, 200).await;
     assert!(free(&world, &renewed).await.released.is_empty());
@@ -250,7 +251,7 @@ async fn gc_counts_borrowed_for_borrower_and_spares_other_nodes() {
     world.check().await;
 }
 
-/// In a cluster two machines may have the same name by mistake.
+/// In a cluster, two machines can have the same name by mistake.
 #[tokio::test]
 async fn gc_takes_other_boot_for_other_machine_in_cluster() {
     let world = World::new().await;
@@ -269,7 +270,7 @@ async fn gc_takes_other_boot_for_other_machine_in_cluster() {
     assert_eq!(addresses(&judged.idle), [mine].into());
 }
 
-/// Uses every document that Calico itself wrote, including tunnels and Windows blocks.
+/// This test uses all documents that Calico itself wrote, including tunnels and Windows blocks.
 #[tokio::test]
 async fn gc_never_considers_what_calico_recorded() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
@@ -304,7 +305,8 @@ async fn gc_never_considers_what_calico_recorded() {
     assert!(unmarked > 0 && special > 0, "{unmarked} {special}");
 }
 
-/// An address with a type is never a workload's, even if another program adds Margay's attributes to it.
+/// An address with a type is never a workload's address, even if another program adds Margay's attributes to the
+/// address.
 #[tokio::test]
 async fn gc_keeps_tunnel_and_windows_addresses() {
     let world = one_machine().await;
@@ -343,7 +345,8 @@ async fn gc_list_decides_by_attachment_and_spares_young() {
     let mut second = request("in-list", THIS_BOOT, 0);
     second.attachment.interface = "eth1".into();
     let second = world.assign(&second).await.unwrap()[0].ip;
-    // Split at its first dot, handle `net.a.b.gone` would belong to a container `a.b.gone` in network `net`.
+    // If handle `net.a.b.gone` were split at its first dot, the handle would belong to container `a.b.gone` in network
+    // `net`.
     let mut dotted = request("b.gone", THIS_BOOT, 0);
     dotted.attachment.network = "net.a".into();
     world.assign(&dotted).await.unwrap();

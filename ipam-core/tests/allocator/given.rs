@@ -1,4 +1,4 @@
-//! Requested addresses on routed networks.
+//! Tests assignments of requested addresses on routed networks.
 
 use ipam_core::Error;
 use ipam_core::assign::{AssignRequest, RepeatPolicy, RequestedAddresses};

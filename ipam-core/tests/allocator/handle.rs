@@ -1,4 +1,4 @@
-//! Addresses of handles that do not belong to a container, and blocks of owners that are not nodes.
+//! Tests addresses of handles that do not belong to a container, and blocks of owners that are not nodes.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use kv::StoreExt;
 
 use crate::world::{World, attachment, held, ip, soon};
 
-/// Blocks of four addresses for workloads, and others for services.
+/// A world with a pool for workloads and a pool for services, both with blocks of four addresses.
 async fn world() -> World {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
@@ -59,13 +59,13 @@ async fn handle_of_virtual_owner_uses_load_balancer_pools() {
     let block = world.block(&affinities[0].1.to_string()).await.unwrap();
     assert_eq!(block.owner().unwrap().to_string(), "virtual:load-balancer");
     world.check().await;
-    // A requested address, from the same block or another block of the owner.
+    // A handle can request an address from the owner's current block or from another block of the owner.
     let wanted = RequestedAddresses::these([ip("10.1.0.7")]);
     let this = HandleRequest::new("service", Owner::load_balancer(), wanted);
     assert_eq!(give(&world, &this).await.unwrap(), [ip("10.1.0.7")]);
     assert!(matches!(give(&world, &this).await, Err(Error::AlreadyAssigned(_))));
     world.check().await;
-    // Workloads may not use the load balancer's pool, and the load balancer may not use theirs.
+    // Workloads must not use the load balancer's pool, and the load balancer must not use the workloads' pool.
     let wrong = HandleRequest::new("service", Owner::load_balancer(), RequestedAddresses::these([ip("10.0.0.1")]));
     let error = give(&world, &wrong).await.unwrap_err().to_string();
     assert!(error.contains("not allowed for use \"LoadBalancer\""), "{error}");
@@ -82,7 +82,7 @@ async fn handle_of_virtual_owner_claims_and_releases_like_node() {
     world.add_node("load-balancer", &[]).await;
     let cidr: IpNet = "10.1.0.0/29".parse().unwrap();
     assert_eq!(world.ipam.claim_affinity(&balancer, cidr, soon()).await.unwrap().claimed.len(), 2);
-    // A node named `load-balancer` is a different owner.
+    // A node named `load-balancer` is a different owner than the load balancer.
     assert_eq!(world.ipam.claim_affinity(&node, cidr, soon()).await.unwrap().failed.len(), 2);
     let released = world.ipam.release_affinity(&node, cidr, ReleaseIf::Any, soon()).await.unwrap();
     assert_eq!((released.released.len(), released.in_use.len()), (0, 0));
@@ -128,7 +128,8 @@ async fn handle_gets_no_more_of_family_than_allowed() {
     world.check().await;
 }
 
-/// Calico raises the handle's count before it writes the block. If it is interrupted between, the count stays too high.
+/// Calico raises the handle's count before Calico writes the block. If Calico is interrupted between these two writes,
+/// the handle's count stays too high.
 #[tokio::test]
 async fn handle_that_counts_too_much_refuses_nothing() {
     let world = world().await;
@@ -141,7 +142,8 @@ async fn handle_that_counts_too_much_refuses_nothing() {
     let number = world.block(&cidr.to_string()).await.unwrap().sequence_number();
     let given = give(&world, &request("h", Owner::host("a"), 1).with_most_per_family(1)).await.unwrap();
     assert_eq!(world.ipam.addresses_of_handle("h", soon()).await.unwrap(), given);
-    // The write makes a writer that has counted and is about to write the block retry, and it then lowers the count.
+    // Writing the block makes a concurrent writer retry that has raised the count and is about to write the block; the
+    // retrying writer then lowers the count.
     assert!(world.block(&cidr.to_string()).await.unwrap().sequence_number() > number);
     let stored = world.store.get(key.clone()).await.unwrap().unwrap();
     let counted: Vec<_> = Handle::decode(&key, stored.value.as_bytes()).unwrap().blocks().collect();
@@ -216,8 +218,8 @@ async fn handle_gives_only_address_to_one_of_many() {
         tokio::spawn(async move {
             let node = ["a", "b", "c"][number % 3];
             let request = request("net.vmi.shop.cart", Owner::host(node), 1).with_most_per_family(1);
-            // Replies are lost in this test. Two equal writes of one node could not be told apart, so each has its own
-            // attribute.
+            // Replies are lost in this test. Two equal writes of one node could not be distinguished, so each write has
+            // its own attribute.
             let own = [("caller".to_owned(), number.to_string())].into();
             give(&world, &request.with_attributes(own)).await
         })

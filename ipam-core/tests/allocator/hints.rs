@@ -1,4 +1,4 @@
-//! The number of round trips of a call. Hints save some and decide nothing.
+//! Counts the round trips of calls with and without hints: hints save round trips and never change a call's result.
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use kv::{Operation, StoreExt};
 
 use crate::world::{World, attachment, ip, soon};
 
-/// Keeps the recorded hints, or always returns fixed ones.
+/// Hints that keep what was recorded, or that always return fixed hints.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     blocks: Mutex<Vec<IpNet>>,
@@ -26,7 +26,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Hints that always name these blocks.
+    /// Creates hints that always name the given blocks.
     fn stuck_at(blocks: &[&str]) -> Arc<Self> {
         let blocks = Mutex::new(blocks.iter().map(|text| text.parse().unwrap()).collect());
         Arc::new(Self { blocks, is_stuck: true, ..Self::default() })
@@ -56,14 +56,14 @@ impl Hints for Memory {
 
 pub(crate) type Counted = CountingStore<Arc<dyn kv::Store>>;
 
-/// An allocator with these hints on the store of a world, and a store that counts its calls.
+/// Creates an allocator with the given hints on the store of a world, and a store that counts the allocator's calls.
 pub(crate) fn counted(world: &World, hints: &Arc<Memory>) -> (Ipam, Counted) {
     let counting = CountingStore::new(Arc::clone(&world.store));
     let counted = World::on(Arc::new(counting.clone()), Nodes::Registered);
     (counted.ipam.with_hints(Arc::clone(hints) as Arc<dyn Hints>), counting)
 }
 
-/// Three nodes, and pools with blocks of 64 addresses.
+/// A world with three nodes, and with pools whose blocks have 64 addresses.
 async fn world() -> World {
     let world = World::new().await;
     world.add(NewPool::new("v4", "10.0.0.0/16".parse().unwrap())).await;
@@ -80,8 +80,8 @@ fn these(container: &str, ips: &[&str]) -> AssignRequest {
     AssignRequest::new(attachment("a", container), RequestedAddresses::these(addresses))
 }
 
-/// The block is recorded even if the commit is lost, since the commit may have happened. The node's own block needs no
-/// record.
+/// A borrowed block is recorded even if the commit's request is lost, since the caller cannot know whether the commit
+/// happened. The node's own block needs no record.
 #[tokio::test]
 async fn hint_of_borrowed_block_is_noted_before_commit() {
     let world = World::new().await;
@@ -97,7 +97,7 @@ async fn hint_of_borrowed_block_is_noted_before_commit() {
         .unwrap()
         .remove(0);
     let before = world.dump().await;
-    // All requests are lost after the block was recorded.
+    // After the block was recorded, all requests to the store are lost.
     let seen = Arc::clone(&hints);
     let is_noted = move |_| (!seen.about_to_hold.lock().unwrap().is_empty()).then_some(Fault::RequestLost);
     let lost = FaultyStore::new(Arc::clone(&world.store), is_noted);
@@ -107,7 +107,7 @@ async fn hint_of_borrowed_block_is_noted_before_commit() {
     assert_eq!(world.dump().await, before);
     let all = noted();
     assert!(!all.is_empty() && all.iter().all(|cidr| *cidr == of_b.block), "{all:?}");
-    // The record of a borrowed block is no hint for the node's own blocks.
+    // The record of a borrowed block is not a hint for the node's own blocks.
     assert_eq!(
         world.ipam.clone().with_hints(Arc::clone(&hints) as Arc<dyn Hints>).read_scope_of("a"),
         ReadScope::default()
@@ -207,8 +207,8 @@ async fn hint_conflict_costs_two_round_trips() {
 #[tokio::test]
 async fn hint_costs_one_round_trip_when_wrong() {
     let own = "10.0.0.0/26";
-    // Wrong hints, each with the number of keys and ranges that the second request reads: the block, its affinity, and
-    // the ranges of block keys around it that were not read for the hint.
+    // Each wrong hint has the number of keys and ranges that the second request reads: the block, the block's affinity,
+    // and the ranges of neighbouring block keys that were not read for the hint.
     for (wrong, ranges) in [
         (&[] as &[&str], 3),
         (&["10.0.9.0/26"], 3),
@@ -239,8 +239,8 @@ async fn hint_costs_one_round_trip_when_wrong() {
     }
 }
 
-/// Runs random calls with random hints and without hints: the same calls succeed, and blocks, handles and affinities
-/// agree.
+/// Runs random calls with random hints and without hints. In both worlds the same calls succeed, and the blocks,
+/// handles and affinities are consistent.
 #[tokio::test]
 async fn hints_drawn_at_random_decide_nothing() {
     for seed in 0..200 {

@@ -1,4 +1,4 @@
-//! Assignments that are killed after a commit was sent and before its answer arrived.
+//! Tests assignments that are killed after a commit was sent and before the commit's answer arrived.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +19,7 @@ use tokio::sync::Notify;
 
 use crate::world::{World, attachment, held, soon};
 
-/// Pending commits, kept in memory.
+/// A record of pending commits that is kept in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Notes {
     kept: Mutex<BTreeMap<String, (Attachment, Txn)>>,
@@ -66,19 +66,20 @@ fn request() -> AssignRequest {
 async fn world() -> World {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
-    // The block exists already, so that no commit guards only the absence of keys.
+    // The world's block exists already, so that no commit guards only the absence of keys.
     world.one("a", "before").await.unwrap();
     world
 }
 
-/// A store whose transaction number `reads` gets the fault and whose later calls hang. Also returns the signal that the
-/// first hanging call sends.
+/// Wraps a world's store so that transaction number `reads` gets the fault and later calls hang. Also returns the
+/// signal that the first hanging call sends.
 pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (FaultyStore<Arc<dyn Store>>, Arc<Notify>) {
     let commits = AtomicU32::new(0);
     let reported = Arc::new(Notify::new());
     let tell = Arc::clone(&reported);
     let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
-        // A read of the history, which settles a commit that guards only absent keys, hangs like a later commit.
+        // A read of the history, which decides the outcome of a commit that guards only absent keys, hangs like a later
+        // commit.
         let begun = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { commits.load(SeqCst) };
         match (begun, operation) {
             (before, _) if before < reads => None,
@@ -93,9 +94,10 @@ pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (FaultyStore<
     (faulty, reported)
 }
 
-/// Starts an assignment, and kills it after its commit was sent and before it has the answer.
+/// Starts an assignment, and kills the assignment after its commit was sent and before the commit's answer arrived.
 async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> FaultyStore<Arc<dyn Store>> {
-    // The first transaction reads the surrounding documents. Without a block, a second one looks for a free block.
+    // The first transaction reads the surrounding documents. If the node has no block, a second transaction looks for a
+    // free block.
     let reads = if world.block("10.0.0.0/30").await.is_some() { 1 } else { 2 };
     let (faulty, reported) = breaking(world, fault, reads);
     let ipam = allocator(&(Arc::new(faulty.clone()) as Arc<dyn Store>), notes);
@@ -107,7 +109,7 @@ async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> FaultySto
     faulty
 }
 
-/// The commit of a late assignment creates a block, so it guards only absent keys. The block is deleted again before
+/// Tests a late commit that creates a block and therefore guards only absent keys. The block is deleted again before
 /// the late commit arrives.
 async fn absent_again(settle: impl AsyncFn(&World, &Ipam)) {
     for fault in FAULTS {
@@ -145,14 +147,15 @@ async fn late_commit_leaves_nothing_when_foreign_block_is_gone() {
     .await;
 }
 
-/// Here the assignment is not killed. It sends the commit again and gets a success, while the first one is still under
-/// way.
+/// In this test the assignment is not killed. The assignment sends its commit again and succeeds while the first commit
+/// is still on its way to the store.
 #[tokio::test(start_paused = true)]
 async fn late_commit_sent_twice_does_not_land_after_release() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
     let notes: Arc<Notes> = Arc::default();
-    // Two reads come first: the surrounding documents, and the search for a free block.
+    // The first two transactions are reads: of the surrounding documents, and of the blocks in the search for a free
+    // block.
     let late = FaultyStore::script(Arc::clone(&world.store), [None, None, Some(Fault::Held)]);
     let ipam = allocator(&(Arc::new(late.clone()) as Arc<dyn Store>), &notes);
     assert_eq!(ipam.assign(&request(), soon()).await.unwrap().len(), 1);
@@ -183,7 +186,7 @@ async fn late_commit_after_release_leaves_nothing() {
     }
 }
 
-/// Shows what the recorded pending commits prevent.
+/// Shows that an address would be lost without the recorded pending commits.
 #[tokio::test(start_paused = true)]
 async fn late_commit_without_notes_would_lose_address() {
     let world = world().await;
@@ -223,8 +226,8 @@ async fn note_does_no_harm_when_its_guards_fail() {
 
 #[tokio::test(start_paused = true)]
 async fn note_stays_while_its_commit_could_come_again() {
-    // The faults of the commit and of its repetition, and the number of pending commits that stay recorded. If the
-    // guards of the repetition fail, the first commit or another writer may have changed the keys.
+    // Each case has the faults of the commit and of its repetition, and the number of pending commits that stay
+    // recorded. If the guards of the repetition fail, the first commit or another writer may have changed the keys.
     let stays = [
         ([None, None], 0),
         ([Some(Fault::RequestLost), None], 0),
@@ -249,7 +252,8 @@ async fn note_stays_while_its_commit_could_come_again() {
 async fn note_stays_when_outcome_is_unknown() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
-    // All calls after the commit fail. That the repetition was not sent says nothing about the first commit.
+    // All calls after the commit fail. The error that the repetition was not sent says nothing about the outcome of the
+    // first commit.
     let commits = AtomicU32::new(0);
     let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
         let commit = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { 0 };

@@ -1,4 +1,4 @@
-//! Tests of the allocator on the in-memory store.
+//! Tests the allocator on the in-memory store.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod affinity;

@@ -1,4 +1,5 @@
-//! Networks that define their pools: several networks of one name, changed subnets, and gateways outside the subnet.
+//! Tests networks that define their pools: several networks of one name, changed subnets, and gateways outside the
+//! subnet.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ use kv::StoreExt;
 
 use crate::world::{World, attachment, ip, soon};
 
-/// An ADD on network `net` that defines a pool for each of these subnets and wants one address from each.
+/// An ADD on network `net` that defines a pool for each of the given subnets and wants one address from each pool.
 fn defining(node: &str, container: &str, subnets: &[&str]) -> AssignRequest {
     let v6 = subnets.iter().filter(|subnet| subnet.contains(':')).count();
     let mut request = AssignRequest::new(attachment(node, container), RequestedAddresses::any(subnets.len() - v6, v6));
@@ -34,14 +35,15 @@ fn subnets(assigned: &[AssignedAddress]) -> Vec<String> {
     assigned.iter().map(|one| one.pool.to_string()).collect()
 }
 
-/// Shorthands for these tests.
+/// Shorthands for the tests of networks that define their pools.
 trait OnNetworks {
     async fn on_subnets(&self, container: &str, of: &[&str]) -> Vec<AssignedAddress>;
 
     /// Checks that every block, affinity and reservation belongs to a pool, and returns the pools' networks by name.
     async fn pools(&self) -> BTreeMap<String, String>;
 
-    /// Asserts that the network is refused without any change, because its subnet overlaps with `by` of pool `net`.
+    /// Asserts that the network is refused without any change to the store, because a subnet of the network overlaps
+    /// with the subnet `by` of pool `net`.
     async fn is_refused(&self, of: &[&str], by: &str);
 
     async fn edit(&self, name: &str, edit: impl Fn(&mut Pool));
@@ -125,8 +127,8 @@ async fn network_pool_name_is_taken_by_other_network() {
     assert_eq!(subnets(&world.assign(&other).await.unwrap()), ["10.5.0.0/24"]);
     let expected = these(&[("net", "10.3.0.0/24"), ("net-2", "10.4.0.0/24"), ("net-2-2", "10.5.0.0/24")]);
     assert_eq!(world.pools().await, expected);
-    // The second network no longer uses its pool and gets a new one in its place. The first network's pool stays,
-    // although none of its addresses is in use.
+    // The second network no longer uses its pool, so a new pool replaces the second network's pool. The first network's
+    // pool stays, although no address of the pool is in use.
     for container in ["c1", "c2"] {
         let mut attachment = attachment("a", container);
         world.ipam.release_attachment(&attachment, &[], soon()).await.unwrap();
@@ -151,7 +153,7 @@ async fn network_pool_makes_way_for_new_subnet_when_unused() {
         assert_eq!(world.pools().await, these(&[("net", of[0]), ("net-ipv6", of[1])]));
         world.release("a", &container).await;
     }
-    // A pool stays while one of its addresses is in use, and is replaced later.
+    // A pool is not replaced while any of its addresses is in use.
     world.on_subnets("d1", &["10.43.0.0/24"]).await;
     world.on_subnets("d2", &["10.43.1.0/24"]).await;
     let of_v6 = subnets(4)[1].clone();
@@ -173,7 +175,7 @@ async fn network_pool_is_replaced_when_subnet_changes_size() {
         world.is_refused(&["10.0.0.0/8"], cidr).await;
         world.release("a", "c0").await;
     }
-    // Blocks of another size would overlap with the old blocks.
+    // The network is refused, because blocks of another size would overlap with the old blocks.
     world.is_refused(&["10.9.4.0/29"], "10.9.0.0/20").await;
     let world = World::new().await;
     world.on_subnets("c0", &["10.9.4.0/29"]).await;
@@ -298,7 +300,7 @@ async fn networks_of_one_name_begin_together_in_one_commit() {
     assert_eq!(world.pools().await, these(&[("net", one[0]), ("net-2", two[0])]));
 }
 
-/// One ADD claims a block of the unused pool while another ADD replaces the pool.
+/// In this test, one ADD claims a block of an unused pool while another ADD replaces the pool.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn network_pool_is_never_replaced_when_coming_into_use() {
     let world = World::new().await;
@@ -346,7 +348,8 @@ async fn network_pool_of_chosen_subnet_is_found_by_name() {
     auto.define[0].free_of = Some(Vec::new());
     let refused = world.assign(&auto).await.unwrap_err().to_string();
     assert!(refused.contains("pool net of this network is of another family"), "{refused}");
-    // A pool with an automatically chosen subnet stays, since its network finds it by name only.
+    // A pool with an automatically chosen subnet is not replaced, since its network can find the pool only by the
+    // pool's name.
     let world = World::new().await;
     let chosen = world.assign(&auto).await.unwrap()[0].pool;
     world.release("a", "c1").await;
@@ -376,7 +379,7 @@ async fn network_gateway_of_ipv6_may_lie_outside_subnet() {
         let refused = world.assign(&request).await;
         assert!(matches!(refused, Err(Error::Bridge(BridgeError::BadGateway { .. }))), "{bad} {refused:?}");
     }
-    // A network that names its pool, and a network with two pools.
+    // A network that names its pool and a network with two pools are tested as well.
     let mut named = AssignRequest::new(attachment("a", "d1"), RequestedAddresses::any(0, 1));
     world.add_pool("six", "fd06::/64").await;
     named.v6_pools = vec!["six".into()];

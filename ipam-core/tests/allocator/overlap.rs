@@ -1,5 +1,5 @@
-//! No new block overlaps with a stored block, whatever is stored: pools recreated with another block size, affinities
-//! without their blocks, and blocks of Calico's writers.
+//! Tests that no new block overlaps with a stored block, even if the store has pools that were recreated with another
+//! block size, affinities without their blocks, or blocks of Calico's writers.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// Replaces the document of a pool without the allocator.
+/// Replaces the document of a pool directly in the store, without the allocator.
 async fn replace_pool(world: &World, cidr: &str, block_size: u8) {
     let new = NewPool::new("p", net(cidr)).with_block_size(block_size);
     let pool = Pool::new(&new, "uid", OffsetDateTime::UNIX_EPOCH).unwrap();
@@ -33,7 +33,7 @@ async fn put_affinity(world: &World, node: &str, cidr: &str, state: AffinityStat
     world.put(key, &Affinity::new(state)).await;
 }
 
-/// Writes a block as Calico does, without a check of other blocks.
+/// Writes a block like Calico, without checking other blocks.
 async fn put_block(world: &World, node: &str, cidr: &str) {
     let block = Block::new(net(cidr), Some(&Owner::host(node)), OffsetDateTime::UNIX_EPOCH, None).unwrap();
     world.put(keys::block(net(cidr)), &block).await;
@@ -64,7 +64,7 @@ async fn are_apart(world: &World) {
     }
 }
 
-/// A pool with its block size, and affinities of node `a` to deleted blocks of another size.
+/// A test case: a pool with its block size, and affinities of node `a` to deleted blocks of another size.
 struct Left {
     pool: (&'static str, u8),
     affinities: &'static [&'static str],
@@ -115,7 +115,7 @@ async fn overlap_with_address_requested_elsewhere_is_not_made() {
     are_apart(&world).await;
 }
 
-/// The pool was replaced while blocks of the old size were in use.
+/// In this test, a pool is replaced while addresses in blocks of the old size are in use.
 #[tokio::test]
 async fn overlap_with_block_in_use_is_refused() {
     for (old, new) in [(26, 25), (26, 27), (24, 26), (28, 26)] {
@@ -137,7 +137,7 @@ async fn overlap_with_block_in_use_is_refused() {
         let (mut assigned, borrowed) = (vec![first], claimed.claimed.is_empty());
         for number in 0..3 {
             match add(&world, "a", &format!("c{number}"), false).await {
-                // A node that cannot get its own block borrows from the block of the old size.
+                // A node that cannot get its own block borrows addresses from the block of the old size.
                 Ok((ip, block)) => {
                     assert!(borrowed || block.prefix_len() == new, "{old} {new}: {block}");
                     assert!(!assigned.contains(&ip));
@@ -173,7 +173,8 @@ async fn overlap_by_quicker_writer_fails_commit() {
     }
 }
 
-/// Calico can create a block that overlaps with one of Margay's, and Margay's first version could as well.
+/// Calico can create a block that overlaps with a block of Margay, and Margay's first version could create overlapping
+/// blocks as well.
 #[tokio::test]
 async fn overlap_made_by_others_is_never_assigned_from() {
     for foreign in ["100.64.0.0/24", "100.64.0.64/27", "100.64.0.65/32"] {
@@ -223,7 +224,8 @@ async fn overlap_guards_ignore_writes_to_neighbours() {
     assert_eq!(counting.take().txns, 3, "one attempt: two reads, a commit");
 }
 
-/// Block keys do not sort by address, so many other keys can lie between those that overlap with a large block.
+/// Block keys do not sort by address, so many other keys can lie between the keys of blocks that overlap with a large
+/// block.
 #[tokio::test]
 async fn overlap_is_ruled_out_among_many_small_blocks() {
     let world = World::new().await;
@@ -236,7 +238,8 @@ async fn overlap_is_ruled_out_among_many_small_blocks() {
     are_apart(&world).await;
 }
 
-/// A large block with thousands of blocks around cannot be guarded. The error names the ways out.
+/// The creation of a large block between thousands of other blocks cannot be guarded. The error message tells how to
+/// proceed.
 #[tokio::test]
 async fn overlap_that_cannot_be_guarded_is_refused() {
     let world = World::new().await;
@@ -248,14 +251,15 @@ async fn overlap_that_cannot_be_guarded_is_refused() {
     let refused = world.assign(&request).await.unwrap_err();
     assert!(matches!(refused, Error::Overlap(OverlapError::TooManyAround { .. })), "{refused:?}");
     assert!(refused.to_string().contains("blocks of /122 or smaller"), "{refused}");
-    // Blocks of up to 64 addresses are guarded exactly.
+    // The creation of a block of up to 64 addresses can be guarded even between thousands of other blocks.
     replace_pool(&world, "fd00::/116", 122).await;
     let assigned = world.assign(&request).await.unwrap();
     assert_eq!(assigned[0].block, net("fd00::/122"));
     are_apart(&world).await;
 }
 
-/// A new pool deletes affinities without blocks of another block size. A block in use prevents the pool's creation.
+/// The creation of a pool deletes affinities to missing blocks of another block size. A block with addresses in use
+/// prevents the pool's creation.
 #[tokio::test]
 async fn overlap_of_affinities_with_new_pool_ends_when_made() {
     let world = World::new().await;

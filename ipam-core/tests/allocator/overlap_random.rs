@@ -1,6 +1,6 @@
-//! Runs random sequences of calls that create blocks, on pools that are recreated with every possible block size, next
-//! to a foreign writer that checks no other key. No call of Margay creates an overlapping block or assigns an address
-//! that lies in two blocks.
+//! Runs random sequences of calls that create blocks. The pools are recreated with every possible block size, and a
+//! foreign writer writes blocks without checking other keys. No call of Margay creates an overlapping block or assigns
+//! an address that lies in two blocks.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ const SEEDS: u64 = 24;
 const STEPS: usize = 80;
 const NODES: [&str; 3] = ["a", "b", "c"];
 
-/// The stored blocks, and the addresses that each has assigned.
+/// The stored blocks, and the addresses that each block has assigned.
 #[derive(Default)]
 struct State {
     blocks: BTreeSet<IpNet>,
@@ -49,7 +49,7 @@ struct Run {
     world: World,
     rng: Rng,
     pool: IpNet,
-    /// Whether a foreign writer creates blocks as well.
+    /// Whether a foreign writer creates blocks in addition to the allocator.
     with_others: bool,
     containers: Vec<(&'static str, String)>,
 }
@@ -71,7 +71,7 @@ impl Run {
         self.pool.prefix_len() + self.rng.u8(..=12)
     }
 
-    /// A random network of the pool, mostly in its first few hundred addresses.
+    /// A random network inside the pool, in half of the cases inside the pool's first 256 addresses.
     fn net(&mut self) -> IpNet {
         let most = if self.rng.bool() { 256 } else { 4096 };
         let first = nth(self.pool, self.rng.u128(..most)).unwrap();
@@ -96,7 +96,7 @@ impl Run {
         }
     }
 
-    /// Deletes an empty block without its affinities, as a foreign writer may.
+    /// Deletes an empty block but not its affinities, like a foreign writer.
     async fn foreign_deletion(&mut self) {
         let state = State::of(&self.world).await;
         let is_empty = |block: &&IpNet| !state.assigned.iter().any(|(_, of)| of == *block);
@@ -110,7 +110,7 @@ impl Run {
         self.world.put(keys::resource(ResourceKind::IpPool, "p"), &pool).await;
     }
 
-    /// Runs one random step; returns true if it was a call of the allocator.
+    /// Runs one random step; returns true if the step was a call of the allocator.
     async fn step(&mut self, number: usize) -> bool {
         let container = format!("c{number}");
         let (node, cidr) = (self.node(), self.net());
@@ -190,6 +190,7 @@ async fn overlap_never_comes_from_random_sequences() {
             before = after;
         }
     }
-    // The sequences create blocks, assign addresses and are refused often enough to test something.
+    // The random sequences create blocks, assign addresses, and have refused calls often enough to be a meaningful
+    // test.
     assert!(made > 100 && assigned > 200 && refused > 50, "{made} {assigned} {refused}");
 }

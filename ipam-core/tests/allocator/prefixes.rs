@@ -1,4 +1,4 @@
-//! Assignments from pools of prefixes.
+//! Tests assignments from pools of prefixes.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -241,7 +241,7 @@ async fn prefix_is_given_once_with_many_callers_and_faults() {
     assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "a handle is left");
 }
 
-/// A container's interface has another address of its prefix than the one recorded.
+/// In this test, a container's interface has another address of the container's prefix than the recorded address.
 #[tokio::test]
 async fn prefix_on_interface_is_not_collected() {
     let world = world("2001:db8::/48").await;
@@ -286,7 +286,7 @@ async fn prefix_release_by_address_inside_forgets_workload() {
     world.check().await;
 }
 
-/// `calicoctl replace` deletes annotations that are missing in its file.
+/// The command `calicoctl replace` deletes a pool's annotations that are missing in the given file.
 #[tokio::test]
 async fn prefix_pool_without_annotation_assigns_nothing() {
     for mode in [AssignmentMode::Manual, AssignmentMode::Automatic] {
@@ -316,7 +316,8 @@ async fn refuses_without_its_annotation(mode: AssignmentMode) {
     assert_eq!(world.release("a", "c1").await, [given.addr()]);
 }
 
-/// A pool was deleted by another program and recreated with another prefix length in blocks of equal size.
+/// In this test, another program has deleted a pool and recreated the pool with another prefix length but with blocks
+/// of equal size.
 #[tokio::test]
 async fn prefix_block_of_other_length_is_left_alone() {
     let world = world("2001:db8::/60").await;

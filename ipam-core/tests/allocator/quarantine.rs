@@ -1,4 +1,4 @@
-//! Quarantine of addresses that a device on the wire uses: release and reservation are one commit.
+//! Tests the quarantine of addresses that a device on the wire uses: one commit releases and reserves the address.
 
 use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::quarantine::{QUARANTINE, Quarantine, quarantine_of};
@@ -35,7 +35,7 @@ async fn quarantine_releases_and_reserves_at_once() {
     assert_eq!(noted.keys().collect::<Vec<_>>(), [&first[0].ip]);
     assert_eq!((noted[&first[0].ip].reason.as_str(), noted[&first[0].ip].node.as_str()), (REASON, "a"));
 
-    // A repetition changes nothing, and neither does a call for an address of another attachment.
+    // A repeated call changes nothing, and a call for an address of another attachment changes nothing either.
     assert!(world.ipam.quarantine(&mine, &found, soon()).await.unwrap().is_empty());
     assert!(
         world

@@ -1,4 +1,5 @@
-//! Quotas are never exceeded, never refuse while there is room, and cost nothing when none is set.
+//! Tests that quotas are never exceeded, never refuse an assignment below the limit, and cost nothing when no quota is
+//! set.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -58,7 +59,7 @@ async fn counter(world: &World, (kind, name): (QuotaKind, &str)) -> Option<Quota
     Some(serde_json::from_slice(kv.value.as_bytes()).unwrap())
 }
 
-/// The counter of a subject, if it is valid for the stored quotas.
+/// The quota counter of a subject, if the counter is valid for the stored quotas.
 async fn used(world: &World, of: (QuotaKind, &str)) -> Option<u64> {
     let quotas = world.store.get(keys::quotas()).await.unwrap()?;
     counter(world, of).await.filter(|count| count.quotas == quotas.mod_revision.get()).map(|count| count.used)
@@ -154,7 +155,7 @@ async fn quota_counts_uncounted_before_refusing() {
     let world = with_shop(2).await;
     shop(&world, "c1").await.unwrap();
     shop(&world, "c2").await.unwrap();
-    // A foreign writer releases an address without lowering the counter.
+    // A foreign writer releases an address without lowering the quota counter.
     let blocks = world.ipam.all_blocks(soon()).await.unwrap();
     let mut block = blocks.into_iter().find(|block| !block.is_empty()).unwrap();
     let (ip, _) = block.allocated().next().unwrap();
@@ -164,7 +165,7 @@ async fn quota_counts_uncounted_before_refusing() {
     assert_eq!((used(&world, SHOP).await, truth(&world, SHOP).await), (Some(2), 1));
     shop(&world, "c3").await.unwrap();
     assert_eq!((used(&world, SHOP).await, truth(&world, SHOP).await), (Some(2), 2));
-    // The counter is damaged, then missing.
+    // The quota counter is first damaged, then missing.
     world.store.put(keys::quota_use(SHOP.0, SHOP.1), "?").await.unwrap();
     assert_eq!(is_full(shop(&world, "c4").await), (2, 2));
     world.store.delete(Range::Key(keys::quota_use(SHOP.0, SHOP.1))).await.unwrap();
@@ -218,8 +219,8 @@ async fn quota_counts_other_ways_to_get_and_lose_addresses() {
     assert_eq!(is_full(shop(&world, "c2").await), (4, 4));
     world.ipam.release_by_handle("net.c1", soon()).await.unwrap();
     assert_eq!(used(&world, SHOP).await, Some(3));
-    // The release of an address without an attachment does not lower the counter, because the counter may not include
-    // it.
+    // The release of an address without an attachment does not lower the quota counter, because the counter might not
+    // include the address.
     world.ipam.release_by_handle("tunnel", soon()).await.unwrap();
     assert_eq!((used(&world, SHOP).await, truth(&world, SHOP).await), (Some(3), 0));
     for container in ["c1", "c2", "c3", "c4"] {
@@ -236,7 +237,7 @@ async fn quota_check_refuses_by_counter_and_writes_nothing() {
     let before = world.dump().await;
     let next = AssignRequest::new(attachment("a", "next"), RequestedAddresses::any(1, 0));
     assert_eq!(is_full(world.ipam.would_assign(&next, soon()).await.map(drop)), (1, 1));
-    // Without counters the check allows everything, and does not read all blocks to count.
+    // Without quota counters, `would_assign` allows every assignment, and does not read all blocks to count addresses.
     set(&world, &[(QuotaKind::Network, "net", 1), (SHOP.0, SHOP.1, 1)]).await;
     let counting = CountingStore::new(Arc::clone(&world.store));
     let counted = world.through(Arc::new(counting.clone()));
@@ -317,7 +318,7 @@ async fn quota_counts_leftovers_in_blocks_without_room() {
         next.attachment.boot = Some("boot0002".into());
         world.assign(&next).await
     };
-    // The block with free addresses has no leftovers, and the full block has four.
+    // The block with free addresses has no leftover addresses, and the full block has four leftover addresses.
     next("n0").await.unwrap();
     match next("n1").await.unwrap_err() {
         Error::Quota(reached) => assert!(reached.over_leftovers),
@@ -367,7 +368,8 @@ async fn quota_is_never_exceeded_under_churn_with_faults() {
     let quiet = with_shop(LIMIT).await;
     let start = quiet.store.list(Range::All).await.unwrap().revision;
     let world = faulty(&quiet);
-    // In the first round every caller requests an address before any of them releases one, so that some are refused.
+    // In the first round, every caller requests an address before any caller releases an address, so that some callers
+    // are refused.
     let asked = Arc::new(Barrier::new(9));
     let callers = (0..9).map(|caller| {
         let (world, asked) = (world.clone(), Arc::clone(&asked));
@@ -420,7 +422,7 @@ async fn quota_is_never_exceeded_under_churn_with_faults() {
         assert!(held <= LIMIT && held <= counted, "revision {revision}: {held} held, {counted} counted");
     }
     assert_eq!(most, LIMIT);
-    // The counter may be too high, but the whole limit can be used.
+    // The quota counter may be too high, but the whole limit can still be used.
     for number in 0..LIMIT {
         shop(&quiet, &format!("last{number}")).await.unwrap();
     }

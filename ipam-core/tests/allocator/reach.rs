@@ -1,4 +1,4 @@
-//! The cost of a scan of one node in a large cluster, measured at the store.
+//! Measures, at the store, the cost of a scan of one node's addresses in a large cluster.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,12 +13,12 @@ use time::OffsetDateTime;
 
 use crate::world::{World, soon};
 
-/// Maximum cost of a scan that reads only the node's own and remembered blocks.
+/// Maximum number of requests of a scan that reads only the node's own blocks and the remembered blocks.
 const MOST_REQUESTS: u64 = 20;
 const MOST_BYTES: u64 = 200_000;
 
-/// A cluster of `nodes` nodes, each with a fully used block of 64 addresses. Node `a` has two more blocks, one of them
-/// for secondary networks, and an address in a block of another node. Returns that block.
+/// A cluster of `nodes` nodes, each with a fully used block of 64 addresses. Node `a` has two more blocks, including a
+/// block for secondary networks, and an address in a block of another node. Returns the other node's block.
 async fn cluster(nodes: usize) -> (World, IpNet) {
     let world = World::of_one_caller().await;
     world.add(NewPool::new("v4", "10.0.0.0/12".parse().unwrap()).with_block_size(26)).await;
@@ -51,7 +51,7 @@ fn confirmed(owner: &Owner, cidr: IpNet) -> Op {
     Op::put(keys::affinity(owner, cidr).unwrap(), affinity.encode().unwrap())
 }
 
-/// A block with all addresses in use by pods of a node, recorded as the plugin records them.
+/// A block whose addresses are all in use by pods of a node, recorded like the plugin records addresses.
 fn block(cidr: IpNet, owner: &Owner, node: &str) -> Block {
     let at = OffsetDateTime::from_unix_timestamp(1_700_000_000).unwrap();
     let mut block = Block::new(cidr, Some(owner), at, None).unwrap();
@@ -123,7 +123,8 @@ async fn node_scan_costs_same_in_cluster_of_any_size() {
         assert_eq!((of_pool.blocks, of_pool.used, of_pool.borrowed), (2, 192, 64), "{share:?}");
         assert_eq!((share.boots["boot0001"], share.orphaned), (192, 0));
 
-        // A scan of all blocks finds blocks that are not remembered. The next one reads only blocks written since.
+        // A scan of all blocks finds blocks that are not remembered. The next scan of all blocks reads only the blocks
+        // that were written since the first scan.
         let all =
             look(&world, &ReadScope { scan: ScanScope::Since(kv::Revision::UNSET), ..ReadScope::default() }).await;
         println!("{nodes} nodes, the first pass: {:?}", all.counts);
@@ -140,14 +141,15 @@ async fn node_scan_costs_same_in_cluster_of_any_size() {
         let found = look(&world, &since).await;
         assert!(found.blocks.contains(&one_more), "written since");
         assert!(found.counts.bytes_received < again.counts.bytes_received + 40_000, "{:?}", found.counts);
-        // The store was restored to an older state, so the remembered revision is in the future.
+        // After a restore of the store to an older state, the remembered revision is in the future.
         let ahead = ReadScope { scan: ScanScope::Since(kv::Revision::new(1 << 40)), ..ReadScope::default() };
         assert_eq!(look(&world, &ahead).await.blocks.len(), 4);
     }
     assert_eq!(costs[0], costs[1]);
 }
 
-/// Another node's block is found only if it is remembered. A remembered block that is not stored does no harm.
+/// A scan finds another node's block only if the block is remembered. A remembered block that is not stored does no
+/// harm.
 #[tokio::test]
 async fn node_scan_sees_only_remembered_blocks() {
     let (world, borrowed) = cluster(3).await;

@@ -1,4 +1,4 @@
-//! Releases of addresses.
+//! Tests releases of addresses.
 
 use std::net::IpAddr;
 
@@ -44,13 +44,13 @@ async fn release_of_interface_keeps_other_interface() {
     assert_eq!(world.release("a", "c1").await, [first]);
     assert_eq!(held(&world.ipam, &other.attachment).await, [second]);
     world.check().await;
-    // Equal container ids on two nodes are two attachments.
+    // Containers with equal ids on two nodes are two attachments.
     assert!(world.release("b", "c1").await.is_empty());
     assert_eq!(world.ipam.release_attachment(&other.attachment, &[], soon()).await.unwrap(), [second]);
     world.check().await;
 }
 
-/// Removes Margay's own attributes, as if Calico had made the allocations.
+/// Removes Margay's own attributes from all allocations, as if Calico had made the allocations.
 async fn as_calicos(world: &World) {
     for kv in world.dump().await {
         if keys::parse_block(&kv.key).is_some() {
@@ -73,7 +73,7 @@ async fn release_by_handle_and_node_takes_what_calico_made() {
     world.check().await;
 }
 
-/// A container id as runtimes create it.
+/// A container id in the form that container runtimes create.
 const UNIQUE: &str = "7b01ac197d53e947c33f89529a7ebf04cc3e24c601edf53e1dc872a1c8baa960";
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn release_on_renamed_node_takes_container_of_old_name() {
             as_calicos(&world).await;
         }
         let before = world.store.list(kv::Range::All).await.unwrap().revision;
-        // Calico's allocations do not record their interface.
+        // Calico's allocations do not record the container's interface.
         let expected = if is_calicos { vec![address, second] } else { vec![address] };
         assert_eq!(world.release("b", UNIQUE).await, expected);
         assert_eq!(world.store.list(kv::Range::All).await.unwrap().revision, before.next(), "one commit");
@@ -128,7 +128,7 @@ async fn release_of_chosen_id_needs_other_node_to_be_gone() {
 #[tokio::test]
 async fn release_by_handle_without_container_is_of_own_node() {
     let world = world().await;
-    // A handle with a pod's name, which every container of the pod reuses.
+    // The old container's handle contains a pod's name, and every container of the pod reuses this handle.
     let mut old = AssignRequest::new(attachment("a", "x"), RequestedAddresses::any(1, 0));
     old.attachment.network = "shop".into();
     let address = world.assign(&old).await.unwrap()[0].ip;
@@ -184,14 +184,15 @@ async fn release_leaves_handle_count_ahead_of_block_to_writer() {
         let stored = world.store.get(key.clone()).await.unwrap()?;
         Some(Handle::decode(&key, stored.value.as_bytes()).unwrap().count(cidr))
     };
-    // No address is held. The count is removed, and the block is written, so that its next writer must read it again.
+    // No address of the handle is held, so the handle's count is removed. The block is written as well, so that the
+    // block's next writer must read the block again.
     ahead().await;
     let before = world.store.get(block.clone()).await.unwrap().unwrap();
     world.release("a", "c1").await;
     assert_eq!(counted().await, None);
     let after = world.store.get(block.clone()).await.unwrap().unwrap();
     assert!(after.mod_revision > before.mod_revision);
-    // An address is held. The count stays too high until the last address is released.
+    // An address of the handle is held, so the handle's count stays too high until the last address is released.
     ahead().await;
     world.one("a", "c1").await.unwrap();
     assert_eq!(counted().await, Some(2));
@@ -215,7 +216,7 @@ async fn release_by_container_in_every_network() {
     world.one("a", "c1").await.unwrap();
     world.one("a", "c2").await.unwrap();
     let mut other = AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(1, 0));
-    // Split at its first dot, handle `net.c2.c1` would belong to a container `c2.c1` in network `net`.
+    // If handle `net.c2.c1` were split at its first dot, the handle would belong to container `c2.c1` in network `net`.
     other.attachment.network = "net.c2".into();
     world.assign(&other).await.unwrap();
     assert_eq!(world.ipam.release_by_container("c1", soon()).await.unwrap().len(), 2);
@@ -253,7 +254,7 @@ async fn release_conflict_text_matches_calico() {
     assert_eq!(error, format!("update conflict: {given}: bad handle: requested net.c2, expected net.c1"));
 }
 
-/// Each address has its own handle, and one commit checks at most 120 keys.
+/// In this test each address has its own handle, and one commit guards at most 120 keys.
 #[tokio::test]
 async fn release_of_many_addresses_takes_several_commits() {
     let world = World::new().await;
@@ -276,7 +277,7 @@ async fn release_of_many_addresses_takes_several_commits() {
 async fn release_of_handle_in_many_blocks_is_whole() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/25").await;
-    // Half of the pool, because a node has at most twenty blocks.
+    // The container requests only half of the pool's addresses, because a node has at most twenty blocks.
     let assigned =
         world.assign(&AssignRequest::new(attachment("a", "c1"), RequestedAddresses::any(64, 0))).await.unwrap();
     assert_eq!(assigned.len(), 64);
@@ -291,8 +292,8 @@ async fn release_of_handle_in_many_blocks_is_whole() {
     world.check().await;
 }
 
-/// A world with a block of eight addresses in a pool whose blocks now have four. A container holds the seventh address.
-/// `also` is the CIDR of one more block of node `b`, or empty.
+/// A world with a block of eight addresses in a pool whose blocks now have four. A container holds the seventh address
+/// of the block. The argument `also` is the CIDR of one more block of node `b`, or empty.
 async fn of_another_size(also: &str) -> (World, IpAddr) {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
@@ -346,7 +347,7 @@ async fn release_removes_odd_handle_with_last_address() {
     assert!(world.store.get(key).await.unwrap().is_none());
 }
 
-/// As in Calico, a node keeps its empty blocks only in pools that select it.
+/// As in Calico, a node keeps its empty blocks only in pools that select the node.
 #[tokio::test]
 async fn release_removes_block_when_pool_deselects_node() {
     let world = World::new().await;

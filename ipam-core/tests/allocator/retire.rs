@@ -1,4 +1,4 @@
-//! Releases of all blocks of a pool or node that is going to be deleted.
+//! Tests the release of all blocks of a pool or node that is going to be deleted.
 
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::model::{Affinity, AffinityState, NewPool, Owner, PoolUse, keys};
@@ -11,8 +11,8 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// A world with a pool in which `a`, `b` and the load balancer own a block each and `a` holds an address, and with a
-/// second pool in which `a` owns a block.
+/// A world with a pool in which node `a`, node `b` and the load balancer own one block each and node `a` holds an
+/// address, and with a second pool in which node `a` owns a block.
 async fn world() -> World {
     let world = World::new().await;
     let both = [PoolUse::Workload];
@@ -50,7 +50,7 @@ async fn retired_pool_loses_blocks_of_all_owners() {
 #[tokio::test]
 async fn retired_pool_loses_stale_affinity_and_block_of_owner() {
     let world = world().await;
-    // Node `c` owned the block of `b` earlier.
+    // Node `c` owned the block of node `b` earlier.
     let stale = keys::affinity(&Owner::host("c"), net("10.0.0.4/30")).unwrap();
     world.put(stale, &Affinity::new(AffinityState::PendingDeletion)).await;
     let done = world.ipam.release_pool_affinities(net("10.0.0.0/28"), ReleaseIf::Any, soon()).await.unwrap();
@@ -73,7 +73,7 @@ async fn removed_node_keeps_container_addresses_but_no_blocks() {
     let world = world().await;
     let legacy = keys::legacy_host("a");
     world.store.put(legacy.clone(), "").await.unwrap();
-    // Another program maintains the node's document, and may have deleted it already.
+    // Another program maintains the node's document, and may have deleted the document already.
     let node = keys::resource(keys::ResourceKind::Node, "a");
     world.store.delete(kv::Range::Key(node)).await.unwrap();
     let done = world.ipam.remove_owner(&Owner::host("a"), soon()).await.unwrap();

@@ -15,14 +15,14 @@ use time::OffsetDateTime;
 
 use crate::world::{World, attachment, ip, soon};
 
-/// A world with a pool of 2048 blocks of 16 addresses. Other nodes own `claimed` of them, with `in_use` addresses in
-/// use in each.
+/// A world with a pool of 2048 blocks of 16 addresses. Other nodes own `claimed` of these blocks, and each claimed
+/// block has `in_use` addresses in use.
 async fn world(claimed: usize, in_use: usize) -> World {
     let world = World::of_one_caller().await;
     world.add(NewPool::new("v4", "10.0.0.0/17".parse().unwrap()).with_block_size(28)).await;
     let (first, last) = ("10.0.0.0".parse().unwrap(), "10.0.127.255".parse().unwrap());
     let at = OffsetDateTime::from_unix_timestamp(1_700_000_000).unwrap();
-    // Spread over the pool, as the claims of hosts are.
+    // The claimed blocks are spread over the pool, like the claims of real hosts.
     let blocks: Vec<_> = Ipv4Subnets::new(first, last, 28).map(IpNet::from).collect();
     for (number, cidr) in blocks.iter().cycle().step_by(1_009).take(claimed).enumerate() {
         let owner = Owner::host(["b", "c"][number % 2]);
@@ -34,7 +34,7 @@ async fn world(claimed: usize, in_use: usize) -> World {
     world
 }
 
-/// Runs the first ADD of node `a`; returns its block and the number of requests.
+/// Runs the first ADD of node `a`; returns the block of the ADD's address and the number of requests.
 async fn first_add(world: &World) -> (ipam_core::Result<IpNet>, CallCounts) {
     first_add_with(world, None).await
 }
@@ -59,7 +59,7 @@ async fn claim_costs_same_until_pool_is_nearly_claimed() {
         let (assigned, counts) = first_add(&world(claimed, 16).await).await;
         assigned.unwrap();
         assert_eq!(counts.round_trips(), empty.round_trips(), "{claimed}");
-        // Only some more keys are read, and no value of a block.
+        // In a pool with claimed blocks, the ADD reads only a few more keys, and no value of a block.
         assert!(counts.bytes_received < empty.bytes_received + 64 * 80, "{counts:?}, {empty:?}");
     }
 }
@@ -118,7 +118,7 @@ async fn full_pool_is_told_without_reading_blocks_again() {
     let (assigned, again) = add().await;
     assert!(is_exhausted(assigned) && again.bytes_received < 2_048 * 80, "{again:?}; a block has {block}");
 
-    // A released address is found at once, and an address in cooldown as soon as the cooldown is over.
+    // A released address is found immediately, and an address in cooldown is found as soon as the cooldown is over.
     let free = |text: &str, seconds| {
         let (ip, world) = (ip(text), &world);
         async move {
@@ -136,7 +136,7 @@ async fn full_pool_is_told_without_reading_blocks_again() {
     world.pass(31);
     assert_eq!(add().await.0.unwrap().to_string(), "10.0.66.0/28");
 
-    // An address whose wait for its workload is over is found as well.
+    // An address that no longer waits for its workload is found as well.
     let mut kept = world.block("10.0.77.0/28").await.unwrap();
     let until = WaitEnd::At(world.ipam.now() + Duration::from_secs(30)).text();
     let waits = [(STICKY.to_owned(), "shop/web-0".to_owned()), (STICKY_UNTIL.to_owned(), until)];

@@ -1,4 +1,4 @@
-//! Settings are read, changed concurrently, and refused.
+//! Tests that settings are read, changed concurrently, and refused if they contradict each other.
 
 use std::sync::Arc;
 
@@ -45,7 +45,8 @@ async fn settings_are_refused_only_when_change_contradicts() {
     assert!(refuse(|config| config.with_auto_allocate_blocks(false)).await.starts_with("Cannot disable"));
     assert!(refuse(|config| config.with_max_blocks_per_host(2)).await.starts_with("MaxBlocksPerHost requires"));
     assert!(world.store.get(keys::config()).await.unwrap().is_none());
-    // Settings that Calico stored apply even if they contradict each other. Writing them unchanged is no change.
+    // Settings that Calico stored apply even if the settings contradict each other. Writing settings unchanged is not a
+    // change.
     world.store.put(keys::config(), "{}").await.unwrap();
     assert!(!world.ipam.change_config(|config| config, soon()).await.unwrap().auto_allocate_blocks());
 }

@@ -1,4 +1,4 @@
-//! Sticky addresses: a named workload keeps its address.
+//! Tests sticky addresses: a named workload keeps its address.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::world::{World, attachment, held, ip, soon};
 
 const WAIT: u64 = 3600;
 
-/// A world with a pool of four addresses, 10.0.0.0 to 10.0.0.3, which are assigned in order.
+/// A world with a pool of four addresses, 10.0.0.0 to 10.0.0.3. The addresses are assigned in order.
 async fn four() -> World {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
@@ -30,7 +30,7 @@ fn request(node: &str, container: &str, name: &str) -> AssignRequest {
     request
 }
 
-/// Assigns an address to a container of a workload.
+/// Assigns an address to a container of the workload `name`.
 async fn sticky(world: &World, node: &str, container: &str, name: &str) -> Result<IpAddr> {
     Ok(world.assign(&request(node, container, name)).await?[0].ip)
 }
@@ -75,7 +75,7 @@ async fn sticky_overdue_longest_goes_first_in_any_block() {
         own.push((sticky(&world, "a", &name, &name).await.unwrap(), name));
     }
     own.sort();
-    // The addresses of the last block wait longest.
+    // The addresses of the last block wait longest for their workloads.
     own.reverse();
     for (_, name) in &own {
         world.release("a", name).await;
@@ -121,7 +121,8 @@ async fn sticky_address_that_waits_is_lost_to_container() {
     world.check().await;
 }
 
-/// An address that waits without an end, but is not pinned, is released when its workload can no longer use it.
+/// An address that waits for its workload for ever, but is not pinned, is released when the workload can no longer use
+/// the address.
 #[tokio::test]
 async fn sticky_address_is_given_up_when_network_changed() {
     for wait in [None, Some(Duration::from_secs(WAIT))] {
@@ -144,7 +145,7 @@ async fn sticky_address_is_given_up_when_network_changed() {
     }
 }
 
-/// The block has no owner, and strict affinity forbids borrowing.
+/// In this test the block has no owner, and strict affinity forbids borrowing.
 #[tokio::test]
 async fn sticky_overdue_block_without_owner_serves_again() {
     let world = four().await;
@@ -193,7 +194,7 @@ async fn sticky_overdue_longest_goes_to_others_when_pool_is_full() {
         world.pass(60);
     }
     world.pass(WAIT as i64);
-    // Other addresses are free, so both continue to wait.
+    // Other addresses are free, so both overdue addresses continue to wait for their workloads.
     for number in 0..2 {
         assert!(!own.contains(&world.one("a", &format!("o{number}")).await.unwrap()));
     }
@@ -322,7 +323,7 @@ async fn sticky_requested_address_is_taken_when_it_waits() {
     these.sticky = Some(Sticky { name: "w".into(), wait: None });
     assert_eq!(world.assign(&these).await.unwrap()[0].ip, own);
     world.check().await;
-    // An additional address that the workload requests is not kept.
+    // An additional address that a request of the workload names is not kept for the workload.
     let mut other = AssignRequest::new(attachment("a", "c3"), RequestedAddresses::these([ip("10.0.0.3")]));
     other.sticky = Some(Sticky { name: "w".into(), wait: None });
     world.assign(&other).await.unwrap();
@@ -349,7 +350,7 @@ async fn sticky_address_costs_no_round_trip() {
     let hints = Arc::<Memory>::default();
     let (ipam, counting) = counted(&world, &hints);
     let add = |container: &str| request("a", container, "w");
-    // The workload's block is not the last used one.
+    // The workload's block is not the most recently used block.
     let own = ipam.assign(&add("c1"), soon()).await.unwrap();
     for number in 0..70 {
         let other = AssignRequest::new(attachment("a", &format!("o{number}")), RequestedAddresses::any(1, 0));
@@ -369,8 +370,8 @@ async fn sticky_address_costs_no_round_trip() {
     world.check().await;
 }
 
-/// Workloads start and stop on three nodes, sometimes as two containers of one name. The pool is too small, and every
-/// tenth transaction fails in some way.
+/// In this test, workloads start and stop on three nodes, sometimes as two containers of one name. The pool is too
+/// small, and every tenth transaction fails in some way.
 #[tokio::test(flavor = "multi_thread")]
 async fn sticky_workloads_come_and_go_and_lose_no_address() {
     let quiet = World::new().await;
@@ -403,7 +404,7 @@ async fn sticky_workloads_come_and_go_and_lose_no_address() {
     }
     let end = every_revision_is_consistent(&quiet, start).await;
     assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "a handle is left");
-    // All addresses that are left wait, and become free when their time is over.
+    // All addresses that are not free wait for their workloads, and become free when the waiting time is over.
     quiet.pass(1_000_000);
     for number in 0..16 {
         quiet.one("a", &format!("last{number}")).await.unwrap();

@@ -1,4 +1,4 @@
-//! Assignments for several attachments in one commit.
+//! Tests assignments for several attachments in one commit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -18,7 +18,7 @@ fn request(container: &str, wanted: RequestedAddresses) -> AssignRequest {
     AssignRequest::new(attachment("a", container), wanted)
 }
 
-/// One request per container, for one IPv4 address each.
+/// Makes one request per container, each for one IPv4 address.
 fn requests(containers: &[&str]) -> Vec<AssignRequest> {
     containers.iter().map(|container| request(container, RequestedAddresses::any(1, 0))).collect()
 }
@@ -34,7 +34,8 @@ async fn revision(world: &World) -> i64 {
     world.store.range(RangeRequest::new(kv::Range::All).with_limit(1)).await.unwrap().revision.get()
 }
 
-/// The stored documents, without the blocks' sequence numbers, which differ with the number of commits.
+/// The stored documents without the blocks' sequence numbers, because the sequence numbers depend on the number of
+/// commits.
 fn documents(kvs: &[Kv]) -> Vec<(String, Value)> {
     let document = |kv: &Kv| {
         let text = std::str::from_utf8(kv.value.as_bytes()).unwrap();
@@ -49,8 +50,8 @@ fn documents(kvs: &[Kv]) -> Vec<(String, Value)> {
     kvs.iter().map(document).collect()
 }
 
-/// Runs the requests one after the other in one world and together in another. Asserts that answers and documents are
-/// equal, and that the second world needs one commit only.
+/// Runs the requests one after the other in one world and together in another world. Asserts that answers and documents
+/// are equal, and that the second world needs only one commit.
 async fn the_same(requests: &[AssignRequest], prepare: impl AsyncFn(&World)) -> Vec<Vec<AssignedAddress>> {
     let worlds = [world().await, world().await];
     for one in &worlds {
@@ -75,7 +76,7 @@ async fn the_same_in([alone, together]: [World; 2], requests: &[AssignRequest]) 
 
 #[tokio::test]
 async fn together_gives_what_each_gets_alone() {
-    // Many more addresses than a block of four has, in one family and in both.
+    // The requests want many more addresses than a block of four has, in one family and in both families.
     let wanted = [
         RequestedAddresses::any(1, 0),
         RequestedAddresses::any(1, 1),
@@ -90,7 +91,7 @@ async fn together_gives_what_each_gets_alone() {
     }
     let answers = the_same(&requests, async |_| ()).await;
     assert_eq!(answers.iter().map(Vec::len).sum::<usize>(), 8 * (1 + 2 + 1 + 5));
-    // With a block that has free addresses, that block is used first.
+    // If the node has a block with free addresses, that block is used first.
     let answers = the_same(&requests[..5], async |world| {
         world.one("a", "before").await.unwrap();
     })
@@ -116,12 +117,12 @@ async fn together_prepares_bridged_network_once() {
     assert!(answers.iter().all(|answer| answer[0].gateway == Some(ip("10.0.0.1"))), "{answers:?}");
 }
 
-/// Two worlds with empty stores, without a node.
+/// Two worlds with empty stores and without a registered node.
 fn empty() -> [World; 2] {
     [(); 2].map(|()| World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen))
 }
 
-/// A request on a network that defines its pools, for one address from each pool.
+/// A request for one address from each pool of a network that defines its pools.
 fn defining(network: &str, container: &str, subnets: &[&str]) -> AssignRequest {
     let mut request = request(container, RequestedAddresses::any(1, subnets.len() - 1));
     request.attachment.network = network.to_owned();
@@ -166,7 +167,7 @@ async fn together_serves_several_networks_of_node() {
 async fn together_reads_what_all_need_at_once() {
     let world = World::new().await;
     world.add(NewPool::new("v4", "10.0.0.0/24".parse().unwrap())).await;
-    // Container `c3` has its address already.
+    // Container `c3` has its address before the common assignment.
     world.one("a", "c3").await.unwrap();
     let (ipam, counting) = counted(&world, &Arc::default());
     ipam.assign(&requests(&["c0"])[0], soon()).await.unwrap();
@@ -201,7 +202,7 @@ async fn together_repeats_address_of_holder() {
     };
     let answers = the_same(&requests(&["c1", "c2", "c3"]), before).await;
     assert_ne!(answers[0], answers[1]);
-    // If all containers have their addresses, nothing is written.
+    // If all containers have their addresses already, nothing is written.
     let world = world().await;
     let requests = requests(&["c1", "c2"]);
     let first = world.ipam.assign_together(&requests, soon()).await.unwrap();
@@ -286,7 +287,8 @@ impl Store for Meddled {
     }
 }
 
-/// Runs three requests together while `container` on `node` gets an address. Returns the world and all answers.
+/// Runs three requests together while `container` on `node` gets an address separately. Returns the world and the
+/// answers to the three requests.
 async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec<AssignedAddress>>) {
     let world = world().await;
     world.one("a", "before").await.unwrap();
@@ -297,7 +299,7 @@ async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec
     (world, answers)
 }
 
-/// Asserts that each container holds its answered address and no other.
+/// Asserts that each container holds the address in its answer and no other address.
 async fn each_has_its_answer(world: &World, containers: &[&str], answers: &[Vec<AssignedAddress>]) {
     assert_eq!(containers.len(), answers.len());
     for (container, answer) in containers.iter().zip(answers) {
@@ -308,7 +310,7 @@ async fn each_has_its_answer(world: &World, containers: &[&str], answers: &[Vec<
 
 #[tokio::test]
 async fn together_serves_none_again_when_served_meanwhile() {
-    // One container is served separately meanwhile, like a plugin that has waited too long.
+    // One container is served separately during the common assignment, like a plugin that has waited too long.
     let (world, answers) = meddled("a", "c2").await;
     each_has_its_answer(&world, &["c1", "c2", "c3"], &answers).await;
 }
@@ -327,7 +329,7 @@ async fn together_fits_many_blocks_in_commit_or_does_nothing() {
     world.configure(IpamConfig::default().with_max_blocks_per_host(200)).await;
     let names: Vec<String> = (0..92).map(|number| format!("c{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    // Each request needs a block, an affinity and a handle.
+    // Each request in the common assignment needs a block, an affinity and a handle.
     assert_eq!(world.ipam.assign_together(&requests(&names[..32]), soon()).await.unwrap().len(), 32);
     let before = world.dump().await;
     world.ipam.assign_together(&requests(&names[32..]), soon()).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! `would_assign` predicts whether an assignment succeeds.
+//! Tests that `would_assign` predicts whether an assignment succeeds.
 
 use ipam_core::Error;
 use ipam_core::assign::{AssignRequest, RequestedAddresses};
@@ -8,7 +8,7 @@ use crate::world::{World, attachment, soon};
 #[tokio::test]
 async fn would_assign_says_what_assign_does_and_writes_nothing() {
     let world = World::new().await;
-    // Two blocks of four addresses.
+    // The pool has two blocks of four addresses.
     world.add_pool("v4", "10.0.0.0/29").await;
     let request = AssignRequest::new(attachment("a", "new"), RequestedAddresses::any(1, 0));
     for number in 0..8 {

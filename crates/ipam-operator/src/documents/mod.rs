@@ -1,9 +1,11 @@
-//! Documents as people write and read them: pools, reservations, nodes and the settings, in the form of Calico's API.
-//! Workload endpoints and profiles can be shown too, and endpoints can be deleted. Only the CNI plugin writes them.
+//! Defines the documents that people write and read: pools, reservations, nodes and the settings, in the form of
+//! Calico's API. Workload endpoints and profiles can be shown too, and endpoints can be deleted. Only the CNI plugin
+//! writes endpoints and profiles.
 //!
-//! A written document replaces the stored one of its name: a field missing from its spec gets its default. Some stored
-//! values are kept: the uid and the creation time, the status, fields that this version does not know, and Margay's own
-//! annotations. Unknown members of a written document are refused, so that a misspelt field is not silently ignored.
+//! A written document replaces the stored document of the same name: a field that the written spec lacks gets its
+//! default. Some values of the stored document are kept: the uid and the creation time, the status, fields that this
+//! version does not know, and Margay's own annotations. Unknown fields of a written document are refused, so that a
+//! misspelt field is not silently ignored.
 
 mod show;
 mod write;
@@ -27,10 +29,10 @@ const API_VERSION: &str = "projectcalico.org/v3";
 /// The name of the only settings document.
 const SETTINGS_NAME: &str = "default";
 
-/// The namespace of a document that does not name one.
+/// The namespace of a document that does not name a namespace.
 pub const DEFAULT_NAMESPACE: &str = "default";
 
-/// The fields of a profile's spec, of its rules, and of a rule's source and destination.
+/// The fields of a profile's spec, of a profile's rules, and of a rule's source and destination.
 const PROFILE_FIELDS: [&str; 11] = [
     "ingress",
     "egress",
@@ -90,7 +92,7 @@ fn named_by(kind: DocumentKind, key: &Key) -> Option<String> {
     }
 }
 
-/// The common prefix of the keys of all documents of a kind. `within` applies only to kinds with namespaces.
+/// The common prefix of the keys of all documents of a kind. The filter `within` applies only to kinds with namespaces.
 fn prefix(kind: DocumentKind, within: &Namespaces) -> Key {
     match (kind, within) {
         (DocumentKind::Pool, _) => keys::resources_prefix(ResourceKind::IpPool),
@@ -103,7 +105,7 @@ fn prefix(kind: DocumentKind, within: &Namespaces) -> Key {
     }
 }
 
-/// Splits a full name into namespace and name.
+/// Splits a document's full name into namespace and name.
 fn split(full_name: &str) -> (&str, &str) {
     full_name.split_once('/').unwrap_or((DEFAULT_NAMESPACE, full_name))
 }
@@ -118,20 +120,20 @@ pub fn field_order() -> impl Iterator<Item = &'static str> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Manifest {
     kind: DocumentKind,
-    /// The full name: `NAMESPACE/NAME` for a kind with namespaces.
+    /// The document's full name: `NAMESPACE/NAME` for a kind with namespaces.
     name: String,
-    /// The `resourceVersion` that the document was made from, if given.
+    /// The `resourceVersion` of the stored document that a person has edited, if the document has this field.
     version: Option<String>,
-    /// The whole document; empty in a reference.
+    /// The whole document; empty in a reference to a stored document.
     document: JsonObject,
 }
 
 impl Manifest {
-    /// Reads a document, a list of documents (`IPPoolList` and similar, `List`), or an array of them. `null` is an
-    /// empty list.
+    /// Reads a document, a list of documents (`IPPoolList` and similar, `List`), or a JSON array of documents. The JSON
+    /// value `null` counts as an empty list.
     ///
     /// # Errors
-    /// `Invalid` for a value that is no document, for an unknown kind and for missing or wrong members.
+    /// `Invalid` for a value that is not a document, for an unknown kind, and for missing or wrong fields.
     pub fn read(value: Value) -> Result<Vec<Self>, DocumentError> {
         match value {
             Value::Null => Ok(Vec::new()),
@@ -152,7 +154,7 @@ impl Manifest {
         }
     }
 
-    /// Reads the items of a list. An item without a kind takes kind and version from the list.
+    /// Reads the items of a document list. An item without a kind takes kind and version from the list.
     fn read_items(list: &JsonObject, items: Value) -> Result<Vec<Self>, DocumentError> {
         let kind = text(list, "kind")?.unwrap_or_default().trim_end_matches("List");
         let version = text(list, "apiVersion")?.unwrap_or_default();
@@ -202,7 +204,7 @@ impl Manifest {
         Ok(Self { kind, name, version, document })
     }
 
-    /// Makes a reference to the document of a kind and full name.
+    /// Makes a reference to the stored document of a kind and full name.
     pub fn named(kind: DocumentKind, name: impl Into<String>) -> Self {
         Self { kind, name: name.into(), version: None, document: JsonObject::new() }
     }
@@ -212,15 +214,16 @@ impl Manifest {
         self.kind
     }
 
-    /// The full name: `NAMESPACE/NAME` for a kind with namespaces.
+    /// The document's full name: `NAMESPACE/NAME` for a kind with namespaces.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Moves the document to a namespace that was given separately. A kind without namespaces is returned unchanged.
+    /// Moves the document to a namespace that a person gave outside of the document. A document of a kind without
+    /// namespaces is returned unchanged.
     ///
     /// # Errors
-    /// `Invalid`, with Calico's text, if the document itself names another namespace.
+    /// `Invalid`, with Calico's error message, if the document itself names another namespace.
     pub fn within(self, namespace: &str) -> Result<Self, DocumentError> {
         if !self.kind.is_namespaced() {
             return Ok(self);
@@ -237,10 +240,10 @@ impl Manifest {
         }
     }
 
-    /// Runs the checks of a new document that need no store.
+    /// Runs the checks of a new document that do not read the store.
     ///
     /// # Errors
-    /// `Document`; `Invalid` for a pool that Calico's rules forbid.
+    /// `Document` for a document that is not valid; `Invalid` for a pool that Calico's rules forbid.
     pub fn check(&self) -> Result<(), Error> {
         self.check_name()?;
         if self.kind == DocumentKind::Pool {
@@ -250,8 +253,8 @@ impl Manifest {
         Ok(())
     }
 
-    /// Reads the pool that the document describes, and its spec in stored form. Fields that the document lacks come
-    /// from the stored pool.
+    /// Reads the pool that the document describes, and the pool's spec in stored form. Fields that the document lacks
+    /// come from the stored pool.
     fn new_pool(&self, stored: Option<&Pool>) -> Result<(NewPool, JsonObject), InvalidPool> {
         let metadata = self.metadata();
         let annotations = metadata.get("annotations").and_then(Value::as_object);
@@ -275,7 +278,7 @@ impl Manifest {
     }
 }
 
-/// True for `IPPoolList` and similar kinds, and for the `List` of other tools.
+/// True if a JSON object is a list of documents: an `IPPoolList` or similar, or the `List` of other tools.
 fn is_list(object: &JsonObject) -> bool {
     object.get("kind").and_then(Value::as_str).is_some_and(|kind| kind.ends_with("List"))
 }
@@ -284,7 +287,7 @@ fn invalid(reason: impl Into<String>) -> DocumentError {
     DocumentError::Invalid(reason.into())
 }
 
-/// Reads a string field; `null` counts as absent.
+/// Reads a string field of a JSON object; a field that is `null` counts as absent.
 fn text<'a>(object: &'a JsonObject, field: &str) -> Result<Option<&'a str>, DocumentError> {
     match object.get(field) {
         None | Some(Value::Null) => Ok(None),
@@ -293,7 +296,7 @@ fn text<'a>(object: &'a JsonObject, field: &str) -> Result<Option<&'a str>, Docu
     }
 }
 
-/// Reads an object field; `null` counts as absent.
+/// Reads a field of a JSON object that is itself an object; a field that is `null` counts as absent.
 fn object<'a>(object: &'a JsonObject, field: &str) -> Result<Option<&'a JsonObject>, DocumentError> {
     match object.get(field) {
         None | Some(Value::Null) => Ok(None),

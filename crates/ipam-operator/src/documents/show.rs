@@ -9,37 +9,38 @@ use super::write::settings_document;
 use super::{API_VERSION, DocumentError, DocumentKind, JsonObject, SETTINGS_NAME, split};
 use crate::Operator;
 
-/// The namespaces to list documents of, for a kind with namespaces.
+/// The namespaces whose documents are listed, for a kind with namespaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Namespaces {
-    /// All namespaces.
+    /// The documents of all namespaces.
     All,
-    /// The namespace of this name.
+    /// The documents of the namespace with this name.
     One(String),
 }
 
-/// A document as it is shown: with its version in `metadata.resourceVersion`, and in a pool with the defaults of fields
-/// that are not stored.
+/// A stored document in the form that a person sees. The document's version is in `metadata.resourceVersion`, and the
+/// fields that a stored pool lacks have their defaults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StoredDocument {
-    /// The full name: `NAMESPACE/NAME` for a kind with namespaces.
+    /// The document's full name: `NAMESPACE/NAME` for a kind with namespaces.
     pub name: String,
-    /// The document.
+    /// The whole document as JSON.
     pub document: JsonObject,
 }
 
-/// All documents of a kind.
+/// All stored documents of a kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Documents {
-    /// The documents, sorted by name.
+    /// The documents of one kind, sorted by name.
     pub items: Vec<StoredDocument>,
-    /// The revision at which they were read.
+    /// The revision at which the documents were read.
     pub revision: Revision,
 }
 
 impl Operator {
-    /// Reads all documents of a kind at one revision. Damaged documents are logged and left out, as in Calico. If no
-    /// settings are stored, the defaults are returned in their place. `within` applies only to kinds with namespaces.
+    /// Reads all documents of a kind at one revision. Damaged documents are logged and omitted, as in Calico. If no
+    /// settings are stored, the default settings are returned instead. The filter `within` applies only to kinds with
+    /// namespaces.
     ///
     /// # Errors
     /// `Malformed` for damaged settings; any store error.
@@ -64,8 +65,8 @@ impl Operator {
         })
     }
 
-    /// Reads documents by kind and full name at one revision, in the given order. The result for a missing document is
-    /// `NotFound`.
+    /// Reads the documents of the given kinds and full names at one revision, in the given order. The result for a
+    /// missing document is `NotFound`.
     ///
     /// # Errors
     /// `Malformed` for a damaged document; any store error.
@@ -132,7 +133,7 @@ fn shown(
     Ok(StoredDocument { name: full_name.to_owned(), document })
 }
 
-/// Adds the default of each field that is not stored or empty.
+/// Adds to a pool's spec the default of each field that is not stored or is empty.
 fn fill(spec: &mut JsonObject, pool: &Pool) {
     let usual = NewPool::new(pool.name(), pool.cidr()).with_block_size(pool.block_size());
     let says_nothing = |value: &Value| match value {

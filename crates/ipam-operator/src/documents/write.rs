@@ -1,5 +1,5 @@
-//! Writes and deletes documents. A write merges the document that a person has written with the stored one. The
-//! settings take the form of a document of kind `IPAMConfiguration`, named `default`.
+//! Writes and deletes documents. A write merges the document that a person has written with the stored document of the
+//! same name. The settings have the form of a document of kind `IPAMConfiguration`, named `default`.
 
 use ipam_core::affinity::ReleaseIf;
 use ipam_core::model::{
@@ -21,16 +21,16 @@ use crate::pools::InUse;
 /// Whether a write expects a stored document of the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteMode {
-    /// No document of the name may be stored.
+    /// The write fails if a document of the same name is stored.
     Create,
-    /// A document of the name may be stored or not.
+    /// The write creates a document, or replaces the stored document of the same name.
     Apply,
-    /// A document of the name must be stored.
+    /// The write fails if no document of the same name is stored.
     Replace,
 }
 
 impl WriteMode {
-    /// The verb for messages.
+    /// The verb for error messages about a write in this mode.
     fn verb(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -40,29 +40,30 @@ impl WriteMode {
     }
 }
 
-/// The effect of a write.
+/// The effect of a write on the stored document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteOutcome {
-    /// No document of the name was stored.
+    /// The write created the document, because no document of the same name was stored.
     Created,
-    /// The stored document was changed.
+    /// The write changed the stored document.
     Changed,
-    /// The stored document is equal already; nothing was written.
+    /// The stored document is already equal to the written document; nothing was written.
     Unchanged,
 }
 
 impl Operator {
-    /// Writes a document in one commit. [`crate::documents`] says which stored fields are kept. A version in the
-    /// document must equal the stored version, if a document is stored.
+    /// Writes a document in one commit. The module docs of [`crate::documents`] say which stored fields are kept. If a
+    /// document of the same name is stored, a version in the written document must equal the stored version.
     ///
-    /// Before a new pool is written, affinities in its range to missing blocks of another size are deleted, one commit
-    /// each.
+    /// Before a new pool is written, affinities to missing blocks of another size in the pool's range are deleted, one
+    /// commit each.
     ///
-    /// Guards: the document; for a new pool also that no other pool is created or changed meanwhile.
+    /// The commit guards the document's key. The commit of a new pool also guards that no other pool is created or
+    /// changed meanwhile.
     ///
     /// # Errors
-    /// `Document`, also for a kind that only the CNI plugin writes; `Invalid` with Calico's text for a pool that
-    /// Calico's rules forbid; `Malformed` if the stored document is damaged; any store error.
+    /// `Document`, also for a kind that only the CNI plugin writes; `Invalid` with Calico's error message for a pool
+    /// that Calico's rules forbid; `Malformed` if the stored document is damaged; any store error.
     pub async fn write_document(
         &self,
         manifest: &Manifest,
@@ -118,7 +119,7 @@ impl Operator {
         })
     }
 
-    /// Builds the stored form of a pool, and checks it against all rules.
+    /// Builds the stored form of a pool, and checks the pool against all rules.
     async fn pool_value(
         &self,
         tx: &mut Transaction,
@@ -153,13 +154,14 @@ impl Operator {
         Ok(kv::Value::new(serde_json::to_vec(&document).map_err(damaged)?))
     }
 
-    /// Deletes a document. If the manifest has a version, it must be the stored one. For a pool the version is checked
-    /// before the deletion starts, since that changes the pool; the pool is then deleted as in
-    /// [`Self::delete_pool_if`]. A node's empty blocks are released first; addresses in its other blocks stay with
-    /// their holders. After the settings are deleted, the defaults apply.
+    /// Deletes a document. If the manifest has a version, the version must equal the stored version. A pool's version
+    /// is checked before the deletion starts, because the deletion changes the pool. A pool is deleted as in
+    /// [`Self::delete_pool_if`]. Before a node's document is deleted, the node's empty blocks are released; addresses
+    /// in the node's other blocks stay with their holders. After the settings are deleted, the default settings apply.
     ///
     /// # Errors
-    /// `Document`, also for a profile, which only the CNI plugin keeps; `PoolInUse`; any store error.
+    /// `Document`, also for a profile, because only the CNI plugin deletes profiles; `PoolInUse` if addresses of the
+    /// pool are in use; any store error.
     pub async fn delete_document(&self, manifest: &Manifest, in_use: InUse, deadline: Deadline) -> Result<()> {
         let (kind, name) = (manifest.kind(), manifest.name());
         let key = super::key(kind, name);
@@ -185,7 +187,7 @@ fn settings_value(key: &Key, manifest: &Manifest, stored: Option<&[u8]>) -> Resu
     Ok(read_settings(manifest, stored.unwrap_or_default())?.encode()?)
 }
 
-/// Refuses a version in a document to create, as Calico does.
+/// Refuses to create a document that has a version, as Calico does.
 fn refuse_version(manifest: &Manifest) -> Result<(), DocumentError> {
     match &manifest.version {
         None => Ok(()),
@@ -196,7 +198,8 @@ fn refuse_version(manifest: &Manifest) -> Result<(), DocumentError> {
     }
 }
 
-/// Fails unless the document is stored, in the version that the manifest names. Guards the document.
+/// Fails unless the document is stored in the version that the manifest names. The transaction then guards the
+/// document's key.
 async fn require_stored(tx: &mut Transaction, manifest: &Manifest, key: &Key) -> Result<()> {
     if tx.get(key).await?.is_none() {
         return Err(DocumentError::NotFound(manifest.kind(), manifest.name().to_owned()).into());
@@ -213,13 +216,14 @@ fn require_version(manifest: &Manifest, stored: Option<Revision>) -> Result<(), 
     }
 }
 
-/// True if two JSON documents are equal; the order of members does not matter.
+/// True if two JSON documents are equal; the order of fields does not matter.
 fn same(stored: &[u8], wanted: &[u8]) -> bool {
     let read = |text: &[u8]| serde_json::from_slice::<JsonObject>(text).ok();
     read(stored).is_some_and(|stored| Some(stored) == read(wanted))
 }
 
-/// Prefix of Margay's own annotations. They are kept unless a written document names them.
+/// Prefix of Margay's own annotations. A stored annotation with this prefix is kept unless a written document names the
+/// annotation.
 const OWN_ANNOTATIONS: &str = "margay.io/";
 
 /// The fields of a node's spec.
@@ -241,7 +245,8 @@ struct NewIdentity {
     now: OffsetDateTime,
 }
 
-/// Refuses unknown fields, except those stored with an equal value: the person has read them from this store.
+/// Refuses unknown fields, except fields that are stored with an equal value: the person has read these fields from
+/// this store.
 fn refuse_unknown(
     place: &str,
     written: &JsonObject,
@@ -258,7 +263,7 @@ fn refuse_unknown(
     }
 }
 
-/// Merges a document: labels, annotations and spec as written, everything else as stored.
+/// Merges a written with a stored document: labels, annotations and spec as written, all other fields as stored.
 fn assemble(
     manifest: &Manifest,
     stored: Option<&JsonObject>,
@@ -345,7 +350,8 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Reads the settings from a document. Known settings that it lacks become unset; unknown stored members are kept.
+/// Reads the settings from a document. Known settings that the document lacks become unset; unknown stored fields are
+/// kept.
 fn read_settings(manifest: &Manifest, stored: IpamConfig) -> Result<IpamConfig, DocumentError> {
     let metadata = manifest.metadata();
     for field in ["labels", "annotations"] {
@@ -360,7 +366,7 @@ fn read_settings(manifest: &Manifest, stored: IpamConfig) -> Result<IpamConfig, 
     stored.with_spec(&spec)
 }
 
-/// Builds the document of the settings; `version` is `None` if they are not stored.
+/// Builds the document of the settings; `version` is `None` if no settings are stored.
 pub(super) fn settings_document(settings: &IpamConfig, version: Option<Revision>) -> JsonObject {
     let mut metadata = JsonObject::new();
     metadata.insert("name".to_owned(), SETTINGS_NAME.into());

@@ -1,4 +1,4 @@
-//! Events derived from pairs of block versions.
+//! Tests the events that are derived from pairs of block versions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,14 +32,14 @@ fn block(owner: Option<&str>) -> Block {
     Block::new(cidr(), owner.map(Owner::host).as_ref(), NOW, None).unwrap()
 }
 
-/// A block with one address held.
+/// A block with one held address.
 fn holding(entry: &Attribute) -> Block {
     let mut block = block(Some("a"));
     block.assign_specific(ip(1), entry).unwrap();
     block
 }
 
-/// The kinds of events between two versions.
+/// The kinds of events between two versions of a block.
 fn between(before: Option<&Block>, after: Option<&Block>) -> Vec<BlockEventKind> {
     of_block(cidr(), before, after).into_iter().map(|one| one.what).collect()
 }
@@ -67,7 +67,7 @@ fn events_show_cooldown_of_released_address() {
     assert_eq!(between(Some(&held), Some(&resting)), [rest(Some(entry))]);
     assert_eq!(between(Some(&block(Some("a"))), Some(&resting)), [rest(None)]);
     assert_eq!(between(Some(&resting), Some(&block(Some("a")))), [BlockEventKind::CooldownOver { address }]);
-    // An assignment after the cooldown removes the old entry and adds the new one in one write.
+    // An assignment after the cooldown removes the old entry and adds the new entry in one write.
     let next = holding(&holder("net.c2", &[]));
     assert_eq!(
         between(Some(&resting), Some(&next)),
@@ -100,7 +100,7 @@ fn events_tell_repeated_request_from_move_and_from_another() {
     }
 }
 
-/// Between release and reassignment the address waits for its workload, without a holder.
+/// Between its release and its reassignment, a sticky address waits for its workload without a holder.
 #[test]
 fn events_release_and_assign_sticky_address_once_each() {
     let of = |handle: &str, wait: &str| holder(handle, &[(STICKY, "shop/web"), (STICKY_FOR, wait), (NETWORK, "net")]);
@@ -115,7 +115,7 @@ fn events_release_and_assign_sticky_address_once_each() {
     assert_eq!(between(Some(&waiting), Some(&taken)), [BlockEventKind::Assigned { address, holder: again }]);
     let listed = between(None, Some(&waiting));
     assert!(!listed.iter().any(|what| matches!(what, BlockEventKind::Assigned { .. })), "{listed:?}");
-    // A pin does not count as a move to another container.
+    // Pinning an address does not count as a move to another container.
     let mut pinned = taken.clone();
     pinned.renew(address, [(STICKY_FOR, Some("pinned"))]);
     assert!(matches!(between(Some(&taken), Some(&pinned))[..], [BlockEventKind::Renewed { .. }]));
@@ -161,7 +161,7 @@ async fn events_tell_affinity_only_when_block_does_not() {
     let put = |state| kv::Op::put(key.clone(), Affinity::new(state).encode().unwrap());
     let put_block = kv::Op::put(keys::block(cidr()), block(Some("a")).encode().unwrap());
     let affinity = |state| BlockEvent::of(cidr(), BlockEventKind::Affinity { owner: owner.clone(), state });
-    // Calico claims a block in steps.
+    // Calico claims a block in steps: first a pending affinity, then the block, then the confirmed affinity.
     let reported = reported_of(&store, Txn::new().with_success([put(AffinityState::Pending)])).await;
     assert_eq!(reported.happenings, [affinity(Some(AffinityState::Pending))]);
     let reported = reported_of(&store, Txn::new().with_success([put_block, put(AffinityState::Confirmed)])).await;
@@ -187,7 +187,7 @@ async fn events_say_what_is_unreadable_or_unknown() {
     let reported =
         reported_of(&store, Txn::new().with_success([kv::Op::put(key.clone(), held.encode().unwrap())])).await;
     assert_eq!(reported.happenings.len(), 2, "{reported:?}");
-    // At the compaction mark a store may no longer have the previous version.
+    // At the compacted revision, a store may no longer have the previous version of a key.
     let at = store.put(key.clone(), block(None).encode().unwrap()).await.unwrap();
     let mut changes = store.watch(WatchRequest::new(kv::Range::All, at)).await.unwrap();
     let reported = of_batch(&changes.next().await.unwrap().unwrap());
@@ -196,7 +196,7 @@ async fn events_say_what_is_unreadable_or_unknown() {
     assert_eq!(of_listed(&keys::handle("h"), b"{}"), None);
 }
 
-/// Holders and addresses in cooldown, reconstructed from events.
+/// The holders and the addresses in cooldown, reconstructed from events.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Replayed {
     held: BTreeMap<IpAddr, Attribute>,
@@ -240,7 +240,7 @@ impl Replayed {
     }
 }
 
-/// An operation on a block.
+/// A random operation on a block.
 #[derive(Clone, Debug)]
 enum Step {
     Assign(u8, usize),
@@ -294,7 +294,7 @@ proptest! {
                 now += Duration::seconds(i64::from(*seconds));
             }
             carry_out(step, &mut stored, now, rest);
-            // One version may contain several steps.
+            // One version of a block may contain several steps.
             if *is_written {
                 for one in of_block(cidr(), seen.as_ref(), stored.as_ref()) {
                     replayed.apply(one.what);

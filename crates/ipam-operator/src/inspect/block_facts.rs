@@ -1,10 +1,10 @@
-//! Facts about blocks that an inspection keeps in memory, to compare affinities, handles, workload records and the
-//! blocks themselves with each other. Also finds addresses of secondary networks that Calico would act on, in a store
-//! that Calico reads.
+//! Keeps facts about blocks in memory, so that an inspection can compare affinities, handles, workload records and the
+//! blocks themselves with each other. This module also finds addresses of secondary networks that Calico would change
+//! or release, in a store that Calico reads.
 //!
 //! An address with the attribute `margay.io/node` belongs to a secondary network, and so does every other address of
-//! that network. Addresses from before this attribute existed cannot be told apart until their network has assigned a
-//! new address somewhere in the cluster.
+//! that network. Addresses from before the attribute `margay.io/node` existed cannot be attributed to a secondary
+//! network until the network has assigned a new address somewhere in the cluster.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -17,19 +17,19 @@ use kv::Kv;
 
 use super::finding::{Code, Finding, Inspection, Subject, addresses};
 
-/// Facts about the blocks, in the order in which they were read.
+/// Facts about all blocks of a store, in the order in which the blocks were read.
 #[derive(Debug, Default)]
 pub(super) struct BlockFacts {
     notes: Vec<BlockNote>,
     by_cidr: HashMap<IpNet, u32>,
-    /// For each node that is gone: how many addresses are held for it, and the first of them.
+    /// For each node that is gone: the number of addresses that are held for the node, and the first such address.
     gone: BTreeMap<String, (u64, IpAddr)>,
 }
 
 #[derive(Debug)]
 struct BlockNote {
     cidr: IpNet,
-    /// `None` if the block cannot be read.
+    /// The facts about the block; `None` if the block cannot be read.
     about: Option<BlockSummary>,
 }
 
@@ -38,24 +38,24 @@ pub(super) struct BlockSummary {
     owner: Option<Owner>,
     has_affinity: bool,
     owner_is_gone: bool,
-    /// One bit for each ordinal: set if allocated.
+    /// One bit for each ordinal of the block: set if the ordinal is allocated.
     allocated: Box<[u64]>,
-    /// Number of address bits inside a prefix, below the bits that an ordinal counts. 0 in a block of addresses.
+    /// Number of address bits inside each prefix of a block of prefixes; 0 in a block of single addresses.
     host_bits: u8,
 }
 
 /// Whether a block is stored and readable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockPresence {
-    /// No block is stored.
+    /// No block of this network is stored.
     Absent,
-    /// The stored value is no valid block.
+    /// The block is stored, but its value cannot be decoded.
     Unreadable,
-    /// The block was read.
+    /// The block is stored and was decoded.
     Readable,
 }
 
-/// Returns one bit for each ordinal of a block: set if allocated.
+/// Returns one bit for each ordinal of a block: set if the ordinal is allocated.
 fn bits(block: &Block) -> Box<[u64]> {
     let mut bits = vec![0_u64; block.capacity().div_ceil(64)];
     for ordinal in block.allocated().filter_map(|(ip, _)| block.ordinal(ip)) {
@@ -67,7 +67,7 @@ fn bits(block: &Block) -> Box<[u64]> {
 }
 
 impl BlockSummary {
-    /// Collects the facts about a block.
+    /// Collects the facts about a block that an inspection keeps.
     pub(super) fn of(block: &Block, owner_is_gone: bool) -> Self {
         let host_bits = block.family().bits() - block.length();
         Self { owner: block.owner(), has_affinity: false, owner_is_gone, allocated: bits(block), host_bits }
@@ -89,7 +89,7 @@ impl BlockFacts {
         self.gone.entry(node.to_owned()).or_insert((0, ip)).0 += 1;
     }
 
-    /// Adds a block, and returns its index.
+    /// Adds the facts about a block, and returns the block's index.
     pub(super) fn note(&mut self, cidr: IpNet, about: Option<BlockSummary>) -> u32 {
         let index = u32::try_from(self.notes.len()).unwrap_or(u32::MAX);
         self.notes.push(BlockNote { cidr, about });
@@ -116,7 +116,7 @@ impl BlockFacts {
         self.notes.iter().any(|note| note.about.is_none() && note.cidr.contains(&ip))
     }
 
-    /// Compares an affinity with its block and the surrounding pool. Call this after all blocks were added.
+    /// Compares an affinity with its block and the surrounding pool. The caller must have added all blocks.
     pub(super) fn compare_affinity(
         &mut self,
         (owner, cidr): (&Owner, IpNet),
@@ -157,7 +157,7 @@ impl BlockFacts {
         findings.push(finding.mendable(known != BlockPresence::Unreadable));
     }
 
-    /// Compares the blocks with each other and with the affinities. Call this after all keys were added.
+    /// Compares the blocks with each other and with the affinities. The caller must have added all keys.
     pub(super) fn finish(&mut self, done: &mut Inspection) {
         for note in &self.notes {
             let Some(BlockSummary { owner: Some(owner), has_affinity: false, owner_is_gone: false, .. }) = &note.about
@@ -177,8 +177,9 @@ impl BlockFacts {
         self.find_overlaps(&mut done.findings);
     }
 
-    /// Finds overlapping blocks. Networks overlap only if one contains the other. The blocks are visited in ascending
-    /// order, larger ones first; the stack holds those that contain the current block.
+    /// Finds overlapping blocks. Two blocks overlap only if one of the blocks contains the other. The blocks are
+    /// visited in ascending order, and larger blocks before smaller ones; a stack holds the blocks that contain the
+    /// current block.
     fn find_overlaps(&self, findings: &mut Vec<Finding>) {
         let mut ordered: Vec<&BlockNote> = self.notes.iter().collect();
         ordered.sort_by_key(|note| (note.cidr.addr().is_ipv6(), bounds(note.cidr).0, note.cidr.prefix_len()));
@@ -199,7 +200,7 @@ impl BlockFacts {
 fn find_twice(outer: &BlockNote, inner: &BlockNote, findings: &mut Vec<Finding>) {
     let (Some(out), Some(within)) = (&outer.about, &inner.about) else { return };
     let distance = bounds(inner.cidr).0 - bounds(outer.cidr).0;
-    // An ordinal shifted by its host bits is an offset inside the block, so no bits are lost.
+    // An ordinal shifted left by the block's host bits is an offset inside the block, so the shift loses no bits.
     for place in within.ordinals().map(|ordinal| ordinal << within.host_bits) {
         let is_twice = out.has((distance + place) >> out.host_bits);
         if let Some(ip) = nth(inner.cidr, place).filter(|_| is_twice) {
@@ -212,7 +213,7 @@ fn find_twice(outer: &BlockNote, inner: &BlockNote, findings: &mut Vec<Finding>)
 /// Facts about blocks that may have addresses of secondary networks.
 #[derive(Debug, Default)]
 pub(super) struct SecondaryBlocks {
-    /// Networks known not to be Calico's.
+    /// Names of networks that are known not to be Calico's.
     known: BTreeSet<String>,
     notes: Vec<SecondaryNote>,
 }
@@ -222,18 +223,18 @@ pub(super) struct SecondaryBlocks {
 struct SecondaryNote {
     cidr: IpNet,
     is_nodes: bool,
-    /// True if a secondary network has used the block's pool.
+    /// True if a secondary network has already used the block's pool.
     is_bridged: bool,
-    /// Addresses with Margay's attribute names.
+    /// Number of addresses with Margay's attribute names.
     own: u64,
-    /// Addresses with Calico's attribute names, by network.
+    /// Number of addresses with Calico's attribute names, by network.
     calicos: BTreeMap<String, u64>,
-    /// Addresses without a network: Calico's own plugin has assigned them.
+    /// Number of addresses without a recorded network: Calico's own plugin has assigned these addresses.
     nameless: u64,
 }
 
 impl SecondaryBlocks {
-    /// Counts the addresses of a block.
+    /// Counts the addresses of a block by kind of attribute names and by network.
     pub(super) fn add(&mut self, block: &Block, is_bridged: bool) {
         let is_nodes = matches!(block.owner(), Some(Owner::Host(name)) if !name.is_empty());
         let mut note =
@@ -253,13 +254,15 @@ impl SecondaryBlocks {
                 _ => {}
             }
         }
-        // Most blocks of a cluster have Calico's addresses only, so they take no memory.
+        // Most blocks of a cluster have only Calico's addresses without a recorded network; nothing is kept in memory
+        // for such blocks.
         if note.own > 0 || !note.calicos.is_empty() {
             self.notes.push(note);
         }
     }
 
-    /// Reports the findings. Call this after all blocks were added, so that all secondary networks are known.
+    /// Reports the findings about secondary networks. The caller must have added all blocks, so that all secondary
+    /// networks are known.
     pub(super) fn finish(&self, findings: &mut Vec<Finding>) {
         for note in &self.notes {
             findings.extend(self.names(note));

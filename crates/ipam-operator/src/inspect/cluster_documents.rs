@@ -1,4 +1,4 @@
-//! Collects and checks the documents around the blocks: settings, pools, reservations, nodes.
+//! Collects and checks the documents that the blocks depend on: settings, pools, reservations and nodes.
 
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use kv::Kv;
 
 use super::finding::{ClusterFacts, Code, Finding, Inspection, Subject};
 
-/// The settings, pools, reservations and nodes of the store. They are read before the blocks.
+/// The settings, pools, reservations and nodes of the store, which an inspection reads before the blocks.
 #[derive(Debug, Default)]
 pub(super) struct ClusterDocuments {
     config: Option<IpamConfig>,
@@ -28,7 +28,8 @@ pub(super) struct ClusterDocuments {
 }
 
 impl ClusterDocuments {
-    /// Adds a key. Returns false if it is no setting, pool, reservation or node.
+    /// Adds a key with its value. Returns false if the key belongs to another kind of document than settings, pools,
+    /// reservations and nodes.
     pub(super) fn add(&mut self, kv: &Kv, done: &mut Inspection) -> bool {
         if kv.key == keys::config() {
             self.add_config(kv, &mut done.findings);
@@ -55,29 +56,31 @@ impl ClusterDocuments {
         self.config.as_ref().map_or(0, IpamConfig::cooldown_seconds)
     }
 
-    /// All reserved addresses. They are computed on the first call, so no reservation may be added after it.
+    /// The addresses of all reservations. The reserved addresses are computed on the first call, so no reservation must
+    /// be added after the first call.
     pub(super) fn reserved(&mut self) -> &Reservations {
         self.reserved.get_or_insert_with(|| Reservations::from_documents(&self.reservations).0)
     }
 
-    /// True if a node is not registered although other nodes are. A store without registered nodes has no gone ones.
+    /// True if a node is not registered although other nodes are registered. In a store without registered nodes, no
+    /// node counts as gone.
     pub(super) fn is_gone(&self, node: &str) -> bool {
         !self.nodes.is_empty() && !self.nodes.contains(node)
     }
 
-    /// The pool that contains a network.
+    /// The pool that contains a block's network.
     pub(super) fn pool_of(&self, cidr: IpNet) -> Option<&Pool> {
         self.pools.iter().find(|pool| pool.cidr().contains(&cidr))
     }
 
-    /// True if a secondary network has used the pool and Calico assigns from it only on request.
+    /// True if a secondary network has used the pool and Calico assigns addresses from the pool only on request.
     pub(super) fn is_bridged(&self, pool: &Pool) -> bool {
         let name = bridge::reservation_name(pool.name());
         pool.assignment_mode() == AssignmentMode::Manual
             && self.reservations.iter().any(|reservation| reservation.name() == name)
     }
 
-    /// Checks the documents against each other, and adds the counts to the inspection.
+    /// Compares pools, reservations and nodes with each other, and adds their counts to the inspection.
     pub(super) fn finish(&self, done: &mut Inspection) {
         done.counts.pools = self.pools.len();
         done.counts.reservations = self.reservations.len();
@@ -143,7 +146,7 @@ impl ClusterDocuments {
     }
 
     /// Reports missing reservations of a bridged network. Only a reservation shows that a pool belongs to a bridged
-    /// network, so a pool without any is not reported.
+    /// network, so a pool without reservations is not reported.
     fn unreserved(&self, pool: &Pool) -> Option<Finding> {
         let named = |name: String| self.reservations.iter().find(|reservation| reservation.name() == name);
         match named(bridge::reservation_name(pool.name())) {
@@ -163,7 +166,7 @@ impl ClusterDocuments {
     }
 }
 
-/// The addresses that a bridged network's reservation should cover and does not.
+/// The addresses that a bridged network's reservation should cover but does not.
 pub(super) fn lacking(pool: &Pool, reservation: &IpReservation) -> Vec<IpNet> {
     let reserved = Reservations::from_documents([reservation]).0;
     let mut wanted = bridge::reserved(pool.cidr(), bridge::recorded_gateway(reservation));
@@ -175,7 +178,7 @@ fn list(nets: &[IpNet]) -> String {
     nets.iter().map(|net| net.addr().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the document, or adds a finding if it cannot be read.
+/// Returns the decoded document, or adds a finding if the document cannot be decoded.
 fn or_find<D>(read: Result<D, Malformed>, code: Code, subject: Subject, findings: &mut Vec<Finding>) -> Option<D> {
     read.map_err(|error| findings.push(Finding::new(code, subject, error.reason()))).ok()
 }

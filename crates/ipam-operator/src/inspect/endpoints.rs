@@ -1,6 +1,6 @@
 //! Compares workload endpoints with blocks and nodes.
 //!
-//! Only endpoints of the CNI plugin are compared, with the orchestrators `cni` and `k8s`: other programs assign
+//! Only the CNI plugin's endpoints, with the orchestrators `cni` and `k8s`, are compared, because other programs assign
 //! addresses in their own ways. Endpoints are read before the blocks, so that few facts about blocks must be kept in
 //! memory.
 
@@ -24,22 +24,24 @@ use super::finding::{Code, Finding, Inspection, Subject};
 use super::mend::{RepairResult, is_newer};
 use crate::Operator;
 
-/// Minimum age of an address that must have an endpoint. The plugin assigns the address before it stores the endpoint.
+/// Minimum age of an address that must have an endpoint. The plugin assigns an address before the plugin stores the
+/// address's endpoint.
 const MIN_ENDPOINT_AGE: Duration = Duration::MINUTE;
 
 /// Facts about the endpoints of a store.
 #[derive(Debug, Default)]
 pub(super) struct Endpoints {
     notes: Vec<EndpointNote>,
-    /// For each address of an endpoint and the endpoint's index in `notes`: what the blocks say about the address.
+    /// The state of each endpoint's address according to the blocks, by the address and the endpoint's index in
+    /// `notes`.
     standings: BTreeMap<(IpAddr, usize), EndpointStanding>,
-    /// The ids of containers with an endpoint.
+    /// The ids of the containers that have an endpoint.
     containers: HashSet<String>,
     /// The pods of endpoints without a container id, as `NAMESPACE/NAME`.
     pods: HashSet<String>,
-    /// Findings about containers without an endpoint, each with the network if it is recorded.
+    /// Findings about containers without an endpoint, each with the container's network if the network is recorded.
     lacking: Vec<(Finding, Option<String>)>,
-    /// Networks known not to be Calico's.
+    /// Names of networks that are known not to be Calico's.
     bridged: HashSet<String>,
 }
 
@@ -52,21 +54,23 @@ struct EndpointNote {
     pod: String,
 }
 
-/// The state of an address of an endpoint, according to the blocks. A later variant overrides an earlier one.
+/// The state of an address of an endpoint, according to the blocks. If several blocks contain the address, the greatest
+/// of the resulting variants counts.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum EndpointStanding {
     /// No block has the address assigned.
     Free,
     /// The address was released and is in cooldown.
     InCooldown,
-    /// The address is held under this handle of another container.
+    /// The address is held under the given handle of another container.
     Other(String),
-    /// The endpoint's container holds it, or its holder cannot be determined.
+    /// The endpoint's container holds the address, or the address's holder cannot be determined.
     Own,
 }
 
 impl Endpoints {
-    /// Adds a key. Returns false if it is not below the prefix of endpoints. Call this after all nodes were read.
+    /// Adds an endpoint's key and value. Returns false if the key does not start with the prefix of endpoints. The
+    /// caller must have added all nodes.
     pub(super) fn add(&mut self, kv: &Kv, around: &ClusterDocuments, done: &mut Inspection) -> bool {
         let Some((namespace, name)) = keys::parse_workload_endpoint(&kv.key) else {
             return kv.key.as_bytes().starts_with(keys::workload_endpoints_prefix().as_bytes());
@@ -83,7 +87,7 @@ impl Endpoints {
         true
     }
 
-    /// Records the container or pod from the name of an endpoint that cannot be read.
+    /// Records the container or pod that the name of an unreadable endpoint contains.
     fn note_name(&mut self, namespace: &str, name: &str) {
         match split_endpoint_name(name) {
             Some([_, kind, id, _]) if kind == Orchestrator::Cni.as_str() => drop(self.containers.insert(id)),
@@ -120,7 +124,7 @@ impl Endpoints {
         None
     }
 
-    /// Compares the entry of an address or prefix with the endpoints that list it.
+    /// Compares the entry of an address or prefix with the endpoints that list the address.
     pub(super) fn see(&mut self, unit: IpNet, entry: &Attribute) {
         let inside = (unit.network(), 0)..=(unit.broadcast(), usize::MAX);
         for ((_, note), standing) in self.standings.range_mut(inside) {
@@ -133,9 +137,9 @@ impl Endpoints {
         }
     }
 
-    /// Reports an address of a Calico network if its container has no endpoint. The address must be held for a node
-    /// that is not gone. If the plugin keeps its endpoints in Kubernetes, the store has none and no address is
-    /// reported.
+    /// Reports an address of a Calico network if the address's container has no endpoint. Addresses that are held for a
+    /// node that is gone are not reported. If the plugin keeps its endpoints in Kubernetes, the store has no endpoints
+    /// and no address is reported.
     pub(super) fn find_lack(&mut self, ip: IpAddr, entry: &Attribute, now: OffsetDateTime) {
         if self.containers.is_empty() && self.pods.is_empty() {
             return;
@@ -167,7 +171,7 @@ impl Endpoints {
         self.lacking.push((Finding::new(Code::NoEndpoint, Subject::Address(ip), what), network.map(str::to_owned)));
     }
 
-    /// Reports the findings. Call this after all blocks were read.
+    /// Reports the findings about endpoints. The caller must have added all blocks.
     pub(super) fn finish(self, around: &ClusterDocuments, findings: &mut Vec<Finding>) {
         let Self { notes, standings, lacking, bridged, .. } = self;
         for ((ip, note), standing) in standings {
@@ -203,7 +207,7 @@ impl EndpointNote {
         if is_own { EndpointStanding::Own } else { EndpointStanding::Other(handle.to_owned()) }
     }
 
-    /// The handle that older versions of Calico gave the container.
+    /// The handle that older versions of Calico gave to the endpoint's container.
     fn old_handle(&self) -> String {
         if self.pod.is_empty() { self.container.clone() } else { format!("{}.{}", self.namespace, self.pod) }
     }
@@ -214,7 +218,7 @@ fn is_of_plugin(endpoint: &WorkloadEndpoint) -> bool {
     [Orchestrator::Cni, Orchestrator::K8s].iter().any(|known| known.as_str() == endpoint.orchestrator())
 }
 
-/// The nodes that an endpoint names. Two if its name and its document disagree.
+/// The nodes that an endpoint names: two nodes if the endpoint's name and its document disagree.
 fn nodes_of(endpoint: &WorkloadEndpoint) -> Vec<String> {
     let mut nodes: Vec<String> = split_endpoint_name(endpoint.name()).into_iter().map(|[node, ..]| node).collect();
     if !endpoint.node().is_empty() && !nodes.iter().any(|node| node == endpoint.node()) {
@@ -224,8 +228,8 @@ fn nodes_of(endpoint: &WorkloadEndpoint) -> Vec<String> {
 }
 
 impl Operator {
-    /// Deletes an endpoint of a node that is gone, unless the endpoint was written after revision `at`. Guards the
-    /// node's absence.
+    /// Deletes an endpoint of a node that is gone, unless the endpoint was written after revision `at`. The commit
+    /// guards the absence of the node's document.
     pub(super) async fn mend_endpoint(
         &self,
         tx: &mut Transaction,

@@ -1,4 +1,4 @@
-//! Findings of an inspection, and their codes.
+//! Defines the findings of an inspection, and the findings' codes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,31 +10,31 @@ use ipnet::IpNet;
 use kv::Revision;
 use serde::{Serialize, Serializer};
 
-/// The object that a finding concerns.
+/// The document or address that a finding concerns.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Subject {
-    /// A block.
+    /// The finding concerns a block.
     Block(IpNet),
-    /// An owner's affinity to a block.
+    /// The finding concerns an owner's affinity to a block.
     Affinity(Owner, IpNet),
-    /// A handle, by its id.
+    /// The finding concerns the handle with this id.
     Handle(String),
-    /// A node, by its name.
+    /// The finding concerns the node with this name.
     Node(String),
-    /// A pool, by its name.
+    /// The finding concerns the pool with this name.
     Pool(String),
-    /// A reservation, by its name.
+    /// The finding concerns the reservation with this name.
     Reservation(String),
-    /// An address.
+    /// The finding concerns an address.
     Address(IpAddr),
-    /// A CNI network, by its name.
+    /// The finding concerns the CNI network with this name.
     Network(String),
-    /// A workload endpoint, by its namespace and its name.
+    /// The finding concerns the workload endpoint with this namespace and name.
     Endpoint(String, String),
-    /// A workload that keeps its addresses, by its name.
+    /// The finding concerns the sticky workload with this name.
     Workload(String),
-    /// A key.
+    /// The finding concerns a key of the store.
     Key(String),
 }
 
@@ -62,20 +62,20 @@ impl Serialize for Subject {
     }
 }
 
-/// A problem, or a fact worth knowing.
+/// A problem in the store, or a fact worth knowing about the store.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Finding {
     /// The kind of finding.
     pub code: Code,
-    /// The object that it concerns.
+    /// The document or address that the finding concerns.
     pub subject: Subject,
-    /// A description. It can contain text from the store.
+    /// A description of the finding, which can contain text from the store.
     pub what: String,
-    /// Whether [`mend`](crate::Operator::mend) can repair it.
+    /// Whether [`mend`](crate::Operator::mend) can repair the finding.
     pub mendable: bool,
-    /// The blocks that a repair must read.
+    /// The blocks that a repair of the finding must read.
     pub(super) blocks: Vec<IpNet>,
-    /// The secondary networks with addresses in the block.
+    /// The secondary networks that have addresses in the block that the finding concerns.
     pub(super) networks: Vec<String>,
 }
 
@@ -100,7 +100,7 @@ impl Finding {
         self
     }
 
-    /// The automatic repair if the finding is mendable, or else the advice for a person.
+    /// A description of the automatic repair if the finding is mendable, or else the advice for a person.
     pub fn mend(&self) -> &'static str {
         match self.code.repair() {
             Some(repair) if self.mendable => repair,
@@ -108,7 +108,7 @@ impl Finding {
         }
     }
 
-    /// True if the finding is a problem.
+    /// True if the finding's severity is [`Severity::Problem`].
     pub fn is_problem(&self) -> bool {
         self.code.severity() == Severity::Problem
     }
@@ -117,27 +117,27 @@ impl Finding {
 /// The number of documents and addresses in a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StoreCounts {
-    /// Readable pools.
+    /// Number of readable pools.
     pub pools: usize,
-    /// Readable reservations.
+    /// Number of readable reservations.
     pub reservations: usize,
-    /// Registered nodes.
+    /// Number of registered nodes.
     pub nodes: usize,
-    /// Blocks, including unreadable ones.
+    /// Number of blocks, including unreadable blocks.
     pub blocks: usize,
-    /// Affinities.
+    /// Number of affinities.
     pub affinities: usize,
-    /// Handles.
+    /// Number of handles.
     pub handles: usize,
-    /// Workload endpoints, including unreadable ones.
+    /// Number of workload endpoints, including unreadable endpoints.
     pub endpoints: usize,
-    /// Held addresses, without those in cooldown.
+    /// Number of held addresses, without the addresses in cooldown.
     pub held: usize,
-    /// Addresses in cooldown.
+    /// Number of addresses in cooldown.
     pub cooling: usize,
-    /// Addresses held for another node than the block's owner. That is no problem.
+    /// Number of addresses held for another node than the block's owner. A borrowed address is not a problem.
     pub borrowed: usize,
-    /// Addresses held for nodes that are no longer registered.
+    /// Number of addresses held for nodes that are no longer registered.
     pub of_gone_nodes: usize,
 }
 
@@ -146,32 +146,32 @@ pub struct StoreCounts {
 pub struct ClusterFacts {
     /// The cluster's unique id.
     pub guid: String,
-    /// The cluster type.
+    /// The cluster type that Calico has stored.
     pub kind: String,
     /// True if Calico's operators have locked the datastore.
     pub locked: bool,
-    /// The revision that last wrote the document.
+    /// The revision that last wrote the `ClusterInformation` document.
     pub revision: Revision,
 }
 
 /// An address that is not free.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllocatedAddress {
-    /// The address.
+    /// The address that is not free.
     pub ip: IpAddr,
-    /// The handle under which it is held.
+    /// The handle under which the address is held.
     pub handle: Option<String>,
     /// The block's sequence number when the address was last assigned or released.
     pub sequence_number: u64,
-    /// The attributes of the holder.
+    /// The attributes of the address's holder.
     pub attributes: BTreeMap<String, String>,
-    /// The attributes of the alternate holder, if it has two.
+    /// The attributes of the alternate holder, if the address has two holders.
     pub alternate_attributes: BTreeMap<String, String>,
-    /// True if it is in cooldown.
+    /// True if the address is in cooldown.
     pub cooling: bool,
-    /// True if the block belongs to another node.
+    /// True if the address's block belongs to another node than the holder's node.
     pub borrowed: bool,
-    /// True if it is held for a node that is no longer registered.
+    /// True if the address is held for a node that is no longer registered.
     pub node_gone: bool,
 }
 
@@ -192,15 +192,15 @@ pub struct Inspection {
     pub revision: Revision,
     /// The findings, sorted by code and subject.
     pub findings: Vec<Finding>,
-    /// The number of documents and addresses.
+    /// The number of documents and addresses in the store.
     pub counts: StoreCounts,
     /// The pools' names and networks, sorted by name.
     pub pools: Vec<(String, IpNet)>,
     /// The prefix lengths of pools of prefixes, by the pool's network.
     pub prefix_lengths: BTreeMap<IpNet, u8>,
-    /// The cluster; `None` if Calico has stored no `ClusterInformation`.
+    /// Facts about the cluster; `None` if Calico has stored no `ClusterInformation`.
     pub cluster: Option<ClusterFacts>,
-    /// The addresses that are not free, block by block. Filled only with
+    /// The addresses that are not free, block by block. The list is empty unless the inspection was started with
     /// [`AddressReporting::Addresses`](super::AddressReporting::Addresses).
     pub allocations: Vec<AllocatedAddress>,
     /// Stored handles under which no address is held.
@@ -214,7 +214,7 @@ impl Inspection {
     }
 }
 
-/// Formats a number of addresses with its verb.
+/// Formats a number of addresses with the matching verb: `1 address is` or `2 addresses are`.
 pub(super) fn addresses(count: u64) -> String {
     if count == 1 { "1 address is".to_owned() } else { format!("{count} addresses are") }
 }
@@ -225,12 +225,12 @@ pub(super) fn addresses(count: u64) -> String {
 pub enum Severity {
     /// A problem that should be repaired.
     Problem,
-    /// A fact worth knowing; no problem.
+    /// A fact worth knowing that is not a problem.
     Information,
 }
 
-/// Defines the kinds of findings. Each has a code that never changes, a severity, a meaning, advice for a person, and
-/// the repair by [`mend`](crate::Operator::mend) (empty if there is none).
+/// Defines the kinds of findings. Each kind has a code that never changes, a severity, a meaning, advice for a person,
+/// and the repair by [`mend`](crate::Operator::mend) (empty if no automatic repair exists).
 macro_rules! codes {
     ($($kind:ident = $text:literal, $severity:ident, $meaning:literal, $advice:literal, $repair:literal;)+) => {
         /// The kind of a finding.
@@ -241,30 +241,31 @@ macro_rules! codes {
         }
 
         impl Code {
-            /// All kinds, sorted by code.
+            /// All kinds of findings, sorted by code.
             pub const ALL: &[Self] = &[$(Self::$kind),+];
 
-            /// The code, such as `BLK-01`. It never changes.
+            /// The text of the code, such as `BLK-01`. The text of a code never changes.
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$kind => $text),+ }
             }
 
-            /// The severity.
+            /// The severity of findings with this code.
             pub fn severity(self) -> Severity {
                 match self { $(Self::$kind => Severity::$severity),+ }
             }
 
-            /// The meaning, in a sentence.
+            /// The meaning of the code, in one sentence.
             pub fn meaning(self) -> &'static str {
                 match self { $(Self::$kind => $meaning),+ }
             }
 
-            /// The advice for a person.
+            /// The advice for a person who repairs a finding with this code.
             pub fn advice(self) -> &'static str {
                 match self { $(Self::$kind => $advice),+ }
             }
 
-            /// The repair by [`mend`](crate::Operator::mend); `None` if a person must act.
+            /// The repair by [`mend`](crate::Operator::mend); `None` if only a person can repair findings with this
+            /// code.
             pub fn repair(self) -> Option<&'static str> {
                 let text = match self { $(Self::$kind => $repair),+ };
                 (!text.is_empty()).then_some(text)
@@ -399,7 +400,7 @@ impl Serialize for Code {
     }
 }
 
-/// The error for a text that is no [`Code`].
+/// The error for a text that is not the text of a [`Code`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is no code of a finding; they look like BLK-03")]
 pub struct UnknownCode(String);

@@ -1,4 +1,4 @@
-//! Compares handles with the addresses in the blocks, and repairs handles that differ.
+//! Compares the stored handles with the addresses in the blocks, and repairs handles that disagree with the blocks.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,23 +14,23 @@ use super::finding::{Code, Finding, Inspection, LeakedHandle, Subject, addresses
 use super::mend::{RepairResult, is_newer};
 use crate::Operator;
 
-/// Counts of addresses by handle and block, for each handle whose document was not read yet. A store can have half a
-/// million handles, nearly all with addresses in one block only.
+/// The number of addresses by handle and block, for each handle whose document was not read yet. A store can have half
+/// a million handles, nearly all with addresses in one block only.
 #[derive(Debug, Default)]
 pub(super) struct Handles {
-    /// The first block of each handle, with its count.
+    /// The first block of each handle, with the number of the handle's addresses in that block.
     first: HashMap<Box<str>, HandleBlockCount>,
-    /// The further blocks of the few handles with several.
+    /// The further blocks of the few handles that have addresses in several blocks.
     others: HashMap<Box<str>, Vec<HandleBlockCount>>,
 }
 
-/// A block's index, and the number of addresses of a handle in it.
+/// A block's index, and the number of a handle's addresses in the block.
 type HandleBlockCount = (u32, u32);
 
 impl Handles {
     /// Counts an address of a block under its handle. All addresses of a block must be counted in succession.
     pub(super) fn note(&mut self, id: &str, block: u32) {
-        // A Windows host reserves addresses under this id, but stores no handle.
+        // A Windows host reserves addresses under the id [`WINDOWS_RESERVED_HANDLE`], but stores no handle of that id.
         if id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE) {
             return;
         }
@@ -47,20 +47,22 @@ impl Handles {
         }
     }
 
-    /// Removes and returns the counts of a handle. Empty if no address is held under it, or if it was already taken.
+    /// Removes and returns the counts of a handle. The result is empty if no address is held under the handle, or if
+    /// the handle's counts were already removed.
     fn take(&mut self, id: &str) -> Vec<HandleBlockCount> {
         let first = self.first.remove(id);
         let others = if self.others.is_empty() { None } else { self.others.remove(id) };
         first.into_iter().chain(others.into_iter().flatten()).collect()
     }
 
-    /// Compares a stored handle with the counts. Call this after all blocks were read.
+    /// Compares a stored handle with the counted addresses. The caller must have added all blocks.
     pub(super) fn compare(&mut self, id: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
-        // An old migration has left text after a carriage return in some ids. It is not part of the id.
+        // An old migration has appended a carriage return and further text to some handle ids. The appended text is not
+        // part of the id.
         let plain = id.split('\r').next().unwrap_or(id);
         let held = self.take(plain);
         if held.is_empty() && plain != id {
-            // The handle with the plain id was compared before, and is the valid one.
+            // The handle without the appended text was compared before, and is the valid handle.
             return;
         }
         let held: BTreeMap<IpNet, i64> =
@@ -88,7 +90,7 @@ impl Handles {
         }
     }
 
-    /// Reports held handles that are not stored.
+    /// Reports handles that hold addresses but are not stored.
     pub(super) fn finish(mut self, blocks: &BlockFacts, done: &mut Inspection) {
         for (id, first) in std::mem::take(&mut self.first) {
             let others = self.others.remove(&id).unwrap_or_default();
@@ -102,7 +104,7 @@ impl Handles {
     }
 }
 
-/// Maximum number of blocks of a handle that one commit can check.
+/// Maximum number of a handle's blocks that one commit can guard.
 pub(super) const MAX_BLOCKS_OF_HANDLE: usize = 50;
 
 /// The differences between a handle and the blocks, one text per block.
@@ -111,7 +113,7 @@ struct HandleDifference {
     more: Vec<String>,
     less: Vec<String>,
     no_block: Vec<String>,
-    /// True if the handle names unreadable blocks, or more blocks than one commit can check.
+    /// True if the handle names unreadable blocks, or more blocks than one commit can guard.
     is_doubtful: bool,
 }
 
@@ -160,7 +162,7 @@ fn reported(cidr: IpNet, counted: i64, holds: i64) -> String {
     format!("{cidr} holds {holds}, and {counted} are counted")
 }
 
-/// Formats a list of networks or addresses; only the first few are shown.
+/// Formats a list of networks or addresses, of which only the first few are shown.
 pub(super) fn join(nets: &[impl ToString]) -> String {
     const MAX_SHOWN_BLOCKS: usize = 3;
     let mut text = nets.iter().take(MAX_SHOWN_BLOCKS).map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -171,10 +173,12 @@ pub(super) fn join(nets: &[impl ToString]) -> String {
 }
 
 impl Operator {
-    /// Rewrites a handle from the blocks that it names and the blocks in which the inspection found addresses of it.
+    /// Rewrites a handle from the blocks that the handle names and the blocks in which the inspection found addresses
+    /// of the handle.
     ///
-    /// Guards all these blocks. If a count is too high, its block is written as well. Calico raises the count in the
-    /// handle before it writes the block; a writer between these two steps then fails, retries, and counts again.
+    /// The commit guards all blocks from which the handle is rewritten. If the handle's count for a block is too high,
+    /// the block is written as well. Calico raises the count in a handle before Calico writes the block; because the
+    /// repair has written the block, a writer between these two steps fails, retries, and counts again.
     pub(super) async fn mend_handle(
         &self,
         tx: &mut Transaction,

@@ -1,8 +1,9 @@
 //! Repairs findings with one guarded commit each, and releases addresses that two or more reports agree are unused.
 //!
-//! Each commit guards the keys that it changes and the keys that the finding depends on. A finding that no longer
-//! exists is no error, and nothing is written. Other programs write key after key, so a handle or affinity that was
-//! written after the inspection may be part of an unfinished change. Such handles and affinities are left alone.
+//! Each commit guards the keys that the commit changes and the keys that the finding depends on. Repairing a finding
+//! that no longer exists writes nothing and is not an error. Other programs write key after key, so a handle or
+//! affinity that was written after the inspection may be part of an unfinished change. Handles and affinities that were
+//! written after the inspection are not changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -33,12 +34,12 @@ use crate::Operator;
 pub enum RepairResult {
     /// The finding was repaired.
     Done,
-    /// The finding no longer exists, or its document was written since the inspection: inspect again.
+    /// The finding no longer exists, or its document was written after the inspection. The caller should inspect again.
     Changed,
 }
 
 impl Operator {
-    /// Repairs a finding of an inspection at revision `at`. Never frees an allocated address.
+    /// Repairs a finding of an inspection at revision `at`. A repair never frees an allocated address.
     ///
     /// # Errors
     /// `Invalid` for a finding that is not mendable; `Malformed` if another document that the repair needs is damaged;
@@ -81,8 +82,8 @@ impl Operator {
         let pools: Vec<Pool> = decode_all(&tx.snapshot_list(&pools_range()).await?);
         let is_gone = self.is_gone(tx, stored.block().owner()).await?;
         let mut work = WriteSet::new(tx, self.ipam().now(), rest);
-        // Reading through the write set frees addresses whose cooldown is over, so checks see the block as it will be
-        // written.
+        // Reading a block through the write set frees addresses whose cooldown is over, so the checks see the content
+        // that will be written.
         let Some(block) = work.block(cidr).await?.cloned() else { return Ok(RepairResult::Changed) };
         let pool = pools.iter().find(|pool| pool.cidr().contains(&cidr));
         let (is_empty, owner) = (block.is_empty(), block.owner());
@@ -127,7 +128,8 @@ impl Operator {
         Ok(RepairResult::Done)
     }
 
-    /// True if the owner is a node that is not registered although other nodes are. Guards the node's absence.
+    /// True if the owner is a node that is not registered although other nodes are registered. The transaction then
+    /// guards the absence of the node's document.
     pub(super) async fn is_gone(&self, tx: &mut Transaction, owner: Option<Owner>) -> Result<bool> {
         let Some(name) = owner.as_ref().and_then(Owner::node) else { return Ok(false) };
         let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
@@ -135,7 +137,8 @@ impl Operator {
         Ok(!is_registered && !tx.snapshot_is_empty(&registered).await?)
     }
 
-    /// Makes an affinity agree with its block. The block is right about its owner.
+    /// Makes an affinity agree with its block. If the block and the affinity disagree about the owner, the block is
+    /// right.
     async fn mend_affinity(
         &self,
         tx: &mut Transaction,
@@ -165,7 +168,7 @@ impl Operator {
                 work.drop_affinity(owner, cidr).await?;
             }
             _ => {
-                // Rewriting the block makes a concurrent writer that is about to claim it fail and retry.
+                // Rewriting the block makes a concurrent writer that is about to claim the block fail and retry.
                 work.change(cidr, |_| ()).await?;
                 work.confirm_affinity(owner, cidr).await?;
             }
@@ -175,7 +178,7 @@ impl Operator {
     }
 }
 
-/// True if a key that was read was last written after a revision.
+/// True if the transaction has read the key, and the key was last written after revision `at`.
 pub(super) fn is_newer(tx: &Transaction, key: &Key, at: Revision) -> bool {
     tx.written_at(key).is_some_and(|written| written > at)
 }
@@ -213,20 +216,22 @@ pub(super) fn pools_range() -> Range {
     Range::Prefix(keys::resources_prefix(ResourceKind::IpPool))
 }
 
-/// Maximum number of addresses released in one commit. Each can have its own handle, which is one more guard.
+/// Maximum number of addresses released in one commit. Each address can have its own handle, and each handle needs one
+/// more guard.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
 
 /// The result of [`Operator::reclaim`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimResult {
-    /// Released addresses. They are free, in cooldown, or wait for the workload that keeps them.
+    /// The released addresses. A released address is free, in cooldown, or waits for the workload that keeps the
+    /// address.
     pub released: Vec<IpAddr>,
-    /// Addresses that were left alone, because their request no longer matches or because [`Operator::reclaim`] spares
-    /// them.
+    /// The addresses that were not released, because their request no longer matches or because [`Operator::reclaim`]
+    /// spares the address.
     pub changed: Vec<IpAddr>,
 }
 
-/// A handle, and the revision that last wrote it.
+/// A handle, and the revision that last wrote the handle.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HandleRevision {
     /// The handle's id.
@@ -236,13 +241,14 @@ pub struct HandleRevision {
 }
 
 impl Operator {
-    /// Releases addresses, each only if it is still held as its request says. Leaves alone addresses of virtual
-    /// machines, addresses that wait for their workload, and addresses of secondary networks whose node is registered:
-    /// calicoctl, whose reports the requests come from, cannot see whether these are in use. Uses one commit for every
-    /// 60 addresses of a block.
+    /// Releases addresses, each only if the address is still held as its request says. Three kinds of addresses are
+    /// spared: addresses of virtual machines, addresses that wait for their workload, and addresses of secondary
+    /// networks whose node is registered. The requests come from reports of calicoctl, and calicoctl cannot see whether
+    /// addresses of secondary networks are in use. Each commit releases at most 60 addresses of one block.
     ///
     /// # Errors
-    /// `Malformed` for damaged blocks and handles; any store error. Some addresses may have been released already.
+    /// `Malformed` for damaged blocks and handles; any store error. When an error is returned, some addresses may have
+    /// been released already.
     pub async fn reclaim(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReclaimResult> {
         let grouped = transact!(self.ipam(), deadline, |tx| {
             let pools_range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
@@ -288,7 +294,7 @@ impl Operator {
         if held.is_empty() {
             return Ok(done);
         }
-        // An address that a workload keeps is not freed: it waits for the workload.
+        // A released address that a workload keeps is not freed: the address waits for the workload.
         let named: BTreeSet<IpAddr> =
             held.iter().filter_map(|request| Some(block?.first_of(request.address))).collect();
         if let Some(released) =
@@ -303,8 +309,8 @@ impl Operator {
         Ok(done)
     }
 
-    /// Deletes handles under which no address is held, each only if it was last written at the given revision. Returns
-    /// the ids of the deleted handles.
+    /// Deletes handles under which no address is held, each only if the handle was last written at the given revision.
+    /// Returns the ids of the deleted handles.
     ///
     /// # Errors
     /// Any store error.
@@ -338,14 +344,14 @@ impl Operator {
     }
 }
 
-/// The nodes that hold addresses of secondary networks, among the requested addresses.
+/// The nodes for which any of the requested addresses is held in a secondary network.
 fn secondary_nodes(block: Option<&Block>, requests: &[ReleaseRequest]) -> BTreeSet<String> {
     let entries = requests.iter().filter_map(|request| block?.attributes_of(request.address));
     entries.filter_map(|entry| entry.get(OWN_NODE)).map(str::to_owned).collect()
 }
 
-/// True for an address of a secondary network on a registered node. A report of calicoctl lists every such address as
-/// unused, since no workload endpoint of Calico has it.
+/// True for an address of a secondary network on a registered node. A report of calicoctl lists every address of a
+/// secondary network as unused, since no workload endpoint of Calico has the address.
 fn is_spared(block: &Block, request: &ReleaseRequest, spared: &BTreeSet<String>) -> bool {
     let entry = block.attributes_of(request.address);
     entry.and_then(|entry| entry.get(OWN_NODE)).is_some_and(|node| spared.contains(node))
@@ -355,8 +361,8 @@ fn is_spared(block: &Block, request: &ReleaseRequest, spared: &BTreeSet<String>)
 fn is_as_said(block: &Block, request: &ReleaseRequest) -> bool {
     let number = block.sequence_number_of(request.address);
     let Some(entry) = block.attributes_of(request.address) else { return false };
-    // A virtual machine keeps its address while it is stopped, even if its last node is gone. An address that waits for
-    // its workload is unused on purpose.
+    // A virtual machine keeps its address while the machine is stopped, even if the machine's last node is gone. An
+    // address that waits for its workload is unused until the workload returns, and must not be released.
     !is_vms(entry)
         && waits_until(entry).is_none()
         && request.sequence_number.is_none_or(|said| said == number)

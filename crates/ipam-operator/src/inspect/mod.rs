@@ -1,11 +1,12 @@
 //! Checks all IPAM documents and the workload endpoints, and repairs what can be repaired without guessing.
 //!
-//! An inspection reads everything at one revision. It takes no lock and changes nothing, so it can run at any time. If
-//! another program changes key after key, an inspection can see its changes half done. [`Operator::mend`] therefore
-//! reads again, and commits only if the finding still exists and nothing it depends on has changed.
+//! An inspection reads all keys at one revision. An inspection takes no lock and changes nothing, so inspections can
+//! run at any time. If another program writes a change key after key, an inspection can see an incomplete change.
+//! [`Operator::mend`] therefore reads the documents again, and commits only if the finding still exists and no key that
+//! the finding depends on has changed.
 //!
-//! Each fault is a [`Finding`] with a [`Code`]. An inspection never guesses who uses an address, so no repair frees an
-//! allocated address.
+//! Each fault in the store is reported as a [`Finding`] with a [`Code`]. An inspection never guesses who uses an
+//! address, so no repair frees an allocated address.
 
 mod block_facts;
 mod cluster_documents;
@@ -43,14 +44,14 @@ use workloads::Workloads;
 /// Whether an inspection returns every address that is not free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressReporting {
-    /// Returns findings and counts only.
+    /// The inspection returns only findings and counts.
     Findings,
-    /// Also returns the addresses, which takes far more memory.
+    /// The inspection also returns every address that is not free, which takes far more memory.
     Addresses,
 }
 
-/// An inspection in progress. Feed it every key of [`Inspector::ranges`] at one revision, range after range, each in
-/// the order of its keys. It keeps only a small part of the data in memory.
+/// An inspection in progress. The caller adds every key of [`Inspector::ranges`] at one revision, range after range,
+/// each range in the order of its keys. An inspector keeps only a small part of the data in memory.
 #[derive(Debug)]
 pub struct Inspector {
     now: OffsetDateTime,
@@ -65,7 +66,7 @@ pub struct Inspector {
 }
 
 impl Inspector {
-    /// Starts an inspection. `now` is the time that ages and cooldowns are measured at.
+    /// Starts an inspection. The ages of addresses and the cooldowns are measured at the time `now`.
     pub fn new(now: OffsetDateTime, keep: AddressReporting) -> Self {
         Self {
             now,
@@ -80,19 +81,20 @@ impl Inspector {
         }
     }
 
-    /// The ranges to read, in this order.
+    /// The key ranges that the caller must read, in this order.
     pub fn ranges() -> Vec<Range> {
         let resources = [ResourceKind::IpPool, ResourceKind::IpReservation, ResourceKind::Node];
         let mut ranges = vec![Range::Key(keys::config()), Range::Key(keys::cluster_information())];
         ranges.extend(resources.map(|kind| Range::Prefix(keys::resources_prefix(kind))));
         ranges.push(Range::Prefix(keys::workload_endpoints_prefix()));
-        // Blocks, the configuration again, handles, affinities.
+        // The prefix of all IPAM keys covers the blocks, the configuration (for a second time), the handles and the
+        // affinities.
         ranges.push(Range::Prefix(keys::ipam_prefix()));
         ranges.push(Range::Prefix(keys::sticky_prefix()));
         ranges
     }
 
-    /// Adds the next key.
+    /// Adds the next key with its value.
     pub fn add(&mut self, kv: &Kv) {
         let (key, value) = (&kv.key, kv.value.as_bytes());
         if self.around.add(kv, &mut self.done) {
@@ -114,7 +116,7 @@ impl Inspector {
         }
     }
 
-    /// Finishes the inspection. `revision` is the revision of the keys.
+    /// Finishes the inspection. All keys must have been read at `revision`.
     pub fn finish(mut self, revision: Revision) -> Inspection {
         self.around.finish(&mut self.done);
         self.blocks.finish(&mut self.done);
@@ -133,7 +135,7 @@ fn unknown(key: &Key) -> Finding {
 }
 
 impl Operator {
-    /// Inspects the whole store at one revision. Reads it in pages.
+    /// Inspects the whole store at one revision. The store is read in pages.
     ///
     /// # Errors
     /// `Timeout` after the deadline; any store error.
@@ -141,7 +143,7 @@ impl Operator {
         Ok(reread(|| self.read_for_inspection(keep, deadline)).await?)
     }
 
-    /// Starts an inspection for a caller that reads the store itself.
+    /// Starts an inspection for a caller that itself reads the store.
     pub fn inspector(&self, keep: AddressReporting) -> Inspector {
         Inspector::new(self.ipam().now(), keep)
     }
@@ -156,7 +158,8 @@ impl Operator {
     }
 }
 
-/// How far another machine's clock may be ahead of ours before a release counts as in the future, without a cooldown.
+/// How far another machine's clock may be ahead of this machine's clock before a release counts as being in the future,
+/// if the settings have no cooldown.
 const MAX_CLOCK_LEAD: Duration = Duration::MINUTE;
 
 impl Inspector {
@@ -196,7 +199,7 @@ impl Inspector {
         }
     }
 
-    /// Reports a block that is in no pool, or not of its pool's size.
+    /// Reports a block that is in no pool, or whose size differs from its pool's block size.
     fn find_place(&mut self, cidr: IpNet, length: u8, is_empty: bool) {
         let (code, what) = match self.around.pool_of(cidr) {
             None => (Code::BlockOutsidePools, "no pool has it".to_owned()),
@@ -228,7 +231,7 @@ impl Inspector {
         self.done.findings.push(finding.mendable(mendable));
     }
 
-    /// Checks every address that is not free.
+    /// Checks every address of a block that is not free.
     fn inspect_addresses(&mut self, block: &Block, index: u32) {
         let mut seen = AddressFaults::default();
         let rest = Duration::seconds(self.around.cooldown_seconds().max(0));
@@ -254,7 +257,8 @@ impl Inspector {
         seen.add_findings(block.cidr(), &mut self.done.findings);
     }
 
-    /// Checks a held address. Returns whether it is borrowed, and whether its node is gone.
+    /// Checks a held address. Returns whether the address is borrowed, and whether the node that the address is held
+    /// for is gone.
     fn inspect_held(
         &mut self,
         block: &Block,
@@ -288,7 +292,7 @@ impl Inspector {
     }
 }
 
-/// The number of affected addresses of a block, and the first of them.
+/// The number of addresses of a block that have a fault, and the first of these addresses.
 #[derive(Default)]
 struct AddressSample {
     count: u64,
@@ -302,7 +306,7 @@ impl AddressSample {
     }
 }
 
-/// Faults that are reported once per block, with all affected addresses.
+/// Faults of addresses that are reported once per block, with all affected addresses.
 #[derive(Default)]
 struct AddressFaults {
     future: AddressSample,

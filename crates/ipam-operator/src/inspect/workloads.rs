@@ -1,6 +1,6 @@
 //! Compares the records of workloads that keep their addresses with the blocks. The block is the source of truth for
-//! which workload keeps an address. The record only shows an assignment where to look, so it can be rebuilt from the
-//! blocks.
+//! which workload keeps an address. A workload's record only shows an assignment in which blocks to look, so the record
+//! can be rebuilt from the blocks.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -22,22 +22,22 @@ use super::handles::{MAX_BLOCKS_OF_HANDLE, join};
 use super::mend::{RepairResult, is_newer, pools_range};
 use crate::Operator;
 
-/// The addresses that blocks keep for each workload, with the block's index. Workloads whose record was read are
-/// removed.
+/// The addresses that blocks keep for each workload, each with the index of its block. A workload is removed from the
+/// map when its record is read.
 #[derive(Debug, Default)]
 pub(super) struct Workloads {
     kept: HashMap<Box<str>, Vec<(IpAddr, u32)>>,
 }
 
 impl Workloads {
-    /// Records an address under the workload that keeps it, if there is one.
+    /// Records an address under the workload that keeps the address, if any.
     pub(super) fn note(&mut self, ip: IpAddr, entry: &Attribute, block: u32) {
         if let Some(name) = entry.get(STICKY) {
             self.kept.entry(name.into()).or_default().push((ip, block));
         }
     }
 
-    /// Compares a stored record with the blocks. Call this after all blocks were read.
+    /// Compares a workload's stored record with the blocks. The caller must have added all blocks.
     pub(super) fn compare(&mut self, name: &str, kv: &Kv, blocks: &BlockFacts, done: &mut Inspection) {
         let kept = self.kept.remove(name).unwrap_or_default();
         let record = match StickyRecord::decode(&kv.key, kv.value.as_bytes()) {
@@ -81,10 +81,10 @@ fn lacks(missing: &[IpAddr]) -> String {
 }
 
 impl Operator {
-    /// Rewrites a workload's record from the blocks in which the inspection found kept addresses, and from the blocks
-    /// of the recorded addresses.
+    /// Rewrites a workload's record from the blocks in which the inspection found addresses that the workload keeps,
+    /// and from the blocks of the recorded addresses.
     ///
-    /// Guards: the record, and the blocks that keep an address for the workload.
+    /// The commit guards the workload's record and the blocks that keep an address for the workload.
     pub(super) async fn mend_record(
         &self,
         tx: &mut Transaction,
@@ -133,7 +133,7 @@ impl Operator {
     }
 }
 
-/// The addresses that a block keeps for a workload, each with whether it is pinned.
+/// The addresses that a block keeps for a workload, and for each address whether the address is pinned.
 fn kept_for(block: &Block, name: &str) -> Vec<(StickyAddress, bool)> {
     let of_workload = |entry: &Attribute| entry.released_at().is_none() && entry.get(STICKY) == Some(name);
     let kept = block.allocated().filter(|(_, entry)| of_workload(entry));
@@ -145,8 +145,9 @@ fn kept_for(block: &Block, name: &str) -> Vec<(StickyAddress, bool)> {
     .collect()
 }
 
-/// Returns the record without addresses that no block keeps, and with the addresses that it lacks. Pinned addresses
-/// come first, as after [`Operator::pin`]. Addresses inside damaged blocks stay, since these blocks may keep them.
+/// Returns the workload's record without addresses that no block keeps, and with the kept addresses that the record
+/// lacks. Pinned addresses come first in the record, as after [`Operator::pin`]. Recorded addresses inside damaged
+/// blocks stay in the record, since the damaged blocks may keep these addresses.
 fn brought_together(before: &StickyRecord, kept: Vec<(StickyAddress, bool)>, damaged: &[IpNet]) -> StickyRecord {
     let mut after = before.clone();
     after.addresses.retain(|one| {

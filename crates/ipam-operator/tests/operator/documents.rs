@@ -1,4 +1,4 @@
-//! Documents written concurrently, and next to a large number of other documents.
+//! Tests documents that are written concurrently, and documents that are written next to a large number of others.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ fn pool(name: &str, cidr: &str) -> Manifest {
 #[tokio::test]
 async fn pools_that_overlap_are_made_only_once() {
     let world = World::new().await;
-    // With 70 pools there are more than the commit guards one by one.
+    // A commit guards a small number of pools one by one; 70 pools are too many for such guards.
     for others in [0, 70] {
         for number in 0..others {
             let cidr = format!("10.{}.0.0/24", number + 100);

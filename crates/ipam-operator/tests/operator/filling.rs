@@ -1,4 +1,4 @@
-//! A store with an import lock refuses writes, even by callers that started before the lock was set.
+//! Tests that a store with an import lock refuses writes, even by callers that started before the lock was set.
 
 use ipam_core::Error;
 use ipam_core::assign::{AssignRequest, RequestedAddresses};
@@ -40,7 +40,8 @@ async fn unfinished_import_gives_and_takes_nothing() {
     let (one, other) = (attachment("a", "c1"), attachment("a", "c2"));
     let ipam = &world.ipam;
     is_refused(world.one("a", "c2").await);
-    // The import lock's error replaces other errors: a missing pool may not have been copied yet.
+    // The import lock's error replaces other errors, because a pool that seems to be missing might not have been copied
+    // yet.
     let outside = AssignRequest::new(other, RequestedAddresses::these(vec![ip("192.0.2.1")]));
     is_refused(ipam.assign(&outside, soon()).await);
     is_refused(ipam.would_assign(&outside, soon()).await);
@@ -51,7 +52,7 @@ async fn unfinished_import_gives_and_takes_nothing() {
     is_refused(world.operator().delete_pool("other", soon()).await);
     is_refused(ipam.create_reservation("r", &["10.0.0.0/30".parse().unwrap()], soon()).await);
     assert_eq!(world.store.list(Range::All).await.unwrap().kvs, before.kvs);
-    // Reads are still allowed.
+    // Reads are allowed while the store has an import lock.
     assert_eq!(ipam.addresses_of_handle(&one.handle(), soon()).await.unwrap(), [held]);
     assert_eq!(ipam.inventory(soon()).await.unwrap().pools.len(), 2);
     world.store.delete(Range::Key(import_lock_key())).await.unwrap();

@@ -1,4 +1,4 @@
-//! Tests of `Operator` on the in-memory store.
+//! Tests the operations of `Operator` on the in-memory store.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod documents;
@@ -14,7 +14,7 @@ mod vm;
 use ipam_operator::Operator;
 use testkit::world::{self, World};
 
-/// Gives access to the operator of a world.
+/// Creates an operator on the store of a world.
 pub(crate) trait Operated {
     fn operator(&self) -> Operator;
 }

@@ -1,4 +1,4 @@
-//! Deletion of pools.
+//! Tests the deletion of pools.
 
 use ipam_core::Error;
 use ipam_core::model::{NewPool, keys};

@@ -1,4 +1,4 @@
-//! Operations on pools of prefixes.
+//! Tests an operator's operations on pools of prefixes.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +63,7 @@ async fn prefix_names_with_dots_are_kept_apart() {
     assert_eq!((one.prefix.prefix_len(), other.prefix.prefix_len()), (64, 80));
 }
 
-/// The pool has lost its prefix length annotation.
+/// In this test, a pool of prefixes has lost its prefix length annotation.
 #[tokio::test]
 async fn prefix_held_keeps_its_addresses_from_pins() {
     let world = World::new().await;
@@ -124,8 +124,8 @@ async fn prefix_history_is_known_by_any_address_inside() {
     assert_eq!(found, 1);
 }
 
-/// A foreign writer made a block inside another block. The check finds each prefix that both have assigned, without
-/// visiting every address of the prefixes.
+/// A foreign writer has made a block inside another block. The inspection finds each prefix that both blocks have
+/// assigned, without visiting every address of the prefixes.
 #[tokio::test]
 async fn prefix_check_finds_what_two_blocks_assigned() {
     let world = world().await;

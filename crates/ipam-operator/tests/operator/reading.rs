@@ -1,4 +1,4 @@
-//! Reads of a whole store.
+//! Tests reads of a whole store.
 
 use std::time::Duration;
 

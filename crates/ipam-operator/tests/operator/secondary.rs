@@ -1,4 +1,4 @@
-//! Secondary networks in a store that Calico reads as well.
+//! Tests secondary networks in a store that Calico reads as well.
 
 use std::net::IpAddr;
 
@@ -14,7 +14,7 @@ use crate::world::{World, attachment, ip, soon};
 
 const BLOCKS: [&str; 4] = ["10.9.0.0/30", "10.9.0.4/30", "10.9.0.8/30", "10.9.0.12/30"];
 
-/// A request for a container on the secondary network `macvlan`, with a named pool.
+/// A request of a container on the secondary network `macvlan` for an address from a named pool.
 fn secondary(node: &str, container: &str) -> AssignRequest {
     let mut attachment = attachment(node, container);
     attachment.network = "macvlan".into();
@@ -26,14 +26,14 @@ fn secondary(node: &str, container: &str) -> AssignRequest {
     request
 }
 
-/// A request for a pod on Calico's network, with the same pool.
+/// A request of a pod on Calico's network for an address from the pool of network `macvlan`.
 fn calicos(node: &str, container: &str) -> AssignRequest {
     let mut request = AssignRequest::new(attachment(node, container), RequestedAddresses::any(1, 0));
     request.v4_pools = vec!["lan".into()];
     request
 }
 
-/// A store that Calico does not read yet, with a pool of four blocks for secondary networks.
+/// A world whose store Calico does not read yet, with a pool of four blocks for secondary networks.
 async fn alone() -> World {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/26").await;
@@ -54,7 +54,7 @@ async fn beside_calico() -> World {
     world
 }
 
-/// Rewrites all blocks to the form that earlier versions wrote.
+/// Rewrites all blocks to the form that earlier versions of Margay wrote.
 async fn age(world: &World) {
     for kv in world.dump().await.iter().filter(|kv| keys::parse_block(&kv.key).is_some()) {
         let text = String::from_utf8(kv.value.as_bytes().to_vec()).unwrap();
@@ -74,7 +74,7 @@ async fn owner_of(world: &World, ip: IpAddr) -> String {
     panic!("{ip} is in no block");
 }
 
-/// The keys of the nodes' affinities to blocks of the pool. Calico's routing acts on them.
+/// The keys of the nodes' affinities to blocks of the pool. Calico's routing creates routes for these affinities.
 async fn routed(world: &World) -> Vec<String> {
     let keys = world.dump().await.into_iter().map(|kv| kv.key.to_string());
     keys.filter(|key| key.starts_with("/calico/ipam/v2/host/") && key.contains("/10.9.0.")).collect()
@@ -100,7 +100,7 @@ async fn secondary_blocks_are_not_seen_by_calico_routing() {
     world.check().await;
     assert_eq!(world.operator().inspect(AddressReporting::Findings, soon()).await.unwrap().findings, []);
     assert_eq!(world.ipam.borrowed(soon()).await.unwrap().addresses, [], "a node's blocks have two owners");
-    // Release by DEL, and the removal of a node.
+    // The next steps release one address by DEL, and remove a node.
     let released = world.ipam.release_attachment(&secondary("a", "c1").attachment, &[], soon()).await.unwrap();
     assert_eq!(released, [given[0].ip]);
     let again = world.assign(&secondary("a", "c2")).await.unwrap();
@@ -132,7 +132,8 @@ async fn secondary_blocks_from_before_move_in_one_commit() {
         assert_eq!(names_of(&world, given).await, ["", "", "", "a", "web", "shop"]);
     }
     world.check().await;
-    // These requests are from before the block was handed over, as Calico's kube-controllers would send them.
+    // These release requests are from before the block was handed over to the secondary owner, like stale requests of
+    // Calico's kube-controllers.
     for request in numbers {
         let refused = world.ipam.release_ips(&[request], soon()).await;
         assert!(matches!(refused, Err(Error::ReleaseConflict(_))), "{refused:?}");
@@ -143,7 +144,8 @@ async fn secondary_blocks_from_before_move_in_one_commit() {
     );
 }
 
-/// The allocations that kube-controllers would release: all with Calico's attribute names of a pod.
+/// The allocations that Calico's kube-controllers would release: all allocations with Calico's attribute names of a
+/// pod.
 async fn seen_by_kube_controllers(world: &World) -> Vec<ReleaseRequest> {
     let mut seen = Vec::new();
     for cidr in BLOCKS {
@@ -184,7 +186,8 @@ async fn secondary_network_claims_anew_when_block_has_calico_pods() {
     assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), RepairResult::Done);
     assert_eq!(names_of(&world, &first[0]).await, ["", "", "", "a", "web", "shop"]);
     assert_eq!(names_of(&world, &pod[0]).await, ["a", "", "", "", "", ""]);
-    // Calico's containers borrow nothing from it, even when all other blocks are full.
+    // Secondary containers get no address from the block that they share with Calico's pod, even when all other blocks
+    // are full.
     let mut given = 1;
     while world.assign(&secondary("a", &format!("more{given}"))).await.is_ok() {
         given += 1;
@@ -192,7 +195,7 @@ async fn secondary_network_claims_anew_when_block_has_calico_pods() {
     let last = world.assign(&secondary("a", "last")).await.unwrap_err();
     assert!(matches!(&last, Error::Exhausted { .. }), "{last}");
     assert_eq!(world.block(&first[0].block.to_string()).await.unwrap().allocated().count(), 2);
-    // After Calico's pod has ended, the block becomes the secondary owner's.
+    // After Calico's pod has ended, the next assignment hands the block over to the secondary owner.
     world.release("a", "p1").await;
     world.assign(&secondary("a", "last")).await.unwrap();
     assert!(routed(&world).await.is_empty());

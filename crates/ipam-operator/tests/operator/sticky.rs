@@ -1,4 +1,4 @@
-//! Pins: a workload keeps its address for ever, in the networks of the pin.
+//! Tests pins: a workload keeps a pinned address for ever, in the networks of the pin.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::world::{World, attachment, ip, soon};
 
 const WEB: &str = "shop/web";
 
-/// Assigns an address to a container of a workload, from the pool named after the network.
+/// Assigns an address to a container of a workload, from the pool that has the network's name.
 async fn assign(world: &World, network: &str, interface: &str, container: &str) -> IpAddr {
     let mut at = attachment("a", container);
     (at.network, at.interface) = (network.into(), interface.into());
@@ -69,7 +69,8 @@ async fn pin_in_one_network_leaves_others_sticky() {
             release(&world, "net", "eth0", container).await;
             release(&world, "other", "net1", container).await;
         }
-        // Another container takes the address that has been free for longest, so getting `first` again is no accident.
+        // Another container takes the address that has been free for longest, so that the workload cannot get `first`
+        // again by chance.
         world.one("a", "o1").await.unwrap();
         assert_eq!(assign(&world, "net", "eth0", "c2").await, first);
         assert_eq!(assign(&world, "other", "net1", "c2").await, ip("10.1.0.9"));

@@ -1,4 +1,4 @@
-//! Releases of addresses of virtual machines.
+//! Tests releases of addresses of virtual machines.
 
 use ipam_core::assign::{AssignRequest, RequestedAddresses};
 use ipam_core::model::ReleaseRequest;

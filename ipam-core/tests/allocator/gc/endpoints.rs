@@ -1,4 +1,4 @@
-//! Workload endpoints are deleted with the addresses of their containers.
+//! Tests that workload endpoints are deleted with the addresses of their containers.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -26,7 +26,7 @@ async fn endpoints(world: &World) -> Vec<String> {
     stored.kvs.iter().map(|kv| keys::parse_workload_endpoint(&kv.key).unwrap().1.to_owned()).collect()
 }
 
-/// The holds to release when the addresses of these containers are freed.
+/// The holds to release when the addresses of the given containers are freed.
 async fn going(world: &World, holdings: &Holdings, containers: &[&str], live: &[IpAddr]) -> Vec<Hold> {
     let gone: Vec<_> =
         holdings.allocations.iter().filter(|one| containers.contains(&one.container.as_str())).cloned().collect();
@@ -34,7 +34,7 @@ async fn going(world: &World, holdings: &Holdings, containers: &[&str], live: &[
     with_endpoints(&gone, holdings, &endpoints, &evidence(live.iter().copied().collect()))
 }
 
-/// The names of the endpoints to delete.
+/// The names of the endpoints that are deleted with the given holds.
 fn named(holds: &[Hold]) -> BTreeSet<&str> {
     holds.iter().filter_map(|hold| hold.endpoint.as_ref()).map(|endpoint| endpoint.name.as_str()).collect()
 }
@@ -84,23 +84,24 @@ async fn endpoint_stays_while_container_may_live() {
     }
     let host_local: IpAddr = "192.0.2.1".parse().unwrap();
     store(&world, "alone", "eth0", &[given[0]]).await;
-    // The freed attachment is in another network: the endpoint has neither its interface nor its address.
+    // The freed attachment of container `other` is in another network, so the container's endpoint has neither the
+    // attachment's interface nor its address.
     store(&world, "other", "eth0", &[host_local]).await;
     store(&world, "several", "eth0", &[given[2]]).await;
-    // An address outside all pools is still in use.
+    // The endpoint of container `live` also has an address outside all pools, which is still in use.
     store(&world, "live", "eth0", &[given[4], host_local]).await;
     let holdings = world.ipam.holdings("a", soon()).await.unwrap();
     let all = ["alone", "other", "several", "live"];
     let holds = going(&world, &holdings, &all, &[host_local]).await;
     assert_eq!(named(&holds), ["a-cni-alone-eth0", "a-cni-several-eth0"].into());
-    // A container keeps another address.
+    // Only the addresses of interface `eth0` are freed, so container `several` keeps an address.
     let some: Vec<_> = holdings.allocations.iter().filter(|one| one.interface == "eth0").cloned().collect();
     let known = world.ipam.node_endpoints(|node| node == "a", soon()).await.unwrap();
     let holds_of_some = with_endpoints(&some, &holdings, &known, &evidence(BTreeSet::new()));
     assert_eq!(named(&holds_of_some), ["a-cni-alone-eth0", "a-cni-live-eth0"].into());
 
-    // After a new request in a later boot the address and its endpoint stay. The endpoint of a pod's newer sandbox
-    // stays, too.
+    // After a new request in a later boot, the address and its endpoint stay. The endpoint of a pod's newer sandbox is
+    // kept, too.
     let mut again = AssignRequest::new(attachment("a", "alone"), RequestedAddresses::any(1, 0));
     again.attachment.boot = Some("boot0002".into());
     assert_eq!(world.assign(&again).await.unwrap()[0].ip, given[0]);

@@ -1,4 +1,4 @@
-//! Assignments in a full pool that free leftovers of earlier boots.
+//! Tests assignments in a full pool, which free leftover addresses of earlier boots.
 
 use ipam_core::Error;
 use ipam_core::assign::AssignedAddress;
@@ -29,7 +29,7 @@ async fn room_comes_from_leftovers_in_same_commit() {
     let left: BTreeSet<IpAddr> = held(&world).await.into_keys().collect();
     assert_eq!(left, [old[0], old[1], given].into(), "a live address was freed");
     world.check().await;
-    // Now the pool has room, and the liveness source is not asked.
+    // Now the pool has free addresses, and the liveness source is not asked.
     give(&with_liveness, "another", THIS_BOOT, 100).await;
     assert_eq!(machine.asked.load(SeqCst), 1);
 }
@@ -49,7 +49,8 @@ async fn room_fails_and_writes_nothing_without_leftovers_or_scan() {
     assert!(matches!(refused, Error::Exhausted { .. }), "{refused}");
     assert_eq!(machine.asked.load(SeqCst), 0, "no address is a leftover, so no scan runs");
 
-    // In the next boot all addresses may be leftovers, but the scan is incomplete, or all addresses are live.
+    // In the next boot all addresses can be leftovers, but no address is freed if the scan is incomplete or if all
+    // addresses are live.
     for machine in [Machine::blind(), Machine::with(&given)] {
         with_liveness.ipam = world.ipam.clone().with_liveness(machine.clone());
         let refused = with_liveness.assign(&request("new", "boot0003", 50)).await.unwrap_err();
@@ -68,7 +69,7 @@ async fn room_takes_whole_attachments_and_oldest_first() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add(NewPool::new("v4", "10.0.0.0/27".parse().unwrap()).with_block_size(27)).await;
     world.add_pool("v6", "fd00::/120").await;
-    // The youngest addresses are assigned first.
+    // The loop assigns the addresses with the latest dates first.
     for number in (0..32).rev() {
         let mut both = request(&format!("c{number}"), "boot0001", number);
         both.wanted = RequestedAddresses::any(1, 1);
@@ -89,7 +90,7 @@ async fn room_takes_whole_attachments_and_oldest_first() {
     world.check().await;
 }
 
-/// A live address in one family keeps the attachment's address in the other family.
+/// If an attachment's address in one family is live, its address in the other family is not freed either.
 #[tokio::test]
 async fn room_keeps_attachment_live_in_other_family() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
@@ -110,7 +111,7 @@ async fn room_keeps_attachment_live_in_other_family() {
     world.check().await;
 }
 
-/// The caller's own old address is not freed as a leftover.
+/// The caller's own address from an earlier boot is not freed as a leftover.
 #[tokio::test]
 async fn room_never_comes_from_caller_itself() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
@@ -169,7 +170,7 @@ async fn room_gives_several_at_once_one_address_each() {
     world.check().await;
 }
 
-/// A request that names a leftover's address does not get it while other addresses are free.
+/// A request that names a leftover address does not get the address while other addresses are free.
 #[tokio::test]
 async fn room_gives_no_leftover_address_to_other_that_wants_it() {
     let world = one_machine().await;
@@ -179,7 +180,7 @@ async fn room_gives_no_leftover_address_to_other_that_wants_it() {
     let mut wanting = request("new", THIS_BOOT, 100);
     wanting.wanted = RequestedAddresses::these([old]);
     assert!(matches!(with_liveness.assign(&wanting).await, Err(Error::AlreadyAssigned(_))));
-    // The same container, restarted, gets its fixed address.
+    // The container that held the leftover address gets its fixed address after a restart.
     let mut again = request("old", THIS_BOOT, 100);
     again.wanted = RequestedAddresses::these([old]);
     assert_eq!(with_liveness.assign(&again).await.unwrap()[0].ip, old);

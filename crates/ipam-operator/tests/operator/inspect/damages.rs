@@ -1,4 +1,4 @@
-//! Every kind of damage is found, reported with its code, and repaired where that needs no guess.
+//! Tests that every kind of damage is found, reported with its code, and repaired if the repair needs no guess.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::Operated;
 use crate::world::{World, attachment, consistent, soon};
 
-/// The contents of a store, by key, as text.
+/// The documents of a store, as text, by key.
 pub(crate) type Content = BTreeMap<String, String>;
 
 pub(crate) async fn content(world: &World) -> Content {
@@ -21,7 +21,7 @@ pub(crate) async fn content(world: &World) -> Content {
     world.dump().await.iter().map(|kv| (text(kv.key.as_bytes()), text(kv.value.as_bytes()))).collect()
 }
 
-/// Creates a world whose store has this content.
+/// Creates a world whose store has the given content.
 pub(crate) async fn world_of(content: &Content) -> World {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::Registered);
     for (key, value) in content {
@@ -68,7 +68,7 @@ pub(crate) async fn whole() -> Content {
     content(&world).await
 }
 
-/// The key of the IPv4 block with an address of a container.
+/// The key of the IPv4 block in which a container holds an address.
 fn block_of(content: &Content, container: &str) -> String {
     let holder = format!("\"net.{container}\"");
     let found = content.iter().find(|(key, value)| key.contains("/ipv4/block/") && value.contains(&holder));
@@ -96,7 +96,7 @@ fn edit_block(content: &mut Content, container: &str, change: impl FnOnce(&mut V
     edit(content, &key, change);
 }
 
-/// The first held ordinal of a block if `is_held`, or else the first free one.
+/// The first held ordinal of a block if `is_held`, or else the first free ordinal.
 fn ordinal(block: &Value, is_held: bool) -> usize {
     block["allocations"].as_array().unwrap().iter().position(|index| index.is_null() != is_held).unwrap()
 }
@@ -105,7 +105,7 @@ fn put(content: &mut Content, key: &str, value: impl ToString) {
     content.insert(key.to_owned(), value.to_string());
 }
 
-/// The entry of a container with an address in the block.
+/// The entry of a block that records a container as the holder of an address.
 fn holder<'b>(block: &'b mut Value, container: &str) -> &'b mut Value {
     let handle = format!("net.{container}");
     let mut entries = block["attributes"].as_array_mut().unwrap().iter_mut();
@@ -166,7 +166,8 @@ use After::{Left, Mended as Whole};
 
 type Damage = (&'static [&'static str], After, fn(&mut Content));
 
-/// Each damage: the expected findings, the state after the repair, and a function that damages the content.
+/// All damages, each with the expected findings, the state after the repair, and a function that damages the store's
+/// content.
 const DAMAGES: &[Damage] = &[
     (&["BLK-01"], Left, |c| {
         let key = block_of(c, "c2");
@@ -318,7 +319,7 @@ const DAMAGES: &[Damage] = &[
         edit_block(c, "c2", |b| keep(b, "c2"));
         put(c, RECORD, "[");
     }),
-    // An unreadable block may still keep the recorded addresses.
+    // An unreadable block may still keep the addresses of a workload's record.
     (&["BLK-01"], Left, |c| {
         let key = block_of(c, "c2");
         let cidr = key.rsplit('/').next().unwrap().rsplit_once('-').unwrap().0.to_owned();
@@ -382,7 +383,7 @@ const DAMAGES: &[Damage] = &[
     (&["KEY-01"], Left, |c| put(c, "/calico/ipam/v2/handle/a/b", "{}")),
 ];
 
-/// Inspects and repairs until nothing more can be repaired, at most four times.
+/// Inspects and repairs a store until no mendable finding is left, at most four times.
 pub(crate) async fn mend_all(world: &World) -> Inspection {
     let mut inspection = inspect(world).await;
     for _ in 0..4 {
@@ -394,7 +395,7 @@ pub(crate) async fn mend_all(world: &World) -> Inspection {
     inspection
 }
 
-/// The held addresses, each with the entry of its holder.
+/// The held addresses of a store, each with the entry of its holder.
 fn held(content: &Content) -> Vec<(String, String)> {
     let mut held = Vec::new();
     for (key, value) in content.iter().filter(|(key, _)| key.contains("/assignment/")) {
@@ -402,7 +403,7 @@ fn held(content: &Content) -> Vec<(String, String)> {
         for (ordinal, index) in block["allocations"].as_array().unwrap().iter().enumerate() {
             let entry = index.as_u64().and_then(|index| block["attributes"].get(usize::try_from(index).unwrap()));
             if let Some(entry) = entry.filter(|entry| entry.get("releasedAt").is_none()) {
-                // A repair may rename attributes, but must keep their values.
+                // A repair may rename attributes of an entry, but must keep the attributes' values.
                 let mut entry = entry.clone();
                 if let Some(attributes) = entry.get_mut("secondary").and_then(Value::as_object_mut) {
                     for name in ["node", "pod", "namespace"] {

@@ -1,4 +1,4 @@
-//! Workload endpoints, compared with addresses and nodes.
+//! Tests inspections that compare workload endpoints with addresses and nodes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ fn now() -> OffsetDateTime {
     OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap()
 }
 
-/// A world with a pool, and one address each for containers `c1` on node `a` and `c2` on node `b`.
+/// A world with a pool, in which containers `c1` on node `a` and `c2` on node `b` hold one address each.
 async fn world() -> (World, IpAddr, IpAddr) {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;
@@ -31,7 +31,8 @@ async fn world() -> (World, IpAddr, IpAddr) {
     (world, one, two)
 }
 
-/// Stores an endpoint in namespace `shop`; `more` is added to the required fields of its spec.
+/// Stores an endpoint in namespace `shop`; the fields of `more` are added to the required fields of the endpoint's
+/// spec.
 async fn put(world: &World, name: &str, more: Value) {
     let mut spec = json!({"orchestrator": "cni", "node": name.split('-').next().unwrap(), "endpoint": "eth0"});
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -43,7 +44,7 @@ async fn remove(world: &World, key: &str) {
     world.store.delete(Range::key(key)).await.unwrap();
 }
 
-/// The findings of an inspection, one line each.
+/// The findings of an inspection, as one line of text each.
 async fn reported(world: &World) -> Vec<String> {
     let line = |one: &Finding| format!("{} {}: {}", one.code, one.subject, one.what);
     inspect(world).await.findings.iter().map(line).collect()
@@ -56,7 +57,7 @@ async fn endpoint_names_container_of_address() {
     put(&world, "b-cni-c2-eth0", json!({"containerID": "c2", "ipNetworks": [format!("{two}/32")]})).await;
     assert_eq!(reported(&world).await, Vec::<String>::new());
     assert_eq!(inspect(&world).await.counts.endpoints, 2);
-    // An address of the container in a second network.
+    // Container `c1` gets an address in a second network.
     let mut other = attachment("a", "c1");
     other.network = "other.net".into();
     let third = world.assign(&AssignRequest::new(other, RequestedAddresses::any(1, 0))).await.unwrap()[0].ip;
@@ -84,15 +85,16 @@ async fn endpoint_names_container_of_address() {
 async fn endpoint_of_foreign_address_is_ignored() {
     let (world, one, two) = world().await;
     let networks = |ip: &str| json!([format!("{ip}/32")]);
-    // An address from host-local, or one that the pod brings itself.
+    // The endpoint's address is outside of all pools: for example an address from host-local, or an address that the
+    // pod configures itself.
     put(&world, "a-cni-c7-eth0", json!({"containerID": "c7", "ipNetworks": networks("192.0.2.7")})).await;
     // Neutron assigns OpenStack's addresses. An endpoint without a container cannot be compared.
     let free = networks("10.0.0.99");
     put(&world, "a-openstack-vm-x", json!({"orchestrator": "openstack", "containerID": "vm", "ipNetworks": free}))
         .await;
     put(&world, "a-k8s-pod-eth0", json!({"orchestrator": "k8s", "pod": "pod", "ipNetworks": free})).await;
-    // The handle of a pod from an older version of Calico, and the handle of a virtual machine, which moves between
-    // pods.
+    // The holders are the handle of a pod from an older version of Calico, and the handle of a virtual machine that
+    // moves between pods.
     let owner = || Owner::host("a");
     let mut given = Vec::new();
     for handle in ["shop.web", "net.vmi.shop.cart"] {
@@ -104,7 +106,7 @@ async fn endpoint_of_foreign_address_is_ignored() {
         put(&world, &format!("a-k8s-{pod}-eth0"), more).await;
     }
     assert_eq!(reported(&world).await, Vec::<String>::new());
-    // Both addresses are indeed compared.
+    // The addresses of both handles are indeed compared with their endpoints.
     put(
         &world,
         "a-k8s-web-eth0",
@@ -116,7 +118,7 @@ async fn endpoint_of_foreign_address_is_ignored() {
     assert_eq!(reported(&world).await.len(), 2);
 }
 
-/// Assigns an address with these attributes, and returns it as text.
+/// Assigns an address with the given attributes, and returns the address as text.
 async fn hold(world: &World, handle: &str, attributes: &[(&str, String)]) -> String {
     let attributes = attributes.iter().map(|(name, value)| ((*name).to_owned(), value.clone()));
     let request = HandleRequest::new(handle, Owner::host("a"), RequestedAddresses::any(1, 0));
@@ -136,12 +138,13 @@ async fn endpoint_is_required_for_container_of_calico_network() {
     young[3].1 = go_string(now() - time::Duration::seconds(59));
     hold(&world, "net.young", &young).await;
     hold(&world, "net.undated", &pod("undated")[..3]).await;
-    // Without pod and network: Calico's plain containers, tunnels, and addresses that a person assigned.
+    // The addresses of Calico's plain containers, of tunnels, and of a person's manual assignments record no pod and
+    // need no endpoint.
     hold(&world, "net.plain", &[("node", text("a")), old()]).await;
     let tunnel = [("node", text("a")), ("type", text("vxlanTunnelAddress")), ("margay.io/net", text("x")), old()];
     hold(&world, "vxlan-tunnel-addr-a", &tunnel).await;
     hold(&world, "net.vmi.shop.cart", &pod("virt-launcher-cart")).await;
-    // An address of the pod in a bridged network.
+    // Pod `shop/web` holds an address in a bridged network.
     let own = ["node", "namespace", "pod"].map(|name| format!("margay.io/{name}"));
     let bridged = [(own[0].as_str(), text("a")), (&own[1], text("shop")), (&own[2], text("web")), old()];
     hold(&world, "lan.5f2d", &bridged).await;
@@ -157,7 +160,8 @@ async fn endpoint_is_required_for_container_of_calico_network() {
     assert_eq!(reported(&world).await, expected);
     assert!(inspect(&world).await.findings.iter().all(|one| !one.mendable));
 
-    // An endpoint of the container with any address, or an endpoint of its pod without a container id or unreadable.
+    // No finding is left if the container has an endpoint with any address, or if its pod has an endpoint that is
+    // unreadable or has no container id.
     put(&world, "a-cni-c5-eth0", json!({"containerID": "c5"})).await;
     put(&world, "a-k8s-web-eth0", json!({"orchestrator": "k8s", "pod": "web"})).await;
     assert_eq!(reported(&world).await, Vec::<String>::new());
@@ -167,17 +171,17 @@ async fn endpoint_is_required_for_container_of_calico_network() {
         unreadable.len() == 1 && unreadable[0].starts_with("WEP-01 endpoint shop/a-k8s-web-eth0: "),
         "{unreadable:?}"
     );
-    // An endpoint of the pod's newer sandbox.
+    // The pod's newer sandbox has an endpoint.
     put(&world, "a-k8s-web-eth0", json!({"orchestrator": "k8s", "pod": "web", "containerID": "77"})).await;
     assert_eq!(reported(&world).await.len(), 1);
-    // A network with addresses under Margay's attribute names is not Calico's, although its older addresses use
-    // Calico's names.
+    // A network with addresses under Margay's attribute names is not Calico's network, although the network's older
+    // addresses use Calico's attribute names.
     let old_name = [("node", text("a")), ("margay.io/net", text("lan")), old()];
     hold(&world, "lan.c9", &old_name).await;
     assert_eq!(reported(&world).await.len(), 2);
     hold(&world, "lan.c10", &[("margay.io/node", text("a")), ("margay.io/net", text("lan")), old()]).await;
     assert_eq!(reported(&world).await.len(), 1);
-    // No address is reported for a node that is gone.
+    // No missing endpoint is reported for an address that is held for a node that is gone.
     remove(&world, &format!("{NODES}/a")).await;
     assert!(reported(&world).await.iter().all(|line| !line.starts_with("ALC-07")));
 }
@@ -188,7 +192,7 @@ async fn endpoints_of_departed_node_alone_are_deleted() {
     put(&world, "a-cni-c1-eth0", json!({"containerID": "c1", "ipNetworks": [format!("{one}/32")]})).await;
     put(&world, "b-cni-c2-eth0", json!({"containerID": "c2", "ipNetworks": [format!("{two}/32")]})).await;
     put(&world, "dead-cni-c3-eth0", json!({"containerID": "c3", "ipNetworks": ["10.0.0.99/32"]})).await;
-    // The name and the document disagree, and one of the two nodes is registered.
+    // The endpoint's name and its document name different nodes, and one of these nodes is registered.
     put(&world, "dead-cni-c4-eth0", json!({"containerID": "c4", "node": "a"})).await;
     put(&world, "dead-openstack-vm-x", json!({"orchestrator": "openstack", "containerID": "vm"})).await;
     let found = inspect(&world).await;
@@ -197,7 +201,7 @@ async fn endpoints_of_departed_node_alone_are_deleted() {
     assert!(finding.mendable);
     let mend = async |finding: &Finding| world.operator().mend(finding, found.revision, soon()).await.unwrap();
 
-    // If the node comes back, or the endpoint is written again, the endpoint stays.
+    // If the node is registered again, or the endpoint is written again, the repair does not delete the endpoint.
     world.add_node("dead", &[]).await;
     assert_eq!(mend(finding).await, RepairResult::Changed);
     remove(&world, &format!("{NODES}/dead")).await;
@@ -209,7 +213,7 @@ async fn endpoints_of_departed_node_alone_are_deleted() {
     assert_eq!(inspect(&world).await.counts.endpoints, 4);
     assert_eq!(world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap(), RepairResult::Changed);
 
-    // Without any registered node, no node counts as gone.
+    // In a store without registered nodes, no node counts as gone.
     for node in ["a", "b", "c"] {
         remove(&world, &format!("{NODES}/{node}")).await;
     }

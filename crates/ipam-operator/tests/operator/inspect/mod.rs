@@ -1,4 +1,4 @@
-//! Inspections and repairs of a store.
+//! Tests inspections and repairs of a store.
 
 mod damages;
 mod endpoints;

@@ -1,4 +1,5 @@
-//! Documents that the allocator or Calico wrote have no findings; repairs and reclaims lose no address in use.
+//! Tests that an inspection of documents that the allocator or Calico wrote has no findings, and that repairs and
+//! reclaims lose no address in use.
 
 use std::path::Path;
 
@@ -16,7 +17,7 @@ async fn inspection_finds_nothing_in_own_records() {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/27").await;
     world.add_pool("six", "fd00::/124").await;
-    // Until nodes borrow from each other and the pool is full.
+    // The containers fill the pool, so that nodes borrow addresses from each other.
     for number in 0..64 {
         let node = ["a", "b", "c"][number % 3];
         let mut request = AssignRequest::new(
@@ -57,7 +58,7 @@ async fn inspection_finds_nothing_in_own_records() {
     assert_eq!((all.findings, all.counts.cooling), (vec![], 2), "of both families");
 }
 
-/// Inspects a complete datastore written by the real Calico.
+/// This test inspects a complete datastore that the real Calico wrote.
 #[tokio::test]
 async fn inspection_finds_no_problem_in_calico_records() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/calico/cluster.json");
@@ -85,13 +86,13 @@ async fn repair_leaves_what_has_changed() {
     let world = world_of(&damaged).await;
     let found = inspect(&world).await;
     assert_eq!(found.findings[0].code, Code::HandleCountsLess);
-    // Another writer has repaired the handle already, so it is not written again.
+    // Another writer has repaired the handle already, so the repair does not write the handle again.
     kv::StoreExt::put(&world.store, handle, sound.as_str()).await.unwrap();
     let before = world.dump().await;
     let mended = world.operator().mend(&found.findings[0], found.revision, soon()).await.unwrap();
     assert_eq!(mended, ipam_operator::inspect::RepairResult::Changed);
     assert_eq!(world.dump().await, before);
-    // Repairing a finding that is not mendable is refused.
+    // The repair of a finding that is not mendable is refused.
     let finding = ipam_operator::inspect::Finding::new(
         Code::AddressTwice,
         ipam_operator::inspect::Subject::Address(address),
@@ -113,7 +114,7 @@ async fn reclaim_takes_only_what_is_as_reported() {
         requests.push(request.with_sequence_number(one.sequence_number));
     }
     assert_eq!(requests.len(), 70);
-    // One of the addresses was released and assigned again since.
+    // One of the addresses is released and assigned again after the report.
     let anew = requests[3].clone();
     let container = anew.handle.clone().unwrap().replace("net.", "");
     world.release("a", &container).await;
@@ -126,7 +127,7 @@ async fn reclaim_takes_only_what_is_as_reported() {
     assert_eq!(inspect(&world).await.findings, []);
 }
 
-/// calicoctl reports every address of a secondary network as unused, since no workload endpoint has it.
+/// calicoctl reports every address of a secondary network as unused, since no workload endpoint has the address.
 #[tokio::test]
 async fn reclaim_keeps_secondary_addresses_while_node_exists() {
     let world = World::new().await;
@@ -163,7 +164,7 @@ async fn repair_removes_handle_only_when_empty_and_unchanged() {
     assert_eq!(world.operator().reclaim_handles(&handles, soon()).await.unwrap(), ["x"]);
 }
 
-/// Containers start and stop while damage appears and is repaired. None of them may lose its address.
+/// Containers start and stop while damage appears and is repaired. No container may lose its address.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn repair_loses_no_address_while_containers_come_and_go() {
     const ROUNDS: usize = 40;
