@@ -320,8 +320,8 @@ mod tests {
                 let parsed = Cli::try_parse_from(std::iter::once("margay".to_owned()).chain(words));
                 let is_right = match &parsed {
                     Ok(_) => true,
-                    // The book also shows commands that margay refuses. Such a command must be refused for a value, not
-                    // for an unknown argument.
+                    // The book also shows commands that margay refuses. A command that the book shows as refused must
+                    // fail for a value, not for an unknown argument.
                     Err(error) => matches!(
                         error.kind(),
                         clap::error::ErrorKind::DisplayHelp

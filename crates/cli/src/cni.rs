@@ -1,5 +1,5 @@
-//! Checks names by the rules of CNI. A runtime must not pass any other name to a plugin, and the plugin refuses other
-//! names. A DEL could therefore never release addresses that were recorded under an invalid name.
+//! Checks names by the rules of CNI. A runtime must not pass an invalid name to a plugin, and the plugin refuses
+//! invalid names. A DEL could therefore never release addresses that were recorded under an invalid name.
 
 /// Maximum length of an interface name in the Linux kernel, in bytes.
 const MAX_INTERFACE_BYTES: usize = 15;

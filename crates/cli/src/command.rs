@@ -4,8 +4,8 @@
 //! JSON for programs, and notes on stderr.
 //!
 //! A command that changes pools in an embedded store also refreshes this machine's NAT rules for pools with
-//! `natOutgoing`. The plugin writes these NAT rules only when a container starts, so without the refresh the NAT rules
-//! of a deleted pool would stay until the next container starts.
+//! `natOutgoing`. The plugin writes the NAT rules of pools only when a container starts, so without the refresh the NAT
+//! rules of a deleted pool would stay until the next container starts.
 
 use std::collections::BTreeMap;
 use std::io::{
@@ -101,7 +101,7 @@ const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
 /// processes use as well.
 pub(crate) const READ_ALL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A command, sorted by how the command accesses stores.
+/// A command to run. The variants differ in how the command accesses stores.
 pub(crate) enum Task<'a> {
     OnOpenStore(&'a dyn OpenStoreCommand),
     OnStore(&'a dyn StoreCommand),
@@ -198,7 +198,7 @@ impl<'a> Invocation<'a> {
         Ok(0)
     }
 
-    /// Returns how this call opens the store at `location`.
+    /// Returns how this call of the program opens the store at `location`.
     pub(crate) fn store_at<'l>(&self, location: &'l Location) -> StoreAccess<'l>
     where
         'a: 'l,
@@ -356,8 +356,8 @@ impl CommandAnswer {
         Self::new(table(rows), &BTreeMap::from([(name, rows)]))
     }
 
-    /// Replaces the text of the answer by a short and a wide text. Both texts are printed exactly, with the line breaks
-    /// at their end.
+    /// Replaces the text of the answer by a short and a wide text. The short and the wide text are printed exactly,
+    /// with the line breaks at their end.
     pub(crate) fn with_layout(mut self, text: String, wide: String) -> Self {
         (self.text, self.wide, self.layout) = (text, Some(wide), Layout::Exact);
         self

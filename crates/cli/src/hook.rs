@@ -216,8 +216,8 @@ impl CursorFile {
         self.save(self.reached)
     }
 
-    /// Records that the store cannot continue at this cursor. Without this record a later run could skip events, once
-    /// the store's revision has grown beyond the cursor.
+    /// Records that the store cannot continue at this cursor. If the refusal were not recorded, a later run could skip
+    /// events, once the store's revision has grown beyond the cursor.
     ///
     /// # Errors
     /// The cursor file cannot be written.

@@ -2,7 +2,7 @@
 //!
 //! [`args`] parses a command into a value of [`subcommands`], and this value says how the command uses the store.
 //! [`command`] carries out the command: chooses and opens the store, lets the command build an answer, and closes the
-//! store. The answer is printed on stdout only after the store is closed. All other output goes to stderr.
+//! store. The answer is printed on stdout only after the store is closed. All output except the answer goes to stderr.
 
 mod args;
 mod cni;

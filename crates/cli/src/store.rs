@@ -28,8 +28,8 @@ pub(crate) enum StoreUse {
     Write,
     /// The command writes to the store, and the store is created if it does not exist.
     Make,
-    /// The command releases addresses or history. On a full disk such a command may use the space that the store has
-    /// reserved.
+    /// The command releases addresses or history. On a full disk a releasing command may use the space that the store
+    /// has reserved.
     Release,
 }
 
@@ -175,8 +175,8 @@ fn explain(location: &Location, error: kv::Error) -> CommandFailure {
     CommandFailure::from(error).hint(hint)
 }
 
-/// Returns the location of the same folder as a store of another engine. The other engine is the engine whose files the
-/// folder has, or else any other engine.
+/// Returns a location with the same folder but another store engine: the engine whose files are in the folder, or else
+/// any other engine.
 fn other_engine(location: &Location) -> Option<Location> {
     let (folder, drivers) = (location.path()?, location.drivers());
     let own = location.facts().name;

@@ -1,11 +1,12 @@
-//! Reads the history of a store and follows the store's changes. This file reads the files of an embedded store, and
-//! opens and closes the store for each read. [`watch_reader`] reads a store that stays open.
+//! Reads the history of a store and follows the store's changes. The type `FilesReader` reads the files of an embedded
+//! store, and opens and closes the store for each read. [`watch_reader`] reads a store that stays open.
 //!
 //! A reader returns the history in parts: first a state of the store, then every change after this state. If the store
 //! compacts history before the reader has read it, the reader reports the gap and continues with a state. A reader of
-//! the past continues with the oldest state. Any other reader continues with the newest state, and reads all of the
-//! newest state before it returns any part. If a reader returned a state in several parts, the state could be compacted
-//! while a slow caller handles the first parts, and the reader might never reach the changes after the state.
+//! the past continues with the oldest state. A reader that does not read the past continues with the newest state, and
+//! reads all of the newest state before it returns any part. If a reader returned the newest state page by page, this
+//! state could be compacted while a slow caller handles the first page, and the reader might never reach the changes
+//! after the state.
 
 mod watch_reader;
 
@@ -42,17 +43,18 @@ pub(crate) enum HistoryPart {
     /// The history after the first revision, up to the second revision, was compacted before the reader read it. The
     /// state at the second revision follows.
     GivenUp(Revision, Revision),
-    /// The store cannot be reached, for this reason. The caller should read again a little later; the reader then
-    /// continues where it stopped.
+    /// The store cannot be reached, for the reason in this text. The caller should read again a little later; the
+    /// reader then continues where it stopped.
     Interrupted(String),
-    /// All changes up to this revision were reported. This part also follows the last key of a state, except in a
+    /// All changes up to this revision were reported. `Reached` also follows the last key of a state, except in a
     /// reader of the past.
     Reached(Revision),
 }
 
 pub(crate) enum FollowStop {
-    /// The store is not the store that was read before, or was reset to an earlier state. The changes of this store do
-    /// not continue the history that was read, even when the store's revision exceeds the last revision that was read.
+    /// The store is not the store that was read before, or was reset to an earlier state. Changes of a replaced or
+    /// reset store do not continue the history that was read, even when the store's revision exceeds the last revision
+    /// that was read.
     OtherStore(CommandFailure),
     Failed(CommandFailure),
 }
@@ -130,8 +132,8 @@ impl<'l> Follower<'l> {
         Ok(())
     }
 
-    /// Returns false if the store certainly has no new changes. Callers check this before they read again after
-    /// [`HistoryPart::Reached`].
+    /// Returns false if the store certainly has no new changes. Callers must check for new changes before they read
+    /// again after [`HistoryPart::Reached`].
     ///
     /// # Errors
     /// Any store error.
@@ -333,8 +335,8 @@ impl<'l> FilesReader<'l> {
                 let end = self.range.bounds().1;
                 let next = page.next.filter(|next| end.as_ref().is_none_or(|end| next < end));
                 self.position = next.map_or(ReadPosition::Log(at.next()), |next| ReadPosition::State(at, next));
-                // All of the newest state is held in memory. Only blocks are kept for it, because the blocks contain
-                // every address and its holder.
+                // All of the newest state is held in memory. Only blocks of the newest state are kept, because the
+                // blocks contain every address and its holder.
                 let counts = |kv: &Kv| self.is_past || keys::parse_block(&kv.key).is_some();
                 let within = |kv: &Kv| self.range.contains(kv.key.as_bytes()) && counts(kv);
                 Ok(HistoryPart::Listed(at, page.kvs.into_iter().filter(within).collect()))

@@ -3,16 +3,17 @@
 //!
 //! An etcd watch does not tell when it has reported all events up to a revision, and servers before 3.4.25 answer a
 //! progress request too early. A reader of the past therefore compares the reported events with the newest state. When
-//! both have the same keys and mod revisions, and no event arrives for a while, the past is complete. If the server
-//! reports events late, the reader can only miss keys that were created and deleted after the last change of every
-//! existing key.
+//! the reported events lead to the same keys and mod revisions as the newest state, and no event arrives for a while,
+//! the past is complete. If the server reports events late, the reader can only miss keys that were created and deleted
+//! after the last change of every existing key.
 //!
 //! In a cluster most revisions change keys outside of the watched range. The server's progress reports move the
-//! position of a watch past these revisions. Without progress reports the position of a quiet watch would stay at the
-//! watch's last event until the revision of this event is compacted. [`IdleProbe`] therefore compares the block and
-//! affinity keys and their mod revisions at the watch's position with the same keys at the newest revision, because
-//! every change of an address also changes a block or affinity key. If no such key has changed, and no event arrives
-//! for a while after the comparison, the watch has reported all events up to the newest revision.
+//! position of a watch past revisions that changed no watched key. Without progress reports the position of a quiet
+//! watch would stay at the watch's last event until the revision of this event is compacted. [`IdleProbe`] therefore
+//! compares the block and affinity keys and their mod revisions at the watch's position with the same keys at the
+//! newest revision, because every change of an address also changes a block or affinity key. If no block or affinity
+//! key has changed, and no event arrives for a while after the comparison, the watch has reported all events up to the
+//! newest revision.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -253,7 +254,7 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Builds a history part of these batches, and records the events of the batches.
+    /// Builds a history part of `batches`, and records the events of these batches.
     fn part_of_batches(&mut self, next: Revision, mut batches: Vec<Batch>) -> HistoryPart {
         // At the compaction mark etcd might not have the former values of keys any more. The reader then continues with
         // a state.
@@ -300,8 +301,8 @@ impl<'l> WatchReader<'l> {
         )))
     }
 
-    /// If the error is transient, lets the next read restart the watch. For a cluster, the store has already retried
-    /// for a while before it reports such an error.
+    /// If the error is transient, lets the next read restart the watch. A cluster's store has already retried for a
+    /// while before it reports a transient error.
     fn part_when_disconnected(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let may_go_on = self.past.is_none()
             && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_))
@@ -324,7 +325,7 @@ impl<'l> WatchReader<'l> {
         }
         if self.past.is_none() && mark.is_set() && mark <= read {
             // A watch stream without progress reports restarts at its last event, and this event is now compacted. The
-            // reader's position is later than this event, so a new watch can start at the position.
+            // reader's position is later than the stream's last event, so a new watch can start at the position.
             return Some(HistoryPart::Happened(Vec::new()));
         }
         Some(self.resume_after_loss(read, mark))
@@ -397,10 +398,10 @@ const IDLE_WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_se
 struct IdleProbe {
     wait: Duration,
     next: Instant,
-    /// The probe that currently runs, or no task.
+    /// The task of the probe that currently runs; empty if no probe runs.
     probe: JoinSet<Option<Revision>>,
-    /// The revision up to which the last probe found no change. The revision is only used if no event arrives until the
-    /// next call.
+    /// The revision up to which the last probe found no change. This revision is only used if the watch reports no
+    /// event until the next call of `take_reached`.
     candidate: Option<Revision>,
 }
 
@@ -417,8 +418,8 @@ impl IdleProbe {
     }
 
     /// Returns the revision up to which all events were reported, if this revision is known. The caller guarantees that
-    /// all events up to `at` were reported, and that the watch was quiet for a while since the last call. Store errors
-    /// are ignored here, because the watch reports store errors.
+    /// all events up to `at` were reported, and that the watch was quiet for a while since the last call of this
+    /// method. Store errors are ignored here, because the watch reports store errors.
     fn take_reached(&mut self, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
         if let Some(candidate) = self.candidate.take() {
             return Some(candidate);

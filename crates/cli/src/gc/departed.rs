@@ -1,9 +1,10 @@
 //! Frees everything that departed nodes hold, and reports it, for `margay gc --gone` and `margay gc --free`.
 //!
 //! For each departed node, the command deletes the workload endpoints first, then releases the addresses, then the
-//! blocks. In this order, no container gets an address that a workload endpoint still has. After an interruption the
-//! same command continues the work. Each commit is guarded: its addresses must be as they were read, and the node must
-//! still not be registered.
+//! blocks. Because endpoints are deleted before addresses are released, no container gets an address that a workload
+//! endpoint still has. After an interruption, running `margay gc` again with the same arguments continues the work.
+//! Each commit has two guards: the addresses in the commit must not have changed since they were read, and the node
+//! must still not be registered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -38,7 +39,7 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> Result<u8> {
         None => read_departed_nodes(at, &runtime, list.as_ref(), &own)?,
     };
     // The machine is scanned after the stores are read, so an address that is assigned between reading and scanning is
-    // no candidate.
+    // no candidate for freeing.
     let evidence = machine.whole_evidence()?;
     let mut reports = Vec::new();
     for estate in estates.values() {
@@ -124,7 +125,8 @@ fn read_departed_nodes(
 }
 
 /// Refuses a list that cannot be a list of this store's nodes: this machine is a node of the store but is not in the
-/// list, or no registered node is in the list. Such a list was probably made on another cluster.
+/// list, or no registered node is in the list. A list without this machine, or without any registered node, was
+/// probably made on another cluster.
 fn check_list(
     list: &BTreeSet<String>,
     known: &KnownNodes,

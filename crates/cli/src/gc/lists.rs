@@ -1,6 +1,7 @@
-//! Reads the lists for `margay gc` that other programs write, from a file, a folder or standard input. One kind of list
-//! has a container runtime's containers or attachments, in the format that the runtime prints; the format is recognised
-//! by the content. The other kind of list has the existing nodes, as `kubectl` prints them or as a person types them.
+//! Reads the lists for `margay gc` that other programs write, from a file, a folder or standard input. A list of
+//! attachments has a container runtime's containers or attachments, in the format that the runtime prints; the format
+//! is recognised by the content. A list of nodes has the existing nodes, as `kubectl` prints them or as a person types
+//! them.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};

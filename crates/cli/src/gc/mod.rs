@@ -2,8 +2,8 @@
 //! everything that departed nodes hold; [`node_move`] moves everything that a renamed node holds to its new name.
 //!
 //! The command reads and closes the stores, then scans the network namespaces, then opens the stores again to free the
-//! leftover addresses. With this order no container waits for a scan, and an address that is assigned during a scan is
-//! no candidate.
+//! leftover addresses. Because the stores are closed during the scan, no container waits for a scan, and an address
+//! that is assigned during a scan is no candidate for freeing.
 
 mod departed;
 mod lists;
@@ -138,14 +138,15 @@ struct StoreFindings<'l> {
 }
 
 impl StandaloneCommand for Gc {
-    /// Finds the leftover addresses. With `--apply`, frees the leftover addresses.
+    /// Finds leftover addresses on this machine. With `--apply`, frees the leftover addresses.
     fn run(&self, invocation: &mut Invocation<'_>) -> Result<u8> {
         match &self.move_to {
             Some(to) => return invocation.run_on_store(&NodeMove::new(self, to)?),
             None if self.gone || self.free => return departed::run(self, invocation),
             None => {}
         }
-        // The lists are read before the stores: the earlier a list was made, the fewer addresses it can free.
+        // The runtimes' lists are read before the stores: the earlier a list was made, the fewer addresses the list can
+        // free.
         let lists = lists::read_attachments(&self.attachments, self.empty)?;
         let stores = match choose_stores(self, invocation)? {
             StoreChoice::These(stores) => stores,
@@ -411,7 +412,7 @@ enum StoreChoice {
 
 /// Chooses the stores of one run of `margay gc`.
 ///
-/// With `--all-stores`, a machine without networks of Margay is no error; the systemd units rely on this. With
+/// With `--all-stores`, a machine without networks of Margay is no error, as the systemd units of gc require. With
 /// `--local-stores`, a machine whose networks all use clusters is no error either, because the systemd unit with
 /// `--local-stores` runs before the network is up.
 fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> Result<StoreChoice> {

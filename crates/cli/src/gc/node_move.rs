@@ -93,7 +93,8 @@ impl<'a> NodeMove<'a> {
 
 #[async_trait(?Send)]
 impl StoreCommand for NodeMove<'_> {
-    /// Reports what the node holds in the store. With `--apply`, moves everything to the other node.
+    /// Reports what the node holds in the store. With `--apply`, moves everything that the old node holds to the new
+    /// node.
     async fn run(&self, at: StoreAccess<'_>) -> Result<CommandAnswer> {
         let Self { from, to, apply } = *self;
         let report = match apply {

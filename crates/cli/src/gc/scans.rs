@@ -31,8 +31,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 
-/// Minimum time for which an address must be found unused before it is freed. A container runtime configures an
-/// interface well within this time after an address was assigned.
+/// Minimum time for which an address must be found unused before it is freed. After an address was assigned, a
+/// container runtime configures the interface well within `MIN_SCAN_INTERVAL`.
 pub(super) const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Version of the format of [`ScanFile`].
@@ -171,9 +171,9 @@ const FULL_SCAN_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
 const FULL_SCAN_SPREAD: Duration = Duration::from_secs(60 * 60);
 /// Maximum number of blocks of a cluster in which the first scan of a boot reads all blocks.
 const MAX_BLOCKS_FOR_EARLY_SCAN: u64 = 64;
-/// In a larger cluster, the maximum random delay of the first scan of all blocks is this time multiplied by the number
-/// of blocks, but at most a day. The random delay keeps the load of a cluster steady even if all nodes start at the
-/// same time.
+/// Maximum random delay per block of the first scan of all blocks, in a cluster with more than
+/// [`MAX_BLOCKS_FOR_EARLY_SCAN`] blocks. The whole delay is at most a day. The random delay of the first scan keeps the
+/// load of a cluster steady even if all nodes start at the same time.
 const SCAN_DELAY_PER_BLOCK: Duration = Duration::from_secs(17);
 
 /// The node's record of the cluster's blocks in which the node holds addresses.

@@ -235,8 +235,8 @@ fn plugin_folders<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> im
     own.chain(&path.folders).map(move |folder| PluginFolder::new(role, folder))
 }
 
-/// Returns Calico's networks that use the plugin of a role. Fails if one of these networks uses the Kubernetes API as
-/// its datastore.
+/// Returns Calico's networks that use the plugin of a role. Fails if a network that uses the plugin has the Kubernetes
+/// API as its datastore.
 fn networks(role: Role, invocation: &mut Invocation<'_>) -> Result<Vec<CalicoNetwork>> {
     let folder = invocation.options.cni_conf_dir.as_path();
     let (mut networks, unreadable) = calico_networks(invocation.drivers, folder);
@@ -267,8 +267,8 @@ fn networks(role: Role, invocation: &mut Invocation<'_>) -> Result<Vec<CalicoNet
     Ok(networks)
 }
 
-/// Returns the IPAM plugin that CNI calls run now. Fails unless this file is Margay's plugin, because the main plugin
-/// becomes a second name of the file.
+/// Returns the IPAM plugin that CNI calls run now. Fails unless the IPAM plugin is Margay's, because the main plugin
+/// becomes a second name of the IPAM plugin's file.
 fn installed_ipam(path: &PluginPath) -> Result<PathBuf> {
     let file = path.first(Role::Ipam).ok_or_else(|| nothing_to_run(Role::Ipam, path))?;
     match PluginProgram::ask(&file, Role::Ipam) {
@@ -527,7 +527,7 @@ impl FolderChange {
         Self { role: plugin_folder.role(), file: plugin_folder.target(), action: "undo", version: None, text }
     }
 
-    /// Records the outcome of restoring the former plugin.
+    /// Returns the change with the outcome of restoring the former plugin.
     fn done(self, undone: UndoOutcome) -> Self {
         let file = self.file.display();
         let (action, text) = match undone {

@@ -228,8 +228,8 @@ impl PluginFolder {
         sync_folder(&self.state_folder())
     }
 
-    /// Restores the former plugin file. `others` tells whether CNI calls find another plugin of this name in another
-    /// folder.
+    /// Restores the former plugin file. `others` tells whether CNI calls find another plugin of the same name in
+    /// another folder.
     pub(crate) fn undo(&self, others: OtherPlugins) -> Result<UndoOutcome> {
         let _lock = self.lock()?;
         // An unreadable state file must not keep an operator from undoing the installation.

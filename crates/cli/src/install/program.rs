@@ -33,7 +33,7 @@ impl Role {
         }
     }
 
-    /// Returns the name that Margay's program prints with `-v` in this role.
+    /// Returns the name that Margay's program prints with `-v` when it runs as this plugin.
     fn own_name(self) -> &'static str {
         match self {
             Self::Ipam => "margay-ipam",
@@ -49,7 +49,7 @@ impl Role {
         }
     }
 
-    /// Returns the command that installs Margay's plugin in this role.
+    /// Returns the command that replaces this plugin of Calico by Margay's plugin.
     pub(crate) fn install(self) -> &'static str {
         match self {
             Self::Ipam => "margay install --beside-calico",
@@ -57,7 +57,7 @@ impl Role {
         }
     }
 
-    /// Returns the command that restores Calico's plugin in this role.
+    /// Returns the command that restores this plugin of Calico.
     pub(crate) fn undo(self) -> &'static str {
         match self {
             Self::Ipam => "margay install --undo",
@@ -127,7 +127,7 @@ impl PluginProgram {
         }
     }
 
-    /// True if Margay's plugin in `file` can read stores of a format. Returns `None` for other programs.
+    /// True if Margay's plugin in `file` can read stores of a format. Returns `None` if `file` is not Margay's plugin.
     pub(crate) fn reads_format(file: &Path, format: u32) -> Option<bool> {
         let mut command = Command::new(file);
         command.arg0(Role::Ipam.program()).arg("-v").env_clear();

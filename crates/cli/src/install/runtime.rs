@@ -1,9 +1,9 @@
 //! Finds the folders in which this node's container runtime looks for plugins.
 //!
 //! A container runtime looks for the main plugin `calico` in a list of folders. The runtime passes this list to the
-//! main plugin as `CNI_PATH`, and the main plugin looks for `calico-ipam` in the list. Both use the first file of the
-//! wanted name. containerd has one folder (`bin_dir`), and since 2.1 a list of folders (`bin_dirs`). CRI-O has a list
-//! of folders (`plugin_dirs`), followed by the older setting `plugin_dir`.
+//! main plugin as `CNI_PATH`, and the main plugin looks for `calico-ipam` in the list. The runtime and the main plugin
+//! both run the first file with the wanted name. containerd has one folder (`bin_dir`), and since 2.1 a list of folders
+//! (`bin_dirs`). CRI-O has a list of folders (`plugin_dirs`), followed by the older setting `plugin_dir`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -83,7 +83,7 @@ impl PluginPath {
     }
 
     /// Returns the file that a CNI call runs in a role: the first file with the plugin's name. Like CNI's library,
-    /// skips folders of this name.
+    /// skips a folder that has the plugin's name.
     pub(crate) fn first(&self, role: Role) -> Option<PathBuf> {
         self.all(role).next()
     }

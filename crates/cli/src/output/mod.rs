@@ -1,5 +1,5 @@
 //! Formats answers of commands: tables, numbers and JSON as calicoctl prints them. Also writes files atomically and
-//! shows the progress of a command on a terminal. This module does not depend on a store.
+//! shows the progress of a command on a terminal. The output module does not depend on a store.
 
 mod yaml;
 
@@ -34,7 +34,7 @@ pub(crate) fn rfc3339(time: SystemTime) -> String {
     time.replace_nanosecond(0).unwrap_or(time).format(&Rfc3339).unwrap_or_else(|_| "an unknown time".to_owned())
 }
 
-/// Escapes control characters, so that a text from the store is safe to print on a terminal.
+/// Escapes control characters in a text, so that text from a store is safe to print on a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut safe, c| {
         if c.is_control() {
@@ -151,8 +151,8 @@ pub(crate) fn format_share(number: f64, whole: f64) -> String {
     format!("{} ({percent:.0}%)", format_five_digits(number))
 }
 
-/// Serialises objects at every depth with their fields in [`field_order`]. Fields that are not in this list follow in
-/// alphabetical order.
+/// Serialises objects at every depth with their fields in [`field_order`]. Fields that are not in [`field_order`]
+/// follow in alphabetical order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SortedJson<'a>(pub(crate) &'a Value);
 

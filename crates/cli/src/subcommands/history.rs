@@ -98,7 +98,7 @@ impl HistoryReport {
         let follower = Follower::new(at, range.clone(), FollowStart::Oldest).await;
         let is_served = follower.is_served();
         match self.read_with(follower, subject).await {
-            // The daemon may have ended. The history is then read again without the daemon.
+            // The read may have failed because the daemon has ended, so the history is read again without the daemon.
             Err(_) if is_served => {
                 self.events.clear();
                 self.given_up.clear();

@@ -354,7 +354,8 @@ impl OpenStoreCommand for PoolDelete {
         true
     }
 
-    /// Deletes a pool from which no address is in use. Deletes a pool in use only if the arguments allow it.
+    /// Deletes a pool from which no address is in use. A pool with addresses in use is deleted only if the arguments
+    /// allow the deletion.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> Result<CommandAnswer> {
         let (name, in_use) = (&self.name, in_use(&self.bridged, &self.name));
         operator.delete_pool_if(name, in_use, deadline).await.map_err(|error| match &error {

@@ -339,7 +339,7 @@ impl StoreCommand for ShowForecast {
         if forecast.pools.is_empty() {
             return Ok(answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"));
         }
-        // If the history is too short for a forecast, the table already shows this.
+        // If the history is too short for a forecast, the table already shows that the forecast is unknown.
         match forecast.history_seconds < MIN_HISTORY.as_secs() {
             true => Ok(answer),
             false => Ok(answer.note(format!("from {} of history", span(forecast.history_seconds)))),

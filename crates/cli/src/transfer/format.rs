@@ -28,14 +28,14 @@ use crate::digest::Sha256;
 
 /// The format version of backup files for stores without leases.
 const VERSION: u32 = 1;
-/// The newest format version, for stores with leases. This version adds `leases` to the first line and `lease` to the
-/// lines of keys.
+/// The newest format version, for stores with leases. Format version 2 adds `leases` to the first line and `lease` to
+/// the lines of keys.
 pub(super) const VERSION_WITH_LEASES: u32 = 2;
 
 /// Maximum length of a line in a backup file, in bytes: a key and a value of maximum length, with each byte escaped.
 pub(super) const MAX_LINE_BYTES: usize = 6 * (kv::MAX_KEY_BYTES + kv::MAX_VALUE_BYTES) + 1024;
 
-/// The start of the last line of a backup file. No other line starts with this text.
+/// The start of the last line of a backup file. Only the last line of a backup file starts with `TRAILER`.
 pub(super) const TRAILER: &str = "{\"keys\":";
 
 /// The first line of a backup file, which describes the store.

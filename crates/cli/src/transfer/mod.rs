@@ -56,7 +56,7 @@ pub(crate) struct Row {
 /// A part of a source's rows, in ascending order of the rows' keys.
 pub(crate) struct RowBatch {
     pub(crate) rows: Vec<Row>,
-    /// True if no part follows this part.
+    /// True if this part is the last part of the source's rows.
     pub(crate) is_last: bool,
 }
 
@@ -249,7 +249,7 @@ pub(crate) struct StoreIdentity {
 }
 
 impl<'l> Snapshot<'l> {
-    /// Creates a reader of these ascending ranges of keys, at the newest revision.
+    /// Creates a reader of the given ascending ranges of keys, at the newest revision.
     pub(crate) fn of(store: StoreAccess<'l>, ranges: Vec<Range>) -> Self {
         Self { store, at: Revision::UNSET, about: None, pages: RangePages::of(ranges) }
     }
@@ -334,7 +334,7 @@ pub(crate) struct KvPage {
 }
 
 impl RangePages {
-    /// Creates a reader of pages in these ascending ranges of keys.
+    /// Creates a reader of pages in the given ascending ranges of keys.
     pub(crate) fn of(mut ranges: Vec<Range>) -> Self {
         ranges.reverse();
         Self { rest: ranges, begun: None }

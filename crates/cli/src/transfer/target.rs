@@ -28,7 +28,8 @@ const MAX_TXN_KEYS: usize = MAX_TXN_OPS - 1;
 /// Number of transactions whose keys are listed and removed together.
 const MAX_TXNS_PER_REMOVAL: usize = 32;
 
-/// Maximum number of parts of the store that are read back in parallel. Each of these parts is completely in memory.
+/// Maximum number of parts of the store that are read back in parallel. Each part that is being read back is completely
+/// in memory.
 const MAX_PARTS_AT_ONCE: usize = 4;
 
 /// Whether the target had keys in a part of the key space before the part was written.
@@ -143,7 +144,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Reads the keys in these ranges in ascending order, without the import lock.
+    /// Reads the keys in the given ranges in ascending order, without the import lock.
     pub(super) async fn read(&self, ranges: Vec<Range>) -> Result<Vec<Kv>> {
         let Some(open) = &self.open else { return Ok(Vec::new()) };
         let (mut pages, mut at, mut found) = (RangePages::of(ranges), Revision::UNSET, Vec::new());
@@ -296,9 +297,9 @@ fn guards(batch: &[Change], before: FormerContents) -> Vec<Compare> {
     if before == FormerContents::Nothing
         && let [first, .., last] = batch
     {
-        // Other processes must not write in these ranges, so one guard suffices: the range still has no key. One guard
-        // is cheaper for a store than a guard for each key, and etcd needs no lookup of leases. The key of the import
-        // lock must not be in the range.
+        // Other processes must not write IPAM data to the target, so one guard suffices: the range of this
+        // transaction's keys still has no key. One guard is cheaper for a store than a guard for each key, and etcd
+        // needs no lookup of leases. The key of the import lock must not be in the guarded range.
         let span = Range::FromTo(first.key.clone(), last.key.successor());
         let has_both = |range: &Range| [first, last].iter().all(|change| range.contains(change.key.as_bytes()));
         if ranges_to_be_empty().iter().any(has_both) && !span.contains(import_lock_key().as_bytes()) {
@@ -314,7 +315,7 @@ const MAX_NAMED_KEYS: usize = 10;
 /// How the target is changed where it differs from the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FillMode {
-    /// Missing keys are written to the target. Any other difference is an error.
+    /// Missing keys are written to the target. A key with another value, or a key that the source lacks, is an error.
     Fill,
     /// The target is made equal to the source.
     Update,
@@ -453,7 +454,7 @@ impl Sink for TargetFiller<'_, '_> {
 
 impl Differences {
     /// Compares a part of the source, up to key `to`, with the same part of the target. Returns the changes to write,
-    /// and whether the target had keys in this part.
+    /// and whether the target had keys in the compared part.
     async fn compare_part(
         &mut self,
         target: &Target<'_>,

@@ -23,7 +23,7 @@ use crate::store::StoreAccess;
 /// The file mode of a backup file. Only the owner may read a backup file, as with the store.
 const MODE: u32 = 0o600;
 /// Number of bytes that are written between two syncs of a backup file. If a container starts in the meantime, the sync
-/// of this container's commit waits for these bytes.
+/// of this container's commit waits until these bytes of the backup are synced.
 const SYNC_BYTES: usize = 4 << 20;
 
 /// Whether an existing file may be replaced.

@@ -1,9 +1,9 @@
 //! Finds problems of this machine that a check of the store alone does not show.
 //!
-//! Networks may assign the same addresses from different stores. Each of these stores is consistent, but two containers
-//! can get the same address. Routes of this machine may also lead addresses of a pool elsewhere: to a network of a VPN,
-//! of Docker or of the machine itself. Containers then cannot reach the addresses of such a network, or the network
-//! cannot reach the containers.
+//! Networks may assign the same addresses from different stores. Even if each store is consistent, two containers can
+//! then get the same address. Routes of this machine may also lead addresses of a pool elsewhere: to a network of a
+//! VPN, of Docker or of the machine itself. Containers in the pool then cannot reach the addresses of the overlapping
+//! network, or this network cannot reach the containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

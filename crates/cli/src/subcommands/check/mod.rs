@@ -1,7 +1,7 @@
 //! Finds inconsistencies in IPAM's documents, prints the findings, and mends them, for the command `margay ipam check`.
 //!
-//! The store is read at one revision, in several openings, and inspected part by part. Each repair of a finding is one
-//! commit.
+//! A check reads the store at one revision, in several openings, and inspects the store part by part. Each repair of a
+//! finding is one commit.
 
 mod machine;
 mod report;
@@ -153,7 +153,8 @@ impl StoreCommand for Check {
     }
 }
 
-/// Returns the failure for remaining problems, with the next step as a hint. This failure sets the exit code to 1.
+/// Returns the failure for remaining problems, with the next step as a hint. A failure of the check sets the exit code
+/// to 1.
 fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> CommandFailure {
     let failure = CommandFailure::new(match problems {
         1 => "1 problem was found".to_owned(),
@@ -204,7 +205,8 @@ const MAX_COMMITS_PER_OPENING: usize = 16;
 /// Maximum number of rounds of repairs. A repair can uncover another finding, which is mended in the next round.
 const MAX_REPAIR_ROUNDS: usize = 4;
 /// Minimum age of a finding in a cluster before the finding is mended. Calico changes several keys one after the other,
-/// and finishes such a change within this time. Keys that were written after the inspection are not changed.
+/// and completes all of these writes within `MIN_FINDING_AGE`. Keys that were written after the inspection are not
+/// changed.
 const MIN_FINDING_AGE: Duration = Duration::from_secs(3);
 
 /// A planned or completed repair of a finding.

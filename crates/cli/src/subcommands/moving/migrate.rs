@@ -217,7 +217,7 @@ impl MigrationStores<'_> {
     }
 
     /// Accepts a target without an import lock if the target equals its source: in this case an earlier run was killed
-    /// just after it opened the target. Refuses every other target without an import lock.
+    /// just after it opened the target. Refuses a target that has no import lock and differs from its source.
     async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> Result<CommandAnswer> {
         let Self { from, to, .. } = self;
         let (revision, walked) = self.compare_newest(target).await?;

@@ -221,7 +221,8 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
 }
 
 /// Accepts a store without an import lock if the store has all keys of the file: in this case an earlier run was killed
-/// just after it removed the import lock. Returns `None` if the store is empty. Refuses any other store.
+/// just after it removed the import lock. Returns `None` if the store is empty. Refuses a store that has neither an
+/// import lock nor all keys of the file, unless the store is empty.
 async fn imported_already(plan: &ImportPlan, target: &mut Target<'_>) -> Result<Option<Differences>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
     let found = compare_or_fill(plan, target, FillMode::DryRun).await?;

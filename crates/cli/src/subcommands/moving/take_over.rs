@@ -242,8 +242,8 @@ fn assign_request(lease: &ForeignLease, report: &TakeOverReport) -> AssignReques
     request
 }
 
-/// True if the addresses were assigned in this boot, or at an unknown time. If addresses of an earlier boot were
-/// recorded with the id of this boot, gc could not recognise them as leftovers.
+/// True if the addresses were assigned in this boot, or at an unknown time. Addresses of an earlier boot must not be
+/// recorded with the id of this boot.
 fn is_of_this_boot(lease: &ForeignLease) -> bool {
     let (Some(given_at), Some(up)) = (lease.given_at, host::uptime()) else { return lease.given_at.is_none() };
     given_at.elapsed().is_ok_and(|age| age < up)
