@@ -327,7 +327,7 @@ pub(crate) struct CommandAnswer {
     stdout_is_taken: bool,
 }
 
-/// How the end of an answer's text is printed.
+/// How the line breaks at the end of an answer's text are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     /// The answer's text ends with exactly one line break, regardless of how many the text had.

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io;
 
-/// The result of a command.
+/// The result of a command or of a step of a command.
 pub(crate) type Result<T, E = CommandFailure> = std::result::Result<T, E>;
 
 /// A failed command: a message, and a hint if the failure has one.

@@ -317,7 +317,8 @@ pub(crate) fn draw(sections: &[MapSection], style: MapStyle) -> String {
     text
 }
 
-/// Draws a line for each block. A character stands for one address, or for several addresses if the line is too short.
+/// Draws a line of text for each block. Each character of a line stands for one address, or for several addresses if
+/// the line is too short.
 fn draw_addresses(blocks: &[DrawnBlock], style: MapStyle, text: &mut String) {
     let cidrs = blocks.iter().map(|block| block.cidr.len()).max().unwrap_or_default();
     let owners = blocks.iter().map(|block| shorten_owner(&block.owner).chars().count()).max().unwrap_or_default();
@@ -458,7 +459,7 @@ pub(crate) fn html(sections: &[MapSection], detail: MapDetail, about: &str, belo
     )
 }
 
-/// Draws a line for each block. Neighbouring addresses with the same use share a rectangle.
+/// Draws a line of rectangles for each block. Neighbouring addresses with the same use share a rectangle.
 fn svg_addresses(blocks: &[DrawnBlock], top: usize, body: &mut String) -> usize {
     let mut y = top;
     let room = SVG_WIDTH - SVG_LABEL - 2 * SVG_MARGIN;

@@ -1,4 +1,4 @@
-//! `margay serve`: the daemon of a store.
+//! Runs the daemon of a store, for the command `margay serve`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

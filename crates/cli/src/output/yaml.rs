@@ -101,7 +101,7 @@ fn is_odd(c: char) -> bool {
     ('\u{7f}'..='\u{9f}').contains(&c) || c == '\u{feff}'
 }
 
-/// True for a text that needs no quotes.
+/// True for a text that needs no quotes in YAML.
 fn is_plain(text: &str) -> bool {
     let mut chars = text.chars();
     let (first, second) = (chars.next().unwrap_or(' '), chars.next().unwrap_or(' '));

@@ -217,7 +217,7 @@ pub(crate) fn group_by_size<T>(
     groups
 }
 
-/// Runs blocking work on another thread.
+/// Runs blocking work on another thread and awaits the result.
 pub(crate) async fn run_blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     spawn_blocking(work).await.unwrap_or_else(|error| Err(CommandFailure::new(error)))
 }

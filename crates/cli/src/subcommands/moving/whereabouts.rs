@@ -152,7 +152,7 @@ impl StandaloneCommand for FromWhereabouts {
     }
 }
 
-/// Reads IPPools and pods from a file or stdin. If `ranges` is not empty, keeps only addresses in these ranges.
+/// Reads IPPools and pods from a file or stdin. If `ranges` is not empty, keeps only addresses in `ranges`.
 fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> Result<ForeignLeases> {
     let name = file.display().to_string();
     let wrong = |why: String| CommandFailure::new(format!("{name}: {why}")).hint(WHEREABOUTS_HINT);
@@ -216,8 +216,8 @@ impl WhereaboutsRecords {
         Ok(())
     }
 
-    /// Returns the leases in these ranges, or all leases if `ranges` is empty. If the file has pods, a lease whose pod
-    /// is not in the file is skipped, because the lease is not in use any more.
+    /// Returns the leases with addresses in `ranges`, or all leases if `ranges` is empty. If the file has pods, a lease
+    /// whose pod is not in the file is skipped, because the lease is not in use any more.
     fn leases(self, ranges: &[AddressRange]) -> ForeignLeases {
         let mut leases: BTreeMap<(String, String), ForeignLease> = BTreeMap::new();
         let mut left_out = Vec::new();
