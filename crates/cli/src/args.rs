@@ -1,4 +1,4 @@
-//! Defines the command line, and maps each parsed command to the value that carries it out.
+//! Defines the command line, and maps each parsed command to the value that carries the command out.
 
 use std::ffi::OsString;
 
@@ -67,7 +67,7 @@ may fill up: an ADD takes 0.61 of host-local's time on sled and 0.52 on redb
 with the daemon, 2.2 and 0.60 without; on a full disk sled removed 19 of 200
 containers and redb all; power cuts lost nothing on either.";
 
-/// The clap definition of `margay`. Its help lists the URLs of these stores.
+/// Returns the clap definition of `margay`. The help lists the URLs of the stores in `drivers`.
 pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
     let (urls, forms, local) = (drivers.urls(), drivers.url_forms(), drivers.local_names("", ""));
     let from = format!("The store to copy: {urls}");
@@ -79,7 +79,7 @@ pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
     let with_help = |arg: Arg, name: &str, help: &str| {
         if arg.get_id() == name { arg.help(help.to_owned()) } else { arg }
     };
-    // `mut_args` keeps the position of an argument; `mut_arg` would move it to the end.
+    // `mut_args` keeps the position of an argument; `mut_arg` would move the argument to the end.
     let command = Cli::command().mut_args(|arg| with_help(arg, "store", &urls));
     command.mut_subcommands(|command| match command.get_name() {
         "migrate" => command.mut_args(|arg| with_help(arg, "from", &from)),
@@ -94,10 +94,10 @@ pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
     })
 }
 
-/// Parses the arguments of a program that is built with these stores.
+/// Parses the arguments of a program that is built with the stores in `drivers`.
 ///
 /// # Errors
-/// Wrong usage, or a request for help or the version, which clap returns as an error, too.
+/// The usage is wrong, or the arguments ask for help or the version, which clap also returns as an error.
 pub(crate) fn parse(drivers: &Drivers, args: &[OsString]) -> Result<Cli, clap::Error> {
     let mut definition = definition(drivers);
     let parsed = definition.try_get_matches_from_mut(args).and_then(|matches| Cli::from_arg_matches(&matches));
@@ -220,7 +220,7 @@ A released address can be handed out at once. Release nothing that a running con
 }
 
 impl Command {
-    /// The command to carry out, and the kind of store access that it needs.
+    /// Returns the command to carry out, wrapped by the kind of store access that the command needs.
     pub(crate) fn task(&self) -> Task<'_> {
         match self {
             Self::Pool(PoolSubcommand::Create(create)) if create.auto.is_some() => OnStore(create),
@@ -305,7 +305,7 @@ mod tests {
         assert!(help.contains("sled:///path, redb:///path or etcd://host:port"), "{help}");
     }
 
-    /// Every command line on every page of the book parses.
+    /// Tests that every command line on every page of the book parses.
     #[test]
     fn args_parse_every_command_of_book() {
         let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");
@@ -320,8 +320,8 @@ mod tests {
                 let parsed = Cli::try_parse_from(std::iter::once("margay".to_owned()).chain(words));
                 let is_right = match &parsed {
                     Ok(_) => true,
-                    // The book also shows commands that are refused. They must be refused for a value, not for unknown
-                    // arguments.
+                    // The book also shows commands that margay refuses. A command that the book shows as refused must
+                    // fail for a value, not for an unknown argument.
                     Err(error) => matches!(
                         error.kind(),
                         clap::error::ErrorKind::DisplayHelp
@@ -336,7 +336,7 @@ mod tests {
         assert!(found > 60, "only {found} commands were found");
     }
 
-    /// Every `ExecStart` of the systemd units parses.
+    /// Tests that every `ExecStart` of the systemd units parses.
     #[test]
     fn args_parse_what_systemd_units_call() {
         let units = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd");
@@ -350,7 +350,7 @@ mod tests {
         }
         assert_eq!(calls.len(), 4, "{calls:?}");
         for mut call in calls {
-            // A variable for an administrator's further options, empty by default.
+            // `$MARGAY_SERVE` holds additional options of an administrator and is empty by default.
             call.retain(|word| word != "$MARGAY_SERVE");
             Cli::try_parse_from(&call).unwrap_or_else(|error| panic!("{call:?}: {error}"));
         }

@@ -1,7 +1,7 @@
-//! The names that CNI allows a runtime to pass to a plugin. The plugin refuses every other name, so a DEL could never
-//! release addresses that were recorded under one.
+//! Checks names by the rules of CNI. A runtime must not pass an invalid name to a plugin, and the plugin refuses
+//! invalid names. A DEL could therefore never release addresses that were recorded under an invalid name.
 
-/// Length limit of an interface name in the kernel, in bytes.
+/// Maximum length of an interface name in the Linux kernel, in bytes.
 const MAX_INTERFACE_BYTES: usize = 15;
 
 /// True for a valid container id or network name: a letter or digit, then letters, digits and `_.-`.

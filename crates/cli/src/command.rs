@@ -1,10 +1,11 @@
-//! Runs commands: the global options, the three kinds of commands, and the steps around each command. These choose and
-//! open the store, keep the writes of a dry run in memory, close the store, and then print the answer: text for people,
+//! Runs commands of the program: defines the global options and the three kinds of commands, and carries out the steps
+//! around each command. The steps before a command choose and open its store; in a dry run they keep the command's
+//! writes in memory. The steps after a command close the store, and then print the command's answer: text for people,
 //! JSON for programs, and notes on stderr.
 //!
-//! After a command that changes pools in an embedded store, the NAT rules of this machine for pools with `natOutgoing`
-//! are refreshed. The plugin writes these rules only when a container starts, so the rules of a deleted pool would stay
-//! until then.
+//! A command that changes pools in an embedded store also refreshes this machine's NAT rules for pools with
+//! `natOutgoing`. The plugin writes the NAT rules of pools only when a container starts, so without the refresh the NAT
+//! rules of a deleted pool would stay until the next container starts.
 
 use std::collections::BTreeMap;
 use std::io::{
@@ -70,7 +71,7 @@ pub(crate) struct GlobalOptions {
     _allow_version_mismatch: bool,
 }
 
-// No doc comments on the variants below: clap would print them in the help of every command.
+// The variants below have no doc comments: clap would print doc comments of variants in the help of every command.
 
 /// The output format of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -94,23 +95,23 @@ pub(crate) enum LogLevel {
     Trace,
 }
 
-/// Time limit of a command, counted from when its store is open.
+/// Time limit of a command, counted from the moment when the command's store is open.
 const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit of a command that reads all blocks. On a slow disk that other processes use as well, this can take
-/// minutes.
+/// Time limit of a command that reads all blocks. Reading all blocks can take minutes on a slow disk that other
+/// processes use as well.
 pub(crate) const READ_ALL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A command, by how it accesses stores.
+/// A command to run. The variants differ in how the command accesses stores.
 pub(crate) enum Task<'a> {
     OnOpenStore(&'a dyn OpenStoreCommand),
     OnStore(&'a dyn StoreCommand),
     Standalone(&'a dyn StandaloneCommand),
 }
 
-/// A command that runs on one store, which is opened for it.
+/// A command that runs on one store, which the caller opens for the command.
 #[async_trait(?Send)]
 pub(crate) trait OpenStoreCommand {
-    /// How the command uses the store.
+    /// Returns how the command uses the store.
     fn store_use(&self) -> StoreUse;
 
     /// True for a dry run: the command makes all of its checks, and its writes only go to memory.
@@ -118,17 +119,17 @@ pub(crate) trait OpenStoreCommand {
         false
     }
 
-    /// Time limit of the command, counted from when the store is open.
+    /// Returns the time limit of the command, counted from the moment when the store is open.
     fn timeout_after_open(&self) -> Duration {
         if self.store_use() == StoreUse::ReadAll { READ_ALL_TIMEOUT } else { DEFAULT_COMMAND_TIMEOUT }
     }
 
-    /// True if the command may change pools. This machine's NAT rules depend on them.
+    /// True if the command may change pools, on which this machine's NAT rules depend.
     fn changes_pools(&self) -> bool {
         false
     }
 
-    /// Refuses arguments that are wrong whatever is in the store. Runs before a store is created for the command.
+    /// Refuses arguments that are wrong for every store. Runs before a store is created for the command.
     fn check(&self) -> CommandResult<()> {
         Ok(())
     }
@@ -136,15 +137,15 @@ pub(crate) trait OpenStoreCommand {
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer>;
 }
 
-/// A command that opens its one store itself, perhaps several times, or works on the store's files.
+/// A command that opens its only store itself, perhaps several times, or works on the store's files.
 #[async_trait(?Send)]
 pub(crate) trait StoreCommand {
-    /// For a command that needs an embedded store: its name, and what to use on a cluster instead.
+    /// For a command that needs an embedded store, returns the command's name and what to use on a cluster instead.
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
         None
     }
 
-    /// The text of the progress spinner on a terminal; `None` if the command shows its own progress.
+    /// Returns the text of the progress spinner on a terminal, or `None` if the command shows its own progress.
     fn progress_text(&self) -> Option<&'static str> {
         None
     }
@@ -158,7 +159,7 @@ pub(crate) trait StandaloneCommand {
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8>;
 }
 
-/// One call of the program: its options, the stores that it is built with, its environment and its streams.
+/// One call of the program: its options, the stores that the program is built with, its environment and its streams.
 pub(crate) struct Invocation<'a> {
     pub(crate) options: &'a GlobalOptions,
     pub(crate) drivers: &'a Drivers,
@@ -184,7 +185,8 @@ impl<'a> Invocation<'a> {
             return Err(CommandFailure::new(format!("{what} is not for {}", location.facts().name)).hint(instead));
         }
         let at = self.store_at(&location);
-        // The runtime lives until the answer is printed: its drop waits for name lookups that still run.
+        // The runtime lives until the answer is printed, because dropping the runtime waits for name lookups that still
+        // run.
         let runtime = runtime()?;
         let answer = runtime.block_on(async {
             match command.progress_text() {
@@ -196,7 +198,7 @@ impl<'a> Invocation<'a> {
         Ok(0)
     }
 
-    /// How this call opens the store at `location`.
+    /// Returns how this call of the program opens the store at `location`.
     pub(crate) fn store_at<'l>(&self, location: &'l Location) -> StoreAccess<'l>
     where
         'a: 'l,
@@ -213,7 +215,7 @@ impl<'a> Invocation<'a> {
         answer.print(self.options.output, self.out, self.err)
     }
 
-    /// Chooses the store. Prints which one, unless its URL was given.
+    /// Chooses the store. Prints the chosen store on stderr, unless the command line has its URL.
     pub(crate) fn choose(&mut self) -> CommandResult<ChosenStore> {
         let chosen = self.locate(self.options.store.as_deref())?;
         for problem in &chosen.unreadable {
@@ -225,22 +227,22 @@ impl<'a> Invocation<'a> {
         Ok(chosen)
     }
 
-    /// Finds the store at a URL, with its credentials, or without a URL the store that the configuration names.
+    /// Finds the store at `url`, with its credentials; without `url`, finds the store that the configuration names.
     pub(crate) fn locate(&self, url: Option<&str>) -> CommandResult<ChosenStore> {
-        // Calico's operators configure their datastore in this file.
+        // Operators of Calico configure the datastore in calicoctl's configuration file.
         let file = self.options.config.as_deref();
         let file = file.map_or(ConfigFile::IfThere(DEFAULT_CONFIG_FILE.as_ref()), ConfigFile::Given);
         let chosen = for_operator(self.drivers, url, file, self.env, &self.options.cni_conf_dir);
         chosen.map_err(|error| self.explain(&error))
     }
 
-    /// The failure for a configuration that names no usable store, with advice.
+    /// Returns the failure for a configuration that names no usable store, with advice.
     pub(crate) fn explain(&self, error: &ConfigError) -> CommandFailure {
         CommandFailure::new(error).hint(self.drivers.advice(error))
     }
 }
 
-/// Opens the store for a command that expects it open.
+/// Adapts an [`OpenStoreCommand`], which expects an open store, to a [`StoreCommand`].
 struct OpeningCommand<'a>(&'a dyn OpenStoreCommand);
 
 #[async_trait(?Send)]
@@ -282,8 +284,8 @@ impl StoreAccess<'_> {
         .await
     }
 
-    /// Runs a command. If it may have changed the pools of an embedded store, refreshes this machine's NAT rules. In a
-    /// cluster Felix maintains these rules.
+    /// Runs a command. If the command may have changed the pools of an embedded store, refreshes this machine's NAT
+    /// rules. In a cluster Felix maintains the NAT rules for pools.
     async fn run_and_refresh_rules(
         self,
         command: &dyn OpenStoreCommand,
@@ -303,7 +305,8 @@ pub(crate) fn runtime() -> CommandResult<Runtime> {
     build_runtime(Builder::new_current_thread())
 }
 
-/// Builds the runtime of a watch. Its second thread reads the store's reports while the first one waits for a receiver.
+/// Builds the runtime of a watch. The second thread of the runtime reads the store's reports while the first thread
+/// waits for a receiver.
 pub(crate) fn watch_runtime() -> CommandResult<Runtime> {
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(1);
@@ -314,7 +317,7 @@ fn build_runtime(mut builder: Builder) -> CommandResult<Runtime> {
     builder.enable_all().build().map_err(|error| CommandFailure::new(format!("cannot start: {error}")))
 }
 
-/// The answer of a command. It is printed after the store is closed, so that a slow reader of stdout blocks no other
+/// The answer of a command. An answer is printed after the store is closed, so a slow reader of stdout blocks no other
 /// process.
 #[derive(Debug)]
 pub(crate) struct CommandAnswer {
@@ -328,17 +331,17 @@ pub(crate) struct CommandAnswer {
     stdout_is_taken: bool,
 }
 
-/// How the end of an answer's text is printed.
+/// How the line breaks at the end of an answer's text are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
-    /// Exactly one line break, however many the text ends with.
+    /// The answer's text ends with exactly one line break, regardless of how many the text had.
     Trimmed,
-    /// The text as it is.
+    /// The answer's text is printed unchanged.
     Exact,
 }
 
 impl CommandAnswer {
-    /// An answer as text and as JSON.
+    /// Creates an answer from a text and the value that JSON shows.
     pub(crate) fn new(text: impl Into<String>, json: &impl Serialize) -> CommandResult<Self> {
         let json = serde_json::to_string_pretty(json).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
         Ok(Self {
@@ -352,13 +355,13 @@ impl CommandAnswer {
         })
     }
 
-    /// An answer that is a table, or in JSON a list under the member `name`.
+    /// Creates an answer that is a table, or in JSON a list in the field `name`.
     pub(crate) fn rows<R: TableRow>(name: &'static str, rows: &[R]) -> CommandResult<Self> {
         Self::new(table(rows), &BTreeMap::from([(name, rows)]))
     }
 
-    /// Sets a short and a wide text, which replace the text. Both are printed exactly, with their line breaks at the
-    /// end.
+    /// Replaces the text of the answer by a short and a wide text. The short and the wide text are printed exactly,
+    /// with the line breaks at their end.
     pub(crate) fn with_layout(mut self, text: String, wide: String) -> Self {
         (self.text, self.wide, self.layout) = (text, Some(wide), Layout::Exact);
         self
@@ -368,19 +371,19 @@ impl CommandAnswer {
         notes.into_iter().fold(self, Self::note)
     }
 
-    /// Adds a note, which is printed on stderr.
+    /// Adds a note to the answer, which is printed on stderr.
     pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
         self.notes.push(note.into());
         self
     }
 
-    /// Marks the answer as incomplete: it is printed, and then the command fails with this failure.
+    /// Marks the answer as incomplete: after the answer is printed, the command fails with `failure`.
     pub(crate) fn incomplete(mut self, failure: CommandFailure) -> Self {
         self.failure = Some(failure);
         self
     }
 
-    /// Prints the answer on stderr, because stdout has the requested data.
+    /// Prints the answer on stderr, because the requested data is on stdout.
     pub(crate) fn on_stderr(mut self) -> Self {
         self.stdout_is_taken = true;
         self
@@ -430,8 +433,8 @@ impl Layout {
     }
 }
 
-/// Runs work that may change pools. If the networks of pools have changed, refreshes the NAT rules. If that fails, the
-/// answer gets a note: the pools are changed anyway.
+/// Runs work that may change pools. Refreshes the NAT rules if the networks of pools have changed. If the refresh
+/// fails, the answer gets a note, because the pools have been changed anyway.
 ///
 /// # Errors
 /// Any error of the work.
@@ -457,7 +460,7 @@ async fn follow_pool_changes(
     })
 }
 
-/// The networks of a store's pools, and those that are masqueraded.
+/// The networks of all pools of a store, and the networks of the masqueraded pools.
 #[derive(Debug, PartialEq, Eq)]
 struct PoolNetworks {
     masqueraded: Vec<IpNet>,
@@ -465,7 +468,8 @@ struct PoolNetworks {
 }
 
 impl PoolNetworks {
-    /// Reads the pools' networks; `None` if the store cannot be read. The work then reports the error.
+    /// Reads the networks of the pools, or returns `None` if the store cannot be read. The caller's work then reports
+    /// the store error.
     async fn read(operator: &Operator, deadline: Deadline) -> Option<Self> {
         let pools = operator.ipam().inventory(deadline).await.ok()?.pools;
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();

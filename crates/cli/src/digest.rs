@@ -1,11 +1,11 @@
-//! SHA-256 digests, and bytes as hexadecimal text.
+//! Computes SHA-256 digests, and formats bytes as hexadecimal text.
 
 use std::fmt;
 use std::io::{self, Write};
 
 use ring::digest::{Context, Digest, SHA256};
 
-/// A SHA-256 digest of bytes that are added piece by piece, also through [`Write`].
+/// A SHA-256 digest of bytes that are added in pieces, also through [`Write`].
 #[derive(Clone)]
 pub(crate) struct Sha256(Context);
 
@@ -14,7 +14,7 @@ impl Sha256 {
         self.0.update(bytes);
     }
 
-    /// The digest of all bytes so far, as hexadecimal text.
+    /// Returns the digest of all bytes added until now, as hexadecimal text.
     pub(crate) fn hex(&self) -> String {
         hex(self.digest())
     }

@@ -1,17 +1,17 @@
-//! The failure of a command, as it is printed for people.
+//! Defines the failure of a command, as printed for people.
 
 use std::fmt::Display;
 use std::io;
 
-/// The result of a command.
+/// The result of a command or of a step of a command.
 pub(crate) type CommandResult<T, E = CommandFailure> = Result<T, E>;
 
-/// A failed command: a message, and a hint if there is one.
+/// A failed command: a message, and a hint if the failure has one.
 #[derive(Debug)]
 pub(crate) struct CommandFailure {
     message: String,
     hint: Option<String>,
-    /// True if the reader of stdout has closed it; this is not reported.
+    /// True if the reader of stdout has closed the pipe, so the failure is not reported.
     pub(crate) silent: bool,
 }
 
@@ -25,13 +25,13 @@ impl CommandFailure {
         self
     }
 
-    /// The message without the hint.
+    /// Returns the failure's message without the hint.
     pub(crate) fn message(&self) -> &str {
         &self.message
     }
 
-    /// Prints the message and the hint on stderr. An error of stderr is ignored, since there is no other place to
-    /// report it.
+    /// Prints the message and the hint on stderr. An error of stderr is ignored, since a failure of stderr cannot be
+    /// reported anywhere else.
     pub(crate) fn print(&self, err: &mut dyn io::Write) {
         if self.silent {
             return;
@@ -56,7 +56,8 @@ impl From<ipam_core::Error> for CommandFailure {
 }
 
 impl From<io::Error> for CommandFailure {
-    /// Converts an error of stdout; errors of files and stores are converted where they happen.
+    /// Converts an error of stdout; errors of files and stores are converted by the code that accesses the file or
+    /// store.
     fn from(error: io::Error) -> Self {
         let silent = error.kind() == io::ErrorKind::BrokenPipe;
         Self { silent, ..Self::new(format!("cannot write the answer: {error}")) }

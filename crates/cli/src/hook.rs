@@ -1,10 +1,11 @@
-//! `margay watch --exec` and `--webhook`: hand each event to a receiver, in order. The receiver is a program that gets
-//! the event on its stdin, or a URL to which the event is posted, signed with a secret. A cursor file has the revision
-//! up to which all events were handled.
+//! Hands each event of `margay watch --exec` or `--webhook` to a receiver, in order. The receiver is a program that
+//! gets the event on its stdin, or a URL to which the event is posted, signed with a secret. A cursor file records the
+//! revision up to which all events were handled.
 //!
-//! The store's own history is the queue: while an attempt fails, the watch is closed, and it later restarts at the
-//! cursor. So an event is only lost if the store compacts its history before; the receiver then gets a `gap` event and
-//! the state. An event may arrive twice, since the cursor is written after the last event of a revision was handled.
+//! The store's own history is the queue of events. While an attempt to deliver an event fails, the watch is closed;
+//! later the watch restarts at the cursor. An event is lost only if the store compacts its history before the watch
+//! restarts; the receiver then gets a `gap` event and the current state. An event may arrive twice, since the cursor is
+//! written only after the last event of a revision was handled.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -30,28 +31,29 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::interrupt::Interrupt;
 use crate::output::write_whole_file;
 
-/// The wait before a failed attempt is repeated, and the upper limit up to which the wait doubles.
+/// The wait before a failed attempt is repeated, and the maximum up to which this wait doubles.
 const RETRY_WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
-/// How often a running program and the signal flag are polled.
+/// Interval at which a running program and the signal flag are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// An event for the receiver.
+/// An event that is delivered to the receiver.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivery {
     pub(crate) json: String,
-    /// The kind of event and its address, for messages.
+    /// The kind of the event and the event's address, for messages.
     pub(crate) name: String,
-    /// The revision that is handled completely with this event; `None` if further events of the revision follow.
+    /// The revision that is handled completely once this event is handled; `None` if more events of the revision
+    /// follow.
     pub(crate) completes: Option<Revision>,
 }
 
-/// How a delivery ended.
+/// The outcome of delivering an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeliveryOutcome {
     Done,
-    /// A signal arrived first.
+    /// A signal arrived before the event was delivered.
     Interrupted,
-    /// The deadline passed after a failed attempt.
+    /// The deadline ends before a failed attempt can be repeated.
     Late,
 }
 
@@ -88,8 +90,8 @@ impl Hook {
         })
     }
 
-    /// Retries until an attempt succeeds. Starts no attempt after `until`, nor once a signal has arrived. Calls
-    /// `failed` with a message after each failed attempt.
+    /// Attempts to deliver an event until an attempt succeeds. Starts no attempt after `until` or after a signal has
+    /// arrived. Calls `failed` with a message after each failed attempt.
     pub(crate) fn deliver(
         &self,
         delivery: &Delivery,
@@ -123,34 +125,35 @@ impl Hook {
     }
 }
 
-/// How often the cursor file is written if there is nothing to handle.
+/// Interval at which the cursor file is written while no event needs to be handled.
 const CURSOR_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The cursor file: the last revision whose events were all handled.
+/// The cursor file, which records the last revision whose events were all handled.
 #[derive(Debug)]
 pub(crate) struct CursorFile {
     path: PathBuf,
     saved: CursorContent,
-    /// The revision up to which there was nothing to handle. It may not be in the file yet.
+    /// The revision up to which no event needed to be handled. The cursor file might still have an older revision.
     reached: Revision,
     written: Instant,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct CursorContent {
-    /// The id of the store or cluster; empty in cursors that earlier versions wrote while a daemon had the store.
+    /// The id of the store or cluster. The id is empty in cursors that earlier versions wrote while a daemon had the
+    /// store.
     store: String,
     revision: i64,
-    /// Why no watch continues at this cursor any more.
+    /// The reason why no watch can continue at this cursor any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
 }
 
 impl CursorFile {
-    /// Reads the file, if it exists. A cursor without a store's id becomes one of this store.
+    /// Reads the cursor file, if the file exists. A cursor without a store id gets the id of this store.
     ///
     /// # Errors
-    /// The file cannot be read, is not a cursor, is about another store than `store`, or was refused before.
+    /// The cursor file cannot be read, is not a cursor, is about another store than `store`, or was refused before.
     pub(crate) fn load(path: &Path, store: &str) -> CommandResult<Self> {
         let advice = "remove the file to begin with what is in use now, or name another file";
         let failed = |why: String| CommandFailure::new(format!("the cursor {} {why}", path.display())).hint(advice);
@@ -177,15 +180,15 @@ impl CursorFile {
         Ok(Self { path: path.to_owned(), saved, reached: Revision::UNSET, written: Instant::now() })
     }
 
-    /// The last revision that was handled; `None` at the first run.
+    /// Returns the last revision that was handled, or `None` at the first run.
     pub(crate) fn revision(&self) -> Option<Revision> {
         Some(Revision::new(self.saved.revision)).filter(|revision| revision.is_set())
     }
 
-    /// Records that everything up to this revision was handled, and writes the file.
+    /// Records that all events up to `revision` were handled, and writes the cursor file.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The cursor file cannot be written.
     pub(crate) fn save(&mut self, revision: Revision) -> CommandResult<()> {
         if revision.get() <= self.saved.revision {
             return Ok(());
@@ -195,31 +198,31 @@ impl CursorFile {
         self.write()
     }
 
-    /// Records that there was nothing to handle up to this revision. Writes the file at most every 10 s, since a busy
-    /// cluster reports progress twice a second; [`Self::finish`] writes the rest.
+    /// Records that no event up to `revision` needed to be handled. Writes the cursor file at most every 10 s, since a
+    /// busy cluster reports progress twice a second. [`Self::finish`] writes the last revision.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The cursor file cannot be written.
     pub(crate) fn reach(&mut self, revision: Revision) -> CommandResult<()> {
         self.reached = self.reached.max(revision);
         if self.written.elapsed() < CURSOR_INTERVAL { Ok(()) } else { self.finish() }
     }
 
-    /// Writes the revision that was reached.
+    /// Writes the last revision without unhandled events to the cursor file.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The cursor file cannot be written.
     pub(crate) fn finish(&mut self) -> CommandResult<()> {
         self.save(self.reached)
     }
 
-    /// Records that the store cannot continue at this cursor. Otherwise a later run could skip events, once the store's
-    /// revision has grown beyond the cursor.
+    /// Records that the store cannot continue at this cursor. If the refusal were not recorded, a later run could skip
+    /// events, once the store's revision has grown beyond the cursor.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The cursor file cannot be written.
     pub(crate) fn refuse(&mut self, why: &str) -> CommandResult<()> {
-        // The revision that was reached may not be in the file yet.
+        // The cursor file might still have an older revision than `reached`.
         self.saved.revision = self.saved.revision.max(self.reached.get());
         if self.revision().is_none() {
             return Ok(());
@@ -234,14 +237,14 @@ impl CursorFile {
     }
 }
 
-/// Time between SIGTERM and SIGKILL when a run is ended.
+/// Time between SIGTERM and SIGKILL when a run of the program is ended.
 const EXIT_GRACE: Duration = Duration::from_secs(1);
 
-/// A program that handles events.
+/// A program that is run for each event.
 #[derive(Debug)]
 struct ProgramReceiver {
     path: PathBuf,
-    /// A run that takes longer is ended and counts as failed.
+    /// Time limit of a run of the program. A run that takes longer is ended and counts as failed.
     timeout: Duration,
 }
 
@@ -249,7 +252,7 @@ impl ProgramReceiver {
     /// # Errors
     /// The program does not exist.
     fn new(path: &Path, timeout: Duration) -> CommandResult<Self> {
-        // A relative path is relative to this folder; PATH is not searched.
+        // A relative path of the program is relative to the current folder; `PATH` is not searched.
         let path = fs::canonicalize(path).map_err(|error| {
             CommandFailure::new(format!("cannot run {}: {error}", path.display())).hint("give the path of a program")
         })?;
@@ -260,14 +263,14 @@ impl ProgramReceiver {
         self.path.display().to_string()
     }
 
-    /// Runs the program, which must end with exit code 0. Its processes have their own process group, which is ended if
-    /// the run times out or is interrupted.
+    /// Runs the program and succeeds if it ends with exit code 0. The program and its child processes have their own
+    /// process group, which is ended if the run times out or is interrupted.
     fn run(&self, json: &str, interrupt: &Interrupt) -> Result<(), String> {
         let mut command = Command::new(&self.path);
         let mut child = command.stdin(Stdio::piped()).process_group(0).spawn().map_err(|error| error.to_string())?;
         let written = child.stdin.take().map_or(Ok(()), |mut stdin| writeln!(stdin, "{json}"));
         match written {
-            // The program need not read its whole stdin.
+            // A program that does not read its whole stdin causes a broken pipe, which is no error.
             Err(error) if error.kind() != ErrorKind::BrokenPipe => {
                 end_program(&mut child);
                 return Err(error.to_string());
@@ -293,16 +296,16 @@ fn exit_reason(status: ExitStatus) -> String {
     status.code().map_or_else(|| status.to_string(), |code| format!("exit code {code}"))
 }
 
-/// Ends all processes of a run's group with SIGTERM, and after [`EXIT_GRACE`] with SIGKILL. Returns when the first
-/// process of the group has ended.
+/// Ends all processes of the program's process group with SIGTERM, and after [`EXIT_GRACE`] with SIGKILL. Returns when
+/// the first process of the group has ended.
 fn end_program(child: &mut Child) {
     let Ok(group) = i32::try_from(child.id()).map(Pid::from_raw) else { return };
     _ = killpg(group, Signal::SIGTERM);
     let until = Instant::now() + EXIT_GRACE;
     loop {
-        // A zombie keeps the group alive, so the first process must be reaped.
+        // A zombie keeps the process group alive, so the first process of the group must be reaped.
         _ = child.try_wait();
-        // EPERM means that the run now belongs to another user; it still runs.
+        // EPERM means that the process group still exists, but now belongs to another user.
         if killpg(group, None) == Err(Errno::ESRCH) {
             return;
         }
@@ -315,7 +318,7 @@ fn end_program(child: &mut Child) {
     _ = child.wait();
 }
 
-/// The header with the signature: `sha256=` and the HMAC-SHA256 of the body under the secret, in hexadecimal.
+/// The HTTP header with the signature: `sha256=` and the HMAC-SHA256 of the body under the secret, in hexadecimal.
 const SIGNATURE_HEADER: &str = "Margay-Signature";
 
 const MAKE_SECRET_HINT: &str = "make one with: openssl rand -hex 32";
@@ -325,13 +328,13 @@ const MAKE_SECRET_HINT: &str = "make one with: openssl rand -hex 32";
 struct WebhookReceiver {
     url: String,
     agent: Agent,
-    /// The secret key. `Debug` does not print it.
+    /// The secret key, which `Debug` does not print.
     key: Option<Key>,
 }
 
 impl WebhookReceiver {
     /// # Errors
-    /// The URL is none of http or https; the secret or the certificates of the system cannot be read.
+    /// The URL is neither http nor https; the file with the secret or the certificates of the system cannot be read.
     fn new(url: &str, secret: Option<&Path>, timeout: Duration) -> CommandResult<Self> {
         let is_https = url.starts_with("https://");
         if !is_https && !url.starts_with("http://") {
@@ -348,7 +351,7 @@ impl WebhookReceiver {
         Ok(Self { url: url.to_owned(), agent: config.build().into(), key: secret.map(read_key).transpose()? })
     }
 
-    /// The URL without its login and query, both of which may be secret.
+    /// Returns the URL without login and query, both of which may be secret.
     fn name(&self) -> String {
         let (scheme, rest) = self.url.split_once("://").unwrap_or_default();
         let rest = rest.split(['?', '#']).next().unwrap_or_default();
@@ -357,7 +360,7 @@ impl WebhookReceiver {
         format!("{scheme}://{host}/{path}")
     }
 
-    /// Posts an event. The answer must have a status of 200 to 299.
+    /// Posts an event. The post succeeds if the HTTP status of the response is 200 to 299.
     fn post(&self, json: &str) -> Result<(), String> {
         let mut request = self.agent.post(&self.url).header("Content-Type", "application/json");
         if let Some(key) = &self.key {
@@ -366,14 +369,14 @@ impl WebhookReceiver {
         match request.send(json) {
             Ok(answer) if answer.status().is_success() => Ok(()),
             Ok(answer) => Err(format!("its answer is {}", answer.status())),
-            // The error's text could quote the URL, which may have a secret in it.
+            // The error text of ureq could quote the URL, which may contain a secret.
             Err(ureq::Error::BadUri(_)) => Err("it is no URL that can be reached".to_owned()),
             Err(error) => Err(error.to_string()),
         }
     }
 }
 
-/// Reads the key from a file. White space at its end does not count.
+/// Reads the secret key from a file. White space at the end of the file does not count.
 fn read_key(path: &Path) -> CommandResult<Key> {
     let failed = |why: String| CommandFailure::new(format!("the secret {} {why}", path.display()));
     let secret = fs::read(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
@@ -391,7 +394,7 @@ fn read_key(path: &Path) -> CommandResult<Key> {
     Ok(Key::new(HMAC_SHA256, secret))
 }
 
-/// The certificates that the system trusts, or those in `SSL_CERT_FILE` if that is set.
+/// Returns the certificates that the system trusts, or the certificates in the file that `SSL_CERT_FILE` names.
 fn tls_config() -> CommandResult<TlsConfig> {
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
@@ -455,7 +458,7 @@ mod tests {
         assert_eq!(CursorFile::load(&path, "a").unwrap().revision(), Some(Revision::new(8)));
         let other = format!("{:?}", CursorFile::load(&path, "b").unwrap_err());
         assert!(other.contains("is about another store, a, and this one is b"), "{other}");
-        // A cursor that an earlier version wrote.
+        // An earlier version wrote cursors without a store id.
         fs::write(&path, r#"{"store":"","revision":7}"#).unwrap();
         CursorFile::load(&path, "a").unwrap().save(Revision::new(8)).unwrap();
         assert!(CursorFile::load(&path, "b").is_err());
@@ -511,7 +514,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(600));
         assert!(!late.exists(), "a child has outlived its run");
         fs::remove_file(&clean).unwrap();
-        // The run is ended when a signal arrives.
+        // A run of the program is ended when a signal arrives.
         interrupt.flag().store(true, std::sync::atomic::Ordering::SeqCst);
         let ready = format!("trap ': >{}; exit 0' TERM; sleep 60 & wait", clean.display());
         let hook = ProgramReceiver { timeout: Duration::from_secs(60), ..program(folder.path(), &ready) };

@@ -1,4 +1,4 @@
-//! Signals that ask a command to end.
+//! Handles signals that ask a command to end.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +11,8 @@ use crate::error::{CommandFailure, CommandResult};
 /// The exit code of an interrupted command.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Catches SIGINT, SIGTERM and SIGHUP until it is dropped. The first signal requests an orderly end, the second one
-/// ends the process.
+/// Catches SIGINT, SIGTERM and SIGHUP until this value is dropped. The first signal requests an orderly end, and the
+/// second signal ends the process.
 #[derive(Debug)]
 pub(crate) struct Interrupt {
     flag: Arc<AtomicBool>,
@@ -24,7 +24,8 @@ impl Interrupt {
         let flag = Arc::new(AtomicBool::new(false));
         let mut this = Self { flag: flag.clone(), ids: Vec::new() };
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // The order matters: otherwise the signal that sets the flag would also end the process.
+            // The two handlers are registered in this order: otherwise the signal that sets the flag would also end the
+            // process.
             let registered = [
                 signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED.into(), flag.clone()),
                 signal_hook::flag::register(signal, flag.clone()),
@@ -36,7 +37,7 @@ impl Interrupt {
         Ok(this)
     }
 
-    /// A flag that becomes true when a signal arrives.
+    /// Returns a flag that becomes true when a signal arrives.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         self.flag.clone()
     }

@@ -1,8 +1,8 @@
-//! The operator command `margay`.
+//! Implements the operator command `margay`.
 //!
-//! [`args`] parses a command into a value of [`subcommands`], which says what it needs from the store. [`command`]
-//! carries it out: it chooses and opens the store, lets the command make an answer, and closes the store. Only then the
-//! answer is printed on stdout. Everything else goes to stderr.
+//! [`args`] parses a command into a value of [`subcommands`], and this value says how the command uses the store.
+//! [`command`] carries out the command: chooses and opens the store, lets the command build an answer, and closes the
+//! store. The answer is printed on stdout only after the store is closed. All output except the answer goes to stderr.
 
 mod args;
 mod cni;
@@ -38,8 +38,8 @@ use crate::command::{Invocation, LogLevel};
 use crate::error::CommandFailure;
 use crate::subcommands::check::{report_hint, with_report};
 
-/// Runs the examples of the page about the library as doctests. They are here because this crate depends on all the
-/// others.
+/// Runs the examples of the documentation page about the library as doctests. The doctests are in this crate because
+/// this crate depends on all other crates of the library.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/library.md")]
 pub struct Library;
@@ -48,10 +48,11 @@ pub struct Library;
 #[doc = include_str!("../README.md")]
 pub struct Readme;
 
-/// Runs the command and returns its exit code: 0 if it succeeded, 1 if something failed or the usage was wrong, and 130
-/// if a signal interrupted it and it could end in an orderly way.
+/// Runs the command and returns its exit code. The exit code is 0 if the command succeeded, and 1 if the command failed
+/// or the usage was wrong. The exit code is 130 if a signal interrupted the command and the command ended in an orderly
+/// way.
 ///
-/// `drivers` are the stores that the program is built with. `args` starts with the program's name, like
+/// `drivers` are the drivers of the stores that the program is built with. `args` starts with the program's name, like
 /// [`std::env::args_os`].
 pub fn run(
     drivers: &Drivers,
@@ -82,12 +83,13 @@ pub fn run(
     }
 }
 
-/// If a case of `margay conformance` started this process, plays its role and returns the exit code.
+/// If a test case of `margay conformance` started this process, plays the role that the test case requests, and returns
+/// the exit code.
 fn play_role(drivers: &Drivers) -> Option<ExitCode> {
     conformance::play_role(&judge::site::JoiningHarness(drivers.clone()))
 }
 
-/// Reports a panic as a bug, and returns the exit code.
+/// Reports a panic as a bug, and returns the command's exit code.
 fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
     let failure = CommandFailure::new(format!("internal error: {what}"));
     failure
@@ -96,7 +98,7 @@ fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
     1
 }
 
-/// Prints help and version on stdout, and wrong usage on stderr.
+/// Prints requested help and the version on stdout, and errors of usage on stderr.
 fn print_usage(usage: &clap::Error, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let text = usage.render();
     if usage.use_stderr() {
@@ -123,17 +125,17 @@ fn log_to_stderr(level: LogLevel) {
         LogLevel::Trace => LevelFilter::TRACE,
     };
     let subscriber = tracing_subscriber::fmt().with_max_level(level).with_writer(stderr).with_ansi(false).finish();
-    // Fails harmlessly if an earlier command in this process has set a subscriber.
+    // Setting the subscriber fails harmlessly if an earlier command in this process has already set one.
     _ = tracing::subscriber::set_global_default(subscriber);
 }
 
-/// The last panic and its place in the code. A panic of an engine on a damaged store is caught by the engine's caller
-/// and becomes an ordinary error; only a panic that reaches [`main`] is reported.
+/// The message of the last panic, and the place of this panic in the code. A panic of a store engine on a damaged store
+/// is caught by the caller of the engine and becomes an ordinary error. Only a panic that reaches [`main`] is reported.
 static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
-/// The main function of a program that is built with these stores.
+/// The main function of a program that is built with the stores in `drivers`.
 pub fn main(drivers: &Drivers) -> ExitCode {
-    // Only a case of `margay conformance` starts this program with a role, and then without arguments.
+    // Only a test case of `margay conformance` starts this program with a role, and the program then has no arguments.
     if std::env::args_os().len() == 1
         && let Some(code) = play_role(drivers)
     {

@@ -1,4 +1,4 @@
-//! The command `margay`.
+//! The main program of the command `margay`.
 
 use std::process::ExitCode;
 

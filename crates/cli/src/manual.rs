@@ -1,4 +1,4 @@
-//! Shell completions and man pages. Both are generated from the definition of the command.
+//! Generates shell completions and man pages from the definition of the command line.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,8 @@ pub(crate) struct ManPages {
     pub(crate) folder: PathBuf,
 }
 
-/// The end of every page. `margay-ipam` (8) is the plugin; `margay-ipam` (1) is the page of `margay ipam`.
+/// The section at the end of every man page. `margay-ipam`(8) is the man page of the plugin; `margay-ipam`(1) is the
+/// man page of the command `margay ipam`.
 const SEE_ALSO: &str = "\
 .SH \"SEE ALSO\"
 .BR margay (1),

@@ -1,4 +1,5 @@
-//! Draws which addresses of blocks are in use: as text for a terminal, as SVG, or as an HTML page with the SVG.
+//! Draws which addresses of blocks are in use. A drawing is text for a terminal, an SVG picture, or an HTML page with
+//! the SVG picture.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -9,20 +10,21 @@ use serde::Serialize;
 
 use crate::output::printable;
 
-/// Maximum number of blocks of a pool that is drawn with a sign for each address. Larger pools have a sign for each
-/// block.
+/// Maximum number of blocks of a pool that is drawn with a character for each address. A larger pool is drawn with a
+/// character for each block.
 const MAX_BLOCKS_IN_DETAIL: usize = 64;
 
-/// The unit for which a drawing has one sign.
+/// The unit for which a drawing has one character.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapDetail {
-    /// An address in pools with at most [`MAX_BLOCKS_IN_DETAIL`] blocks, otherwise a block.
+    /// One character for each address in pools with at most [`MAX_BLOCKS_IN_DETAIL`] blocks, and for each block in
+    /// larger pools.
     Auto,
     Addresses,
     Blocks,
 }
 
-/// The blocks of a pool, or the blocks that are in no pool.
+/// A section of a drawing: the blocks of a pool, or the blocks that are in no pool.
 #[derive(Debug, Serialize)]
 pub(crate) struct MapSection {
     /// The pool's name; `None` for blocks that are in no pool.
@@ -30,7 +32,7 @@ pub(crate) struct MapSection {
     /// The pool's network.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cidr: Option<String>,
-    /// The number of blocks that fit into the pool; `None` if it is too large to count.
+    /// The number of blocks that fit into the pool; `None` if the number is too large to draw.
     #[serde(skip)]
     pub(crate) places: Option<u64>,
     blocks: Vec<DrawnBlock>,
@@ -40,19 +42,19 @@ pub(crate) struct MapSection {
 #[derive(Debug, Serialize)]
 struct DrawnBlock {
     cidr: String,
-    /// The node or virtual owner of the block; empty if it has none.
+    /// The node or virtual owner of the block; empty if the block has no owner.
     owner: String,
-    /// Addresses in use, including borrowed ones.
+    /// The number of addresses in use, including borrowed addresses.
     in_use: usize,
-    /// Addresses in use by nodes other than the owner.
+    /// The number of addresses in use by nodes other than the block's owner.
     borrowed: usize,
-    /// Released addresses in cooldown.
+    /// The number of released addresses that are in cooldown.
     in_cooldown: usize,
-    /// Reserved addresses that are not in use.
+    /// The number of reserved addresses that are not in use.
     reserved: usize,
-    /// Addresses that can be assigned.
+    /// The number of addresses that can be assigned.
     free: usize,
-    /// One sign for each address.
+    /// The characters that show the use of the block's addresses, one for each address.
     addresses: String,
     #[serde(skip)]
     uses: Vec<AddressUse>,
@@ -60,7 +62,7 @@ struct DrawnBlock {
     net: IpNet,
 }
 
-/// The sections to draw: the named pools, or all pools and the blocks that are in no pool.
+/// Returns the sections to draw: the named pools, or all pools and the blocks that are in no pool.
 pub(crate) fn sections(census: Census, pools: &[String]) -> Vec<MapSection> {
     let wanted = |name: &str, cidr: IpNet| {
         pools.is_empty() || pools.iter().any(|pool| pool == name || *pool == cidr.to_string())
@@ -104,7 +106,8 @@ impl DrawnBlock {
         }
     }
 
-    /// How many tenths of the block cannot be assigned. 10 only if no address can be assigned, and 0 only if all can.
+    /// Returns how many tenths of the block's addresses cannot be assigned. Returns 10 only if no address can be
+    /// assigned, and 0 only if all addresses can be assigned.
     fn tenths(&self) -> usize {
         let all = self.uses.len();
         let gone = all - self.free;
@@ -115,7 +118,7 @@ impl DrawnBlock {
         }
     }
 
-    /// The block's counts as text.
+    /// Returns the address counts of the block as text.
     fn reported(&self) -> String {
         let owner = if self.owner.is_empty() { "no owner" } else { &self.owner };
         let mut reported = format!("{} ({owner}): {} of {} in use", self.cidr, self.in_use, self.uses.len());
@@ -131,7 +134,7 @@ impl DrawnBlock {
 }
 
 impl MapSection {
-    /// True if the drawing has a sign for each address.
+    /// True if the drawing has a character for each address.
     fn in_detail(&self, detail: MapDetail) -> bool {
         match detail {
             MapDetail::Auto => self.blocks.len() <= MAX_BLOCKS_IN_DETAIL,
@@ -170,16 +173,17 @@ impl MapSection {
     }
 }
 
-/// The meaning of a sign for one address, or for several that share it.
+/// The meaning of a character that stands for one address, or for several addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressSign {
-    /// All these addresses have this use. If they differ, the use that takes precedence in [`AddressSign::of`].
+    /// All addresses of the character have this use. If the uses differ, the use that takes precedence in
+    /// [`AddressSign::of`].
     All(AddressUse),
-    /// Some of these addresses are in use, and none is borrowed.
+    /// Some addresses of the character are in use, and no address is borrowed.
     Some,
 }
 
-/// The uses of an address, each with its sign, its name and its colour in a picture.
+/// The uses of an address, each with its character, its name and its colour in a picture.
 const USES: [(AddressUse, char, &str, &str); 5] = [
     (AddressUse::Free, '.', "free", "#e8e8e8"),
     (AddressUse::Used, '#', "in use", "#0059b3"),
@@ -200,7 +204,7 @@ fn colour(wanted: AddressUse) -> &'static str {
     use_row(wanted).1
 }
 
-/// The colour of a block by how many tenths of it cannot be assigned.
+/// Returns the colour of a block by how many tenths of the block's addresses cannot be assigned.
 fn colour_of_tenths(tenths: usize) -> &'static str {
     const COLOURS: [&str; 11] = [
         "#e8e8e8", "#cfe0f2", "#b5d2ec", "#9ac3e6", "#7fb3df", "#63a3d8", "#4793d0", "#2c82c7", "#1470bd", "#005eb0",
@@ -210,7 +214,8 @@ fn colour_of_tenths(tenths: usize) -> &'static str {
 }
 
 impl AddressSign {
-    /// The sign of several addresses. If they differ, borrowed takes precedence, then used, in cooldown, and free.
+    /// Returns the character's meaning for several addresses. If the uses differ, borrowed takes precedence over used,
+    /// used over in cooldown, and in cooldown over free.
     fn of(uses: &[AddressUse]) -> Self {
         let has = |wanted| uses.contains(&wanted);
         match uses {
@@ -229,7 +234,7 @@ impl AddressSign {
         }
     }
 
-    /// The SGR colour number in a terminal; `None` for the default colour.
+    /// Returns the SGR colour number of the character in a terminal, or `None` for the default colour.
     fn terminal_colour(self) -> Option<u8> {
         match self {
             Self::All(AddressUse::Free) => None,
@@ -241,7 +246,7 @@ impl AddressSign {
     }
 }
 
-/// The sign of a block by how many tenths of it cannot be assigned.
+/// Returns the character of a block by how many tenths of the block's addresses cannot be assigned.
 fn sign_of_tenths(tenths: usize) -> char {
     match tenths {
         0 => '.',
@@ -250,7 +255,8 @@ fn sign_of_tenths(tenths: usize) -> char {
     }
 }
 
-/// The SGR colour number of such a block in a terminal.
+/// Returns the SGR colour number of a block in a terminal, by how many tenths of the block's addresses cannot be
+/// assigned.
 fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
     match tenths {
         0 => None,
@@ -260,25 +266,26 @@ fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
     }
 }
 
-/// In pools that fit more blocks than this, only claimed blocks are drawn.
+/// Maximum number of blocks that fit into a pool whose unclaimed blocks are drawn, too. In a larger pool only claimed
+/// blocks are drawn.
 const MAX_PLACES: u64 = 4096;
-/// Longest owner name that is drawn in full, in characters.
+/// Maximum length of an owner's name that is drawn in full, in characters.
 const MAX_OWNER_CHARS: usize = 24;
-/// Minimum number of signs in a line, however narrow the terminal is.
+/// Minimum number of drawn characters in a line, even on a narrower terminal.
 const MIN_SIGNS: usize = 8;
-/// The sign of a place without a claimed block.
+/// The character for a block that no node has claimed.
 const UNCLAIMED_SIGN: char = '-';
 
-/// How a drawing is laid out.
+/// The layout of a drawing.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MapStyle {
-    /// The width in columns.
+    /// The width of the drawing in columns.
     pub(crate) width: usize,
     pub(crate) colours: bool,
     pub(crate) detail: MapDetail,
 }
 
-/// Draws pools one below the other, with a legend at the end.
+/// Draws all pools, each below the previous one, with a legend at the end.
 pub(crate) fn draw(sections: &[MapSection], style: MapStyle) -> String {
     let mut text = String::new();
     let (mut has_addresses, mut has_blocks) = (false, false);
@@ -310,7 +317,8 @@ pub(crate) fn draw(sections: &[MapSection], style: MapStyle) -> String {
     text
 }
 
-/// Draws a line for each block. A sign stands for one address, or for several if the line is too short.
+/// Draws a line of text for each block. Each character of a line stands for one address, or for several addresses if
+/// the line is too short.
 fn draw_addresses(blocks: &[DrawnBlock], style: MapStyle, text: &mut String) {
     let cidrs = blocks.iter().map(|block| block.cidr.len()).max().unwrap_or_default();
     let owners = blocks.iter().map(|block| shorten_owner(&block.owner).chars().count()).max().unwrap_or_default();
@@ -339,13 +347,14 @@ fn shorten_owner(owner: &str) -> String {
     format!("{kept}~")
 }
 
-/// Draws a sign for each block, and for each place without a block unless there are more than [`MAX_PLACES`].
+/// Draws a character for each claimed block, and for each unclaimed block if at most [`MAX_PLACES`] blocks fit into the
+/// pool.
 fn draw_blocks(section: &MapSection, style: MapStyle, text: &mut String) {
     let places = block_places(section);
     let label = |place: &BlockPlace<'_>| place.first.to_string();
     let labels = places.iter().map(|place| label(place).len()).max().unwrap_or_default();
     let room = style.width.saturating_sub(labels + 2).max(MIN_SIGNS);
-    // A power of two, so that lines start at round addresses.
+    // The number of blocks in a line is a power of two, so that lines start at round addresses.
     let each = 1 << room.ilog2();
     for line in places.chunks(each) {
         let Some(first) = line.first() else { continue };
@@ -359,7 +368,7 @@ fn draw_blocks(section: &MapSection, style: MapStyle, text: &mut String) {
     }
 }
 
-/// A place for a block in a pool, by its first address.
+/// The place of a claimed or unclaimed block in a pool, identified by the block's first address.
 struct BlockPlace<'a> {
     first: IpAddr,
     block: Option<&'a DrawnBlock>,
@@ -385,7 +394,7 @@ impl DrawnBlock {
     }
 }
 
-/// Writes signs. Neighbours of one colour share an escape sequence.
+/// Writes characters with their colours. Neighbouring characters of one colour share an escape sequence.
 fn paint(cells: impl Iterator<Item = (char, Option<u8>)>, colours: bool, text: &mut String) {
     let mut now = None;
     for (sign, colour) in cells {
@@ -400,7 +409,7 @@ fn paint(cells: impl Iterator<Item = (char, Option<u8>)>, colours: bool, text: &
     }
 }
 
-/// Sizes of the picture in pixels.
+/// The sizes of parts of the picture in pixels.
 const SVG_WIDTH: usize = 1000;
 const SVG_MARGIN: usize = 20;
 const SVG_LINE: usize = 18;
@@ -437,7 +446,8 @@ pub(crate) fn draw_svg(sections: &[MapSection], detail: MapDetail) -> String {
     )
 }
 
-/// An HTML page with the picture. `about` is the text above it, `below` the paragraphs after it.
+/// Returns an HTML page with the picture. `about` is the text above the picture, and `below` has the paragraphs after
+/// the picture.
 pub(crate) fn html(sections: &[MapSection], detail: MapDetail, about: &str, below: &[String]) -> String {
     let below: String = below.iter().map(|line| format!("<p>{}</p>\n", escape_xml(line))).collect();
     format!(
@@ -449,7 +459,7 @@ pub(crate) fn html(sections: &[MapSection], detail: MapDetail, about: &str, belo
     )
 }
 
-/// Draws a line for each block. Neighbouring addresses with the same use share a rectangle.
+/// Draws a line of rectangles for each block. Neighbouring addresses with the same use share a rectangle.
 fn svg_addresses(blocks: &[DrawnBlock], top: usize, body: &mut String) -> usize {
     let mut y = top;
     let room = SVG_WIDTH - SVG_LABEL - 2 * SVG_MARGIN;
@@ -521,7 +531,7 @@ fn svg_legend(top: usize, body: &mut String) -> usize {
     y
 }
 
-/// Shortens a label that is too long for its column.
+/// Shortens a label that is too long for the label's column.
 fn clip_label(label: &str) -> String {
     const MAX_LABEL_CHARS: usize = 44;
     if label.chars().count() <= MAX_LABEL_CHARS {

@@ -1,4 +1,4 @@
-//! `margay serve`: the daemon of a store.
+//! Runs the daemon of a store, for the command `margay serve`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -65,7 +65,8 @@ pub(crate) struct Serve {
     #[arg(long, requires = "listen")]
     pub(crate) insecure_loopback: bool,
 
-    // Hidden and only in an example: with an option name of this length the help would not fit a screen.
+    // This option is hidden and only shown in an example, since with an option name of this length the help would not
+    // fit a screen.
     /// How often a watch of etcd's API that wants it reports its progress: 10m if not given, at least 100ms
     #[arg(long, value_name = "TIME", value_parser = parse_interval, requires = "listen", hide = true)]
     pub(crate) watch_progress_interval: Option<Duration>,
@@ -92,7 +93,7 @@ pub(crate) struct Serve {
 }
 
 impl StandaloneCommand for Serve {
-    /// Serves a store until a signal ends the process.
+    /// Serves a store until a signal ends the daemon.
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let location = match &self.folder {
             Some(folder) if invocation.options.store.is_none() => in_folder(invocation, folder)?,
@@ -105,8 +106,8 @@ impl StandaloneCommand for Serve {
             return Ok(0);
         }
         let mut builder = tokio::runtime::Builder::new_multi_thread();
-        // The work consists of short reads and commits. Each further thread would have its own heap: with eight
-        // callers and watches, that was 30 MiB more.
+        // The daemon's work consists of short reads and commits. Each additional thread would have its own heap: with
+        // eight callers and watches, the heaps took 30 MiB more.
         let runtime = builder.worker_threads(2).max_blocking_threads(4).enable_all().build();
         let runtime = runtime.map_err(|error| CommandFailure::new(format!("cannot start: {error}")))?;
         let defaults = Retention::WITH_CLIENTS;

@@ -1,4 +1,4 @@
-//! Opens and closes the store that a command works on.
+//! Opens and closes the store that a command uses.
 
 use std::fmt;
 use std::io;
@@ -13,30 +13,31 @@ use kv::{ErrorKind, Store};
 
 use crate::error::{CommandFailure, CommandResult};
 
-/// Default limit of the wait for the store lock. Plugins hold it for milliseconds.
+/// Default time limit of the wait for the store lock. Plugins hold the store lock for milliseconds.
 pub(crate) const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How a command uses a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoreUse {
-    /// Reads an existing store.
+    /// The command reads an existing store.
     Read,
-    /// Reads all blocks of an existing store. Processes that wait for the store lock get it in between, except while a
-    /// daemon has the store.
+    /// The command reads all blocks of an existing store. Other processes that wait for the store lock get the lock in
+    /// between, except while a daemon has the store.
     ReadAll,
-    /// Writes to an existing store.
+    /// The command writes to an existing store.
     Write,
-    /// Writes, and creates the store if there is none.
+    /// The command writes to the store, and the store is created if it does not exist.
     Make,
-    /// Releases addresses or history. On a full disk it may use the ballast.
+    /// The command releases addresses or history. On a full disk a releasing command may use the space that the store
+    /// has reserved.
     Release,
 }
 
-/// A store's location, and how the store is opened.
+/// The location of a store, and how the store is opened.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreAccess<'a> {
     pub(crate) location: &'a Location,
-    /// How long an opening waits for the store lock.
+    /// Time limit of the wait for the store lock.
     pub(crate) wait: Duration,
     /// The folder of the CNI network configurations.
     pub(crate) conf_dir: &'a Path,
@@ -54,7 +55,7 @@ impl<'a> StoreAccess<'a> {
         Self { location, wait: DEFAULT_LOCK_TIMEOUT, conf_dir: Path::new("/nowhere") }
     }
 
-    /// Another store, opened with the same options.
+    /// Returns access to another store with the options of this store.
     pub(crate) fn other<'b>(self, location: &'b Location) -> StoreAccess<'b>
     where
         'a: 'b,
@@ -62,23 +63,23 @@ impl<'a> StoreAccess<'a> {
         StoreAccess { location, ..self }
     }
 
-    /// The same store with another limit of the wait for its lock.
+    /// Returns access to this store with another time limit of the wait for the store lock.
     pub(crate) fn with_wait(self, wait: Duration) -> Self {
         Self { wait, ..self }
     }
 
-    /// Opens the store, through its daemon if one runs. A store that does not exist yet has no daemon.
+    /// Opens the store, through the store's daemon if one runs. A store that does not exist yet has no daemon.
     pub(crate) async fn open(self, store_use: StoreUse) -> CommandResult<OpenStore> {
         let sharing = if store_use == StoreUse::ReadAll { Sharing::InTurns } else { Sharing::Served };
         self.open_with(self.options(store_use).with_sharing(sharing)).await
     }
 
-    /// Opens the store's own files. A daemon hands the store over for that.
+    /// Opens the store's own files. If a daemon has the store, the daemon hands the store over.
     pub(crate) async fn open_files(self, store_use: StoreUse) -> CommandResult<OpenStore> {
         self.open_with(self.options(store_use)).await
     }
 
-    /// Opens the store to read it, through its daemon if one runs; `None` if there is no store.
+    /// Opens the store to read it, through the store's daemon if one runs; returns `None` if there is no store.
     pub(crate) async fn open_existing(self) -> CommandResult<Option<OpenStore>> {
         match datastore::open(self.location, &self.options(StoreUse::Read).with_sharing(Sharing::Served)).await {
             Err(error) if *error.kind() == ErrorKind::Missing => Ok(None),
@@ -98,7 +99,7 @@ impl<'a> StoreAccess<'a> {
         }
     }
 
-    /// Opens the store, works on its documents, and closes the store, even after an error.
+    /// Opens the store, runs work on the store's documents, and closes the store, even after an error.
     pub(crate) async fn with_operator<T>(
         self,
         store_use: StoreUse,
@@ -109,8 +110,8 @@ impl<'a> StoreAccess<'a> {
         self.with_operator_on(open, store, work).await
     }
 
-    /// Works on the documents of `store`, which is the open store or a wrapper of it. Closes `open` afterwards, even
-    /// after an error.
+    /// Runs work on the documents of `store`, which is the open store or a wrapper of it. Closes `open` afterwards,
+    /// even after an error.
     pub(crate) async fn with_operator_on<T>(
         self,
         open: OpenStore,
@@ -121,7 +122,7 @@ impl<'a> StoreAccess<'a> {
         self.run_and_close(open, async move |_: &OpenStore| work(&operator).await).await
     }
 
-    /// Works on an open store and closes it, even after an error.
+    /// Runs work on an open store and closes the store, even after an error.
     pub(crate) async fn run_and_close<T, E: From<CommandFailure>>(
         self,
         open: OpenStore,
@@ -134,7 +135,8 @@ impl<'a> StoreAccess<'a> {
         Ok(done)
     }
 
-    /// Which nodes the store accepts. An embedded store without registered nodes accepts the node of the first request.
+    /// Returns which nodes the store accepts. An embedded store without registered nodes accepts the node of the first
+    /// request.
     pub(crate) fn nodes(self) -> Nodes {
         if self.location.is_shared() { Nodes::Registered } else { Nodes::FirstSeen }
     }
@@ -143,7 +145,7 @@ impl<'a> StoreAccess<'a> {
         Ok(maintenance::waiting(self.location).await.map_err(|error| self.explain(error))? > 0)
     }
 
-    /// The failure for an error of this store, with advice.
+    /// Returns the failure for an error of this store, with advice.
     pub(crate) fn explain(self, error: kv::Error) -> CommandFailure {
         explain(self.location, error)
     }
@@ -173,7 +175,8 @@ fn explain(location: &Location, error: kv::Error) -> CommandFailure {
     CommandFailure::from(error).hint(hint)
 }
 
-/// The same folder as a store of another engine: the engine whose files it has, or else any other engine.
+/// Returns a location with the same folder but another store engine: the engine whose files are in the folder, or else
+/// any other engine.
 fn other_engine(location: &Location) -> Option<Location> {
     let (folder, drivers) = (location.path()?, location.drivers());
     let own = location.facts().name;
@@ -182,10 +185,11 @@ fn other_engine(location: &Location) -> Option<Location> {
     found.or_else(|| others().next()).map(|driver| drivers.at_folder(driver, folder))
 }
 
-/// The advice for an error of a store. `is_here` is true for an embedded store.
+/// Returns the advice for an error of a store. `is_here` is true for an embedded store.
 fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Option<&'static str> {
     Some(match (kind, system) {
-        // A store that was open through a daemon counts as closed if other processes have it for too long.
+        // A store that was opened through a daemon is reported as closed if other processes keep the store for too
+        // long.
         (ErrorKind::Locked | ErrorKind::Closed, _) => {
             "some other command or program has the store open; end it, or try again, longer with --lock-timeout 5m"
         }
@@ -210,7 +214,7 @@ fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Opt
     })
 }
 
-/// The kind of the operating system error that caused a store's error, if there is one.
+/// Returns the kind of the operating system error that caused a store error, if the store error has such a cause.
 fn system_error(error: &kv::Error) -> Option<io::ErrorKind> {
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {

@@ -1,4 +1,4 @@
-//! Times and durations as people type and read them.
+//! Parses and formats times and durations in the notation that people use.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -13,12 +13,12 @@ use time::OffsetDateTime;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SinceTime {
     At(OffsetDateTime),
-    /// A time before now.
+    /// A time span before the current time.
     Ago(Duration),
 }
 
 impl SinceTime {
-    /// The start, given the current time.
+    /// Returns the start of the time span, given the current time.
     pub(crate) fn time(self, now: OffsetDateTime) -> OffsetDateTime {
         match self {
             Self::At(at) => at,
@@ -47,12 +47,13 @@ impl FromStr for SinceTime {
     }
 }
 
-/// Parses a duration: a whole number and `s`, `m`, `h` or `d`.
+/// Parses a duration: a whole number followed by `s`, `m`, `h` or `d`.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     parse_span(text).ok_or_else(|| "not a duration such as 90s, 15m, 2h or 3d".to_owned())
 }
 
-/// Parses a duration in the form of etcd's flags, such as `1m30s`, `1.5s` or `500us`, or of [`parse_duration`].
+/// Parses a duration in the notation of etcd's flags, such as `1m30s`, `1.5s` or `500us`, or in the notation of
+/// [`parse_duration`].
 pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<SignedDuration>().ok().and_then(|parsed| Duration::try_from(parsed).ok());
     parsed.map_or_else(|| parse_duration(text), Ok)

@@ -1,6 +1,6 @@
-//! `margay watch`: prints events as addresses are assigned and released.
+//! Prints events as addresses are assigned and released, for the command `margay watch`.
 //!
-//! Lines are printed after the store is closed, so that a slow reader of stdout blocks no other process.
+//! Event lines are printed after the store is closed, so that a slow reader of stdout blocks no other process.
 
 use std::io::Write;
 use std::num::NonZeroU64;
@@ -86,13 +86,13 @@ pub(crate) struct Watch {
     pub(crate) time: Option<Duration>,
 }
 
-/// Time limit of reading the network of a pool.
+/// Time limit of reading the network of a pool from the store.
 const POOL_READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// Pause between two checks for changes.
+/// Pause between two checks of the store for changes.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl StandaloneCommand for Watch {
-    /// Watches until a signal arrives or an end condition of the arguments is met.
+    /// Watches the store until a signal arrives or an end condition of the arguments is met.
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let location = invocation.choose()?.location;
         let interrupt = Interrupt::listen()?;
@@ -165,7 +165,7 @@ async fn follow(
     interrupt: &Interrupt,
     until: Option<Instant>,
 ) -> CommandResult<u8> {
-    // The initial state is printed in any case.
+    // The initial state is printed even if the end condition is already met.
     let (mut is_current, mut may_end) = (false, false);
     loop {
         if interrupt.came() {
@@ -200,7 +200,7 @@ async fn follow(
     }
 }
 
-/// Reads the id of a store that a cursor records.
+/// Reads the id of a store, for the cursor file.
 async fn read_store_id(at: StoreAccess<'_>) -> CommandResult<String> {
     let open = at.open(StoreUse::Read).await?;
     at.run_and_close(open, async |open: &OpenStore| Ok(read_identity(at, open).await?.id)).await
@@ -216,30 +216,30 @@ async fn read_pool_network(at: StoreAccess<'_>, name: &str) -> CommandResult<IpN
     })
 }
 
-/// Prints the selected events, or hands them to the hook.
+/// Prints the selected events, or hands the events to the hook.
 struct EventPrinter<'a> {
     node: Option<HistoryOf>,
     pool: Option<IpNet>,
     format: Format,
-    /// The number of lines that are still to be printed.
+    /// The number of event lines that are still to be printed.
     left: u64,
-    /// True if the watch starts with a list of what is in use.
+    /// True if the watch starts with a list of the addresses in use.
     begins_with_state: bool,
-    /// True while a list is not complete. Until then the cursor does not move.
+    /// True while the list of addresses in use is not complete. The cursor does not move before the list is complete.
     finishes_list: bool,
-    /// True if a list is complete, but the cursor has not moved past it yet.
+    /// True if the list of addresses in use is complete, but the cursor has not moved past this list yet.
     ends_list: bool,
     hook: Option<Hook>,
     cursor: Option<CursorFile>,
     /// Events that the hook has not handled yet.
     deliveries: Vec<Delivery>,
-    /// The revision up to which everything is handled once these deliveries are.
+    /// The revision up to which all events are handled after the hook has handled `deliveries`.
     handled: Option<Revision>,
     out: &'a mut dyn Write,
     err: &'a mut dyn Write,
 }
 
-/// An event that reports history that was compacted before it was read.
+/// An event that reports a part of the history that was compacted before the watch read it.
 #[derive(Serialize)]
 struct GapEvent {
     event: &'static str,
@@ -259,7 +259,7 @@ impl EventPrinter<'_> {
             HistoryPart::Begins(at, _) => {
                 self.note(&format!("watching {store} from revision {at} on"));
                 if self.begins_with_state && self.hook.is_some() {
-                    // The receiver may still have the list of an earlier watch.
+                    // The receiver may still have the list of addresses in use from an earlier watch.
                     self.queue_gap(Revision::UNSET, at)?;
                 }
             }
@@ -295,7 +295,7 @@ impl EventPrinter<'_> {
         Ok(())
     }
 
-    /// Runs the hook for all waiting events.
+    /// Runs the hook for all events in `deliveries`.
     fn deliver(
         &mut self,
         follower: &mut Follower<'_>,
@@ -310,8 +310,8 @@ impl EventPrinter<'_> {
                 _ = writeln!(self.err, "note: {note}");
                 follower.pause();
             };
-            // `block_in_place` lets the watch continue: a store drops a watch that is not read, and its events are
-            // lost.
+            // `block_in_place` lets the watch read on during the hook: a store drops a watch that is not read, and the
+            // events of a dropped watch are lost.
             match block_in_place(|| hook.deliver(&delivery, interrupt, until, failed)) {
                 DeliveryOutcome::Done => {}
                 ended => return Ok(ended),
@@ -332,7 +332,8 @@ impl EventPrinter<'_> {
     fn print_event(&mut self, happening: &BlockEvent, row: impl FnOnce() -> EventRow) -> CommandResult<()> {
         let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(happening))
             && self.pool.is_none_or(|pool| pool.contains(&happening.block.network()));
-        // A cursor can only stand after a whole revision or a whole list, so `--count` does not cut these off.
+        // A cursor must stand after a whole revision or a whole list, so with a cursor `--count` does not cut off the
+        // rest of a revision or list.
         if !is_wanted || (self.left == 0 && self.cursor.is_none()) {
             return Ok(());
         }
@@ -348,7 +349,7 @@ impl EventPrinter<'_> {
         }
     }
 
-    /// Reports missing history: as a note, and in JSON and YAML also as an event.
+    /// Reports that a part of the history is missing: as a note, and in JSON and YAML also as an event.
     fn report_gap(&mut self, after: Revision, up_to: Revision) -> CommandResult<()> {
         self.note(&format!(
             "what happened after revision {after}, up to revision {up_to}, was given up by the store before it was \
@@ -365,7 +366,7 @@ impl EventPrinter<'_> {
         self.queue(&GapEvent::new(after, up_to), format!("a gap up to revision {up_to}"))
     }
 
-    /// If the store cannot continue at the cursor, records this in the cursor file.
+    /// If the store cannot continue at the cursor, records the reason in the cursor file.
     fn record_stop(&mut self, stop: FollowStop) -> CommandFailure {
         if let (FollowStop::OtherStore(why), Some(cursor)) = (&stop, &mut self.cursor)
             && let Err(unwritten) = cursor.refuse(why.message())
@@ -382,7 +383,7 @@ impl EventPrinter<'_> {
         Ok(())
     }
 
-    /// Prints a line of JSON or a document of YAML.
+    /// Prints an event as a line of JSON or as a YAML document.
     fn print_document(&mut self, what: &impl Serialize) -> CommandResult<()> {
         let failed = |error| CommandFailure::new(format!("JSON: {error}"));
         match self.format {

@@ -1,11 +1,12 @@
-//! Reads the history of a store and follows its changes. This file reads the files of an embedded store, and opens and
-//! closes the store for each read. [`watch_reader`] reads a store that stays open.
+//! Reads the history of a store and follows the store's changes. The type `FilesReader` reads the files of an embedded
+//! store, and opens and closes the store for each read. [`watch_reader`] reads a store that stays open.
 //!
-//! A reader returns parts: first a state of the store, then every change after it. If the store compacts history before
-//! the reader has read it, the reader reports the gap and continues with a state. A reader of the past continues with
-//! the oldest state. Any other reader continues with the newest state, and reads all of it before it returns any of it.
-//! Otherwise every state could be compacted while a slow caller handles it, and the reader would never reach the
-//! changes after it.
+//! A reader returns the history in parts: first a state of the store, then every change after this state. If the store
+//! compacts history before the reader has read it, the reader reports the gap and continues with a state. A reader of
+//! the past continues with the oldest state. A reader that does not read the past continues with the newest state, and
+//! reads all of the newest state before it returns any part. If a reader returned the newest state page by page, this
+//! state could be compacted while a slow caller handles the first page, and the reader might never reach the changes
+//! after the state.
 
 mod watch_reader;
 
@@ -20,10 +21,11 @@ use self::watch_reader::WatchReader;
 use crate::error::{CommandFailure, CommandResult};
 use crate::store::{StoreAccess, StoreUse};
 
-/// Where a reader starts.
+/// The position in the history at which a reader starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FollowStart {
-    /// The oldest state that the store has. The reader ends at the revision that is the newest one at the start.
+    /// The reader starts with the oldest state that the store has. The reader ends at the revision that is the newest
+    /// revision at its start.
     Oldest,
     Newest,
     Next,
@@ -32,26 +34,27 @@ pub(crate) enum FollowStart {
 
 #[derive(Clone, Debug)]
 pub(crate) enum HistoryPart {
-    /// The reader starts at this revision. The state at the revision follows, unless the reader starts with changes.
+    /// The reader starts at this revision. The state at this revision follows, unless the reader starts with changes.
     Begins(Revision, Option<SystemTime>),
-    /// Some of the keys with their values at this revision.
+    /// Some keys of a state, with their values at this revision.
     Listed(Revision, Vec<Kv>),
-    /// Changes, one batch for each revision, with the former value of each key.
+    /// The changes of several revisions, one batch for each revision, with the former value of each changed key.
     Happened(Vec<Batch>),
-    /// The history after the first revision, up to the second one, was compacted before it was read. The state at the
-    /// second revision follows.
+    /// The history after the first revision, up to the second revision, was compacted before the reader read it. The
+    /// state at the second revision follows.
     GivenUp(Revision, Revision),
-    /// The store cannot be reached, for this reason. The caller should read again a little later; the reader then
-    /// continues.
+    /// The store cannot be reached, for the reason in this text. The caller should read again a little later; the
+    /// reader then continues where it stopped.
     Interrupted(String),
-    /// Everything up to this revision was reported. Also follows the last key of a state, except in a reader of the
-    /// past.
+    /// All changes up to this revision were reported. `Reached` also follows the last key of a state, except in a
+    /// reader of the past.
     Reached(Revision),
 }
 
 pub(crate) enum FollowStop {
-    /// The store is not the store that was read before, or was reset to one of its earlier states. Its changes do not
-    /// continue what the reader has read, even when its revision later exceeds the last revision that was read.
+    /// The store is not the store that was read before, or was reset to an earlier state. Changes of a replaced or
+    /// reset store do not continue the history that was read, even when the store's revision exceeds the last revision
+    /// that was read.
     OtherStore(CommandFailure),
     Failed(CommandFailure),
 }
@@ -70,7 +73,7 @@ impl From<FollowStop> for CommandFailure {
     }
 }
 
-/// Reads the history of a range of keys and follows its changes.
+/// Reads the history of a range of keys in a store, and follows the changes of these keys.
 pub(crate) struct Follower<'l> {
     at: StoreAccess<'l>,
     range: Range,
@@ -78,14 +81,14 @@ pub(crate) struct Follower<'l> {
 }
 
 enum StoreReader<'l> {
-    /// Opens the store's files for each read.
+    /// The reader opens the store's files for each read.
     Embedded(Box<FilesReader<'l>>),
-    /// Watches a cluster, or a store that a daemon keeps open.
+    /// The reader watches a cluster, or a store that a daemon keeps open.
     Watched(Box<WatchReader<'l>>),
 }
 
 impl<'l> Follower<'l> {
-    /// Creates a reader for a range of keys, through the store's daemon if one runs.
+    /// Creates a reader for a range of keys. The reader uses the store's daemon if one runs.
     pub(crate) async fn new(at: StoreAccess<'l>, range: Range, start: FollowStart) -> Self {
         let position = ReadPosition::Before(start);
         let reader = if at.location.is_shared() {
@@ -96,9 +99,10 @@ impl<'l> Follower<'l> {
         Self { at, range, reader }
     }
 
-    /// Returns the next parts, possibly none. An embedded store is closed when this returns; while another process
-    /// waits for the store, it stays open for a few milliseconds at most. A watch waits for changes for 250 ms. When a
-    /// daemon starts or ends, the reader switches between the daemon and the files.
+    /// Returns the next parts of the history, or no part. An embedded store is closed when this method returns; while
+    /// another process waits for the store, this method keeps the store open for a few milliseconds at most. A watch
+    /// waits for changes for 250 ms. When a daemon starts or ends, the reader switches between the daemon and the
+    /// store's files.
     ///
     /// # Errors
     /// [`FollowStop::OtherStore`] if the store was replaced or reset; any store error.
@@ -116,7 +120,7 @@ impl<'l> Follower<'l> {
         }
     }
 
-    /// Continues at a position of this store, through its daemon if one runs.
+    /// Continues at a position of this store, through the store's daemon if one runs.
     async fn switch_reader(&mut self, position: ReadPosition, id: Option<String>) -> CommandResult<(), FollowStop> {
         let next = StoreReader::of_files(self.at, &self.range, position, id.clone()).await;
         match (&next, &self.reader) {
@@ -128,8 +132,8 @@ impl<'l> Follower<'l> {
         Ok(())
     }
 
-    /// False if there is certainly nothing new. Callers check this before they read again after
-    /// [`HistoryPart::Reached`].
+    /// Returns false if the store certainly has no new changes. Callers must check for new changes before they read
+    /// again after [`HistoryPart::Reached`].
     ///
     /// # Errors
     /// Any store error.
@@ -161,8 +165,8 @@ impl<'l> Follower<'l> {
 }
 
 impl<'l> StoreReader<'l> {
-    /// Creates a reader of an embedded store, through its daemon or of its files. `id` is the store's id, if it is
-    /// known.
+    /// Creates a reader of an embedded store, which uses the store's daemon if one runs, or else the store's files.
+    /// `id` is the store's id, if the caller knows the id.
     async fn of_files(at: StoreAccess<'l>, range: &Range, position: ReadPosition, id: Option<String>) -> Self {
         match served::connect(at.location, at.wait).await {
             Some(daemon) => Self::Watched(Box::new(WatchReader::new(at, range.clone(), position, Some(daemon)))),
@@ -171,19 +175,20 @@ impl<'l> StoreReader<'l> {
     }
 }
 
-/// How far a reader has read.
+/// The position in the history up to which a reader has read.
 #[derive(Clone, Debug)]
 enum ReadPosition {
     Before(FollowStart),
-    /// In the middle of the state at this revision; this key is next.
+    /// The reader is in the middle of the state at this revision, and this key is the next key to read.
     State(Revision, Key),
-    /// The newest state is next, because the changes after this revision were compacted.
+    /// The newest state is read next, because the changes after this revision were compacted.
     Lost(Revision),
-    /// The changes from this revision on are next.
+    /// The changes from this revision on are read next.
     Log(Revision),
 }
 
-/// Refuses a position after the newest revision: the store is another one, or was reset to an earlier state.
+/// Refuses a position after the newest revision, because the store was replaced by another store or reset to an earlier
+/// state.
 fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> CommandResult<(), FollowStop> {
     if after <= newest {
         return Ok(());
@@ -193,7 +198,7 @@ fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Comman
     Err(FollowStop::OtherStore(failure))
 }
 
-/// Refuses a store whose id differs from the known one.
+/// Refuses a store whose id differs from the known store id.
 fn check_identity(at: StoreAccess<'_>, known: Option<&str>, found: &str) -> CommandResult<(), FollowStop> {
     if known.is_none_or(|known| known == found) {
         return Ok(());
@@ -207,8 +212,8 @@ fn replaced(at: StoreAccess<'_>) -> FollowStop {
 }
 
 impl ReadPosition {
-    /// The last revision that was read, perhaps in part, or after which the reader starts; unset if it starts with a
-    /// state.
+    /// Returns the last revision that was read, perhaps only in part, or the revision after which the reader starts.
+    /// Returns the unset revision if the reader starts with a state.
     fn read(&self) -> Revision {
         match *self {
             Self::Before(FollowStart::After(at)) | Self::State(at, _) | Self::Lost(at) => at,
@@ -218,9 +223,10 @@ impl ReadPosition {
     }
 }
 
-/// Maximum number of bytes of keys and values that one opening reads. They stay in memory until they are printed.
+/// Maximum number of bytes of keys and values that are read in one opening of the store. All bytes that one opening
+/// reads are in memory until they are printed.
 const MAX_TURN_BYTES: usize = 16 << 20;
-/// Target size of a page of a state, in bytes; reading one takes about a millisecond.
+/// Target size in bytes of one page of a state. Reading one page takes about a millisecond.
 const PAGE_BYTES: usize = 256 << 10;
 
 /// Reads an embedded store by opening its files for each read.
@@ -230,7 +236,7 @@ struct FilesReader<'l> {
     range: Range,
     id: Option<String>,
     position: ReadPosition,
-    /// True if the reader ends at the revision that was the newest one at its start.
+    /// True if the reader ends at the revision that was the newest revision when the reader started.
     is_past: bool,
 }
 
@@ -240,8 +246,8 @@ impl<'l> FilesReader<'l> {
         Self { at, range, id, position, is_past }
     }
 
-    /// The position and the store's id from which a daemon can continue; `None` if this reader must continue itself, as
-    /// one of the past does.
+    /// Returns the position and the store id with which a daemon can continue the reading. Returns `None` if this
+    /// reader must continue itself, as a reader of the past must.
     fn position_to_leave(&self) -> Option<(ReadPosition, Option<String>)> {
         let may_leave = !self.is_past && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_));
         may_leave.then(|| (self.position.clone(), self.id.clone()))
@@ -250,12 +256,12 @@ impl<'l> FilesReader<'l> {
     async fn is_worth_reading(&self) -> CommandResult<bool> {
         let ReadPosition::Log(next) = self.position else { return Ok(true) };
         let newest = maintenance::newest(self.at.location).await.map_err(|error| self.at.explain(error))?;
-        // A lower revision counts as well: another store may have replaced this one.
+        // A newest revision below `next` also counts as new: another store may have replaced this store.
         Ok(newest.is_none_or(|newest| newest.next() != next))
     }
 
-    /// Returns the next parts. A state is returned as a whole: it could be compacted while the caller handles a part of
-    /// it.
+    /// Returns the next parts of the history. All parts of a state are returned together, because a state could be
+    /// compacted while the caller handles only a part of it.
     async fn read(&mut self) -> CommandResult<Vec<HistoryPart>, FollowStop> {
         let mut parts = self.read_turn().await?;
         while !self.is_past && matches!(self.position, ReadPosition::State(..) | ReadPosition::Lost(_)) {
@@ -278,7 +284,7 @@ impl<'l> FilesReader<'l> {
         let id = store.id().to_string();
         check_identity(self.at, self.id.as_deref(), &id)?;
         self.id = Some(id);
-        // A restored copy of the store's folder has the same id, but perhaps a lower revision.
+        // A restored copy of the store's folder has the same store id, but might have a lower revision.
         check_after(self.at, self.position.read(), store.status().revision)?;
         let (mut parts, mut bytes) = (Vec::new(), 0);
         loop {
@@ -329,8 +335,8 @@ impl<'l> FilesReader<'l> {
                 let end = self.range.bounds().1;
                 let next = page.next.filter(|next| end.as_ref().is_none_or(|end| next < end));
                 self.position = next.map_or(ReadPosition::Log(at.next()), |next| ReadPosition::State(at, next));
-                // The newest state is held in memory as a whole. Blocks are enough for it: they contain every address
-                // and its holder.
+                // All of the newest state is held in memory. Only blocks of the newest state are kept, because the
+                // blocks contain every address and its holder.
                 let counts = |kv: &Kv| self.is_past || keys::parse_block(&kv.key).is_some();
                 let within = |kv: &Kv| self.range.contains(kv.key.as_bytes()) && counts(kv);
                 Ok(HistoryPart::Listed(at, page.kvs.into_iter().filter(within).collect()))
@@ -348,8 +354,8 @@ impl<'l> FilesReader<'l> {
         }
     }
 
-    /// Continues with the newest state, or in the past with the oldest one, if the error says that history was
-    /// compacted.
+    /// Continues with a state if the error says that history was compacted: with the newest state, or in a reader of
+    /// the past with the oldest state.
     fn part_when_compacted(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.position.read();

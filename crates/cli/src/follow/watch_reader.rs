@@ -1,15 +1,19 @@
-//! Reads a store that stays open, which is etcd or the store of a daemon: a state in pages, then a watch.
+//! Reads a store that stays open, either etcd or the store of a daemon. Reads a state in pages, and then watches for
+//! changes.
 //!
-//! An etcd watch does not say when it has reported all events up to a revision, and servers before 3.4.25 answer a
-//! progress request too early. So a reader of the past compares the reported events with the newest state. When the
-//! keys and their mod revisions are equal and no event arrives for a while, the past is complete. Only keys that were
-//! created and deleted after the last change of every present key can be missing, if the server reports them late.
+//! An etcd watch does not tell when it has reported all events up to a revision, and servers before 3.4.25 answer a
+//! progress request too early. A reader of the past therefore compares the reported events with the newest state. When
+//! the reported events lead to the same keys and mod revisions as the newest state, and no event arrives for a while,
+//! the past is complete. If the server reports events late, the reader can only miss keys that were created and deleted
+//! after the last change of every existing key.
 //!
-//! In a cluster most revisions change keys outside of the watched range. The server's progress reports move the watch
-//! past them. Without these reports the position of a quiet watch would stay at its last event until it is compacted.
-//! So [`IdleProbe`] compares the block and affinity keys and their mod revisions at the watch's position with those at
-//! the newest revision: every change of an address also changes one of these keys. If they are equal, and no event
-//! arrives for a while after that, the watch has reported everything up to that revision.
+//! In a cluster most revisions change keys outside of the watched range. The server's progress reports move the
+//! position of a watch past revisions that changed no watched key. Without progress reports the position of a quiet
+//! watch would stay at the watch's last event until the revision of this event is compacted. [`IdleProbe`] therefore
+//! compares the block and affinity keys and their mod revisions at the watch's position with the same keys at the
+//! newest revision, because every change of an address also changes a block or affinity key. If no block or affinity
+//! key has changed, and no event arrives for a while after the comparison, the watch has reported all events up to the
+//! newest revision.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,38 +35,38 @@ use super::{FollowStart, FollowStop, HistoryPart, ReadPosition, check_after, rep
 use crate::error::{CommandFailure, CommandResult};
 use crate::store::{StoreAccess, StoreUse};
 
-/// Number of keys in a page. A block can exceed 1 MB, but rarely exceeds 50 kB.
+/// Maximum number of keys in a page of a state. The value of a block can exceed 1 MB, but rarely exceeds 50 kB.
 const MAX_PAGE_KEYS: i64 = 64;
-/// How long a read waits for the next event. etcd serves watches that lag behind every 100 ms.
+/// How long a read waits for the next event of the watch. etcd serves watches that lag behind every 100 ms.
 const EVENT_TIMEOUT: Duration = Duration::from_millis(250);
-/// How long a reader of the past waits for a missing event before it fails.
+/// How long a reader of the past waits for a missing event before the reader fails.
 const PAST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of batches that one read returns.
+/// Maximum number of event batches that one read returns.
 const MAX_BATCHES: usize = 1000;
 
-/// Reads the history of a store that stays open.
+/// Reads the history of a store that stays open, through etcd or a daemon.
 pub(crate) struct WatchReader<'l> {
     at: StoreAccess<'l>,
     range: Range,
     position: ReadPosition,
-    /// The store's daemon; `None` for a cluster.
+    /// The store's daemon, or `None` for a cluster.
     daemon: Option<ServedStore>,
-    /// True if the daemon cannot be reached any more.
+    /// True if the daemon of the store cannot be reached any more.
     is_cut_off: bool,
-    /// The open cluster; `None` until it is first needed.
+    /// The open cluster, or `None` until the cluster is first needed.
     open: Option<OpenStore>,
     changes: Option<WatchStream>,
-    /// The progress of a reader of the past; `None` for other readers.
+    /// The progress of a reader of the past, or `None` in other readers.
     past: Option<PastProgress>,
     idle: IdleProbe,
 }
 
-/// How much of the past a reader has seen, compared with the newest state.
+/// The progress of a reader of the past, compared with the newest state.
 struct PastProgress {
     head: Revision,
     /// The keys of the newest state, with their mod revisions.
     goal: BTreeMap<Key, Revision>,
-    /// The keys and mod revisions that result from the reported events.
+    /// The keys and mod revisions that result from the events reported until now.
     reported: BTreeMap<Key, Revision>,
     last: Instant,
 }
@@ -82,12 +86,13 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// The id of the daemon's store; empty for a cluster.
+    /// Returns the id of the daemon's store, or an empty text for a cluster.
     pub(super) fn id(&self) -> &str {
         self.daemon.as_ref().map_or("", ServedStore::id)
     }
 
-    /// The position and the store's id from which another daemon or the files can continue, once this daemon is gone.
+    /// Returns the position and the store id with which another daemon or a reader of the store's files can continue,
+    /// once this daemon cannot be reached.
     pub(super) fn position_to_leave(&self) -> Option<(ReadPosition, Option<String>)> {
         self.is_cut_off.then(|| (self.position.clone(), Some(self.id().to_owned())))
     }
@@ -128,9 +133,9 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Reads the newest state: a part for its revision, then the blocks, which contain every address and its holder.
-    /// The watch for later changes starts before this returns: the caller may need longer to handle the state than the
-    /// store keeps its history.
+    /// Reads the newest state. The first part reports the revision of the state, and the second part has the blocks,
+    /// which contain every address and its holder. The watch for later changes starts before this method returns,
+    /// because the caller may need longer to handle the state than the store keeps its history.
     async fn read_state(
         &mut self,
         first: impl FnOnce(Revision) -> HistoryPart,
@@ -144,7 +149,8 @@ impl<'l> WatchReader<'l> {
         Ok(vec![first(at), HistoryPart::Listed(at, listing.kvs), HistoryPart::Reached(at)])
     }
 
-    /// Starts a watch. A probe that ran beside an earlier watch says nothing about this one, so it is dropped.
+    /// Starts a watch. Drops any running probe, because a probe that ran beside an earlier watch tells nothing about
+    /// the new watch.
     async fn watch(&mut self, next: Revision) -> CommandResult<WatchStream, ReadError> {
         self.idle.restart();
         let progress = if self.past.is_some() { Progress::Omit } else { Progress::Report };
@@ -152,7 +158,7 @@ impl<'l> WatchReader<'l> {
         Ok(self.store().await?.watch(request).await?)
     }
 
-    /// The store. A cluster is opened at the first call.
+    /// Returns the open store. The first call opens a cluster.
     async fn store(&mut self) -> CommandResult<Arc<dyn Store>> {
         if let Some(daemon) = &self.daemon {
             return Ok(Arc::new(daemon.clone()));
@@ -190,7 +196,7 @@ impl<'l> WatchReader<'l> {
         Ok(HistoryPart::Begins(first, time))
     }
 
-    /// Reads the next page of a state, for a reader of the past.
+    /// Reads the next page of a state, in a reader of the past.
     async fn read_page(&mut self, at: Revision, from: Key) -> CommandResult<HistoryPart, ReadError> {
         let request = RangeRequest::new(self.range.rest(from)).with_at(at).with_limit(MAX_PAGE_KEYS);
         let page = self.store().await?.range(request).await?;
@@ -205,7 +211,7 @@ impl<'l> WatchReader<'l> {
         Ok(HistoryPart::Listed(at, page.kvs))
     }
 
-    /// Returns the next batches, if an event arrives within [`EVENT_TIMEOUT`].
+    /// Returns the next batches of events, if an event arrives within [`EVENT_TIMEOUT`].
     async fn follow(&mut self, next: Revision) -> CommandResult<HistoryPart, ReadError> {
         if let Some(past) = self.past.as_ref().filter(|past| next > past.head) {
             return Ok(HistoryPart::Reached(past.head));
@@ -223,7 +229,7 @@ impl<'l> WatchReader<'l> {
         while let Some(batch) = first.take() {
             match batch {
                 Ok(batch) => batches.push(batch),
-                // The watch repeats the error at the next read.
+                // The watch will repeat this error at the next read.
                 Err(_) if !batches.is_empty() => return Ok(self.part_of_batches(next, batches)),
                 Err(error) => return Err(error.into()),
             }
@@ -240,7 +246,7 @@ impl<'l> WatchReader<'l> {
         Ok(self.part_of_batches(next, batches))
     }
 
-    /// Moves the position of a quiet cluster watch past the revisions of other keys.
+    /// Moves the position of a quiet cluster watch past revisions that changed only keys outside of the watched range.
     async fn probe_idle(&mut self, next: Revision) {
         if self.past.is_some() || self.daemon.is_some() {
             return;
@@ -251,9 +257,10 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Builds a part of these batches, and records their events.
+    /// Builds a history part of `batches`, and records the events of these batches.
     fn part_of_batches(&mut self, next: Revision, mut batches: Vec<Batch>) -> HistoryPart {
-        // At the compaction mark etcd may no longer have the former values. The reader then continues with a state.
+        // At the compaction mark etcd might not have the former values of keys any more. The reader then continues with
+        // a state.
         let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
         if let Some(known) = batches.iter().position(is_unknown) {
             let mark = batches.get(known).map_or(next, |batch| batch.revision);
@@ -263,7 +270,8 @@ impl<'l> WatchReader<'l> {
                 return self.resume_after_loss(Revision::new(next.get() - 1), mark);
             }
         }
-        // A batch below `next`, such as a change of a handle, may arrive late. It must not move the position back.
+        // A batch with a revision below `next`, such as a change of a handle, may arrive late, and must not move the
+        // position back.
         self.position = ReadPosition::Log(batches.last().map_or(next, |batch| batch.revision.next().max(next)));
         if let Some(past) = &mut self.past {
             batches.retain(|batch| batch.revision <= past.head);
@@ -281,7 +289,7 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Returns the part for a read without events, which says whether everything was reported.
+    /// Returns the part for a read without events; this part tells whether all events were reported.
     fn part_when_quiet(&mut self, next: Revision) -> CommandResult<HistoryPart, ReadError> {
         let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {
@@ -296,8 +304,8 @@ impl<'l> WatchReader<'l> {
         )))
     }
 
-    /// Lets the next read restart the watch if the error is transient. For a cluster, the store has retried long enough
-    /// before.
+    /// If the error is transient, lets the next read restart the watch. A cluster's store has already retried for a
+    /// while before it reports a transient error.
     fn part_when_disconnected(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let may_go_on = self.past.is_none()
             && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_))
@@ -313,20 +321,21 @@ impl<'l> WatchReader<'l> {
         let read = self.position.read();
         self.changes = None;
         if self.past.is_some() && !mark.is_set() {
-            // Only a watch reports the compaction mark; a failed read does not. So the next read watches.
+            // A failed read does not report the compaction mark, but a failed watch does, so the next read starts a
+            // watch.
             self.position = ReadPosition::Log(read);
             return Some(HistoryPart::Happened(Vec::new()));
         }
         if self.past.is_none() && mark.is_set() && mark <= read {
-            // A stream without progress reports restarts at its last event, which is now compacted. The position is
-            // later, so a new stream can start there.
+            // A watch stream without progress reports restarts at its last event, and this event is now compacted. The
+            // reader's position is later than the stream's last event, so a new watch can start at the position.
             return Some(HistoryPart::Happened(Vec::new()));
         }
         Some(self.resume_after_loss(read, mark))
     }
 
-    /// Continues with the newest state because the changes after a revision were compacted; in the past, with the state
-    /// at the compaction mark.
+    /// Continues with the newest state, because the changes after the revision `read` were compacted. A reader of the
+    /// past continues with the state at the compaction mark.
     fn resume_after_loss(&mut self, read: Revision, mark: Revision) -> HistoryPart {
         if let Some(past) = &mut self.past {
             past.reported.clear();
@@ -365,7 +374,7 @@ async fn newest_revision(store: &dyn Store) -> kv::Result<Revision> {
     Ok(store.range(revision_request()).await?.revision)
 }
 
-/// The oldest revision that can still be read.
+/// Returns the oldest revision of the store that can still be read.
 async fn oldest_revision(store: &dyn Store) -> kv::Result<Revision> {
     let first = Revision::new(1);
     let revision_request = revision_request();
@@ -373,7 +382,7 @@ async fn oldest_revision(store: &dyn Store) -> kv::Result<Revision> {
         Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
         other => return other.map(|_| first),
     }
-    // A watch that starts too early fails at once and reports the revision at which it may start.
+    // A watch from a compacted revision fails immediately and reports the oldest revision from which a watch can start.
     let mut refused = store.watch(WatchRequest::new(revision_request.range, first)).await?;
     match refused.next().await {
         Some(Err(error)) => match error.kind() {
@@ -384,17 +393,18 @@ async fn oldest_revision(store: &dyn Store) -> kv::Result<Revision> {
     }
 }
 
-/// How long the watch must be quiet before the first probe, and the upper limit. The wait doubles after each probe,
-/// since a probe lists the keys twice.
+/// How long a watch must be quiet before the first probe, and the maximum of this wait. The wait doubles after each
+/// probe, since each probe lists the keys twice.
 const IDLE_WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(64)];
 
-/// Finds out up to which revision a quiet watch is complete. The module documentation explains how.
+/// Finds the revision up to which a quiet watch has reported all events. The module documentation explains the method.
 struct IdleProbe {
     wait: Duration,
     next: Instant,
-    /// The probe that runs now, if any.
+    /// The task of the probe that currently runs; empty if no probe runs.
     probe: JoinSet<Option<Revision>>,
-    /// The revision that the last probe found unchanged. It counts if no event arrives until the next call.
+    /// The revision up to which the last probe found no change. This revision is only used if the watch reports no
+    /// event until the next call of `take_reached`.
     candidate: Option<Revision>,
 }
 
@@ -403,16 +413,16 @@ impl IdleProbe {
         Self { wait: IDLE_WAITS[0], next: Instant::now() + IDLE_WAITS[0], probe: JoinSet::new(), candidate: None }
     }
 
-    /// Restarts the quiet time, since the watch has reported an event.
+    /// Restarts the quiet time of the watch, because the watch has reported an event.
     fn restart(&mut self) {
         self.next = Instant::now() + self.wait;
         self.probe = JoinSet::new();
         self.candidate = None;
     }
 
-    /// Returns the revision up to which everything was reported, if it is known now. The caller guarantees that
-    /// everything up to `at` was reported, and that the watch was quiet for a while since the last call. Store errors
-    /// are ignored: the watch reports them.
+    /// Returns the revision up to which all events were reported, if this revision is known. The caller guarantees that
+    /// all events up to `at` were reported, and that the watch was quiet for a while since the last call of this
+    /// method. Store errors are ignored here, because the watch reports store errors.
     fn take_reached(&mut self, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
         if let Some(candidate) = self.candidate.take() {
             return Some(candidate);
@@ -429,12 +439,12 @@ impl IdleProbe {
     }
 }
 
-/// A cheap request that only returns the store's revision.
+/// Returns a cheap request whose answer only has the store's revision.
 fn revision_request() -> RangeRequest {
     RangeRequest::new(Range::key(keys::config())).with_content(Content::CountOnly)
 }
 
-/// Returns the newest revision if no block or affinity key has changed since `at`.
+/// Returns the store's newest revision if no block or affinity key has changed since `at`.
 async fn newest_if_unchanged(store: &dyn Store, at: Revision) -> kv::Result<Option<Revision>> {
     let newest = store.range(revision_request()).await?.revision;
     if newest <= at {

@@ -1,8 +1,10 @@
-//! `margay gc --gone` and `--free`: free everything that departed nodes hold, and report it.
+//! Frees everything that departed nodes hold, and reports it, for `margay gc --gone` and `margay gc --free`.
 //!
-//! For each node the workload endpoints are deleted first, then the addresses are released, then the blocks. So no
-//! container gets an address that an endpoint still has. After an interruption the same command continues. The guards
-//! of each commit are its addresses, as they were read, and that the node is still not registered.
+//! For each departed node, the command deletes the workload endpoints first, then releases the addresses, then the
+//! blocks. Because endpoints are deleted before addresses are released, no container gets an address that a workload
+//! endpoint still has. After an interruption, running `margay gc` again with the same arguments continues the work.
+//! Each commit has two guards: the addresses in the commit must not have changed since they were read, and the node
+//! must still not be registered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -24,7 +26,7 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, printable, render};
 use crate::store::{StoreAccess, StoreUse};
 
-/// Finds the departed nodes and what they hold. With `--apply`, frees it.
+/// Finds the departed nodes and what these nodes hold. With `--apply`, frees what the departed nodes hold.
 pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
     let list = args.nodes.as_deref().map(|path| lists::read_nodes(path, args.empty)).transpose()?;
     let location = invocation.choose()?.location;
@@ -36,7 +38,8 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u
         Some(node) => (read_named_node(at, &runtime, node, &own)?, Vec::new()),
         None => read_departed_nodes(at, &runtime, list.as_ref(), &own)?,
     };
-    // The machine is scanned after the stores are read, so an address that is assigned in between is no candidate.
+    // The machine is scanned after the stores are read, so an address that is assigned between reading and scanning is
+    // no candidate for freeing.
     let evidence = machine.whole_evidence()?;
     let mut reports = Vec::new();
     for estate in estates.values() {
@@ -64,10 +67,10 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u
     }
 }
 
-/// Departed nodes by name.
+/// The departed nodes by node name.
 type DepartedNodesByName = BTreeMap<String, DepartedNode>;
 
-/// Reads what a named node holds. Fails if the node is still registered or is this machine.
+/// Reads what a named node holds in the store. Fails if the node is still registered or is this machine.
 fn read_named_node(
     at: StoreAccess<'_>,
     runtime: &Runtime,
@@ -88,7 +91,7 @@ fn read_named_node(
     Ok(found.departed)
 }
 
-/// Reads what all departed nodes hold. Also returns the nodes that are skipped.
+/// Reads what all departed nodes hold in the store. Also returns the nodes that are skipped.
 fn read_departed_nodes(
     at: StoreAccess<'_>,
     runtime: &Runtime,
@@ -121,8 +124,9 @@ fn read_departed_nodes(
     Ok((estates, skipped))
 }
 
-/// Refuses a list that cannot be of the nodes of this store: it lacks this machine although the store has it as a node,
-/// or it has none of the registered nodes. It was probably made on another cluster.
+/// Refuses a list that cannot be a list of this store's nodes: this machine is a node of the store but is not in the
+/// list, or no registered node is in the list. A list without this machine, or without any registered node, was
+/// probably made on another cluster.
 fn check_list(
     list: &BTreeSet<String>,
     known: &KnownNodes,
@@ -144,7 +148,7 @@ fn check_list(
     Ok(())
 }
 
-/// Why a node is this machine under another name; `None` if it is another machine.
+/// Returns why a node is this machine under another name, or `None` if the node is another machine.
 fn why_this_machine(estate: &DepartedNode, evidence: &Evidence) -> Option<String> {
     let of_endpoints = estate.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
     let mut units = estate.holds.iter().map(|hold| hold.unit).chain(of_endpoints.map(|ip| IpNet::from(*ip)));
@@ -163,7 +167,7 @@ fn this_machine_failure(node: &str, why: &str) -> CommandFailure {
     ))
 }
 
-/// Frees the addresses of a node, and releases its blocks. The store is closed for a moment after every
+/// Frees the addresses of a node, and releases the node's blocks. The store is closed for a moment after every
 /// [`MAX_COMMITS_PER_OPENING`] commits, so that containers can start.
 async fn free(at: StoreAccess<'_>, estate: &DepartedNode, report: &mut DepartedNodeReport) -> CommandResult<()> {
     let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MAX_ENDPOINTS_PER_COMMIT).collect();
@@ -219,7 +223,8 @@ async fn free(at: StoreAccess<'_>, estate: &DepartedNode, report: &mut DepartedN
     damaged.map_or(Ok(()), |error| Err(escaped_failure(error)))
 }
 
-/// Makes a failure with control characters escaped, since the error may quote names from the store.
+/// Creates a failure from an error whose text may quote names from the store. Escapes control characters in the error
+/// text.
 fn escaped_failure(error: ipam_core::Error) -> CommandFailure {
     CommandFailure::new(printable(&error.to_string()))
 }
@@ -227,7 +232,7 @@ fn escaped_failure(error: ipam_core::Error) -> CommandFailure {
 /// The reason why addresses of departed nodes may be freed.
 const REASON: &str = "node_gone";
 
-/// An address that may be freed.
+/// An address of a departed node that may be freed.
 #[derive(Debug, Serialize)]
 struct Candidate {
     address: IpAddr,
@@ -235,7 +240,7 @@ struct Candidate {
     network: Option<String>,
     interface: Option<String>,
     reason: &'static str,
-    /// When the address was assigned, according to its attributes.
+    /// The time at which the address was assigned, according to the attributes of the address.
     since: Option<String>,
 }
 
@@ -264,7 +269,7 @@ impl Candidate {
     }
 }
 
-/// How many addresses stay in a node's blocks, by reason.
+/// The numbers of addresses that stay in a departed node's blocks, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct DepartedKeptCounts {
     two_owners: usize,
@@ -273,7 +278,7 @@ struct DepartedKeptCounts {
 }
 
 impl DepartedKeptCounts {
-    /// The counts as text; empty if all are 0.
+    /// Returns the counts as text, or an empty text if all counts are 0.
     fn text(&self) -> String {
         let parts = [
             (self.two_owners, "of virtual machines, or on their way to another owner"),
@@ -291,16 +296,16 @@ impl DepartedKeptCounts {
 struct DepartedNodeReport {
     store: String,
     node: String,
-    /// True if something could not be freed.
+    /// True if an address, block or endpoint could not be freed.
     failed: bool,
     candidates: Vec<Candidate>,
     freed: Vec<IpAddr>,
-    /// Addresses that were assigned again or released after they were read. They stay as they are.
+    /// Addresses that were assigned again or released after they were read, and that stay unchanged.
     changed: Vec<IpAddr>,
-    /// The workload endpoints of the node.
+    /// The workload endpoints of the departed node.
     endpoints: Vec<EndpointRow>,
     deleted_endpoints: Vec<EndpointRow>,
-    /// The blocks that are affine to the node, which are released.
+    /// The blocks that are affine to the departed node and will be released.
     blocks: Vec<IpNet>,
     gave_up: Vec<IpNet>,
     left: DepartedKeptCounts,
@@ -360,7 +365,7 @@ impl DepartedNodeReport {
     }
 }
 
-/// A departed node that is left alone, and why.
+/// A departed node that the command skips, and why.
 #[derive(Debug, Serialize)]
 struct SkippedNode {
     node: String,
@@ -371,7 +376,7 @@ struct SkippedNode {
 #[derive(Debug, Serialize)]
 struct DepartedReport {
     applied: bool,
-    /// The node of `--node`.
+    /// The node that the option `--node` names.
     #[serde(skip)]
     node: Option<String>,
     stores: Vec<DepartedNodeReport>,

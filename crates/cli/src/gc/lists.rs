@@ -1,6 +1,7 @@
-//! Reads the lists for `margay gc` that other programs write, from a file, a folder or standard input. They list a
-//! runtime's containers or attachments, in the formats that runtimes print (recognised by the content), or the existing
-//! nodes, as `kubectl` prints them or as a person types them.
+//! Reads the lists for `margay gc` that other programs write, from a file, a folder or standard input. A list of
+//! attachments has a container runtime's containers or attachments, in the format that the runtime prints; the format
+//! is recognised by the content. A list of nodes has the existing nodes, as `kubectl` prints them or as a person types
+//! them.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -19,7 +20,7 @@ use crate::output::printable;
 /// Size limit of a list, in bytes.
 const MAX_LIST_BYTES: u64 = 64 << 20;
 
-/// The text of a list, and when the list was made.
+/// The text of a list, and the time when the list was made.
 struct ListInput {
     /// The list's name in messages.
     name: String,
@@ -41,7 +42,7 @@ impl ListInput {
         }
         let read = || {
             let file = File::open(path)?;
-            // A file time in the future counts as now.
+            // A modification time in the future counts as the current time.
             let made = file.metadata()?.modified()?.min(now);
             Ok((read_text(file)?, made))
         };
@@ -49,12 +50,12 @@ impl ListInput {
         Ok(Self { name: printable(&path.display().to_string()), text, made })
     }
 
-    /// The failure for a fault in the list.
+    /// Returns the failure for a fault in the list.
     fn wrong(&self, what: &str, expected: &str) -> CommandFailure {
         CommandFailure::new(format!("nothing was freed: {}: {what}", self.name)).hint(expected)
     }
 
-    /// Refuses an empty list, unless `is_meant` says that it is meant to be empty.
+    /// Refuses an empty list, unless `is_meant` says that the list is meant to be empty.
     ///
     /// # Errors
     /// The list is empty.
@@ -66,10 +67,10 @@ impl ListInput {
     }
 }
 
-/// Reads the files of a folder, in the order of their names. Files that are deleted meanwhile are left out.
+/// Reads the files of a folder, in the order of their names. Skips files that are deleted in the meantime.
 ///
 /// # Errors
-/// A path cannot be read, or is not a file.
+/// A path in the folder cannot be read, or is not a file.
 fn read_folder(path: &Path) -> CommandResult<Vec<ListInput>> {
     let failed = |path: &Path, error: &io::Error| cannot_read(&path.display().to_string(), error);
     let entries = fs::read_dir(path)
@@ -99,34 +100,34 @@ fn read_text(from: impl Read) -> io::Result<String> {
     if bytes.len() as u64 > MAX_LIST_BYTES {
         return Err(io::Error::other("it is longer than any list"));
     }
-    // Empty lists have their own message. A byte order mark would change the first name in the list, and that
-    // container's addresses would be freed.
+    // An empty list has its own error message. A byte order mark would change the first name in the list, and gc would
+    // free the addresses of the container with this name.
     match text_fault(&bytes).filter(|fault| *fault != TextFault::Empty) {
         None => String::from_utf8(bytes).map_err(io::Error::other),
         Some(fault) => Err(io::Error::other(fault.to_string())),
     }
 }
 
-/// The member of a network configuration in which CNI lists attachments.
+/// The field of a network configuration in which CNI lists valid attachments.
 const CNI_MEMBER: &str = "cni.dev/valid-attachments";
-/// The former name of that member in the CNI specification. libcni writes both.
+/// The former name of the field `cni.dev/valid-attachments` in the CNI specification. libcni writes both fields.
 const CNI_FORMER_MEMBER: &str = "cni.dev/attachments";
 /// The `kind` of the files in which libcni records attachments.
 const CNI_CACHE_KIND: &str = "cniCacheV1";
 const EXPECTED_ATTACHMENTS: &str = "give the array of cni.dev/valid-attachments, what crictl pods -o json or podman ps -a --format json \
                         prints, a container's id in each line, or the folder /var/lib/cni/results";
 
-/// A parsed list of attachments, and its network if it is about only one.
+/// A parsed list of attachments, and the network of the list if all attachments are in one network.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ParsedList {
     network: Option<String>,
     listed: Vec<ListedAttachment>,
 }
 
-/// Reads lists of attachments. An empty list is refused unless `may_be_empty`.
+/// Reads lists of attachments. Refuses an empty list unless `may_be_empty` is true.
 ///
 /// # Errors
-/// A file cannot be read, or is in none of the accepted formats. The message names the file and the element.
+/// A file cannot be read, or has none of the accepted formats. The error message names the file and the list element.
 pub(super) fn read_attachments(paths: &[PathBuf], may_be_empty: bool) -> CommandResult<Vec<RuntimeList>> {
     paths
         .iter()
@@ -175,7 +176,7 @@ fn parse_lines(text: &str) -> CommandResult<Vec<ListedAttachment>, String> {
     lines.map(|(number, line)| parse_container(line).map_err(|what| format!("line {}: {what}", number + 1))).collect()
 }
 
-/// Parses a container's id. Network and interface stay unknown.
+/// Parses a container id. The network and the interface of the attachment stay unknown.
 fn parse_container(id: &str) -> CommandResult<ListedAttachment, String> {
     match is_cni_name(id) {
         true => Ok(ListedAttachment { container: id.to_owned(), ..ListedAttachment::default() }),
@@ -214,7 +215,7 @@ fn each(
     numbered.map(|(number, one)| read(one).map_err(|what| format!("element {}: {what}", number + 1))).collect()
 }
 
-/// Parses an element of an array, which is in CNI's or podman's format.
+/// Parses an array element in CNI's or podman's format.
 fn parse_element(value: &Value) -> CommandResult<ListedAttachment, String> {
     match value.get("Id") {
         Some(_) => parse_container(text_of(value, "Id")?),
@@ -240,7 +241,7 @@ fn parse_cached(value: &Value) -> CommandResult<ListedAttachment, String> {
     Ok(ListedAttachment { interface: Some(interface?), network: Some(network?), ..named })
 }
 
-/// Returns a member that must be a text.
+/// Returns an object's field that must be a text.
 fn text_of<'v>(value: &'v Value, name: &str) -> CommandResult<&'v str, String> {
     let text = value.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     text.ok_or_else(|| format!("it has no text {name}"))
@@ -248,10 +249,10 @@ fn text_of<'v>(value: &'v Value, name: &str) -> CommandResult<&'v str, String> {
 
 const EXPECTED_NODES: &str = "give what kubectl get nodes -o name or -o json prints, or a node's name in each line";
 
-/// Reads a list of nodes. An empty list is refused unless `may_be_empty`.
+/// Reads a list of nodes. Refuses an empty list unless `may_be_empty` is true.
 ///
 /// # Errors
-/// The file cannot be read, or is in none of the accepted formats. The message names the file and the element.
+/// The file cannot be read, or has none of the accepted formats. The error message names the file and the list element.
 pub(super) fn read_nodes(path: &Path, may_be_empty: bool) -> CommandResult<BTreeSet<String>> {
     let list = ListInput::read(path)?;
     let nodes = parse_nodes(&list.text).map_err(|what| list.wrong(&what, EXPECTED_NODES))?;
@@ -279,7 +280,7 @@ fn parse_nodes(text: &str) -> CommandResult<BTreeSet<String>, String> {
     lines.map(name).collect()
 }
 
-/// Returns the name of a Kubernetes node; `None` if the value is not a node.
+/// Returns the name of a Kubernetes node, or `None` if the value is not a node.
 fn node_name(value: &Value) -> Option<String> {
     let is_node = value.get("kind").is_none_or(|kind| kind == "Node");
     let name = value.pointer("/metadata/name").and_then(Value::as_str).filter(|name| !name.is_empty());

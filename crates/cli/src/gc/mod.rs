@@ -1,8 +1,9 @@
-//! `margay gc`: frees addresses that nothing on this machine uses any more. [`departed`] frees what departed nodes
-//! hold; [`node_move`] moves what a renamed node holds.
+//! Frees addresses that are not used on this machine any more, for the command `margay gc`. [`departed`] frees
+//! everything that departed nodes hold; [`node_move`] moves everything that a renamed node holds to its new name.
 //!
-//! The stores are read and closed, then the network namespaces are scanned, then the stores are opened again to free
-//! the leftovers. So no container waits for a scan, and an address that is assigned in between is no candidate.
+//! The command reads and closes the stores, then scans the network namespaces, then opens the stores again to free the
+//! leftover addresses. Because the stores are closed during the scan, no container waits for a scan, and an address
+//! that is assigned during a scan is no candidate for freeing.
 
 mod departed;
 mod lists;
@@ -113,38 +114,39 @@ pub(crate) struct Gc {
 
 /// Time limit of one read of a store, or of one commit.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Number of commits before the store is closed for a moment, so that containers can start.
+/// Maximum number of commits before the store is closed for a moment, so that containers can start.
 const MAX_COMMITS_PER_OPENING: usize = 16;
 
-/// The arguments of a collection, this machine, and the runtimes' lists.
+/// The arguments of a garbage collection, this machine, and the lists of the container runtimes.
 struct GcRequest<'r> {
     args: &'r Gc,
     machine: &'r Machine,
     lists: &'r [RuntimeList],
 }
 
-/// The findings of a scan in one store.
+/// The findings of a scan about the addresses of one store.
 struct StoreFindings<'l> {
     at: StoreAccess<'l>,
     report: StoreReport,
-    /// The addresses that the node holds.
+    /// The addresses that this node holds in the store.
     holdings: Holdings,
     ready: Vec<Allocation>,
-    /// The allocations in `ready`, each with the workload endpoint that is deleted with it.
+    /// The allocations in `ready`, each with the workload endpoint that is deleted together with the allocation.
     going: Vec<Hold>,
-    /// The time until all waiting addresses may be freed, if there are any.
+    /// The time until all waiting addresses may be freed, or `None` without waiting addresses.
     missing: Option<Duration>,
 }
 
 impl StandaloneCommand for Gc {
-    /// Finds the leftovers. With `--apply`, frees them.
+    /// Finds leftover addresses on this machine. With `--apply`, frees the leftover addresses.
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         match &self.move_to {
             Some(to) => return invocation.run_on_store(&NodeMove::new(self, to)?),
             None if self.gone || self.free => return departed::run(self, invocation),
             None => {}
         }
-        // The lists are read first: the earlier a list was made, the fewer addresses it can free.
+        // The runtimes' lists are read before the stores: the earlier a list was made, the fewer addresses the list can
+        // free.
         let lists = lists::read_attachments(&self.attachments, self.empty)?;
         let stores = match choose_stores(self, invocation)? {
             StoreChoice::These(stores) => stores,
@@ -186,7 +188,7 @@ impl StandaloneCommand for Gc {
     }
 }
 
-/// Reads all stores, scans the machine, and decides which addresses may be freed.
+/// Reads all stores, scans this machine, and decides which addresses may be freed.
 fn scan_once<'l>(
     request: &GcRequest<'_>,
     stores: &[StoreAccess<'l>],
@@ -198,7 +200,8 @@ fn scan_once<'l>(
     for at in stores {
         match runtime.block_on(read_holdings(request, *at)) {
             Ok(found) => read.push((*at, Ok(found))),
-            // With several stores, a store that cannot be read must not keep the others from being cleaned.
+            // With several stores, a store that cannot be read must not keep gc from freeing addresses in the other
+            // stores.
             Err(failure) if args.all_stores || args.local_stores => {
                 failure.print(err);
                 read.push((*at, Err(())));
@@ -228,7 +231,7 @@ impl<'l> StoreFindings<'l> {
     }
 }
 
-/// Reads what the node holds in a store, in one opening; `None` if there is no store.
+/// Reads the addresses that the node holds in a store, in one opening; returns `None` if there is no store.
 async fn read_holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> CommandResult<Option<(Operator, Holdings)>> {
     let Some(open) = at.open_existing().await? else { return Ok(None) };
     let operator = Operator::new(open.store(), at.nodes());
@@ -237,7 +240,7 @@ async fn read_holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> CommandR
     Ok(Some((operator, holdings)))
 }
 
-/// Reads the addresses that the node holds, in the blocks that this scan covers.
+/// Reads the addresses that the node holds in the blocks that this scan covers.
 async fn read_blocks_of_node(
     request: &GcRequest<'_>,
     at: StoreAccess<'_>,
@@ -254,7 +257,8 @@ async fn read_blocks_of_node(
     Ok(holdings)
 }
 
-/// Sorts the allocations: some may be freed, some need another scan, and the others stay.
+/// Divides the allocations into allocations that may be freed, allocations that need another scan, and allocations that
+/// stay.
 fn decide<'l>(
     request: &GcRequest<'_>,
     at: StoreAccess<'l>,
@@ -293,13 +297,13 @@ fn decide<'l>(
     Ok(found)
 }
 
-/// Finds the workload endpoints of the allocations that may be freed. Without such allocations the endpoints are not
-/// read, so that a scan without findings costs no more.
+/// Finds the workload endpoints of the allocations that may be freed. If no allocation may be freed, the endpoints are
+/// not read, to save the cost of reading them.
 async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindings<'_>) -> CommandResult<()> {
     if found.ready.is_empty() {
         return Ok(());
     }
-    // The store may have the node under a former name.
+    // The store may have this node under a former name.
     let names = [found.holdings.node.as_str(), node];
     let endpoints = found.at.with_operator(StoreUse::ReadAll, async |operator| {
         Ok(operator.ipam().node_endpoints(|node| names.contains(&node), Deadline::after(STORE_CALL_TIMEOUT)).await?)
@@ -314,10 +318,10 @@ async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindin
     Ok(())
 }
 
-/// Selects the unused addresses that are not in the lists to be freed. Counts the other unused addresses by reason.
+/// Selects for freeing the unused addresses that are not in the lists. Counts the other unused addresses by reason.
 ///
 /// # Errors
-/// The lists name none of the addresses that are in use here, so they are not of this machine.
+/// The lists have none of the addresses that are in use on this machine, so the lists are not of this machine.
 fn take_unlisted(
     lists: &[RuntimeList],
     judged: &mut JudgedAllocations,
@@ -346,7 +350,7 @@ fn take_unlisted(
     })
 }
 
-/// Selects the addresses to be freed that are unused now and were unused in a scan at least [`MIN_SCAN_INTERVAL`] ago.
+/// Selects for freeing the addresses that are unused now and were unused in a scan at least [`MIN_SCAN_INTERVAL`] ago.
 fn take_unused_twice(
     request: &GcRequest<'_>,
     unused: Vec<(Allocation, FreeReason)>,
@@ -372,7 +376,7 @@ fn take_unused_twice(
     Ok(())
 }
 
-/// Frees the allocations that were selected, with their workload endpoints.
+/// Frees the selected allocations, and deletes the workload endpoints of these allocations.
 async fn free(found: &mut StoreFindings<'_>) -> CommandResult<()> {
     let batches = batches(&found.going);
     for some in batches.chunks(MAX_COMMITS_PER_OPENING) {
@@ -391,7 +395,7 @@ async fn free(found: &mut StoreFindings<'_>) -> CommandResult<()> {
     Ok(())
 }
 
-/// Reads what the `wanted` departed nodes hold in a store, in several openings.
+/// Reads what the departed nodes selected by `wanted` hold in a store, in several openings.
 async fn survey(
     at: StoreAccess<'_>,
     wanted: impl Fn(&KnownNodes, &str) -> bool + Send + Sync,
@@ -402,18 +406,19 @@ async fn survey(
     .await
 }
 
-/// The stores of one run.
+/// The stores of one run of `margay gc`.
 enum StoreChoice {
-    /// At least one store.
+    /// The run has at least one store.
     These(Vec<ChosenStore>),
-    /// No store, for this reason.
+    /// The run has no store, for the reason in this text.
     None(String),
 }
 
-/// Chooses the stores of one run.
+/// Chooses the stores of one run of `margay gc`.
 ///
-/// With `--all-stores`, no network of Margay on this machine is no error; the systemd units rely on that. With
-/// `--local-stores`, neither are networks with stores of clusters only: that unit runs before the network is up.
+/// With `--all-stores`, a machine without networks of Margay is no error, as the systemd units of gc require. With
+/// `--local-stores`, a machine whose networks all use clusters is no error either, because the systemd unit with
+/// `--local-stores` runs before the network is up.
 fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<StoreChoice> {
     if !args.all_stores && !args.local_stores {
         return Ok(StoreChoice::These(vec![invocation.choose()?]));
@@ -443,7 +448,7 @@ fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<St
     })
 }
 
-/// This machine, as the source of evidence.
+/// This machine, as a source of evidence about unused addresses.
 struct Machine {
     /// The id of the current boot, in full.
     boot_id: String,
@@ -451,10 +456,10 @@ struct Machine {
 }
 
 impl Machine {
-    /// This machine, under the `given` name or else its own.
+    /// Describes this machine, under the `given` name or else under its own name.
     ///
     /// # Errors
-    /// The kernel does not report its boot id.
+    /// The kernel does not report the boot id.
     fn of(given: Option<&str>) -> CommandResult<Self> {
         Ok(Self {
             boot_id: host::boot_id().ok_or_else(|| CommandFailure::new("the kernel does not tell its boot id"))?,
@@ -465,7 +470,7 @@ impl Machine {
     /// Scans which addresses are in use on this machine.
     ///
     /// # Errors
-    /// A network namespace cannot be scanned, or the kernel does not report its boot id or uptime.
+    /// A network namespace cannot be scanned, or the kernel does not report the boot id or the uptime.
     fn evidence(&self) -> CommandResult<Evidence> {
         let host::NetnsScan { addresses: live, namespaces, within } = host::scan().map_err(|blind| {
             CommandFailure::new(format!("nothing was freed: {blind}")).hint(
@@ -478,11 +483,11 @@ impl Machine {
         Ok(Evidence { boot, up, live, namespaces, within })
     }
 
-    /// [`evidence`](Self::evidence), but refused inside a container. Only the interfaces of the whole machine show
-    /// whether it has an address of another node.
+    /// Returns the [`evidence`](Self::evidence), but fails inside a container. Only the interfaces of the whole machine
+    /// show whether this machine has an address of another node.
     ///
     /// # Errors
-    /// The errors of [`evidence`](Self::evidence); this process runs in a container.
+    /// Any error of [`evidence`](Self::evidence); this process runs in a container.
     fn whole_evidence(&self) -> CommandResult<Evidence> {
         let evidence = self.evidence()?;
         match evidence.within {
@@ -495,7 +500,7 @@ impl Machine {
     }
 }
 
-/// The names that this machine may have in a store.
+/// Returns the names under which a store may know this machine.
 fn own_names() -> BTreeSet<String> {
     let hostname = host::hostname();
     let mut names = BTreeSet::from([host::node_name(""), hostname.to_lowercase(), hostname]);

@@ -1,7 +1,8 @@
-//! `margay gc --move-to`: moves everything that a node holds to another node. Containers keep their addresses.
+//! Moves everything that a node holds to another node, for `margay gc --move-to`. The containers keep their addresses.
 //!
-//! An embedded store stays open from the first commit to the last. A DEL in between would search for its address under
-//! one node name while it is recorded under the other. One commit moves about thirty blocks.
+//! An embedded store stays open from the first commit of the move to the last commit. If a DEL ran between two commits,
+//! the DEL might search for an address under one node name while the address is recorded under the other node name. One
+//! commit moves about thirty blocks.
 
 use std::fmt::Write as _;
 
@@ -22,23 +23,23 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, printable, render};
 use crate::store::{StoreAccess, StoreUse};
 
-/// A block that is affine to the node, or in which the node has addresses.
+/// A block that is affine to the moved node, or in which the moved node has addresses.
 #[derive(Debug, Serialize)]
 struct MovedBlock {
     block: IpNet,
-    /// True if the block is affine to the node.
+    /// True if the block is affine to the moved node.
     own: bool,
     addresses: usize,
 }
 
-/// A handle whose name contains the node's name, before and after.
+/// The old and the new name of a handle whose name contains the node's name.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 struct RenamedHandle {
     from: String,
     to: String,
 }
 
-/// A workload endpoint whose name contains the node's name, before and after.
+/// The old and the new name of a workload endpoint whose name contains the node's name.
 #[derive(Debug, Serialize)]
 struct RenamedEndpoint {
     namespace: String,
@@ -52,7 +53,7 @@ impl RenamedEndpoint {
     }
 }
 
-/// The report of a move, planned or done.
+/// The report of a planned or completed move.
 #[derive(Debug, Serialize)]
 struct NodeMoveReport {
     applied: bool,
@@ -62,17 +63,17 @@ struct NodeMoveReport {
     blocks: Vec<MovedBlock>,
     handles: Vec<RenamedHandle>,
     endpoints: Vec<RenamedEndpoint>,
-    /// True if the store's record of its only node gets the new name.
+    /// True if the store records the old name as its only node, and the record gets the new name.
     pinned: bool,
-    /// True if the node holds anything, even only an affinity to a block that does not exist.
+    /// True if the node holds anything in the store, even if it is only an affinity to a block that does not exist.
     #[serde(skip)]
     has_any: bool,
-    /// The nodes that hold anything, if the named node does not.
+    /// The nodes that hold anything in the store, if the named node holds nothing.
     #[serde(skip)]
     others: Vec<String>,
 }
 
-/// A request to move what one node holds to another.
+/// A request to move everything that one node holds to another node.
 pub(super) struct NodeMove<'a> {
     from: &'a str,
     to: &'a str,
@@ -80,7 +81,7 @@ pub(super) struct NodeMove<'a> {
 }
 
 impl<'a> NodeMove<'a> {
-    /// Refuses a new name that is the same name, or is not a node's name.
+    /// Refuses a new name that equals the old name or is not a valid node name.
     pub(super) fn new(args: &'a Gc, to: &'a str) -> CommandResult<Self> {
         let from = args.node.as_deref().unwrap_or_default();
         if to.is_empty() || to.contains('/') || to == from {
@@ -92,7 +93,8 @@ impl<'a> NodeMove<'a> {
 
 #[async_trait(?Send)]
 impl StoreCommand for NodeMove<'_> {
-    /// Reports what the node holds. With `--apply`, moves it.
+    /// Reports what the node holds in the store. With `--apply`, moves everything that the old node holds to the new
+    /// node.
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let Self { from, to, apply } = *self;
         let report = match apply {
@@ -132,7 +134,7 @@ async fn move_node(location: &Location, operator: &Operator, from: &str, to: &st
     Ok(report)
 }
 
-/// Refuses a former node that is still registered, and a new node that is not registered.
+/// Refuses a move from a node that is still registered, and a move to a node that is not registered.
 fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> CommandResult<()> {
     let registered = &found.known.registered;
     if registered.contains(from) {
@@ -143,7 +145,7 @@ fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Co
         .hint(format!("if that name is of the past, delete it first: margay delete node {}", printable(from))));
     }
     // An embedded store assigns addresses to unregistered nodes, but only while no node is registered. A cluster never
-    // does.
+    // assigns addresses to unregistered nodes.
     let any_will_do = registered.is_empty() && !location.is_shared();
     if !any_will_do && !registered.contains(to) {
         return Err(CommandFailure::new(format!(
@@ -196,7 +198,7 @@ impl NodeMoveReport {
         }
     }
 
-    /// Adds the result of one commit.
+    /// Adds the result of one commit to the report.
     fn add(&mut self, share: &[IpNet], done: HandOverResult) {
         for block in share {
             let addresses = done.addresses.iter().filter(|address| block.contains(*address)).count();

@@ -1,4 +1,4 @@
-//! The report of `margay gc`, for people and as JSON.
+//! Defines the report of `margay gc`, which is printed as text or as JSON.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use crate::command::CommandAnswer;
 use crate::error::CommandResult;
 use crate::output::{Column, printable, render};
 
-/// Why an address may be freed.
+/// The reason why an address may be freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum FreeReason {
@@ -40,7 +40,7 @@ pub(super) struct LeftoverRow {
     container: String,
     interface: String,
     reason: FreeReason,
-    /// When the address was assigned, according to its attributes.
+    /// The time at which the address was assigned, according to the attributes of the address.
     since: Option<String>,
 }
 
@@ -64,7 +64,7 @@ impl LeftoverRow {
     }
 }
 
-/// A workload endpoint that is deleted with its addresses.
+/// A workload endpoint that is deleted together with its addresses.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(super) struct EndpointRow {
     namespace: String,
@@ -94,7 +94,7 @@ impl EndpointRow {
         [&self.namespace, &self.name, &self.container].map(|text| printable(text)).into()
     }
 
-    /// A table of endpoints; empty if there are none.
+    /// Returns a table of endpoints, or an empty text if there are no endpoints.
     pub(super) fn table(rows: &[Self]) -> String {
         let titles = ["NAMESPACE", "ENDPOINT", "CONTAINER"];
         let cells: Vec<Vec<String>> = rows.iter().map(Self::cells).collect();
@@ -102,16 +102,16 @@ impl EndpointRow {
     }
 }
 
-/// How many addresses the node keeps, by reason.
+/// The numbers of addresses that the node keeps, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct KeptCounts {
     pub(super) live: usize,
     pub(super) namespace_gone: usize,
-    /// Addresses of this boot for which it is unknown whether their network namespace still exists.
+    /// The number of addresses of this boot for which it is unknown whether their network namespace still exists.
     pub(super) of_this_boot: usize,
     pub(super) of_earlier_boots: usize,
     pub(super) of_another_machine: usize,
-    /// Addresses that were assigned outside of the container in which the scan runs.
+    /// The number of addresses that were assigned outside of the container in which the scan runs.
     pub(super) outside: usize,
     pub(super) not_margays: usize,
     pub(super) no_workloads: usize,
@@ -119,19 +119,19 @@ pub(super) struct KeptCounts {
     pub(super) by_list: Option<KeptByListCounts>,
 }
 
-/// How many addresses the node keeps because of a runtime's list.
+/// The numbers of unused addresses that the node keeps because of a runtime's list, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct KeptByListCounts {
     pub(super) listed: usize,
     pub(super) young: usize,
     pub(super) undated: usize,
     pub(super) of_other_networks: usize,
-    /// Addresses in use that are not in the list.
+    /// The number of addresses in use that are not in the runtime's list.
     pub(super) live_unlisted: usize,
 }
 
 impl KeptCounts {
-    /// The counts as text; empty if all are 0.
+    /// Returns the counts as text, or an empty text if all counts are 0.
     fn text(&self) -> String {
         let list = self.by_list.unwrap_or_default();
         let parts = [
@@ -162,23 +162,23 @@ impl KeptCounts {
     }
 }
 
-/// The report on one store.
+/// The report of `margay gc` on one store.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct StoreReport {
     pub(super) store: String,
     pub(super) node: String,
     /// True if the store does not exist.
     pub(super) missing: bool,
-    /// True if the store could not be read, or something could not be freed.
+    /// True if the store could not be read, or an address could not be freed.
     pub(super) failed: bool,
     pub(super) candidates: Vec<LeftoverRow>,
-    /// Addresses that are unused, but not yet for long enough.
+    /// Addresses that are unused, but have not been unused for long enough.
     pub(super) waiting: Vec<LeftoverRow>,
-    /// The workload endpoints that are deleted with the candidates.
+    /// The workload endpoints that are deleted together with the addresses in `candidates`.
     pub(super) endpoints: Vec<EndpointRow>,
     pub(super) freed: Vec<IpAddr>,
     pub(super) deleted_endpoints: Vec<EndpointRow>,
-    /// Addresses that were assigned again or released after they were read. They stay as they are.
+    /// Addresses that were assigned again or released after they were read, and that stay unchanged.
     pub(super) changed: Vec<IpAddr>,
     pub(super) left: KeptCounts,
 }
@@ -189,7 +189,7 @@ impl StoreReport {
     }
 }
 
-/// The report on all stores.
+/// The report of `margay gc` on all stores.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct GcReport {
     pub(super) applied: bool,
@@ -197,7 +197,7 @@ pub(super) struct GcReport {
 }
 
 impl GcReport {
-    /// The answer if there is no store to scan, with the reason.
+    /// Returns the answer for a run without a store to scan, with the reason.
     pub(super) fn answer_because(&self, why: String) -> CommandResult<CommandAnswer> {
         CommandAnswer::new(why, self)
     }

@@ -1,11 +1,12 @@
-//! Remembers what earlier scans of this machine found, and plans which blocks of a cluster a scan reads.
+//! Remembers which addresses earlier scans of this machine found unused, and plans which blocks of a cluster a scan
+//! reads.
 //!
-//! For each store a file has the unused addresses and when a scan first found them unused. The files are in memory
-//! (`/run`), so they end with the boot. If a file is lost, the next collection only waits longer. A file that another
-//! user could have written counts as lost.
+//! Each store has a scan file with the unused addresses and the time when a scan first found each address unused. The
+//! scan files are in memory (`/run`), so a reboot removes them. If a scan file is lost, the next garbage collection
+//! only waits longer. A scan file that another user could have written counts as lost.
 //!
-//! In a cluster, a scan reads the node's own blocks and the blocks in which the node is known to hold something. Once a
-//! day it reads all other blocks by their keys.
+//! In a cluster, a scan reads the node's own blocks and the blocks in which the node is known to hold addresses. Once a
+//! day a scan also reads all other blocks of the cluster by their keys.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -30,16 +31,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::CommandResult;
 
-/// Minimum time for which scans must find an address unused before it is freed. A runtime configures an interface
-/// well within this time after the address was assigned.
+/// Minimum time for which an address must be found unused before it is freed. After an address was assigned, a
+/// container runtime configures the interface well within `MIN_SCAN_INTERVAL`.
 pub(super) const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Version of the format of [`ScanFile`].
 const SCAN_FILE_FORMAT: u32 = 1;
-/// Size limit of the file, in bytes. The file of a full machine is smaller.
+/// Size limit of a scan file, in bytes. The scan file of a machine with many containers is smaller.
 const MAX_SCAN_FILE_BYTES: u64 = 64 << 20;
 
-/// One assignment of an address. The sequence number distinguishes it from later assignments of the same address.
+/// One assignment of an address. The sequence number distinguishes an assignment from later assignments of the same
+/// address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct AssignmentId {
     address: IpAddr,
@@ -65,11 +67,11 @@ struct ScanFile {
 struct ScanEntry {
     #[serde(flatten)]
     seen: AssignmentId,
-    /// When a scan first found the assignment unused, in milliseconds of the machine's running time.
+    /// When a scan first found the assignment unused, in milliseconds since boot, without suspend.
     since: u64,
 }
 
-/// The assignments of a store that scans have found unused.
+/// The assignments of a store that earlier scans have found unused.
 #[derive(Debug)]
 pub(super) struct StoreScans {
     path: PathBuf,
@@ -79,7 +81,8 @@ pub(super) struct StoreScans {
 }
 
 impl StoreScans {
-    /// Reads the findings of this boot; empty if there is no file, or another user could have written it.
+    /// Reads the scan file of this boot. The result is empty if there is no scan file, or if another user could have
+    /// written the scan file.
     pub(super) fn load(folder: &Path, store: &str, boot_id: &str, now: Duration) -> Self {
         let mut hasher = DefaultHasher::new();
         store.hash(&mut hasher);
@@ -91,7 +94,8 @@ impl StoreScans {
         Self { path, boot_id: boot_id.to_owned(), store: store.to_owned(), since: since.collect() }
     }
 
-    /// Records that exactly these assignments are unused now. Returns since when each of them is.
+    /// Records that exactly the assignments in `unused` are unused now. Returns for each assignment since when it is
+    /// unused.
     pub(super) fn record_unused<'a>(
         &mut self,
         unused: impl Iterator<Item = &'a Allocation>,
@@ -110,10 +114,10 @@ impl StoreScans {
         since
     }
 
-    /// Writes the findings for the next run.
+    /// Writes the scan file for the next run.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The scan file cannot be written.
     pub(super) fn save(&self) -> io::Result<()> {
         let looks = self.since.iter().map(|(seen, since)| ScanEntry {
             seen: seen.clone(),
@@ -129,7 +133,7 @@ impl StoreScans {
         if let Some(folder) = self.path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
-        // A temporary name for each process, since two runs may write at once.
+        // The temporary file has a name of its own for each process, since two runs may write at the same time.
         let unfinished = self.path.with_extension(format!("{}.tmp", std::process::id()));
         let _ = fs::remove_file(&unfinished);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished);
@@ -142,7 +146,7 @@ impl StoreScans {
     }
 }
 
-/// Reads a file; `None` unless it belongs to this user and no other user has access to it.
+/// Reads a scan file; returns `None` unless the file belongs to this user and no other user has access to the file.
 fn read_stored_scan(path: &Path) -> Option<ScanFile> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
@@ -162,15 +166,17 @@ fn read_stored_scan(path: &Path) -> Option<ScanFile> {
 
 /// Interval between scans of all blocks.
 const FULL_SCAN_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
-/// Maximum random delay of the next scan of all blocks, so that the nodes of a cluster do not all scan at once.
+/// Maximum random delay of the next scan of all blocks, so that the nodes of a cluster do not all scan at the same
+/// time.
 const FULL_SCAN_SPREAD: Duration = Duration::from_secs(60 * 60);
-/// In a cluster with at most this number of blocks, the first scan of a boot reads all of them.
+/// Maximum number of blocks of a cluster in which the first scan of a boot reads all blocks.
 const MAX_BLOCKS_FOR_EARLY_SCAN: u64 = 64;
-/// In a larger cluster the first scan of all blocks is delayed by a random time of up to this much for each block, and
-/// at most a day. So a cluster is read at a steady rate even if all its nodes start at once.
+/// Maximum random delay per block of the first scan of all blocks, in a cluster with more than
+/// [`MAX_BLOCKS_FOR_EARLY_SCAN`] blocks. The whole delay is at most a day. The random delay of the first scan keeps the
+/// load of a cluster steady even if all nodes start at the same time.
 const SCAN_DELAY_PER_BLOCK: Duration = Duration::from_secs(17);
 
-/// A node's memory of the blocks of a cluster in which it holds something.
+/// The node's record of the cluster's blocks in which the node holds addresses.
 pub(crate) struct ScanMemory {
     held: HeldBlocks,
     boot_id: String,
@@ -178,7 +184,7 @@ pub(crate) struct ScanMemory {
     found: Option<ScanRecord>,
 }
 
-/// Which blocks a scan reads, and the memory to update afterwards.
+/// The blocks that a scan reads, and the record to update afterwards.
 pub(super) struct ScanPlan {
     pub(super) reach: ReadScope,
     memory: ScanMemory,
@@ -187,30 +193,32 @@ pub(super) struct ScanPlan {
 }
 
 impl ScanMemory {
-    /// Loads the memory from a folder; `None` for an embedded store, which is always read as a whole.
+    /// Loads the record from a folder; returns `None` for an embedded store, because a scan always reads all of an
+    /// embedded store.
     pub(crate) fn of(folder: &Path, location: &Location, node: &str, boot_id: &str) -> Option<Self> {
         if !location.is_shared() {
             return None;
         }
         let held = HeldBlocks::new(folder, &location.in_order(), node);
-        // The order matters: a block that moves from the notes to the record in between is found in the record.
+        // The notes are read before the record: a block that moves from the notes to the record between both reads is
+        // found in the record.
         let notes = held.notes();
         let found = held.load(boot_id);
         Some(Self { held, boot_id: boot_id.to_owned(), notes, found })
     }
 
-    /// The node's own blocks, and the blocks in which it is known to hold something.
+    /// Returns the node's own blocks, and the blocks in which the node is known to hold addresses.
     pub(crate) fn reach(&self) -> ReadScope {
         let found = self.found.iter().flat_map(|found| &found.blocks);
         ReadScope::near(self.notes.blocks.iter().chain(found).filter_map(|cidr| cidr.parse::<IpNet>().ok()))
     }
 
-    /// Plans a scan. With `all`, the scan reads all blocks even if that is not due.
+    /// Plans a scan. With `all`, the scan reads all blocks even if a scan of all blocks is not due.
     pub(super) async fn plan_scan(self, operator: &Operator, all: bool) -> CommandResult<ScanPlan> {
         let now = host::uptime().unwrap_or_default().as_secs();
         let next = now + FULL_SCAN_INTERVAL.as_secs() + fastrand::u64(..FULL_SCAN_SPREAD.as_secs());
         let (is_due, due) = match &self.found {
-            // A due time that is too far ahead was not written by this code.
+            // A due time too far in the future was not written by this code.
             Some(found) if (now..=next + FULL_SCAN_SPREAD.as_secs()).contains(&found.due) => (false, found.due),
             Some(_) => (true, next),
             None => time_first_full_scan(operator, now, next).await?,
@@ -224,7 +232,7 @@ impl ScanMemory {
     }
 }
 
-/// Returns whether the first scan of a boot reads all blocks, and when the next scan does.
+/// Returns whether the first scan of a boot reads all blocks, and the time of the next scan of all blocks.
 async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> CommandResult<(bool, u64)> {
     let all = RangeRequest::new(Range::Prefix(keys::blocks_prefix(None))).with_content(Content::CountOnly);
     let blocks = operator.ipam().store().range(all).await?.count;
@@ -236,7 +244,8 @@ async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> Comma
 }
 
 impl ScanPlan {
-    /// Records the blocks in which the node holds something. A failure is only logged: the next scan then reads more.
+    /// Records the blocks in which the node holds addresses. A failure is only logged: the next scan then reads more
+    /// blocks.
     pub(super) fn save(self, holdings: &Holdings, passed: Option<Revision>) {
         let before = self.memory.found.and_then(|found| found.passed);
         let held = ScanRecord {

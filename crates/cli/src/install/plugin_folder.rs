@@ -1,7 +1,9 @@
-//! A folder of plugins in which `calico-ipam`, or the main plugin `calico`, is replaced by Margay's.
+//! Replaces `calico-ipam`, or the main plugin `calico`, by Margay's plugin in a folder of plugins, and undoes the
+//! replacement.
 //!
-//! The files for undoing an installation are in the subfolder `.margay`, or `.margay-main` for the main plugin. So they
-//! are on the same file system as the plugins, and move with them:
+//! The files for undoing an installation are in a subfolder of the plugin folder: `.margay` for `calico-ipam`, or
+//! `.margay-main` for the main plugin. The subfolder is on the same file system as the plugins, and moves together with
+//! the plugin folder:
 //!
 //! | File | Content |
 //! |---|---|
@@ -9,8 +11,8 @@
 //! | `new` | Margay's plugin, until it is complete and was tried |
 //! | `state.json` | which version is installed, and which it replaced |
 //!
-//! After each step the same command can continue, and `--undo` can undo. The plugin's file only changes by a rename
-//! from one complete file to another.
+//! If an installation is interrupted after any step, the same command can continue it, and `--undo` can undo it. The
+//! plugin's file only changes by a rename, from one complete file to another complete file.
 
 use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
 use std::io::{self, BufReader, ErrorKind, Write};
@@ -26,22 +28,22 @@ use crate::error::{CommandFailure, CommandResult};
 /// Version of the format of the state file.
 const STATE_FORMAT: u32 = 1;
 
-/// The installed program of a folder, and the program that it replaced.
+/// The installed program of a plugin folder, and the program that was replaced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InstallState {
     format: u32,
     pub(crate) version: String,
     sha256: String,
-    /// `None` if there was no file of that name.
+    /// The replaced program, or `None` if the plugin folder had no file of this name.
     pub(crate) previous: Option<FormerProgram>,
-    /// True if the installation created the folder.
+    /// True if the installation created the plugin folder.
     made_folder: bool,
 }
 
-/// The program that an installation replaced.
+/// A program that an installation replaced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FormerProgram {
-    /// The version that the program reports, if any.
+    /// The version that the program reports, or `None` if the program reports no version.
     pub(crate) version: Option<String>,
 }
 
@@ -54,15 +56,15 @@ pub(crate) enum InstallOutcome {
 /// The outcome of undoing an installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UndoOutcome {
-    /// The former file is back in its place.
+    /// The former plugin file was restored.
     Restored,
-    /// Margay's plugin was deleted. There was no former file.
+    /// Margay's plugin was deleted, because no former plugin file existed.
     Removed,
-    /// Margay's plugin had been replaced by another program, which was left alone.
+    /// Margay's plugin had been replaced by another program, so the other program was not changed.
     Left,
 }
 
-/// The file of one plugin in a folder of plugins, with its installation.
+/// The file of one plugin in a folder of plugins, with the files for undoing the plugin's installation.
 #[derive(Debug)]
 pub(crate) struct PluginFolder {
     folder: PathBuf,
@@ -82,12 +84,12 @@ impl PluginFolder {
         self.role
     }
 
-    /// The file that the runtime runs.
+    /// Returns the path of the plugin file that the container runtime runs.
     pub(crate) fn target(&self) -> PathBuf {
         self.folder.join(self.role.program())
     }
 
-    /// The former file, until it is restored.
+    /// Returns the path under which the former plugin file is kept until it is restored.
     pub(crate) fn previous(&self) -> PathBuf {
         self.state_folder().join("previous")
     }
@@ -104,17 +106,17 @@ impl PluginFolder {
         self.state_folder().join("state.json")
     }
 
-    /// True if an installation was completed or begun.
+    /// True if an installation of the plugin was completed or begun.
     pub(crate) fn is_touched(&self) -> bool {
         self.state_folder().is_dir()
     }
 
-    /// True if an installation was interrupted.
+    /// True if an installation of the plugin was interrupted.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.is_touched() && (!self.state_file().exists() || self.staged_file().exists())
     }
 
-    /// Reads the state file; `None` if there is none.
+    /// Reads the state file; returns `None` if the state file does not exist.
     pub(crate) fn state(&self) -> CommandResult<Option<InstallState>> {
         let bytes = match fs::read(self.state_file()) {
             Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => return Ok(None),
@@ -131,14 +133,14 @@ impl PluginFolder {
         })
     }
 
-    /// Fails if this user may not write into the folder.
+    /// Fails if this user has no permission to write into the plugin folder.
     pub(crate) fn check_writable(&self) -> CommandResult<()> {
         let existing = self.folder.ancestors().find(|folder| folder.exists()).unwrap_or(&self.folder);
         rustix::fs::access(existing, rustix::fs::Access::WRITE_OK)
             .map_err(|error| self.failed("cannot write into", &error.into()))
     }
 
-    /// Installs Margay's plugin and keeps the former file.
+    /// Installs Margay's plugin and keeps the former plugin file.
     pub(crate) fn install(&self, plugin: &Path) -> CommandResult<InstallOutcome> {
         self.install_steps(plugin).map_err(|error| self.failed("cannot install into", &error))?
     }
@@ -193,9 +195,9 @@ impl PluginFolder {
         Ok(Ok(InstallOutcome::Now))
     }
 
-    /// Puts Margay's plugin beside its final place. The main plugin becomes a hard link to the IPAM plugin if the file
-    /// system allows that. Then the main plugin can see that both are one program, and calls IPAM without starting a
-    /// process.
+    /// Prepares Margay's plugin as a file on the same file system as its final path. The main plugin becomes a hard
+    /// link to the IPAM plugin if the file system allows a hard link. With a hard link, the main plugin can see that
+    /// both plugins are one program, and calls IPAM without starting a process.
     fn stage(&self, plugin: &Path, staged: &Path) -> io::Result<()> {
         remove_if_there(staged)?;
         if self.role == Role::Ipam || fs::hard_link(plugin.canonicalize()?, staged).is_err() {
@@ -205,13 +207,14 @@ impl PluginFolder {
         File::open(staged)?.sync_all()
     }
 
-    /// Keeps a hard link to the former file, so that the same file comes back, with its owner, mode and times.
+    /// Keeps a hard link to the former plugin file, so that undoing restores the same file, with its owner, mode and
+    /// times.
     fn keep(&self, target: &Path) -> io::Result<()> {
         let linked = self.state_folder().join("previous.new");
         remove_if_there(&linked)?;
         fs::hard_link(target, &linked)?;
         fs::rename(&linked, self.previous())?;
-        // A rename between two names of one file leaves the old name.
+        // A rename between two names of one file does not remove the old name.
         remove_if_there(&linked)?;
         sync_folder(&self.state_folder())
     }
@@ -225,7 +228,8 @@ impl PluginFolder {
         sync_folder(&self.state_folder())
     }
 
-    /// Restores the former file. `others` says whether calls find another plugin of this name in another folder.
+    /// Restores the former plugin file. `others` tells whether CNI calls find another plugin of the same name in
+    /// another folder.
     pub(crate) fn undo(&self, others: OtherPlugins) -> CommandResult<UndoOutcome> {
         let _lock = self.lock()?;
         // An unreadable state file must not keep an operator from undoing the installation.
@@ -262,7 +266,7 @@ impl PluginFolder {
             }
             fs::remove_dir(self.state_folder())?;
             if made_folder {
-                // The folder may have other plugins by now; then it stays.
+                // A plugin folder that has other plugins in the meantime is not removed.
                 _ = fs::remove_dir(&self.folder);
             } else {
                 sync_folder(&self.folder)?;
@@ -276,7 +280,7 @@ impl PluginFolder {
         work().map_err(|error| self.failed("cannot change", &error))
     }
 
-    /// Locks the folder against other `margay install` commands, until the result is dropped.
+    /// Locks the plugin folder against other `margay install` commands, until the returned file is dropped.
     fn lock(&self) -> CommandResult<File> {
         let folder = File::open(self.state_folder()).map_err(|error| self.failed("cannot open", &error))?;
         match folder.try_lock() {
@@ -301,14 +305,14 @@ impl PluginFolder {
     }
 }
 
-/// Whether calls find another plugin of this name in another folder.
+/// Whether CNI calls find another plugin of the same name in another folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OtherPlugins {
     None,
     Some,
 }
 
-/// True if two files on one file system are not hard links of each other.
+/// True if two files are on one file system but are not hard links of each other.
 fn could_be_one_file(one: &Path, other: &Path) -> io::Result<bool> {
     let (one, other) = (fs::metadata(one)?, fs::metadata(other)?);
     Ok(one.dev() == other.dev() && one.ino() != other.ino())
@@ -329,7 +333,8 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Buffer size for reading a program, in bytes. The default of `io::copy` needs about a thousand reads for a plugin.
+/// Buffer size in bytes for reading a program. With the default buffer of `io::copy`, reading a plugin needs about a
+/// thousand read calls.
 const READ_BUFFER_BYTES: usize = 128 << 10;
 
 fn checksum(file: &Path) -> io::Result<String> {

@@ -1,5 +1,5 @@
-//! The two plugins of Calico that Margay replaces. Also runs a plugin's file, to ask for its version and whether it
-//! could assign addresses.
+//! Describes the two plugins of Calico that Margay replaces. Also runs a plugin file, to ask for the plugin's version
+//! and to check whether the plugin could assign addresses.
 
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -14,17 +14,18 @@ use serde_json::Value;
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 
-/// One of Calico's two plugins. Margay's program plays either role, depending on the name by which it is called.
+/// One of Calico's two plugins. Margay's program acts as either plugin, depending on the name by which the program is
+/// called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// `calico-ipam`, which the main plugin calls for addresses.
     Ipam,
-    /// `calico`, which a runtime calls to connect a container.
+    /// `calico`, which a container runtime calls to connect a container.
     Main,
 }
 
 impl Role {
-    /// The name by which the plugin is called, which is also its file name.
+    /// Returns the name by which the plugin is called, which is also the plugin's file name.
     pub(crate) fn program(self) -> &'static str {
         match self {
             Self::Ipam => "calico-ipam",
@@ -32,7 +33,7 @@ impl Role {
         }
     }
 
-    /// The name that Margay's program prints with `-v` in this role.
+    /// Returns the name that Margay's program prints with `-v` when it runs as this plugin.
     fn own_name(self) -> &'static str {
         match self {
             Self::Ipam => "margay-ipam",
@@ -40,7 +41,7 @@ impl Role {
         }
     }
 
-    /// The subfolder of the plugin folder with the files for undoing the installation.
+    /// Returns the name of the subfolder of the plugin folder with the files for undoing the installation.
     pub(crate) fn state_folder_name(self) -> &'static str {
         match self {
             Self::Ipam => ".margay",
@@ -48,7 +49,7 @@ impl Role {
         }
     }
 
-    /// The command that installs Margay's plugin in this role.
+    /// Returns the command that replaces this plugin of Calico by Margay's plugin.
     pub(crate) fn install(self) -> &'static str {
         match self {
             Self::Ipam => "margay install --beside-calico",
@@ -56,7 +57,7 @@ impl Role {
         }
     }
 
-    /// The command that restores Calico's plugin in this role.
+    /// Returns the command that restores this plugin of Calico.
     pub(crate) fn undo(self) -> &'static str {
         match self {
             Self::Ipam => "margay install --undo",
@@ -64,7 +65,7 @@ impl Role {
         }
     }
 
-    /// Completes "Margay's plugin could ..." in the failure for a network that it cannot serve.
+    /// Returns the words after "Margay's plugin could" in the failure for a network that the plugin cannot serve.
     pub(crate) fn would(self) -> &'static str {
         match self {
             Self::Ipam => "give no address",
@@ -73,28 +74,28 @@ impl Role {
     }
 }
 
-/// How long a program may take to answer.
+/// Time limit of running a program that answers a request.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How often a start is retried while another process still writes the file.
+/// Number of attempts to start a program while another process still writes the program's file.
 const MAX_START_ATTEMPTS: u32 = 40;
 
-/// How often a store is checked before it counts as unusable, and the pause in between.
+/// Number of checks after which a store counts as unusable, and the pause between two checks.
 const MAX_STORE_CHECKS: u32 = 3;
 const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The login variables in a runtime's environment, which are passed to a plugin. A network's configuration cannot
-/// contain a login.
+/// The environment variables with a login that are passed from the runtime's environment to a plugin. A network
+/// configuration cannot contain a login.
 const LOGIN_VARIABLES: [&str; 4] = ["ETCD_USERNAME", "ETCD_PASSWORD", "CALICO_ETCD_USERNAME", "CALICO_ETCD_PASSWORD"];
 
-/// The identity of a plugin file.
+/// The identity of the program in a plugin file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PluginProgram {
-    /// Margay's plugin, with its version.
+    /// Margay's plugin, with the plugin's version.
     Margay(String),
-    /// Another program, with the version that it reports, if any.
+    /// Another program, with the version that the program reports, or `None` if it reports no version.
     Other(Option<String>),
-    /// A file that cannot be run, for this reason.
+    /// A file that cannot be run, with the reason.
     Broken(String),
 }
 
@@ -110,7 +111,7 @@ impl fmt::Display for PluginProgram {
 }
 
 impl PluginProgram {
-    /// Runs a file in a role with `-v`, which Calico's plugins support as well, and reads the version.
+    /// Runs a file in a role with the argument `-v`, which Calico's plugins support as well, and reads the version.
     pub(crate) fn ask(file: &Path, role: Role) -> Self {
         let mut command = Command::new(file);
         command.arg0(role.program()).arg("-v").env_clear();
@@ -126,7 +127,7 @@ impl PluginProgram {
         }
     }
 
-    /// True if Margay's plugin can read stores of a format; `None` for other programs.
+    /// True if Margay's plugin in `file` can read stores of a format. Returns `None` if `file` is not Margay's plugin.
     pub(crate) fn reads_format(file: &Path, format: u32) -> Option<bool> {
         let mut command = Command::new(file);
         command.arg0(Role::Ipam.program()).arg("-v").env_clear();
@@ -134,7 +135,7 @@ impl PluginProgram {
         let mut lines = answer.stdout.lines();
         lines.next().filter(|line| answer.success && line.starts_with(Role::Ipam.own_name()))?;
         let formats = lines.find_map(|line| line.strip_prefix("Formats of stores: "));
-        // Plugins from before format 2 list no formats. They read format 1 only.
+        // Plugins that are older than store format 2 list no formats, and read format 1 only.
         Some(formats.is_some_and(|formats| formats.split(", ").any(|one| one.parse() == Ok(format))))
     }
 
@@ -151,11 +152,11 @@ impl PluginProgram {
     }
 }
 
-/// Checks with the verb STATUS, which changes nothing, whether Margay's plugin could carry out an ADD on this network.
-/// STATUS takes a second at most. It is repeated if it fails, since a cluster may just be electing its leader.
+/// Checks whether Margay's plugin could carry out an ADD on this network. The check uses the verb STATUS, which changes
+/// nothing and takes a second at most. A failed STATUS is repeated, since a cluster may just be electing a leader.
 ///
 /// # Errors
-/// The failure that the plugin reports, which may name configuration members and paths, but no secrets.
+/// The failure that the plugin reports, which may contain names of configuration fields and paths, but no secrets.
 pub(crate) fn check_store(
     plugin: &Path,
     role: Role,
@@ -188,7 +189,7 @@ fn ask_status(
     env: &Environment<'_>,
 ) -> Result<(), String> {
     let mut conf = network.conf.clone();
-    // STATUS needs CNI 1.1.0. The network's own version makes no difference to the store.
+    // STATUS needs CNI 1.1.0. The CNI version in the network's configuration makes no difference for the store.
     conf.insert("cniVersion".to_owned(), "1.1.0".into());
     let mut command = Command::new(plugin);
     command.arg0(role.program()).env_clear().env("CNI_COMMAND", "STATUS").env("CNI_PATH", path);
@@ -207,14 +208,14 @@ fn ask_status(
     Err(if why.is_empty() { "it fails without saying why".to_owned() } else { why })
 }
 
-/// The output of a program, and whether it succeeded.
+/// The standard output of a program, and whether the program succeeded.
 #[derive(Debug)]
 pub(super) struct ProgramOutput {
     pub(super) success: bool,
     pub(super) stdout: String,
 }
 
-/// Runs a program with this input; its standard error is discarded.
+/// Runs a program with `stdin` as its input, and discards the program's standard error.
 ///
 /// # Errors
 /// The program cannot be started, or does not end within [`PROGRAM_TIMEOUT`].
@@ -225,8 +226,8 @@ pub(crate) fn run_program(mut command: Command, stdin: &[u8]) -> io::Result<Prog
         return Err(io::Error::other("no pipes"));
     };
     let stdin = stdin.to_vec();
-    // Reading and writing happen on threads: a program that reads or writes nothing must not block for longer than
-    // `PROGRAM_TIMEOUT`.
+    // Separate threads read and write the pipes, because a program that does not read or write must not block this
+    // function for longer than `PROGRAM_TIMEOUT`.
     let writer = thread::spawn(move || input.write_all(&stdin));
     let reader = thread::spawn(move || {
         let mut bytes = Vec::new();

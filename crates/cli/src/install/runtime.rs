@@ -1,8 +1,9 @@
-//! The folders in which this node's container runtime looks for plugins.
+//! Finds the folders in which this node's container runtime looks for plugins.
 //!
-//! A runtime finds the main plugin `calico` in a list of folders. It passes the list to the main plugin as `CNI_PATH`,
-//! where that finds `calico-ipam`. Both take the first file of that name. containerd has one folder (`bin_dir`), and
-//! since 2.1 a list (`bin_dirs`). CRI-O has a list (`plugin_dirs`), followed by the older `plugin_dir`.
+//! A container runtime looks for the main plugin `calico` in a list of folders. The runtime passes this list to the
+//! main plugin as `CNI_PATH`, and the main plugin looks for `calico-ipam` in the list. The runtime and the main plugin
+//! both run the first file with the wanted name. containerd has one folder (`bin_dir`), and since 2.1 a list of folders
+//! (`bin_dirs`). CRI-O has a list of folders (`plugin_dirs`), followed by the older setting `plugin_dir`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,33 +15,34 @@ use super::program::Role;
 use super::{Install, program};
 use crate::error::{CommandFailure, CommandResult};
 
-/// The default folder of all runtimes.
+/// The default plugin folder of all container runtimes.
 const DEFAULT_FOLDER: &str = "/opt/cni/bin";
 
 /// The names of containerd's CRI plugin, newest first.
 const CRI_PLUGINS: [&str; 3] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"];
 
-/// Where the list of folders comes from.
+/// The source of the list of plugin folders.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PathSource {
-    /// The command line.
+    /// The plugin folders were given on the command line.
     Given,
-    /// containerd: its configuration file, and how many folders it supports.
+    /// The plugin folders are from containerd's configuration file `config`; `folders` tells how many folders
+    /// containerd supports.
     Containerd { config: PathBuf, folders: FolderCount },
-    /// CRI-O: its configuration file.
+    /// The plugin folders are from this configuration file of CRI-O.
     Crio(PathBuf),
-    /// No runtime was found, so the list has only the default folder.
+    /// No container runtime was found, so the list has only the default plugin folder.
     Default,
 }
 
-/// How many plugin folders a runtime supports.
+/// How many plugin folders a container runtime supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FolderCount {
     One,
     Several,
 }
 
-/// The folders in which the runtime looks for plugins, in order.
+/// The folders in which the container runtime looks for plugins, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PluginPath {
     pub(crate) folders: Vec<PathBuf>,
@@ -65,7 +67,7 @@ impl fmt::Display for PluginPath {
 }
 
 impl PluginPath {
-    /// Finds the folders from the command line or the runtime's configuration.
+    /// Finds the plugin folders on the command line or in the configuration of the container runtime.
     pub(crate) fn find(args: &Install) -> CommandResult<Self> {
         if !args.cni_bin_dir.is_empty() {
             return Ok(Self { folders: args.cni_bin_dir.clone(), source: PathSource::Given });
@@ -80,23 +82,24 @@ impl PluginPath {
         }
     }
 
-    /// The file that a call runs in a role: the first of that name. Like CNI's library, skips everything but files.
+    /// Returns the file that a CNI call runs in a role: the first file with the plugin's name. Like CNI's library,
+    /// skips a folder that has the plugin's name.
     pub(crate) fn first(&self, role: Role) -> Option<PathBuf> {
         self.all(role).next()
     }
 
-    /// All files with the name of a role's plugin, in order.
+    /// Returns all files with the name of a role's plugin, in the order of the plugin folders.
     pub(crate) fn all(&self, role: Role) -> impl Iterator<Item = PathBuf> + '_ {
         self.folders.iter().map(move |folder| folder.join(role.program())).filter(|file| file.is_file())
     }
 
-    /// The folders in the format of `CNI_PATH`.
+    /// Returns the plugin folders in the format of `CNI_PATH`.
     pub(crate) fn listed(&self) -> String {
         let folders: Vec<_> = self.folders.iter().map(|folder| folder.display().to_string()).collect();
         folders.join(":")
     }
 
-    /// Fails if the runtime cannot look for plugins in this folder.
+    /// Fails if the container runtime cannot look for plugins in this folder.
     pub(crate) fn check_own_folder(&self, folder: &Path) -> CommandResult<()> {
         match &self.source {
             PathSource::Containerd { config, folders: FolderCount::One }
@@ -115,7 +118,7 @@ impl PluginPath {
         }
     }
 
-    /// Explains how to make the runtime look in a folder first.
+    /// Explains how to make the container runtime look for plugins in `folder` first.
     pub(crate) fn how_to_prefer(&self, folder: &Path) -> String {
         let mut folders = vec![folder.to_owned()];
         folders.extend(self.folders.iter().filter(|other| *other != folder).cloned());
@@ -144,8 +147,8 @@ impl PluginPath {
     }
 }
 
-/// Reads containerd's folders from its own dump of its configuration, since how imported files are merged depends on
-/// its version. If the program is not on `PATH`, reads the configuration file.
+/// Reads containerd's plugin folders from the configuration that containerd dumps, because the merging of imported
+/// files depends on containerd's version. If the program containerd is not on `PATH`, reads the configuration file.
 fn read_containerd(config: &Path) -> CommandResult<Option<PluginPath>> {
     if !config.exists() {
         return Ok(None);
@@ -171,7 +174,7 @@ fn read_containerd(config: &Path) -> CommandResult<Option<PluginPath>> {
     };
     let disabled = table.get("disabled_plugins").and_then(Value::as_array);
     if disabled.is_some_and(|names| names.iter().filter_map(Value::as_str).any(|name| CRI_PLUGINS.contains(&name))) {
-        // Docker configures containerd without CRI; it then runs no pods.
+        // Docker configures containerd without CRI, and such a containerd runs no pods.
         return Ok(None);
     }
     let cni = CRI_PLUGINS.iter().find_map(|name| table.get("plugins")?.get(name)?.get("cni"));
@@ -181,7 +184,8 @@ fn read_containerd(config: &Path) -> CommandResult<Option<PluginPath>> {
         Some(folder) => vec![folder.into()],
         None => list(several).filter(|list| !list.is_empty()).unwrap_or_else(|| vec![DEFAULT_FOLDER.into()]),
     };
-    // A containerd that supports a list dumps `bin_dirs`. If the program was not found, a list is assumed.
+    // A containerd that supports a list of folders dumps `bin_dirs`. If containerd's program was not found, containerd
+    // is assumed to support a list.
     let count = if several.is_some() || program.is_none() { FolderCount::Several } else { FolderCount::One };
     Ok(Some(PluginPath { folders, source: PathSource::Containerd { config: config.to_owned(), folders: count } }))
 }
@@ -192,7 +196,8 @@ fn find_on_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-/// Reads CRI-O's folders from its file and the files in the folder beside it. Later settings override earlier ones.
+/// Reads CRI-O's plugin folders from CRI-O's configuration file and the files in the folder beside it. Later settings
+/// override earlier settings.
 fn read_crio(config: &Path) -> CommandResult<Option<PluginPath>> {
     let parts = PathBuf::from(format!("{}.d", config.display()));
     let mut files: Vec<PathBuf> = match parts.read_dir() {
@@ -228,7 +233,7 @@ fn read(file: &Path) -> CommandResult<String> {
 }
 
 fn parse(file: &Path, text: &str) -> CommandResult<Table> {
-    // The parser's message would quote the line, which may contain a registry's password.
+    // The message of the TOML parser would quote the faulty line, which may contain a registry's password.
     text.parse().map_err(|_| unreadable(file, "it is not valid TOML"))
 }
 

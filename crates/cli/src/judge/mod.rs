@@ -1,5 +1,6 @@
-//! `margay conformance`: tests the rules of `crates/kv/SEMANTICS.md` on a store and reports the result of each case. A
-//! [`JudgePlan`] decides how the cases may use the store, and so which cases run.
+//! Tests a store by the rules of `crates/kv/SEMANTICS.md` and reports the result of each test case, for the command
+//! `margay conformance`. A [`JudgePlan`] decides how the test cases may use the store, and thereby which test cases
+//! run.
 
 mod report;
 pub(crate) mod site;
@@ -70,14 +71,14 @@ impl Conformance {
     fn report_as(&self, output: Format) -> ReportFormat {
         self.report.unwrap_or(match output {
             Format::Table | Format::Wide => ReportFormat::Table,
-            // JSON is YAML too.
+            // JSON is valid YAML, so the YAML output prints JSON.
             Format::Json | Format::Yaml => ReportFormat::Json,
         })
     }
 }
 
 impl StandaloneCommand for Conformance {
-    /// Tests a store. The exit code is 0 if no case failed.
+    /// Tests a store. The exit code is 0 if no test case failed.
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         if invocation.options.store.is_some() {
             return Err(CommandFailure::new("the store to judge is named without --store")
@@ -95,7 +96,7 @@ impl StandaloneCommand for Conformance {
         }
         let judged =
             judge(plan.harness(), &options, self.report_as(invocation.options.output), invocation.out, invocation.err);
-        // The stores are cleaned up whatever the outcome.
+        // The stores are cleaned up even if the run of the test cases failed.
         let cleared = runtime.block_on(plan.clear_up());
         let code = judged?;
         match cleared {
@@ -119,7 +120,7 @@ fn locate(args: &Conformance, invocation: &Invocation<'_>) -> CommandResult<Loca
     }
 }
 
-/// Fails if no case matches the filter.
+/// Fails if no test case matches the filter.
 fn check_filter(args: &Conformance) -> CommandResult<()> {
     let Some(filter) = &args.case else { return Ok(()) };
     if conformance::cases().iter().any(|case| case.name().contains(filter.as_str())) {
@@ -129,7 +130,7 @@ fn check_filter(args: &Conformance) -> CommandResult<()> {
         .hint("names are such as B01_get_missing_key; W stands for all about watches; without --case all run"))
 }
 
-/// Runs the cases, reports them, and returns the exit code.
+/// Runs the test cases, reports their results, and returns the exit code.
 fn judge(
     harness: impl Harness,
     options: &RunOptions,
@@ -160,27 +161,28 @@ fn judge(
     Ok(u8::from(summary.failed > 0))
 }
 
-/// The prefix of all keys of cases that share a store. Each run has its own prefix below it.
+/// The prefix of all keys of test cases that share a store. Each run uses its own longer prefix that starts with this
+/// prefix.
 const PREFIX: &str = "/margay-conformance/";
 
-/// Time limit of the first read of a store.
+/// Time limit of the first read of a store, which finds out whether the store has keys.
 const FIRST_READ_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How the cases may use the store.
+/// How the test cases may use the store.
 #[derive(Debug)]
 enum JudgePlan {
-    /// Each case gets a new store, which is removed afterwards.
+    /// Each test case gets a new store, which is removed after the case.
     New(Arc<NewStoresHarness>),
-    /// The store is empty, so all cases run in it.
+    /// The store has no keys, so all test cases run in the store.
     Empty(Arc<InPlaceHarness<UrlHarness>>),
-    /// Everything in the store is deleted, and all cases run in it.
+    /// Every key in the store is deleted, and all test cases run in the store.
     Erase(Arc<InPlaceHarness<UrlHarness>>),
-    /// The store has keys. Only cases that can share a store run, below this prefix.
+    /// The store has keys. Only test cases that can share a store run, and their keys start with this prefix.
     Beside(Arc<PrefixHarness<UrlHarness>>, String),
 }
 
 impl JudgePlan {
-    /// Reads whether the store has keys, and chooses a plan. Deletes nothing yet.
+    /// Finds out whether the store has keys, and chooses a plan. Deletes no key yet.
     async fn of(location: &Location, args: &Conformance) -> CommandResult<Self> {
         let erase = args.erase_everything.as_deref();
         let host = host(location);
@@ -215,7 +217,7 @@ impl JudgePlan {
         }
     }
 
-    /// Removes what the cases left behind, including cases that were abandoned.
+    /// Removes the keys and stores that test cases left behind, including test cases that were abandoned.
     async fn clear_up(&self) -> CommandResult<(), BoxError> {
         match self {
             Self::New(stores) => Ok(stores.clear_up()?),
@@ -226,7 +228,7 @@ impl JudgePlan {
 }
 
 impl fmt::Display for JudgePlan {
-    /// One sentence about what happens to the store.
+    /// Writes one sentence about what happens to the store.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::New(stores) => match &**stores {
@@ -246,7 +248,7 @@ impl fmt::Display for JudgePlan {
     }
 }
 
-/// The contents of the store at a URL.
+/// Whether the store at a URL exists and has keys.
 enum StoreContents {
     NoStore,
     Nothing,
@@ -273,12 +275,12 @@ async fn read_contents(site: &UrlHarness) -> CommandResult<StoreContents> {
     }
 }
 
-/// Interprets an error of the first read.
+/// Interprets an error of the first read of a store.
 fn read_error_contents(error: kv::Error) -> CommandResult<StoreContents> {
     let hint = match error.kind() {
         ErrorKind::Missing => return Ok(StoreContents::NoStore),
         ErrorKind::Locked => "some other command or program has the store open; end it, or try again",
-        // Such errors carry their own advice.
+        // Errors with a detail carry their own advice.
         _ if error.detail().is_some() => return Err(error.into()),
         ErrorKind::NotSent | ErrorKind::Timeout | ErrorKind::Disconnected { .. } => {
             "see whether it is running, and whether its address and port are right"
@@ -288,7 +290,7 @@ fn read_error_contents(error: kv::Error) -> CommandResult<StoreContents> {
     Err(CommandFailure::from(error).hint(hint))
 }
 
-/// Creates the folder for new stores. Fails if the folder exists and is not empty.
+/// Creates the folder for the new stores of test cases. Fails if the folder exists and is not empty.
 fn make_store_folder(location: &Location) -> CommandResult<Option<StoreFolder>> {
     let Some(path) = location.path() else { return Ok(None) };
     let occupied = match fs::read_dir(path) {
@@ -309,7 +311,7 @@ fn make_store_folder(location: &Location) -> CommandResult<Option<StoreFolder>> 
     })
 }
 
-/// The name of the store that `--erase-everything` must repeat: hosts and ports, or the path.
+/// Returns the name of the store that `--erase-everything` must repeat: hosts and ports, or the path.
 fn host(location: &Location) -> Option<String> {
     match location.cluster() {
         Some(cluster) if cluster.endpoints.is_empty() => Some(cluster.discovery_srv.clone()),
@@ -318,7 +320,7 @@ fn host(location: &Location) -> Option<String> {
     }
 }
 
-/// Refuses to erase a store unless its name was typed correctly.
+/// Refuses to erase a store unless the user typed the store's name correctly.
 fn check_host(typed: &str, host: Option<&str>, location: &Location) -> CommandResult<()> {
     match host {
         Some(host) if host == typed => Ok(()),
@@ -339,7 +341,8 @@ mod tests {
     use super::*;
     use crate::judge::site::NewStoresHarness;
 
-    /// Runs cases on a store in memory that is broken by ignoring compares. Returns the exit code and the report.
+    /// Runs test cases on a store in memory that is broken: the store ignores compares. Returns the exit code and the
+    /// report.
     fn of_a_broken_store(format: ReportFormat) -> (u8, String) {
         let broken = broken::broken().into_iter().find(|broken| broken.name() == "ignores compares").unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());

@@ -1,5 +1,6 @@
-//! Prints the results of a run in the requested format, and its progress on a terminal. A table has a line for each
-//! case as it ends, then the ignored cases by reason, and the failures. JSON and JUnit XML are for programs.
+//! Prints the results of a run of test cases in the requested format, and the progress of the run on a terminal. A
+//! table has a line for each test case as the case ends, then the ignored cases by reason, and the failures. JSON and
+//! JUnit XML are formats for programs.
 
 use std::fmt;
 use std::io::{
@@ -16,19 +17,19 @@ use super::ReportFormat;
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 
-/// Writes a report. Some formats are written during the run, others at its end.
+/// Writes a report about a run. Some report formats are written during the run, others at the run's end.
 pub(super) trait Reporter {
-    /// Called when the run starts.
+    /// Called when the run of the test cases starts.
     fn begin(&mut self, _out: &mut dyn Write) -> CommandResult<()> {
         Ok(())
     }
 
-    /// Called when a case has ended.
+    /// Called when a test case has ended.
     fn case(&mut self, _report: &Report, _out: &mut dyn Write) -> CommandResult<()> {
         Ok(())
     }
 
-    /// Called when the run has ended.
+    /// Called when the run of the test cases has ended.
     fn end(
         &mut self,
         reports: &[Report],
@@ -38,7 +39,7 @@ pub(super) trait Reporter {
     ) -> CommandResult<()>;
 }
 
-/// Creates the reporter of a format.
+/// Creates the reporter of a report format.
 pub(super) fn reporter(format: ReportFormat, cases: &[Case]) -> Box<dyn Reporter> {
     match format {
         ReportFormat::Table => Box::new(TableReporter::of(cases)),
@@ -47,7 +48,7 @@ pub(super) fn reporter(format: ReportFormat, cases: &[Case]) -> Box<dyn Reporter
     }
 }
 
-/// How many cases passed, failed and were ignored, and the duration of the run.
+/// How many test cases passed, failed and were ignored, and the duration of the run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RunSummary {
     pub(super) passed: usize,
@@ -86,7 +87,7 @@ fn format_duration(took: Duration) -> String {
     }
 }
 
-/// The rule that a case found broken, or else the first rule that the case tests.
+/// Returns the rule that a test case found broken, or else the first rule that the test case tests.
 fn rule(report: &Report) -> &'static str {
     report.rule_broken().or(report.rules.first().copied()).unwrap_or("?")
 }
@@ -99,7 +100,8 @@ fn result(verdict: &Verdict) -> &'static str {
     }
 }
 
-/// Why a case failed or was ignored. Control characters are escaped, since a store's message may contain any.
+/// Returns why a test case failed or was ignored. Escapes control characters, since a store's error message may contain
+/// any character.
 fn reason(verdict: &Verdict) -> Option<String> {
     match verdict {
         Verdict::Failed(failure) => {
@@ -110,11 +112,11 @@ fn reason(verdict: &Verdict) -> Option<String> {
     }
 }
 
-/// Maximum width of a line of case numbers, in columns.
+/// Maximum width in columns of a line with numbers of test cases.
 const TABLE_WIDTH: usize = 80;
 
 struct TableReporter {
-    /// The width of the column of case names.
+    /// The width in columns of the table column with the names of the test cases.
     names: usize,
 }
 
@@ -161,7 +163,7 @@ impl Reporter for TableReporter {
     }
 }
 
-/// Prints the cases that were ignored, by reason.
+/// Prints the ignored test cases, grouped by reason.
 fn print_ignored(reports: &[Report], out: &mut dyn Write) -> CommandResult<()> {
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
     for report in reports {
@@ -208,9 +210,9 @@ struct RunJson<'a> {
 #[derive(Serialize)]
 struct CaseJson<'a> {
     name: &'a str,
-    /// The rule that was broken, or else the first rule that the case tests.
+    /// The rule that the test case found broken, or else the first rule that the test case tests.
     rule: &'a str,
-    /// `passed`, `failed` or `ignored`.
+    /// The result of the test case: `passed`, `failed` or `ignored`.
     result: &'a str,
     reason: Option<String>,
     seconds: f64,
@@ -317,7 +319,7 @@ impl CaseProgress {
         self.bar.inc(1);
     }
 
-    /// Runs `work` while the bar is hidden.
+    /// Runs `work` while the progress bar is hidden.
     pub(super) fn run_suspended<T>(&self, work: impl FnOnce() -> T) -> T {
         self.bar.suspend(work)
     }

@@ -1,4 +1,4 @@
-//! Makes the store at a URL available to the cases.
+//! Makes the store at a URL available to the conformance test cases.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -14,10 +14,11 @@ use datastore::{Create, Drivers, Location, OpenStore};
 use kv::{ErrorKind, Operation, Store};
 use tokio::sync::Mutex;
 
-/// How long an opening waits for the store lock. Plugins hold it for milliseconds.
+/// Time limit of the wait for the store lock when a store is opened. Plugins hold the store lock for milliseconds.
 pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The store at a URL. Each case opens and closes it, so that other processes can open it in between.
+/// The store at a URL. Each test case opens and closes the store, so that other processes can open the store in
+/// between.
 #[derive(Clone, Debug)]
 pub(super) struct UrlHarness(pub(super) Location);
 
@@ -32,7 +33,7 @@ impl Harness for UrlHarness {
     fn abilities(&self) -> &[Ability] {
         match self.0.path() {
             Some(_) => &[Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress],
-            // A server can be neither stopped nor measured through its URL.
+            // A store server can be neither stopped nor measured through its URL.
             None => &[Ability::Close],
         }
     }
@@ -42,7 +43,7 @@ impl Harness for UrlHarness {
     }
 }
 
-/// A new store for each case, in memory or below a folder.
+/// A new store for each test case, in memory or in a folder.
 #[derive(Debug)]
 pub(super) enum NewStoresHarness {
     Memory(Location),
@@ -53,15 +54,15 @@ pub(super) enum NewStoresHarness {
 #[derive(Debug)]
 pub(super) struct StoreFolder {
     path: PathBuf,
-    /// The location that was given; there is no store.
+    /// The location from the command line, at which no store exists.
     location: Location,
-    /// True if the run created the folder. An empty folder that existed before is kept.
+    /// True if the run created the folder. An empty folder that existed before the run is kept.
     ours: bool,
     made: AtomicU64,
 }
 
 impl StoreFolder {
-    /// Creates the folder unless it exists; `None` for a location without a path.
+    /// Creates the folder unless the folder exists; returns `None` for a location without a path.
     pub(super) fn create(location: &Location) -> io::Result<Option<Self>> {
         let Some(path) = location.path() else { return Ok(None) };
         let ours = match DirBuilder::new().mode(0o700).create(path) {
@@ -76,7 +77,7 @@ impl StoreFolder {
         self.path.join(format!("case-{number}"))
     }
 
-    /// Removes the stores of the run, and the folder if the run created it.
+    /// Removes the stores of the run, and the folder if the run has created it.
     fn remove(&self) -> io::Result<()> {
         retry_until_empty(LOCK_TIMEOUT, || self.remove_once())
     }
@@ -98,8 +99,8 @@ impl NewStoresHarness {
     }
 }
 
-/// Retries a removal until `limit` has passed if a folder is not empty. sled's threads may still write files after a
-/// case was stopped.
+/// Repeats a failed removal until `limit` has passed, as long as a folder is not empty. sled's threads may still write
+/// files after a test case was stopped.
 fn retry_until_empty(limit: Duration, mut remove: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let started = Instant::now();
     loop {
@@ -158,7 +159,7 @@ impl Harness for NewStoresHarness {
     }
 }
 
-/// Opens the store at an address for a process that a case has started. The store is created if it does not exist.
+/// Opens the store at an address, in a process that a test case has started. Creates the store if it does not exist.
 #[derive(Debug)]
 pub(crate) struct JoiningHarness(pub(crate) Drivers);
 
@@ -180,18 +181,19 @@ impl Harness for JoiningHarness {
     }
 }
 
-/// The address for [`JoiningHarness`]: the engine and the path. Unlike the path of a URL, it may be relative.
+/// Returns the address of a store for [`JoiningHarness`]: the engine and the path. Unlike the path in a URL, the path
+/// in an address may be relative.
 fn address(location: &Location) -> Result<String, BoxError> {
     let path = location.path().ok_or("only a store in a folder has an address")?;
     Ok(format!("{}:{}", location.facts().name, path.to_str().ok_or("a path that is no text")?))
 }
 
-/// An open store, and further handles to it.
+/// An open store of a test case, and additional openings of the same store.
 #[derive(Debug)]
 pub(super) struct StoreFixture {
     location: Location,
     store: Arc<dyn Store>,
-    // `None` while the store is closed.
+    // The value is `None` while the store is closed.
     open: Option<OpenStore>,
     others: Mutex<Vec<OpenStore>>,
 }
@@ -255,7 +257,7 @@ impl Fixture for StoreFixture {
     }
 }
 
-/// A store that was created for one case, and is removed with it.
+/// A store that was created for one test case, and is removed when the case ends.
 #[derive(Debug)]
 struct TemporaryFixture(StoreFixture);
 
@@ -294,7 +296,7 @@ impl Fixture for TemporaryFixture {
     }
 }
 
-/// The total size of all files in and below `path`, in bytes.
+/// Returns the total size in bytes of the file `path`, or of all files in the folder `path` and its subfolders.
 fn bytes_below(path: &Path) -> io::Result<u64> {
     let metadata = path.symlink_metadata()?;
     if !metadata.is_dir() {

@@ -1,5 +1,5 @@
-//! Formats answers: tables, numbers and JSON as calicoctl prints them. Also writes files atomically and shows the
-//! progress of a command on a terminal. Nothing here depends on a store.
+//! Formats answers of commands: tables, numbers and JSON as calicoctl prints them. Also writes files atomically and
+//! shows the progress of a command on a terminal. The output module does not depend on a store.
 
 mod yaml;
 
@@ -23,7 +23,7 @@ use time::format_description::well_known::Rfc3339;
 pub(crate) use self::yaml::yaml;
 use crate::error::{CommandFailure, CommandResult};
 
-/// Serialises a value as its `Display` text.
+/// Serialises a value as the text of its `Display` implementation.
 pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> CommandResult<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
@@ -34,7 +34,7 @@ pub(crate) fn rfc3339(time: SystemTime) -> String {
     time.replace_nanosecond(0).unwrap_or(time).format(&Rfc3339).unwrap_or_else(|_| "an unknown time".to_owned())
 }
 
-/// Escapes control characters, so that text from the store is safe to print on a terminal.
+/// Escapes control characters in a text, so that text from a store is safe to print on a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut safe, c| {
         if c.is_control() {
@@ -55,17 +55,17 @@ const TABLE_STYLE: TableStyle = TableStyle::new()
     .content_lines(TABLE_CONTENT)
     .bottom_border(TABLE_LINE);
 
-/// A column's heading, and the alignment of its cells.
+/// The heading of a table column, and the alignment of the column's cells.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Column {
-    /// Left-aligned.
+    /// A column with left-aligned cells.
     Text(&'static str),
-    /// Right-aligned.
+    /// A column with right-aligned cells.
     Number(&'static str),
 }
 
-/// Renders a table that ends in a line break. All headings are left-aligned. The table is as wide as its content,
-/// whatever the terminal's width.
+/// Renders a table that ends in a line break. All headings are left-aligned. The table is as wide as its content, even
+/// if the terminal is narrower.
 pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_style(TABLE_STYLE);
@@ -82,10 +82,10 @@ pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
     format!("{table}\n")
 }
 
-/// The columns of a listing, each with a function that makes its cell.
+/// The columns of a listing, each with a function that returns the text of the column's cell.
 pub(crate) type Columns<R> = Vec<(Column, fn(&R) -> String)>;
 
-/// A row of a listing. JSON has all of its fields, the table only its columns.
+/// A row of a listing. JSON has all fields of a row, and a table has only the row's columns.
 pub(crate) trait TableRow: Serialize {
     fn columns() -> Columns<Self>;
 }
@@ -96,7 +96,7 @@ pub(crate) fn table<R: TableRow>(rows: &[R]) -> String {
     render(&columns, &rows)
 }
 
-/// Minimum width of a column, and the gap between two cells, in characters.
+/// The minimum width of a column, and the gap between two cells, in characters.
 const MIN_COLUMN_WIDTH: usize = 5;
 const COLUMN_GAP: usize = 3;
 
@@ -127,7 +127,7 @@ pub(crate) fn format_five_digits(number: f64) -> String {
     if number == 0.0 || !number.is_finite() {
         return number.to_string();
     }
-    // Rust rounds the mantissa first, so the exponent is right for 99999.5 as well.
+    // Rust rounds the mantissa before it prints the exponent, so the exponent is right for 99999.5 as well.
     let scientific = format!("{number:.4e}");
     let Some((mantissa, exponent)) = scientific.split_once('e') else {
         return scientific;
@@ -145,14 +145,14 @@ fn without_zeros(number: &str) -> &str {
     if number.contains('.') { number.trim_end_matches('0').trim_end_matches('.') } else { number }
 }
 
-/// Formats a part of a whole as the number and its percentage, such as `10 (0%)`.
+/// Formats a part of a whole as the part's number and percentage, such as `10 (0%)`.
 pub(crate) fn format_share(number: f64, whole: f64) -> String {
     let percent = if whole == 0.0 { 0.0 } else { 100.0 * number / whole };
     format!("{} ({percent:.0}%)", format_five_digits(number))
 }
 
-/// Serialises objects at every depth with their fields in [`field_order`]. Fields that are not in it follow in
-/// alphabetical order.
+/// Serialises objects at every depth with their fields in [`field_order`]. Fields that are not in [`field_order`]
+/// follow in alphabetical order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SortedJson<'a>(pub(crate) &'a Value);
 
@@ -171,10 +171,10 @@ impl Serialize for SortedJson<'_> {
     }
 }
 
-/// Writes a file that other users may read, in one step. An existing file is replaced.
+/// Writes a file that other users may read, in one step. Replaces an existing file.
 ///
 /// # Errors
-/// The file cannot be written. An existing file then stays as it is.
+/// The file cannot be written. An existing file then stays unchanged.
 pub(crate) fn write_whole_file(path: &Path, text: &str) -> CommandResult<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}.part", std::process::id()));
@@ -194,15 +194,15 @@ fn write_file(path: &Path, text: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// The width of an answer that is not printed on a terminal, in columns.
+/// The width in columns of an answer that is not printed on a terminal.
 const DEFAULT_SCREEN_WIDTH: usize = 100;
 
 /// The width of standard output, and whether it supports colours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Screen {
-    /// The width in columns.
+    /// The width of standard output in columns.
     pub(crate) width: usize,
-    /// True on a terminal, unless `NO_COLOR` (<https://no-color.org>) is set or `TERM` is `dumb`.
+    /// True if standard output is a terminal, unless `NO_COLOR` (<https://no-color.org>) is set or `TERM` is `dumb`.
     pub(crate) colours: bool,
 }
 
@@ -218,20 +218,20 @@ impl Screen {
     }
 }
 
-/// How long a command runs before it shows progress.
+/// How long a command runs before the command shows its progress.
 const PROGRESS_DELAY: Duration = Duration::from_secs(1);
 
-/// A progress bar on stderr that appears after a second. Hidden if stderr is not a terminal.
+/// A progress bar on stderr that appears after a second. The progress bar is hidden if stderr is not a terminal.
 #[derive(Debug)]
 pub(crate) struct KeyProgress {
     bar: ProgressBar,
     began: Instant,
-    /// True until the bar appears.
+    /// True until the progress bar appears on the terminal.
     hidden: cell::Cell<bool>,
 }
 
 impl KeyProgress {
-    /// The progress of `what`, with the total number of keys if it is known.
+    /// Creates the progress bar of the work `what`, with the total number of keys if this number is known.
     pub(crate) fn new(what: &'static str, keys: Option<u64>) -> Self {
         let bar = ProgressBar::with_draw_target(keys, ProgressDrawTarget::hidden()).with_message(what);
         let template = match keys {
@@ -244,7 +244,7 @@ impl KeyProgress {
         Self { bar, began: Instant::now(), hidden: cell::Cell::new(io::stderr().is_terminal()) }
     }
 
-    /// Shows how many keys are done.
+    /// Shows how many keys the work has processed.
     pub(crate) fn at(&self, keys: u64) {
         if self.hidden.get() && self.began.elapsed() >= PROGRESS_DELAY {
             self.hidden.set(false);
@@ -261,7 +261,7 @@ impl Drop for KeyProgress {
     }
 }
 
-/// Runs `work`. If it takes longer than a second, a spinner on the terminal shows that it still runs.
+/// Runs `work`. If `work` takes longer than a second, a spinner on the terminal shows that the command still runs.
 pub(crate) async fn run_with_progress<T>(what: &str, work: impl Future<Output = T>) -> T {
     if !io::stderr().is_terminal() {
         return work.await;

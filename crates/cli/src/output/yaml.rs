@@ -1,5 +1,5 @@
-//! YAML as calicoctl prints it: fields in alphabetical order, list items not indented, quotes as Go's library chooses
-//! them. The library that reads YAML in this crate would write different quotes.
+//! Writes YAML as calicoctl prints it. Fields are in alphabetical order, list items are not indented, and quotes are
+//! chosen as Go's YAML library chooses them. The library that reads YAML in this crate would write different quotes.
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ pub(crate) fn yaml(value: &Value) -> String {
     text
 }
 
-/// Writes a list or an object. Its first line continues the last line of the text.
+/// Writes a list or an object. The first written line continues the last line of `text`.
 fn block(text: &mut String, value: &Value, indent: usize) {
     match value {
         Value::Array(items) => {
@@ -39,7 +39,8 @@ fn block(text: &mut String, value: &Value, indent: usize) {
                 text.push_str(&quoted(name));
                 text.push(':');
                 if is_block(field) {
-                    // List items are at the indentation of the list's name, fields are two columns deeper.
+                    // List items are at the indentation of the list's name; the fields of an object are two columns
+                    // deeper than the object's name.
                     let indent = if field.is_array() { indent } else { indent + 2 };
                     text.push('\n');
                     text.extend(std::iter::repeat_n(' ', indent));
@@ -54,7 +55,7 @@ fn block(text: &mut String, value: &Value, indent: usize) {
     }
 }
 
-/// Indents a line of a block, except the first, which continues a line.
+/// Indents a line of a block, except the block's first line, which continues an existing line.
 fn start(text: &mut String, at: usize, indent: usize) {
     if at > 0 {
         text.extend(std::iter::repeat_n(' ', indent));
@@ -85,7 +86,7 @@ fn scalar(value: &Value) -> String {
     }
 }
 
-/// Formats a text, in quotes if YAML could read it as another type.
+/// Formats a text, in quotes if YAML could read the text without quotes as another type.
 fn quoted(text: &str) -> String {
     if text.is_empty() || is_something_else(text) || text.chars().any(|c| c.is_control() || c == '\u{feff}') {
         // YAML in double quotes accepts JSON's escapes, but JSON does not escape every unprintable character.
@@ -100,7 +101,7 @@ fn is_odd(c: char) -> bool {
     ('\u{7f}'..='\u{9f}').contains(&c) || c == '\u{feff}'
 }
 
-/// True for a text that needs no quotes.
+/// True for a text that needs no quotes in YAML.
 fn is_plain(text: &str) -> bool {
     let mut chars = text.chars();
     let (first, second) = (chars.next().unwrap_or(' '), chars.next().unwrap_or(' '));

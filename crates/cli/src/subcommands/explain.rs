@@ -1,4 +1,4 @@
-//! `margay ipam explain`: predicts which address a container would get.
+//! Predicts which address a container would get, for the command `margay ipam explain`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -59,7 +59,7 @@ pub(crate) struct Explain {
     pub(crate) namespace_labels: Vec<String>,
 }
 
-/// The predicted assignment, and the state of every pool.
+/// The predicted assignment for a container, and the state of every pool.
 #[derive(Debug, Serialize)]
 struct ExplainReport {
     node: String,
@@ -73,14 +73,14 @@ struct ExplainReport {
     outcome: OutcomeReport,
 }
 
-/// Whether a pool is chosen, why not, and how full it is.
+/// Whether a pool is chosen, why the pool is not chosen, and how full the pool is.
 #[derive(Debug, Serialize)]
 struct PoolReport {
     name: String,
     #[serde(serialize_with = "as_text")]
     cidr: IpNet,
     chosen: bool,
-    /// The reason as one word; absent if the pool is chosen.
+    /// The reason why the pool is not chosen, as one word; absent if the pool is chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     obstacle: Option<&'static str>,
     reason: String,
@@ -106,7 +106,7 @@ impl TableRow for PoolReport {
     }
 }
 
-/// The predicted outcome.
+/// The predicted outcome of an assignment.
 #[derive(Debug, Serialize)]
 struct OutcomeReport {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -117,14 +117,14 @@ struct OutcomeReport {
     block: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pool: Option<String>,
-    /// `own`, `new`, `taken_over` or `borrowed`; absent if no address would be assigned.
+    /// The source of the address: `own`, `new`, `taken_over` or `borrowed`; absent if no address would be assigned.
     #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     free_in_block: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     block_owner: Option<String>,
-    /// The error that the plugin would return.
+    /// The error that the plugin would return for the assignment.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     text: String,
@@ -151,7 +151,8 @@ impl OpenStoreCommand for Explain {
     }
 }
 
-/// The labels of the namespace: the two that Kubernetes and Calico give every namespace, and those in the arguments.
+/// Returns the labels of the namespace: the two labels that Kubernetes and Calico give every namespace, and the labels
+/// in the arguments.
 fn namespace_labels(args: &Explain) -> CommandResult<Option<Labels>> {
     let Some(name) = &args.namespace else { return Ok(None) };
     let mut labels = Labels::new();
@@ -198,7 +199,7 @@ impl ExplainReport {
     }
 }
 
-/// Lists labels for people.
+/// Lists labels as text.
 fn labelled(labels: &BTreeMap<String, String>) -> String {
     if labels.is_empty() {
         return "no labels".to_owned();
@@ -235,7 +236,7 @@ impl PoolReport {
     }
 }
 
-/// How much of a pool is used, for people.
+/// Describes as text how many addresses of a pool are used.
 fn stock_text(stock: &PoolStock) -> String {
     let PoolStock { usage, quarantined, in_cooldown, own_blocks, own_free, .. } = stock;
     let mut text = format!("{} of {} in use", usage.in_use, usage.capacity);
@@ -266,7 +267,7 @@ fn word(obstacle: Obstacle) -> &'static str {
     }
 }
 
-/// Explains why a pool is not chosen, with advice.
+/// Explains as text why a pool is not chosen, with advice.
 fn reason(pool: &Pool, obstacle: Obstacle, node: &BTreeMap<String, String>, namespace: Option<&Labels>) -> String {
     let text = match obstacle {
         Obstacle::OtherFamily => "it is of the other family".to_owned(),
@@ -344,7 +345,7 @@ impl OutcomeReport {
         }
     }
 
-    /// The report of an outcome that this version does not know.
+    /// Returns the report of an outcome that this version of margay does not know.
     fn of_unknown() -> Self {
         let text = "the outcome is not known to this version".to_owned();
         let (address, block, pool, source) = (None, None, None, None);
@@ -363,7 +364,8 @@ impl OutcomeReport {
     }
 }
 
-/// The source of an address: one word for JSON, the owner of the block if it is another node's, and a sentence.
+/// Describes the source of an address. Returns one word for JSON, the owner of the block if the block belongs to
+/// another node, and a sentence.
 fn source_text(
     source: &AddressSource,
     block: IpNet,
@@ -389,7 +391,7 @@ fn source_text(
     }
 }
 
-/// The advice for an assignment that would fail.
+/// Returns the advice for an assignment that would fail.
 fn hint(error: &Error, explained: &Explanation) -> Option<String> {
     let own: usize =
         explained.pools.iter().filter(|pool| pool.obstacle == Ok(None)).map(|pool| pool.stock.own_blocks).sum();

@@ -1,4 +1,5 @@
-//! `margay ipam history`, and the texts by which it and `margay watch` describe events to people.
+//! Shows the events of an address, a handle, a container or a node, for the command `margay ipam history`. Also formats
+//! events as text for the commands `margay ipam history` and `margay watch`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -46,12 +47,12 @@ pub(crate) struct ShowHistory {
 struct HistoryReport {
     subject: String,
     store: String,
-    /// The oldest revision that the store still has.
+    /// The oldest revision of which the store still has the history.
     oldest_revision: i64,
     oldest_time: Option<String>,
-    /// The newest revision that was read.
+    /// The newest revision of the store that was read.
     newest_revision: i64,
-    /// History that the store compacted while it was being read.
+    /// The parts of the history that the store compacted while the history was being read.
     given_up: Vec<HistoryGap>,
     events: Vec<EventRow>,
 }
@@ -97,7 +98,7 @@ impl HistoryReport {
         let follower = Follower::new(at, range.clone(), FollowStart::Oldest).await;
         let is_served = follower.is_served();
         match self.read_with(follower, subject).await {
-            // The daemon may have ended. The past is then read again without it.
+            // The read may have failed because the daemon has ended, so the history is read again without the daemon.
             Err(_) if is_served => {
                 self.events.clear();
                 self.given_up.clear();
@@ -122,7 +123,7 @@ impl HistoryReport {
         read.and(closed)
     }
 
-    /// Adds a part. Returns true if it was the last one.
+    /// Adds a part of the history to the report. Returns true if the part was the last part of the history.
     fn add_part(&mut self, subject: &HistoryOf, part: HistoryPart) -> bool {
         match part {
             HistoryPart::Begins(oldest, time) => {
@@ -161,7 +162,7 @@ impl HistoryReport {
         );
     }
 
-    /// Removes events before `since`, except the last one of each address and block that was in use at that time. An
+    /// Removes events before `since`, except the last event of each address and block that was in use at that time. An
     /// event without a time is kept, unless an older event follows it.
     fn drop_before(&mut self, since: OffsetDateTime) {
         let is_older = |row: &EventRow| row.time.is_some_and(|time| time < since);
@@ -213,21 +214,22 @@ impl TableRow for EventRow {
     }
 }
 
-/// The time of an event in UTC and in this machine's time zone.
+/// Returns the time of an event in UTC and in this machine's time zone.
 fn times(row: &EventRow) -> (String, String) {
     row.time.map_or_else(|| ("unknown".to_owned(), String::new()), |time| utc_and_local(time).into())
 }
 
-/// Describes an event for people.
+/// Describes an event as text.
 pub(crate) trait DescribeEvent {
-    /// True if the address has a holder, or the block an owner, after this event.
+    /// True if the address has a holder, or the block has an owner, after this event.
     fn is_standing(&self) -> bool;
-    /// The holder or the owner, with the former one if it changed.
+    /// Returns the holder of the address or the owner of the block, with the former holder or owner if this event
+    /// changed it.
     fn who(&self) -> String;
     fn node(&self) -> String;
-    /// The address, or else the block.
+    /// Returns the address of the event, or else the block of the event.
     fn place(&self) -> String;
-    /// The event in one line.
+    /// Returns the event as text in one line.
     fn line(&self) -> String;
 }
 
@@ -267,7 +269,7 @@ impl DescribeEvent for EventRow {
     }
 }
 
-/// Describes the holder of an address.
+/// Describes the holder of an address as text.
 fn text(holder: &AddressHolder) -> String {
     let handle = holder.handle.as_deref().unwrap_or("no handle");
     let interface = holder.interface.as_ref().map(|name| format!(" {name}")).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `margay ipam map`: draws the blocks of pools.
+//! Draws the blocks of pools, for the command `margay ipam map`.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

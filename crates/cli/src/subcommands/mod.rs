@@ -1,4 +1,4 @@
-//! The commands.
+//! Implements the commands of `margay` that read or change a store.
 
 pub(crate) mod check;
 pub(crate) mod documents;

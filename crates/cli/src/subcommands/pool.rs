@@ -1,4 +1,5 @@
-//! `margay pool` and `margay ipam assign-prefix`.
+//! Creates, lists and deletes pools, and assigns prefixes to nodes, for the commands `margay pool` and `margay ipam
+//! assign-prefix`.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -103,20 +104,20 @@ pub(crate) struct PoolCreate {
     pub(crate) dry_run: bool,
 }
 
-/// Parses a range without host bits. A bare address is refused, since a pool of one address is rarely intended.
+/// Parses a range without host bits. Refuses a single address, since a pool of one address is rarely intended.
 fn cidr(text: &str) -> CommandResult<IpNet, String> {
     let net: IpNet = text.parse().map_err(|_| "not a range such as 10.65.0.0/16 or fd00:10:65::/48".to_owned())?;
     masked(net)
 }
 
-/// Parses a prefix length, with or without a slash.
+/// Parses a prefix length with or without a leading slash.
 fn auto_bits(text: &str) -> CommandResult<u8, String> {
     let bits = text.strip_prefix('/').unwrap_or(text).parse().ok();
     bits.filter(|bits| (16..=30).contains(bits) || (48..=126).contains(bits))
         .ok_or_else(|| "not a prefix length of 16 to 30, or of 48 to 126 for IPv6".to_owned())
 }
 
-/// Parses a range without host bits, or an address.
+/// Parses a range without host bits, or a single address.
 pub(super) fn cidr_or_address(text: &str) -> CommandResult<IpNet, String> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok(address.into());
@@ -164,10 +165,11 @@ pub(crate) struct BridgedPoolArgs {
     pub(crate) yes_delete_bridged_pool: Vec<String>,
 }
 
-/// Maximum number of attempts to make a pool in a free range, since another process may take the range in between.
+/// Maximum number of attempts to create a pool in a free range. Another process may create an overlapping pool between
+/// the choice of the range and the creation.
 const MAX_ATTEMPTS: usize = 3;
 
-/// A pool in a listing.
+/// A pool in the list of pools.
 #[derive(Clone, Debug, Serialize)]
 struct PoolRow {
     name: String,
@@ -175,18 +177,18 @@ struct PoolRow {
     cidr: IpNet,
     /// The prefix length of the pool's blocks.
     block_size: u8,
-    /// The length of the prefixes that are assigned from the pool; `None` for a pool of addresses.
+    /// The length of the prefixes that the pool assigns; `None` for a pool that assigns addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefix_length: Option<u8>,
-    /// Selects the nodes that may use the pool.
+    /// The selector of the nodes that may use the pool.
     node_selector: String,
-    /// Selects the namespaces that may use the pool; empty means all.
+    /// The selector of the namespaces that may use the pool; empty if all namespaces may use the pool.
     #[serde(skip_serializing_if = "String::is_empty")]
     namespace_selector: String,
-    /// `Automatic`, or `Manual` if only networks that name the pool get addresses from it.
+    /// `Automatic`, or `Manual` if only networks that name the pool get addresses from the pool.
     assignment_mode: String,
     disabled: bool,
-    /// The gateway, if a bridged network uses the pool.
+    /// The gateway of the bridged network that uses the pool, if there is a gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     gateway: Option<String>,
 }
@@ -265,7 +267,7 @@ impl OpenStoreCommand for PoolCreate {
     }
 }
 
-/// With `--auto BITS`: makes a pool in a range that overlaps with no network of this machine and no other pool.
+/// With `--auto BITS`, creates a pool in a range that overlaps with no network of this machine and no other pool.
 #[async_trait(?Send)]
 impl StoreCommand for PoolCreate {
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
@@ -274,7 +276,7 @@ impl StoreCommand for PoolCreate {
     }
 }
 
-/// A request for a pool in a range that is free on this machine and in the store.
+/// A request for a pool in a range that neither this machine nor a pool of the store uses.
 struct AutoRangePool<'a> {
     request: &'a PoolCreate,
     /// The networks that this machine uses.
@@ -282,7 +284,7 @@ struct AutoRangePool<'a> {
 }
 
 impl AutoRangePool<'_> {
-    /// Returns the request with a random range that overlaps with none of these networks.
+    /// Returns the request with a random range that overlaps with no network in `taken`.
     fn choose_range(&self, taken: &[IpNet]) -> CommandResult<(IpNet, PoolCreate)> {
         let bits = self.request.auto.unwrap_or_default();
         let cidr = free_range::choose(bits, taken, || fastrand::u64(..)).ok_or_else(|| {
@@ -352,7 +354,8 @@ impl OpenStoreCommand for PoolDelete {
         true
     }
 
-    /// Deletes a pool that is not in use, or that the arguments allow to delete anyway.
+    /// Deletes a pool from which no address is in use. A pool with addresses in use is deleted only if the arguments
+    /// allow the deletion.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let (name, in_use) = (&self.name, in_use(&self.bridged, &self.name));
         operator.delete_pool_if(name, in_use, deadline).await.map_err(|error| match &error {
@@ -395,13 +398,13 @@ impl OpenStoreCommand for AssignPrefix {
     }
 }
 
-/// Whether the arguments allow deleting the pool while it is in use.
+/// Returns whether the arguments allow deleting the pool while addresses of the pool are in use.
 pub(super) fn in_use(leave: &BridgedPoolArgs, name: &str) -> InUse {
     let given = leave.yes_delete_bridged_pool.iter().any(|named| named == name);
     if given { InUse::DeleteBridged } else { InUse::Refuse }
 }
 
-/// The advice for a pool that is in use.
+/// Returns the advice for a pool that cannot be deleted because addresses of the pool are in use.
 pub(super) fn advice_in_use(name: &str, is_bridged: bool) -> String {
     let advice = "end what uses them, or take them back with: margay ipam release; who has one: margay ipam show --ip";
     if is_bridged {
@@ -411,7 +414,7 @@ pub(super) fn advice_in_use(name: &str, is_bridged: bool) -> String {
     }
 }
 
-/// The pool that the arguments describe, and a note about the size of its blocks.
+/// Returns the pool that the arguments describe, and a note about the pool's block size.
 fn new_pool(request: &PoolCreate) -> CommandResult<(NewPool, Option<String>)> {
     let cidr = request.cidr.ok_or_else(|| CommandFailure::new("a pool needs a range"))?;
     let mut new = NewPool::new(&request.name, cidr);
@@ -434,21 +437,21 @@ fn new_pool(request: &PoolCreate) -> CommandResult<(NewPool, Option<String>)> {
     Ok((new, note))
 }
 
-/// The recorded gateway of a pool.
+/// Returns the gateway that is recorded for a pool, if there is one.
 fn gateway(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
     let name = reservation_name(pool.name());
     let reservation = reservations.iter().find(|reservation| reservation.name() == name)?;
     reservation.resource().annotation(GATEWAY_ANNOTATION).map(str::to_owned)
 }
 
-/// True if another process has made an overlapping pool in the meantime.
+/// True if another process has created an overlapping pool in the meantime.
 async fn overlaps_new_pool(operator: &Operator, cidr: IpNet, deadline: Deadline) -> CommandResult<bool> {
     let pools = operator.ipam().inventory(deadline).await?.pools;
     Ok(pools.iter().any(|pool| overlap(pool.cidr(), cidr)))
 }
 
-/// The networks that this machine uses: its routes, and the networks of CNI and podman. The notes say which of them
-/// could not be read.
+/// Returns the networks that this machine uses: the networks of its routes, of CNI and of podman. Also returns notes
+/// about sources that could not be read.
 fn read_used_networks(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     let mut notes = Vec::new();
     let mut used = host::routes().unwrap_or_else(|error| {
@@ -461,18 +464,19 @@ fn read_used_networks(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     (used, notes)
 }
 
-/// The block size of a new pool, with a note.
+/// The block size of a new pool, with a note about the choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct BlockSize {
     bits: u8,
-    /// Why the size differs from the default.
+    /// Why the block size differs from the default block size.
     note: Option<String>,
 }
 
-/// The block size of a pool: the requested size, else /26 or /122, or the whole pool if it is smaller.
+/// Returns the block size of a new pool: the requested size, or else /26 for IPv4 and /122 for IPv6. Without a
+/// requested size, a smaller pool is a single block.
 ///
 /// # Errors
-/// Blocks cannot have the requested size, or it is larger than the pool.
+/// The requested block size is not allowed, or the block is larger than the pool.
 fn block_size(cidr: IpNet, wanted: Option<u8>) -> CommandResult<BlockSize> {
     let (smallest, largest, usual) = if cidr.addr().is_ipv4() { (32, 20, 26) } else { (128, 116, 122) };
     let pool = cidr.prefix_len();

@@ -1,4 +1,5 @@
-//! `margay ipam quarantine`, and how other commands show addresses in quarantine.
+//! Lists and releases addresses in quarantine, for the command `margay ipam quarantine`. Also describes addresses in
+//! quarantine for other commands.
 
 use std::net::IpAddr;
 
@@ -98,13 +99,13 @@ impl TableRow for QuarantineRow {
     }
 }
 
-/// Describes an address in quarantine and the reason in a sentence.
+/// Describes an address in quarantine and the reason of the quarantine in a sentence.
 pub(crate) fn sentence(row: &QuarantineRow) -> String {
     let QuarantineEntry { since, reason, node } = &row.why;
     printable(&format!("{} is in quarantine since {since}: {reason} (node {node})", row.address))
 }
 
-/// The note about quarantined addresses in answers about the whole store.
+/// Returns the note about the number of quarantined addresses, for answers about the whole store.
 pub(crate) fn note(count: usize) -> Option<String> {
     let addresses = if count == 1 { "address is" } else { "addresses are" };
     (count > 0).then(|| format!("{count} {addresses} in quarantine; see with: margay ipam quarantine list"))

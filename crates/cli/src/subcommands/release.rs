@@ -1,7 +1,8 @@
-//! `margay ipam release`. With `--from-report`, releases the addresses and handles that are unused in every report.
+//! Releases addresses, for the command `margay ipam release`. With `--from-report`, releases the addresses and handles
+//! that are unused in every report.
 //!
-//! calicoctl requires a locked datastore to release from reports. Here the handle and the sequence number guard each
-//! release: it fails if the address was assigned or released after the reports were made.
+//! calicoctl requires a locked datastore to release addresses from reports. In margay, the handle and the sequence
+//! number guard each release: the release fails if the address was assigned or released after the reports were made.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -107,9 +108,9 @@ fn unknown_holder_failure(error: Error, kind: &str, name: &str) -> CommandFailur
     }
 }
 
-/// Time limit of the releases of one opening.
+/// Time limit of all releases in one opening of the store.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
-/// Number of addresses or handles that are released before the store is closed for a moment.
+/// Maximum number of addresses or handles that are released before the store is closed for a moment.
 const MAX_RELEASES_PER_OPENING: usize = 256;
 
 #[derive(Default, Serialize)]
@@ -121,7 +122,7 @@ struct FromReportJson {
     changed_handles: Vec<String>,
 }
 
-/// With `--from-report`: releases the addresses and handles that are unused in all reports.
+/// With `--from-report`, releases the addresses and handles that are unused in all reports.
 #[async_trait(?Send)]
 impl StoreCommand for Release {
     fn progress_text(&self) -> Option<&'static str> {
@@ -163,7 +164,7 @@ impl StoreCommand for Release {
     }
 }
 
-/// Refuses a report of another cluster.
+/// Refuses a report that was made of another cluster.
 fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &StoreInspection) -> CommandResult<()> {
     let wanted = guid(current);
     for (path, report) in paths.iter().zip(reports) {
@@ -180,7 +181,7 @@ fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &St
     Ok(())
 }
 
-/// Refuses reports that were all made before the last change of Calico's ClusterInformation.
+/// Refuses the reports if all of them were made before the last change of Calico's ClusterInformation.
 fn require_current(reports: &[CheckReport], current: &StoreInspection) -> CommandResult<()> {
     let wanted = revision(&current.inspection);
     if wanted.is_empty() || reports.iter().any(|report| report.cluster_information_revision == wanted) {
@@ -192,12 +193,12 @@ fn require_current(reports: &[CheckReport], current: &StoreInspection) -> Comman
     ))
 }
 
-/// The addresses that all reports have as unused, with the same handle and sequence number.
+/// Returns the addresses that all reports have as unused, with the same handle and sequence number in each report.
 fn agreed_addresses(reports: &[CheckReport]) -> Vec<ReleaseRequest> {
     let leaked = |report: &CheckReport| -> BTreeSet<(IpAddr, String, u64)> {
         let rows = report.allocations.iter().flat_map(|(ip, rows)| rows.iter().map(move |row| (*ip, row)));
         let free = rows.filter(|(_, row): &(IpAddr, &ReportedAddress)| !row.in_use && !row.cooling_down);
-        // Without a sequence number, a new assignment of the address could not be detected.
+        // Without a sequence number, a new assignment of the address after the report could not be detected.
         free.filter_map(|(ip, row)| Some((ip, row.handle.clone(), row.sequence_number?))).collect()
     };
     let mut sets = reports.iter().map(leaked);
@@ -211,7 +212,7 @@ fn agreed_addresses(reports: &[CheckReport]) -> Vec<ReleaseRequest> {
     common.into_iter().map(request).collect()
 }
 
-/// The handles that hold no address in any report, and were not written between the reports.
+/// Returns the handles that hold no address in any report, and that were not written between the reports.
 fn agreed_handles(reports: &[CheckReport]) -> Vec<HandleRevision> {
     let Some((first, others)) = reports.split_first() else { return Vec::new() };
     let mut common = first.leaked_handles.clone();

@@ -1,4 +1,5 @@
-//! `margay ipam show`: the use of pools, the holder of an address, borrowed addresses, and when pools will be full.
+//! Shows the use of pools, the holder of an address, borrowed addresses, and when pools will be full, for the command
+//! `margay ipam show`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -71,15 +72,15 @@ impl OpenStoreCommand for Show {
     }
 }
 
-/// How detailed the table is.
+/// How detailed the table about the use of pools is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UsageDetail {
     Pools,
-    /// Pools and their blocks.
+    /// The table has all pools and the blocks of each pool.
     Blocks,
 }
 
-/// The use of all pools. JSON always includes the blocks, and has numbers as strings.
+/// Returns the answer about the use of all pools. JSON always includes the blocks, and has numbers as strings.
 fn usage_answer(utilization: &Utilization, detail: UsageDetail) -> CommandResult<CommandAnswer> {
     let answer = CommandAnswer::new(usage_table(utilization, detail), utilization)?;
     Ok(match (utilization.pools.is_empty(), utilization.orphaned.len(), detail) {
@@ -115,14 +116,15 @@ fn usage_table(utilization: &Utilization, detail: UsageDetail) -> String {
     render(&columns, &rows)
 }
 
-/// A row of the table. Numbers are rounded to five digits; JSON has them exactly.
+/// Returns a row of the table about the use of pools. Numbers in the table are rounded to five digits; JSON has the
+/// exact numbers.
 fn usage_row(grouping: &str, cidr: IpNet, usage: &Usage) -> Vec<String> {
     let whole = usage.capacity.to_f64();
     let parts = [usage.in_use, usage.reserved, usage.available].map(|count| format_share(count.to_f64(), whole));
     [grouping.to_owned(), cidr.to_string(), format_five_digits(whole)].into_iter().chain(parts).collect()
 }
 
-/// Reports the status of an address. Unlike calicoctl, also finds addresses in disabled pools and outside of all pools.
+/// Reports the status of an address. Unlike calicoctl, finds addresses in disabled pools and outside of all pools, too.
 async fn show_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> CommandResult<CommandAnswer> {
     let Inventory { pools, reservations } = operator.ipam().inventory(deadline).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
@@ -152,7 +154,7 @@ fn status_of(holding: Holding) -> AddressStatus {
     }
 }
 
-/// The recorded facts about an address.
+/// The facts that the store has about an address.
 #[derive(Clone, Debug)]
 struct AddressReport {
     ip: IpAddr,
@@ -169,7 +171,7 @@ struct AddressReport {
 #[derive(Clone, Debug)]
 enum AddressStatus {
     Free,
-    /// The address was released and is in cooldown.
+    /// The address was released and is still in cooldown.
     CoolingDown {
         released_at: Option<String>,
     },
@@ -180,13 +182,13 @@ enum AddressStatus {
 struct Holder {
     handle: Option<String>,
     attributes: BTreeMap<String, String>,
-    /// The attributes of a second owner, which only virtual machines have.
+    /// The attributes of the address's second owner. Only virtual machines have a second owner.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     alternate_attributes: BTreeMap<String, String>,
 }
 
 impl AddressReport {
-    /// The answer in calicoctl's words, with notes about facts that calicoctl does not report.
+    /// Returns the answer in calicoctl's words, with notes about facts that calicoctl does not report.
     fn answer(&self) -> CommandResult<CommandAnswer> {
         let mut answer = CommandAnswer::new(self.text(), &self.json())?;
         if self.pool.is_none() {
@@ -286,7 +288,7 @@ fn append_attributes(text: &mut String, attributes: &BTreeMap<String, String>) {
     }
 }
 
-/// Shows the addresses that nodes have borrowed.
+/// Shows the addresses that nodes have borrowed from blocks of other nodes.
 async fn show_borrowed(operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
     borrowed_answer(&operator.ipam().borrowed(deadline).await?)
 }
@@ -314,7 +316,7 @@ fn borrowed_answer(borrowed: &BorrowedAddresses) -> CommandResult<CommandAnswer>
     })
 }
 
-/// Forecasts beyond this time are not shown as a number.
+/// Maximum time until a pool is full that is shown as a number.
 const MAX_FORECAST: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
 /// The command `ipam show --forecast`.
@@ -337,7 +339,7 @@ impl StoreCommand for ShowForecast {
         if forecast.pools.is_empty() {
             return Ok(answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"));
         }
-        // If the history is too short, the table says so already.
+        // If the history is too short for a forecast, the table already shows that the forecast is unknown.
         match forecast.history_seconds < MIN_HISTORY.as_secs() {
             true => Ok(answer),
             false => Ok(answer.note(format!("from {} of history", span(forecast.history_seconds)))),
@@ -345,8 +347,8 @@ impl StoreCommand for ShowForecast {
     }
 }
 
-/// Forecasts when the pools of a census will be full. Reads the history through a watch, so an embedded store stays
-/// open meanwhile.
+/// Forecasts when the pools of a census will be full. The history is read through a watch, so an embedded store stays
+/// open in the meantime.
 pub(super) async fn forecast_census(at: StoreAccess<'_>, census: &Census) -> CommandResult<Forecast> {
     at.with_operator(StoreUse::Read, async |operator| {
         Ok(operator.forecast(census, Deadline::after(READ_ALL_TIMEOUT)).await?)
@@ -366,7 +368,7 @@ impl TableRow for PoolForecast {
     }
 }
 
-/// The growth and the time until the pool is full, as text.
+/// Describes as text how fast the pool fills, and the time until the pool is full.
 fn forecast_words(ahead: FillForecast) -> (String, String) {
     match ahead {
         FillForecast::Full => (String::new(), "full".to_owned()),
@@ -381,7 +383,7 @@ fn forecast_words(ahead: FillForecast) -> (String, String) {
     }
 }
 
-/// Formats a time span in its largest fitting unit, rounded down.
+/// Formats a time span in the largest unit of which the span has at least two, rounded down.
 fn span(seconds: u64) -> String {
     let units = [(86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")];
     let (size, name) = units.into_iter().find(|(size, _)| seconds >= 2 * size).unwrap_or((1, "second"));

@@ -1,4 +1,4 @@
-//! `margay ipam pin`, `unpin` and `list`, for addresses that workloads keep.
+//! Pins, unpins and lists addresses that workloads keep, for the commands `margay ipam pin`, `unpin` and `list`.
 
 use std::net::IpAddr;
 
@@ -76,13 +76,13 @@ pub(crate) struct ListStickyAddresses {
     pub(crate) pinned: bool,
 }
 
-/// A sticky address in a listing.
+/// A sticky address in the list of sticky addresses.
 #[derive(Debug, Serialize)]
 struct StickyAddressRow<'a> {
     ip: IpAddr,
     workload: &'a str,
     pinned: bool,
-    /// When the wait ends: a time, or `forever`; null while the address is in use.
+    /// When the address's wait for its workload ends: a time, or `forever`; null while the address is in use.
     until: Option<String>,
     handle: Option<&'a str>,
     network: Option<&'a str>,
@@ -154,7 +154,7 @@ impl OpenStoreCommand for Unpin {
         self.dry_run
     }
 
-    /// Ends the pin. The answer shows what was recorded.
+    /// Ends the pin of an address. The answer shows what the store had recorded about the pin.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let kept = operator.unpin(self.ip, deadline).await?;
         let text = format!("Successfully unpinned {} from {}", kept.address, printable(&kept.workload));

@@ -1,19 +1,20 @@
-//! The format of backup files. A file has one revision of a store. People can read it, and any engine can be filled
-//! from it.
+//! Defines the format of backup files. A backup file has one revision of a store. People can read a backup file, and a
+//! store of any engine can be filled from it.
 //!
-//! A file is JSON lines. The first line describes the store. Then there is a line for each key, in ascending order. The
-//! last line has the number of keys and the SHA-256 of all lines before it:
+//! A backup file consists of JSON lines. The first line describes the store. Then the file has a line for each key, in
+//! ascending order. The last line has the number of keys and the SHA-256 of all lines before it:
 //!
 //! ```text
 //! {"margay_backup":1,"margay":"0.1.0","engine":"redb","store":"3526f154-...","revision":7,"time":"2026-11-21T16:25:03Z"}
-//! {"key":"/calico/ipam/v2/config","value":"{\"strictAffinity\":false}"} {"keys":1,"sha256":"9f86d0818..."}
+//! {"key":"/calico/ipam/v2/config","value":"{\"strictAffinity\":false}"}
+//! {"keys":1,"sha256":"9f86d0818..."}
 //! ```
 //!
-//! If the store's format has leases, they are in the first line (`"margay_backup":2`, `"leases":[{"id":7,"ttl":60}]`),
-//! and the line of a key that is attached to a lease names it (`"lease":7`).
+//! If the store's format has leases, the leases are in the first line (`"margay_backup":2`,
+//! `"leases":[{"id":7,"ttl":60}]`). The line of a key that is attached to a lease has the lease's number (`"lease":7`).
 //!
-//! A key or a value that is not UTF-8 is in `key64` or `value64`, in base64. A file without its last line is refused,
-//! so a file that was cut off is never read as a smaller store.
+//! A key or a value that is not UTF-8 is in the field `key64` or `value64`, in base64. A file without its last line is
+//! refused, so a file that was cut off is never read as a smaller store.
 
 use std::time::Duration;
 
@@ -25,42 +26,42 @@ use serde::{Deserialize, Serialize};
 use super::{Row, StoreIdentity};
 use crate::digest::Sha256;
 
-/// The format version for stores without leases.
+/// The format version of backup files for stores without leases.
 const VERSION: u32 = 1;
-/// The format version for stores with leases, which is the newest. It adds `leases` to the first line and `lease` to
-/// others.
+/// The newest format version, for stores with leases. Format version 2 adds `leases` to the first line and `lease` to
+/// the lines of keys.
 pub(super) const VERSION_WITH_LEASES: u32 = 2;
 
-/// Maximum length of a line, in bytes: a key and a value of maximum length, with each byte escaped.
+/// Maximum length of a line in a backup file, in bytes: a key and a value of maximum length, with each byte escaped.
 pub(super) const MAX_LINE_BYTES: usize = 6 * (kv::MAX_KEY_BYTES + kv::MAX_VALUE_BYTES) + 1024;
 
-/// The start of the last line, and of no other.
+/// The start of the last line of a backup file. Only the last line of a backup file starts with `TRAILER`.
 pub(super) const TRAILER: &str = "{\"keys\":";
 
-/// The first line, which describes the store.
+/// The first line of a backup file, which describes the store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupHeader {
-    /// The format version.
+    /// The format version of the backup file.
     pub(super) margay_backup: u32,
-    /// The version of the program that wrote the file.
+    /// The version of margay that wrote the backup file.
     margay: String,
-    /// The engine of the store, or `etcd`.
+    /// The store's engine, or `etcd`.
     pub(crate) engine: String,
     /// The id of the store or cluster.
     pub(crate) store: String,
     pub(crate) revision: i64,
-    /// When the store was read.
+    /// The time at which the store was read.
     pub(crate) time: String,
-    /// The leases of a store whose format has them.
+    /// The leases of the store, or `None` if the store's format has no leases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leases: Option<Vec<BackupLease>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupLease {
-    /// The lease's number, which is not 0.
+    /// The lease's number, which must not be 0.
     id: i64,
-    /// The granted time to live, in seconds.
+    /// The lease's granted time to live, in seconds.
     ttl: u64,
 }
 
@@ -71,7 +72,7 @@ impl From<kv::Lease> for BackupLease {
 }
 
 impl BackupLease {
-    /// Converts to the store's type; `None` if the number or the time to live is not allowed.
+    /// Converts the lease to the store's type; returns `None` if the lease's number or time to live is not allowed.
     pub(crate) fn read(self) -> Option<kv::Lease> {
         let ttl = Some(Duration::from_secs(self.ttl)).filter(|ttl| *ttl <= kv::Lease::MAX_TTL)?;
         Some(kv::Lease { id: LeaseId::new(self.id)?, ttl })
@@ -79,7 +80,7 @@ impl BackupLease {
 }
 
 impl BackupHeader {
-    /// The first line of a new file.
+    /// Creates the first line of a new backup file.
     pub(crate) fn new(identity: &StoreIdentity, revision: i64, time: String) -> Self {
         let StoreIdentity { engine, id, leases } = identity;
         let leases = leases.as_ref().map(|leases| leases.iter().copied().map(BackupLease::from).collect());
@@ -95,13 +96,13 @@ impl BackupHeader {
     }
 }
 
-/// The part of the first line that all versions have.
+/// The fields of the first line that all format versions have.
 #[derive(Deserialize)]
 pub(super) struct BackupVersion {
     pub(super) margay_backup: u32,
 }
 
-/// The line of a key.
+/// The line of a key in a backup file.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BackupLine {
@@ -128,7 +129,7 @@ impl BackupLine {
         Self { key, key64, value, value64, lease: lease.map(LeaseId::get) }
     }
 
-    /// The row; `None` if the key or the value is missing or given twice.
+    /// Returns the row of this line, or `None` if the key or the value is missing or given twice.
     pub(super) fn read(self) -> Option<Row> {
         let read = |text: Option<String>, base64: Option<String>| match (text, base64) {
             (Some(text), None) => Some(text.into_bytes()),
@@ -140,7 +141,7 @@ impl BackupLine {
     }
 }
 
-/// The last line, with its line break.
+/// Returns the last line of a backup file, with its line break.
 pub(super) fn trailer(keys: u64, sum: &Sha256) -> String {
     format!("{TRAILER}{keys},\"sha256\":\"{}\"}}\n", sum.hex())
 }

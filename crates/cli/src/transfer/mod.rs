@@ -1,5 +1,5 @@
-//! Moves documents from one place to another. A [`Source`] returns them part by part, a filter drops documents that are
-//! not IPAM's, and a [`Sink`] takes them.
+//! Moves documents between stores and files. A [`Source`] returns the documents part by part, a filter drops documents
+//! that do not belong to IPAM, and a [`Sink`] takes the remaining documents.
 //!
 //! | | source | filter | sink |
 //! |---|---|---|---|
@@ -9,10 +9,10 @@
 //! | `import` | file | IPAM's, nodes renamed | marked store, empty before |
 //! | `migrate` | store | IPAM's | marked store, made equal |
 //!
-//! A store is read at one revision, in several openings, so that no plugin waits long. After 10 ms the reader closes
-//! the store as soon as another process waits, and continues at the same revision when it gets the store lock again. A
-//! store that is filled while others can reach it is marked. Because of the mark plugins refuse the store, and it names
-//! the command that continues an unfinished run.
+//! A store is read at one revision, in several openings, so that no plugin waits long for the store lock. After 10 ms
+//! the reader closes the store as soon as another process waits for it, and continues at the same revision when the
+//! reader gets the store lock again. A store that is filled while other processes can reach it is marked with an import
+//! lock. Plugins refuse a marked store, and the import lock has the command that continues an unfinished run.
 
 mod format;
 mod reader;
@@ -35,15 +35,17 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::rfc3339;
 use crate::store::{StoreAccess, StoreUse};
 
-/// The prefixes of the keys in a backup of a cluster, ascending: Calico's and Margay's keys, not those of other users.
+/// The prefixes of the keys in a backup of a cluster, in ascending order: the keys of Calico and Margay, but no keys of
+/// other users.
 pub(crate) const CLUSTER_PREFIXES: [&str; 2] = ["/calico/", "/margay/"];
 
-/// Maximum number of attempts. The history of a revision can be compacted before all of it was read.
+/// Maximum number of attempts to read a store at one revision. The history of a revision can be compacted before the
+/// whole revision was read.
 const MAX_ATTEMPTS: usize = 5;
-/// Maximum number of bytes that one transaction writes, unless a single value is longer.
+/// Maximum total size in bytes of the items that one transaction writes, unless a single item is larger.
 const MAX_TXN_BYTES: usize = 1_000_000;
 
-/// A key with its value and lease.
+/// A key of a store, with its value and lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Row {
     pub(crate) key: Key,
@@ -51,30 +53,30 @@ pub(crate) struct Row {
     pub(crate) lease: Option<LeaseId>,
 }
 
-/// Rows in ascending order of their keys.
+/// A part of a source's rows, in ascending order of the rows' keys.
 pub(crate) struct RowBatch {
     pub(crate) rows: Vec<Row>,
-    /// True if no further part follows.
+    /// True if this part is the last part of the source's rows.
     pub(crate) is_last: bool,
 }
 
-/// The keys of a store that a command moves.
+/// Selects the keys of a store that a command moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyFilter {
-    /// All keys; in a cluster only Calico's and Margay's.
+    /// All keys of a store, or in a cluster only the keys of Calico and Margay.
     All,
-    /// IPAM's documents. A store that is itself being filled is refused.
+    /// The keys of IPAM's documents. A store with an import lock is refused as a source.
     Ipam,
 }
 
-/// Where rows are read from.
+/// A store or file from which rows are read.
 pub(crate) enum Source<'l> {
     Store(Box<Snapshot<'l>>, KeyFilter),
     File(Box<BackupRows>),
 }
 
 impl<'l> Source<'l> {
-    /// Reads a store at a revision, or at the newest one if `revision` is unset.
+    /// Creates a source that reads a store at a revision, or at the newest revision if `revision` is unset.
     pub(crate) fn store(at: StoreAccess<'l>, filter: KeyFilter, revision: Revision) -> Self {
         let ranges = match filter {
             KeyFilter::All if at.location.is_shared() => CLUSTER_PREFIXES.map(Range::prefix).to_vec(),
@@ -99,7 +101,7 @@ impl<'l> Source<'l> {
         }
     }
 
-    /// The description of the source. For a store it is known after the first part.
+    /// Returns the description of the source. The description of a store is only known after the first part was read.
     fn header(&self) -> Option<BackupHeader> {
         match self {
             Self::Store(snapshot, _) => {
@@ -110,7 +112,7 @@ impl<'l> Source<'l> {
         }
     }
 
-    /// The revision of a store; unset before the first part, and for a file.
+    /// Returns the revision at which a store is read. The revision is unset before the first part, and for a file.
     pub(crate) fn revision(&self) -> Revision {
         match self {
             Self::Store(snapshot, _) => snapshot.revision(),
@@ -119,15 +121,16 @@ impl<'l> Source<'l> {
     }
 }
 
-/// Where rows are written to.
+/// A destination to which rows are written.
 pub(crate) trait Sink {
-    /// Prepares for the rows of a source with this description. Called again if the source is read again.
+    /// Prepares the sink for the rows of a source with this description. The method is called again if the source is
+    /// read again.
     async fn begin(&mut self, header: BackupHeader) -> CommandResult<()>;
 
     async fn take(&mut self, part: RowBatch) -> CommandResult<()>;
 }
 
-/// Moves all rows. Reads the next part while the sink takes the current one.
+/// Moves all rows of a source to a sink. Reads the next part while the sink takes the current part.
 pub(crate) async fn transfer_rows(source: &mut Source<'_>, sink: &mut impl Sink) -> CommandResult<(), TransferStop> {
     let mut next = Some(source.next().await?);
     if let Some(header) = source.header() {
@@ -143,15 +146,15 @@ pub(crate) async fn transfer_rows(source: &mut Source<'_>, sink: &mut impl Sink)
     Ok(())
 }
 
-/// Why a transfer ended early.
+/// The reason why a transfer ended early.
 pub(crate) enum TransferStop {
-    /// The history of the revision was compacted.
+    /// The history of the revision that was being read was compacted.
     Overtaken,
     Failed(CommandFailure),
 }
 
 impl TransferStop {
-    /// The failure of a transfer from a file.
+    /// Returns the failure of a transfer from a file.
     pub(crate) fn of_a_file(self, file: &CheckedBackup) -> CommandFailure {
         match self {
             Self::Overtaken => CommandFailure::new(format!("{} cannot be read any more", file.path())),
@@ -166,7 +169,8 @@ impl From<CommandFailure> for TransferStop {
     }
 }
 
-/// Makes several attempts to read a store at one revision, since its history can be compacted in the meantime.
+/// Makes several attempts to read a store at one revision, since the history of this revision can be compacted in the
+/// meantime.
 pub(crate) async fn retry_at_one_revision<T>(
     at: StoreAccess<'_>,
     mut attempt: impl AsyncFnMut() -> CommandResult<T, TransferStop>,
@@ -181,18 +185,19 @@ pub(crate) async fn retry_at_one_revision<T>(
     Err(history_lost(at, &format!("{MAX_ATTEMPTS} times"), "try again when fewer containers are started and stopped"))
 }
 
-/// The failure for a store whose history was compacted before it was read.
+/// Returns the failure for a store whose history was compacted before it was read.
 fn history_lost(at: StoreAccess<'_>, times: &str, hint: &str) -> CommandFailure {
     CommandFailure::new(format!("{at} changes faster than it can be read: its history was given up {times}")).hint(hint)
 }
 
-/// The failure for a source that is itself being filled.
+/// Returns the failure for a source that is itself being filled by a migration or an import.
 fn unfinished_target_failure(what: &str) -> CommandFailure {
     CommandFailure::new(format!("{what} is itself the target of a migration or an import that is not finished"))
         .hint("finish that first, or end it with --abort; nothing was changed")
 }
 
-/// Groups items for transactions: at most `most` in each, and at most [`MAX_TXN_BYTES`] unless one item is larger.
+/// Groups items for transactions. A group has at most `most` items and at most [`MAX_TXN_BYTES`] bytes, unless a single
+/// item is larger.
 pub(crate) fn group_by_size<T>(
     things: impl IntoIterator<Item = T>,
     most: usize,
@@ -212,23 +217,24 @@ pub(crate) fn group_by_size<T>(
     groups
 }
 
-/// Runs blocking work on another thread.
+/// Runs blocking work on another thread and awaits the result.
 pub(crate) async fn run_blocking<T: Send + 'static>(
     work: impl FnOnce() -> CommandResult<T> + Send + 'static,
 ) -> CommandResult<T> {
     spawn_blocking(work).await.unwrap_or_else(|error| Err(CommandFailure::new(error)))
 }
 
-/// Number of bytes that one opening reads. They stay in memory until the next one.
+/// Number of bytes after which one opening of the store stops reading. All bytes that one opening reads are in memory
+/// until the next opening.
 const TURN_BYTES: usize = 16 << 20;
-/// Target size of a page in bytes, for an embedded store and for a cluster.
+/// Target size in bytes of a page of keys and values, for an embedded store and for a cluster.
 const PAGE_BYTES: usize = 256 << 10;
 const CLUSTER_PAGE_BYTES: usize = 8 << 20;
 
-/// Reads ranges of a store at one revision, in ascending order.
+/// Reads ranges of keys of a store at one revision, in ascending order.
 pub(crate) struct Snapshot<'l> {
     store: StoreAccess<'l>,
-    /// Unset before the first opening.
+    /// The revision that is read; unset before the first opening of the store.
     at: Revision,
     about: Option<StoreIdentity>,
     pages: RangePages,
@@ -239,18 +245,18 @@ pub(crate) struct StoreIdentity {
     pub(crate) engine: &'static str,
     /// The id of the store or cluster.
     pub(crate) id: String,
-    /// The leases of an embedded store whose format has them. A cluster's leases belong to its clients and are not
-    /// read.
+    /// The leases of an embedded store, or `None` if the store's format has no leases. The leases of a cluster belong
+    /// to the cluster's clients and are not read.
     pub(crate) leases: Option<Vec<Lease>>,
 }
 
 impl<'l> Snapshot<'l> {
-    /// Creates a reader of these ascending ranges at the newest revision.
+    /// Creates a reader of the given ascending ranges of keys, at the newest revision.
     pub(crate) fn of(store: StoreAccess<'l>, ranges: Vec<Range>) -> Self {
         Self { store, at: Revision::UNSET, about: None, pages: RangePages::of(ranges) }
     }
 
-    /// Reads at this revision instead. It may already be compacted.
+    /// Changes the revision to read, which might already be compacted.
     pub(crate) fn at(mut self, revision: Revision) -> Self {
         self.at = revision;
         self
@@ -260,22 +266,23 @@ impl<'l> Snapshot<'l> {
         self.store
     }
 
-    /// The revision; unset before the first opening.
+    /// Returns the revision that is read; unset before the first opening of the store.
     pub(crate) fn revision(&self) -> Revision {
         self.at
     }
 
-    /// The identity of the store; `None` before the first opening.
+    /// Returns the identity of the store, or `None` before the first opening of the store.
     pub(crate) fn identity(&self) -> Option<&StoreIdentity> {
         self.about.as_ref()
     }
 
-    /// True if everything was read.
+    /// True if all ranges were read completely.
     pub(crate) fn is_over(&self) -> bool {
         self.pages.is_over()
     }
 
-    /// Opens the store, reads the next keys in ascending order, and closes the store. `None` after the last key.
+    /// Opens the store, reads the next keys in ascending order, and closes the store. Returns `None` after the last
+    /// key.
     pub(crate) async fn batch(&mut self) -> CommandResult<Option<Vec<Kv>>, TransferStop> {
         if self.is_over() {
             return Ok(None);
@@ -314,38 +321,38 @@ impl<'l> Snapshot<'l> {
 }
 
 pub(crate) struct RangePages {
-    /// The ranges that are still to be read, the next one last.
+    /// The ranges of keys that are still to be read, the next range last.
     rest: Vec<Range>,
-    /// The range of a cluster that is being read.
+    /// The range of a cluster's keys that is currently being read.
     begun: Option<kv::Pages>,
 }
 
-/// A page of keys.
+/// A page of keys with their values.
 pub(crate) struct KvPage {
     /// The revision at which the page was read.
     at: Revision,
-    /// The keys with their values, ascending.
+    /// The keys with their values, in ascending order of the keys.
     kvs: Vec<Kv>,
 }
 
 impl RangePages {
-    /// Creates the pages of these ascending ranges.
+    /// Creates a reader of pages in the given ascending ranges of keys.
     pub(crate) fn of(mut ranges: Vec<Range>) -> Self {
         ranges.reverse();
         Self { rest: ranges, begun: None }
     }
 
-    /// True if everything was read.
+    /// True if all ranges were read completely.
     pub(crate) fn is_over(&self) -> bool {
         self.rest.is_empty() && self.begun.is_none()
     }
 
-    /// Reads the next page at a revision, or at the newest one if `at` is unset.
+    /// Reads the next page of keys at a revision, or at the newest revision if `at` is unset.
     pub(crate) async fn next(&mut self, open: &OpenStore, at: Revision) -> kv::Result<KvPage> {
         if let Some(store) = open.embedded() {
             let Some(range) = self.rest.pop() else { return Ok(KvPage { at, kvs: Vec::new() }) };
-            // Reads a page from the engine: the contract's `range` would also count the remaining keys, which takes
-            // long.
+            // The page is read from the engine, because the store interface's `range` would also count the remaining
+            // keys, and counting takes long.
             let (first, end) = range.bounds();
             let page = store.page(first, at, PAGE_BYTES).await?;
             let is_before_end = |key: &Key| end.as_ref().is_none_or(|end| key < end);

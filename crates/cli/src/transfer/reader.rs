@@ -1,4 +1,4 @@
-//! Reads a backup file. For an import, keeps only IPAM's documents of it and may rename a node.
+//! Reads a backup file. For an import, keeps only IPAM's documents of the file and may rename a node in the documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -15,10 +15,11 @@ use crate::digest::Sha256;
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 
-/// Number of bytes that are read at once.
+/// Target size in bytes of the rows that are read in one part.
 const BATCH_BYTES: usize = 8 << 20;
 
-/// Reads a backup file. The rows are valid only after the last one was read, since the checksum is at the end.
+/// Reads a backup file. The rows are valid only after the last row was read, since the checksum is at the end of the
+/// file.
 #[derive(Debug)]
 struct BackupReader {
     input: BufReader<File>,
@@ -32,7 +33,7 @@ struct BackupReader {
 }
 
 impl BackupReader {
-    /// Opens a file and reads its first line.
+    /// Opens a backup file and reads its first line.
     fn open(path: &Path) -> CommandResult<Self> {
         let failed = |error: io::Error| cannot_read(path, &error);
         let file = File::open(path).map_err(failed)?;
@@ -69,7 +70,7 @@ impl BackupReader {
         &self.header
     }
 
-    /// Reads the next row; `None` at the end of a file that is complete.
+    /// Reads the next row of the backup file; returns `None` at the end of a complete file.
     fn next_row(&mut self) -> CommandResult<Option<Row>> {
         if self.ended {
             return Ok(None);
@@ -121,7 +122,7 @@ pub(crate) struct CheckedBackup {
 }
 
 impl CheckedBackup {
-    /// Reads a file to its end and passes each row to `each`.
+    /// Reads a backup file to its end and passes each row to `each`.
     pub(super) fn read(path: &Path, mut each: impl FnMut(&Row)) -> CommandResult<Self> {
         let mut reader = BackupReader::open(path)?;
         while let Some(row) = reader.next_row()? {
@@ -139,8 +140,8 @@ impl CheckedBackup {
         self.path.display().to_string()
     }
 
-    /// Reads the rows from the start, through a filter if there is one. Fails if the first line has changed since the
-    /// check.
+    /// Returns a reader of the rows from the start of the file, with an optional filter. Fails if the file's first line
+    /// has changed since the file was checked.
     pub(crate) async fn rows(&self, filter: Option<IpamFilter>) -> CommandResult<BackupRows> {
         let path = self.path.clone();
         let reader = run_blocking(move || BackupReader::open(&path)).await?;
@@ -156,10 +157,10 @@ impl CheckedBackup {
     }
 }
 
-/// Reads the rows of a checked file again, in order.
+/// Reads the rows of a checked backup file again, in order.
 pub(crate) struct BackupRows {
     file: CheckedBackup,
-    /// The unread rest of the file; `None` at its end.
+    /// A reader of the file's remaining rows, with its filter; `None` at the end of the file.
     rest: Option<(BackupReader, Option<IpamFilter>)>,
 }
 
@@ -197,7 +198,7 @@ impl BackupRows {
     }
 }
 
-/// Reads a line with its line break, up to [`MAX_LINE_BYTES`].
+/// Reads a line with its line break. Reads at most [`MAX_LINE_BYTES`] bytes.
 fn read_line(input: &mut BufReader<File>, line: &mut Vec<u8>) -> io::Result<()> {
     line.clear();
     input.take(MAX_LINE_BYTES as u64).read_until(b'\n', line)?;
@@ -217,31 +218,31 @@ fn cannot_read(path: &Path, error: &io::Error) -> CommandFailure {
     }
 }
 
-/// A checked import of a file.
+/// A checked plan to import a backup file.
 #[derive(Clone, Debug)]
 pub(crate) struct ImportPlan {
     pub(crate) file: CheckedBackup,
     /// The number of documents to write, by kind.
     pub(crate) tally: DocumentCounts,
-    /// The number of keys that are left out because they are not IPAM's.
+    /// The number of keys that are not imported because they do not belong to IPAM.
     pub(crate) left_out: u64,
     filter: IpamFilter,
 }
 
-/// Keeps IPAM's documents, and renames a node in them.
+/// A filter that keeps IPAM's documents, and renames a node in the documents.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IpamFilter {
     renaming: Option<Renaming>,
-    /// Renamed documents that have not been returned yet, by their new key.
+    /// Renamed documents that the filter has not returned yet, by their new key.
     moved: BTreeMap<Key, Value>,
 }
 
 impl ImportPlan {
-    /// Reads and checks a file. If `as_node` is given, the documents of node `from`, or of the only node, become
-    /// documents of `as_node`.
+    /// Reads and checks a backup file. If `as_node` is given, the documents of node `from` become documents of
+    /// `as_node`. Without `from`, the documents of the file's only node become documents of `as_node`.
     ///
     /// # Errors
-    /// The file is not complete; the node cannot be renamed.
+    /// The backup file is not complete; the node cannot be renamed.
     pub(crate) async fn of(path: &Path, as_node: Option<String>, from: Option<String>) -> CommandResult<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         run_blocking(move || {
@@ -268,7 +269,7 @@ impl ImportPlan {
         .await
     }
 
-    /// The identity of this source: the file's checksum and the renaming.
+    /// Returns the identity of this import's source: the checksum of the file, and the renaming of a node.
     pub(crate) fn source(&self) -> String {
         let sum = self.file.sum.hex();
         match &self.filter.renaming {
@@ -277,7 +278,7 @@ impl ImportPlan {
         }
     }
 
-    /// Reads the documents from the start.
+    /// Returns a reader of IPAM's documents from the start of the file.
     pub(crate) async fn rows(&self) -> CommandResult<BackupRows> {
         self.file.rows(Some(self.filter.clone())).await
     }
@@ -320,7 +321,7 @@ impl ImportPlan {
 }
 
 impl IpamFilter {
-    /// Returns the rows that come before this row of the file in the new order, and the row itself.
+    /// Adds to `rows` the renamed rows whose new key precedes the key of `row`, and then `row` itself.
     fn take_row(&mut self, row: Row, rows: &mut Vec<Row>) -> CommandResult<()> {
         let Row { key, mut value, .. } = row;
         if role_of(&key).is_none() {
@@ -340,7 +341,7 @@ impl IpamFilter {
         Ok(())
     }
 
-    /// The renamed rows that come after the last row of the file.
+    /// Returns the renamed rows whose new key follows the last key of the file.
     fn rest(self) -> impl Iterator<Item = Row> {
         self.moved.into_iter().map(|(key, value)| Row { key, value, lease: None })
     }

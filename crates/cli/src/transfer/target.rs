@@ -1,5 +1,5 @@
-//! Fills a store from a source. Each part is compared with the store before it is written, so the filling can be
-//! interrupted at any moment and restarted. A final comparison shows whether source and store are equal.
+//! Fills a store from a source. Each part of the source is compared with the store before the part is written, so a run
+//! can be interrupted at any moment and restarted. A final comparison shows whether source and store are equal.
 
 use datastore::{Create, Location, OpenStore, maintenance};
 use futures::StreamExt;
@@ -22,31 +22,33 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::{KeyProgress, printable};
 use crate::store::{StoreAccess, StoreUse};
 
-/// Maximum number of keys that one transaction writes. Each may have a guard, and the mark has one as well.
+/// Maximum number of keys that one transaction writes. Each key may have a guard, and the import lock has a guard as
+/// well.
 const MAX_TXN_KEYS: usize = MAX_TXN_OPS - 1;
 /// Number of transactions whose keys are listed and removed together.
 const MAX_TXNS_PER_REMOVAL: usize = 32;
 
-/// Number of parts that are read back in parallel. Each of them is in memory.
+/// Maximum number of parts of the store that are read back in parallel. Each part that is being read back is completely
+/// in memory.
 const MAX_PARTS_AT_ONCE: usize = 4;
 
-/// Whether the target had keys in a part.
+/// Whether the target had keys in a part of the key space before the part was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum FormerContents {
     Nothing,
-    /// The part had keys, or this is unknown.
+    /// The target had keys in this part, or it is unknown whether the target had keys.
     #[default]
     Something,
 }
 
-/// A store that is filled or compared with a source. A store that does not exist counts as empty.
+/// A store that is filled from a source or compared with a source. A target that does not exist counts as empty.
 pub(crate) struct Target<'l> {
     at: StoreAccess<'l>,
     open: Option<OpenStore>,
     mark: Option<PlacedMark>,
 }
 
-/// The mark of the store.
+/// The import lock of the store, with the revisions at which the lock was created and last written.
 struct PlacedMark {
     mark: ImportLock,
     made: Revision,
@@ -54,12 +56,12 @@ struct PlacedMark {
 }
 
 impl<'l> Target<'l> {
-    /// Opens a store, and creates it if necessary.
+    /// Opens a store as a target, and creates the store if necessary.
     pub(crate) async fn make(at: StoreAccess<'l>) -> CommandResult<Self> {
         Self::new(at, Some(at.open_files(StoreUse::Make).await?)).await
     }
 
-    /// Opens a store if it exists.
+    /// Opens a store as a target, if the store exists.
     pub(crate) async fn inspect(at: StoreAccess<'l>) -> CommandResult<Self> {
         let open = match datastore::open(at.location, &Create::Never.with_wait(at.wait)).await {
             Ok(open) => Some(open),
@@ -81,7 +83,7 @@ impl<'l> Target<'l> {
         self.mark.as_ref().map(|marked| &marked.mark)
     }
 
-    /// The identity of the store; `None` if there is no store.
+    /// Returns the identity of the store, or `None` if there is no store.
     pub(crate) async fn identity(&self) -> CommandResult<Option<StoreIdentity>> {
         match &self.open {
             Some(open) => read_identity(self.at, open).await.map(Some),
@@ -89,8 +91,8 @@ impl<'l> Target<'l> {
         }
     }
 
-    /// Refuses a store that has IPAM's documents, or that could not be created. Returns the revision at which it had
-    /// none.
+    /// Refuses a store that has IPAM's documents, or that could not be created. Returns the revision at which the store
+    /// had no IPAM documents.
     pub(crate) async fn require_empty(&self) -> CommandResult<Revision> {
         let mut at = Revision::UNSET;
         let Some(open) = &self.open else {
@@ -111,7 +113,7 @@ impl<'l> Target<'l> {
         Ok(at)
     }
 
-    /// Marks an empty store.
+    /// Writes the import lock to an empty store.
     pub(crate) async fn begin(&mut self, mark: ImportLock) -> CommandResult<()> {
         let at = self.require_empty().await?;
         let empty = ranges_to_be_empty().into_iter().map(|range| Compare::nothing_newer(range, at));
@@ -124,7 +126,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Replaces the mark.
+    /// Replaces the import lock of the store.
     pub(crate) async fn remark(&mut self, mark: ImportLock) -> CommandResult<()> {
         let txn = self.marked_txn()?.with_success([Op::put(import_lock_key(), mark.encode())]);
         let written = self.txn(txn).await?.revision;
@@ -134,7 +136,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Removes the mark, so that the store can be used.
+    /// Removes the import lock, so that the store can be used.
     pub(crate) async fn unmark(&mut self) -> CommandResult<()> {
         let txn = self.marked_txn()?.with_success([Op::delete(import_lock_key())]);
         self.txn(txn).await?;
@@ -142,7 +144,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Reads the keys in these ranges, ascending, without the mark.
+    /// Reads the keys in the given ranges in ascending order, without the import lock.
     pub(super) async fn read(&self, ranges: Vec<Range>) -> CommandResult<Vec<Kv>> {
         let Some(open) = &self.open else { return Ok(Vec::new()) };
         let (mut pages, mut at, mut found) = (RangePages::of(ranges), Revision::UNSET, Vec::new());
@@ -155,7 +157,7 @@ impl<'l> Target<'l> {
         Ok(found)
     }
 
-    /// True if these parts, which cover the whole store, have these checksums.
+    /// True if these parts of the store have the recorded checksums. The parts together cover the whole store.
     async fn has_checksums(&mut self, parts: &[PartChecksum], progress: &KeyProgress) -> CommandResult<bool> {
         let mut keys = 0;
         for some in parts.chunks(MAX_PARTS_AT_ONCE) {
@@ -169,14 +171,15 @@ impl<'l> Target<'l> {
         Ok(true)
     }
 
-    /// The number of keys in a part; `None` if its checksum differs.
+    /// Returns the number of keys in a part of the store, or `None` if the part's checksum differs.
     async fn count_equal_keys(&self, part: &PartChecksum) -> CommandResult<Option<u64>> {
         let kvs = self.read(ranges_between(&part.from, part.to.as_ref())).await?;
         let expected = part.sum.clone();
         run_blocking(move || Ok((DocumentsChecksum::of(&kvs) == expected).then_some(kvs.len() as u64))).await
     }
 
-    /// Writes the ascending changes to one part. Each transaction is guarded by the mark and the former values.
+    /// Writes the changes to one part, in ascending order of the keys. Each transaction is guarded by the import lock
+    /// and the former values of the keys.
     async fn write(&self, changes: Vec<Change>, before: FormerContents) -> CommandResult<()> {
         let in_flight = self.at.location.facts().writes_in_flight;
         let size = |change: &Change| change.key.as_bytes().len() + change.value.as_ref().map_or(0, Value::len);
@@ -190,7 +193,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Removes all keys that were written since the store was marked. Returns their number.
+    /// Removes all keys that were written since the store got the import lock. Returns the number of removed keys.
     pub(crate) async fn remove_written_keys(&mut self) -> CommandResult<u64> {
         let made = self.mark.as_ref().map_or(Revision::UNSET, |marked| marked.made);
         let mut removed = 0;
@@ -208,8 +211,8 @@ impl<'l> Target<'l> {
         Ok(removed)
     }
 
-    /// Returns deletions for the first keys of a range that were written since a revision, and the last key that was
-    /// read.
+    /// Returns deletions for the first keys of a range that were written since a revision. Also returns the last key
+    /// that was read.
     async fn list_own_keys(&self, range: Range, since: Revision) -> CommandResult<(Vec<Change>, Option<Key>)> {
         let Some(open) = &self.open else { return Ok((Vec::new(), None)) };
         let most = i64::try_from(MAX_TXN_KEYS * MAX_TXNS_PER_REMOVAL).unwrap_or(i64::MAX);
@@ -218,7 +221,7 @@ impl<'l> Target<'l> {
         let last = found.kvs.last().map(|kv| kv.key.clone());
         let is_ours = |kv: &Kv| match role_of(&kv.key) {
             Some(moving::KeyRole::Books) => true,
-            // A node document that another process has registered meanwhile was usually written more than once.
+            // A node document that another process has registered in the meantime was usually written more than once.
             Some(moving::KeyRole::Around) => kv.create_revision > since && kv.version == 1,
             None => false,
         };
@@ -226,8 +229,8 @@ impl<'l> Target<'l> {
         Ok((ours.map(|kv| Change { key: kv.key, value: None, was: kv.mod_revision }).collect(), last))
     }
 
-    /// Closes an embedded store for a moment if a process waits for it: the mark makes plugins fail, and they should
-    /// fail soon.
+    /// Closes an embedded store for a moment if another process waits for the store. The import lock makes waiting
+    /// plugins fail, and these plugins should fail soon.
     async fn yield_store(&mut self) -> CommandResult<()> {
         if self.open.as_ref().is_some_and(|open| open.embedded().is_some())
             && self.at.has_waiters().await?
@@ -255,7 +258,7 @@ impl<'l> Target<'l> {
         Ok(self.marked_txn()?.with_compares(guards).with_success(ops))
     }
 
-    /// A transaction that fails if the mark has changed.
+    /// Returns a transaction that fails if the import lock has changed.
     fn marked_txn(&self) -> CommandResult<Txn> {
         let Some(marked) = &self.mark else {
             return Err(CommandFailure::new("internal error: the store is not marked"));
@@ -263,7 +266,7 @@ impl<'l> Target<'l> {
         Ok(Txn::new().with_compares([Compare::unchanged(import_lock_key(), marked.written)]))
     }
 
-    /// Runs a transaction. A guard that fails is an error.
+    /// Runs a transaction. Fails if a guard of the transaction fails.
     async fn txn(&self, txn: Txn) -> CommandResult<TxnResponse> {
         let Some(open) = &self.open else {
             return Err(CommandFailure::new(format!("there is no store at {}", self.at)));
@@ -289,14 +292,14 @@ fn decode_mark(location: &Location, kv: &Kv) -> CommandResult<PlacedMark> {
     }
 }
 
-/// The guards that make a transaction fail if one of its keys has changed.
+/// Returns the guards that make a transaction fail if one of the transaction's keys has changed.
 fn guards(batch: &[Change], before: FormerContents) -> Vec<Compare> {
     if before == FormerContents::Nothing
         && let [first, .., last] = batch
     {
-        // No other process may write in these ranges, so one guard suffices: the range still has no key. This is
-        // cheaper for a store than a guard for each key, and etcd needs no lookup of leases. The mark must not be in
-        // the range.
+        // Other processes must not write IPAM data to the target, so one guard suffices: the range of this
+        // transaction's keys still has no key. One guard is cheaper for a store than a guard for each key, and etcd
+        // needs no lookup of leases. The key of the import lock must not be in the guarded range.
         let span = Range::FromTo(first.key.clone(), last.key.successor());
         let has_both = |range: &Range| [first, last].iter().all(|change| range.contains(change.key.as_bytes()));
         if ranges_to_be_empty().iter().any(has_both) && !span.contains(import_lock_key().as_bytes()) {
@@ -306,53 +309,54 @@ fn guards(batch: &[Change], before: FormerContents) -> Vec<Compare> {
     batch.iter().map(|change| Compare::unchanged(change.key.clone(), change.was)).collect()
 }
 
-/// Maximum number of differing keys that are listed.
+/// Maximum number of differing keys that an error message lists.
 const MAX_NAMED_KEYS: usize = 10;
 
-/// How differences between source and target are handled.
+/// How the target is changed where it differs from the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FillMode {
-    /// Writes missing keys. Any other difference is an error.
+    /// Missing keys are written to the target. A key with another value, or a key that the source lacks, is an error.
     Fill,
-    /// Makes the target equal to the source.
+    /// The target is made equal to the source.
     Update,
-    /// Writes nothing; counts documents and differences.
+    /// The target is not changed; documents and differences are counted.
     DryRun,
-    /// Writes nothing; counts only keys and differences. The documents were counted when they were written.
+    /// The target is not changed; only keys and differences are counted, because the documents were counted when they
+    /// were written.
     Verify,
 }
 
-/// The result of comparing source and target.
+/// The result of comparing a source with a target.
 #[derive(Debug, Default)]
 pub(crate) struct Differences {
-    /// The contents of the source; with [`FillMode::Verify`] only the number of keys.
+    /// The documents of the source, by kind; with [`FillMode::Verify`] only the number of keys.
     pub(crate) tally: DocumentCounts,
-    /// The checksums of all parts of the target after the run, if the run wrote.
+    /// The checksums of all parts of the target after the run, if the run wrote to the target.
     sums: Vec<PartChecksum>,
-    /// Keys that the target lacked.
+    /// The number of keys that the target lacked.
     pub(crate) missing: u64,
-    /// Keys that had another value in the target.
+    /// The number of keys that had another value in the target than in the source.
     pub(crate) different: u64,
-    /// Keys that the source lacks.
+    /// The number of the target's keys that the source lacks.
     pub(crate) extra: u64,
-    /// Keys that belong to the target itself, and stay.
+    /// The number of keys that belong to the target itself, and are not changed.
     pub(crate) kept: u64,
-    /// The first keys that differ, each with the kind of difference.
+    /// The first keys that differ between source and target, each with the kind of difference.
     named: Vec<String>,
 }
 
 impl Differences {
-    /// Reads the target back. True if it is still as this run left it.
+    /// Reads the target back, and returns true if the target has not changed since this run.
     pub(crate) async fn are_unchanged_in(&self, target: &mut Target<'_>) -> CommandResult<bool> {
         target.has_checksums(&self.sums, &KeyProgress::new("comparing", Some(self.tally.keys))).await
     }
 
-    /// The number of keys that differ, or differed before they were written.
+    /// Returns the number of keys that differ, or that differed before the run wrote them.
     pub(crate) fn total(&self) -> u64 {
         self.missing + self.different + self.extra
     }
 
-    /// Lists the first keys that differ, one in each line.
+    /// Lists the first keys that differ between source and target, one in each line.
     pub(crate) fn list_keys(&self) -> String {
         let more = self.total().saturating_sub(self.named.len() as u64);
         let mut list = self.named.iter().map(|line| format!("\n  {line}")).collect::<String>();
@@ -378,23 +382,23 @@ impl Differences {
     }
 }
 
-/// Fills a store from a source, or compares them.
+/// Fills a target from a source, or compares both.
 pub(crate) struct TargetFiller<'f, 'l> {
     target: &'f mut Target<'l>,
     work: FillMode,
     progress: KeyProgress,
     from: Key,
-    /// The changes to the previous part, which are written while the next part is compared.
+    /// The changes to the previous part of the target, which are written while the next part is compared.
     pending: Option<(Vec<Change>, FormerContents)>,
     found: Differences,
 }
 
 impl<'f, 'l> TargetFiller<'f, 'l> {
-    /// Fills or compares the target. `keys` is the number of keys in the source, if known.
+    /// Fills or compares the target. `keys` is the number of keys in the source, if this number is known.
     ///
     /// # Errors
-    /// With [`FillMode::Fill`], the target has a key that the source lacks or that has another value there; any store
-    /// error.
+    /// With [`FillMode::Fill`], the target has a key that the source lacks, or a key whose value differs from the
+    /// source; any store error.
     pub(crate) async fn run(
         source: &mut Source<'_>,
         target: &'f mut Target<'l>,
@@ -428,7 +432,7 @@ impl Sink for TargetFiller<'_, '_> {
         let to = part.rows.last().filter(|_| !part.is_last).map(|row| row.key.successor());
         let (changes, before) = self.pending.take().unwrap_or_default();
         let target = &*self.target;
-        // A part without rows has no last key, so unless it is the last part, there is nothing to compare yet.
+        // A part without rows has no last key, so there is nothing to compare yet unless the part is the last part.
         let compared = async {
             if to.is_none() && !part.is_last {
                 return Ok(Default::default());
@@ -449,8 +453,8 @@ impl Sink for TargetFiller<'_, '_> {
 }
 
 impl Differences {
-    /// Compares a part of the source, up to key `to`, with the target. Returns the changes to write, and whether the
-    /// target had keys there.
+    /// Compares a part of the source, up to key `to`, with the same part of the target. Returns the changes to write,
+    /// and whether the target had keys in the compared part.
     async fn compare_part(
         &mut self,
         target: &Target<'_>,
@@ -466,7 +470,7 @@ impl Differences {
             DocumentsChecksum::default(),
             matches!(work, FillMode::Fill | FillMode::Update),
         );
-        // Compares on another thread, so that the next part is read meanwhile.
+        // The parts are compared on another thread, so that the next part can be read in the meantime.
         let (tally, sum, found) = run_blocking(move || {
             match work {
                 FillMode::Verify => tally.keys += rows.len() as u64,
@@ -505,7 +509,7 @@ fn foreign_keys_failure(found: &Differences) -> CommandFailure {
     .hint("another process has written to the store; remove what it has with --abort, and fill it again")
 }
 
-/// A SHA-256 over keys and values, each preceded by its length.
+/// A SHA-256 over keys and values, each preceded by its length in bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct DocumentsChecksum(Sha256);
 
@@ -528,7 +532,7 @@ impl DocumentsChecksum {
 #[derive(Debug)]
 struct PartChecksum {
     from: Key,
-    /// The key before which the part ends; `None` for the last part.
+    /// The key before which the part ends, or `None` for the last part.
     to: Option<Key>,
     sum: DocumentsChecksum,
 }

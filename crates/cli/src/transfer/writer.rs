@@ -1,4 +1,4 @@
-//! Writes a backup file, which appears complete or not at all.
+//! Writes a backup file. A backup file gets its name only when the backup is complete.
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Seek, Write};
@@ -20,10 +20,10 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::KeyProgress;
 use crate::store::StoreAccess;
 
-/// The mode of a backup file. Like the store, only its owner may read it.
+/// The file mode of a backup file. Only the owner may read a backup file, as with the store.
 const MODE: u32 = 0o600;
-/// Number of bytes that are written between syncs. If a container starts in the meantime, the sync of its commit waits
-/// for these bytes.
+/// Number of bytes that are written between two syncs of a backup file. If a container starts in the meantime, the sync
+/// of this container's commit waits until these bytes of the backup are synced.
 const SYNC_BYTES: usize = 4 << 20;
 
 /// Whether an existing file may be replaced.
@@ -35,14 +35,14 @@ pub(crate) enum Overwrite {
     Allowed,
 }
 
-/// A backup that is being written. If it is dropped before its end, no file is left.
+/// A backup that is being written. If the writer is dropped before the backup is complete, no file remains.
 #[derive(Debug)]
 pub(crate) struct BackupWriter {
     to: BackupDestination,
     sum: Sha256,
     keys: u64,
     bytes: u64,
-    /// True if the keys' leases are written.
+    /// True if the leases of keys are written.
     leases: bool,
 }
 
@@ -52,17 +52,17 @@ enum BackupDestination {
     Stdout(File),
 }
 
-/// A file that gets its name when it is complete.
+/// A file that gets its name when its content is complete.
 ///
-/// Until then it is called `FILE.partial`. If the process is killed, that file is left, and the next backup to the same
-/// file overwrites it.
+/// An incomplete file is called `FILE.partial`. If the process is killed, `FILE.partial` remains, and the next backup
+/// to the same file overwrites it.
 #[derive(Debug)]
 struct NewFile {
     file: File,
     path: PathBuf,
     partial: Option<PathBuf>,
     overwrite: Overwrite,
-    /// Number of bytes that were written since the last sync.
+    /// Number of bytes that were written to the file since the last sync.
     unsynced: usize,
 }
 
@@ -71,9 +71,9 @@ impl BackupWriter {
         Ok(Self::with_destination(BackupDestination::File(NewFile::create(path, overwrite)?)))
     }
 
-    /// Writes to stdout. There, only the last line shows that the backup is complete.
+    /// Creates a writer to stdout. On stdout, only the last line shows that the backup is complete.
     pub(crate) fn stdout() -> CommandResult<Self> {
-        // Not through `io::stdout()`, which the program keeps locked until its end.
+        // The writer does not use `io::stdout()`, which the program keeps locked until its end.
         Ok(Self::with_destination(BackupDestination::Stdout(File::from(io::stdout().as_fd().try_clone_to_owned()?))))
     }
 
@@ -81,12 +81,13 @@ impl BackupWriter {
         Self { to, sum: Sha256::default(), keys: 0, bytes: 0, leases: false }
     }
 
-    /// True if lines can be removed again after they were written.
+    /// True if lines can be removed from the destination after they were written.
     fn can_restart(&self) -> bool {
         matches!(self.to, BackupDestination::File(_))
     }
 
-    /// Writes the first line. If a file has lines of an earlier attempt, removes them first.
+    /// Writes the first line of the backup. If a file already has lines of an earlier attempt, removes these lines
+    /// first.
     fn begin(&mut self, header: &BackupHeader) -> CommandResult<()> {
         if let BackupDestination::File(new) = &mut self.to {
             new.file.set_len(0).and_then(|()| new.file.rewind()).map_err(|error| failed(&new.path, &error))?;
@@ -102,7 +103,7 @@ impl BackupWriter {
         self.put(&line)
     }
 
-    /// Writes the next rows, which must be in ascending order of their keys.
+    /// Writes the next rows of the backup, which must be in ascending order of their keys.
     fn rows(&mut self, rows: &[Row]) -> CommandResult<()> {
         let mut lines = Vec::new();
         for row in rows {
@@ -118,7 +119,8 @@ impl BackupWriter {
         self.put(&lines)
     }
 
-    /// Writes the last line. Makes a file durable and gives it its name. Returns the length in bytes.
+    /// Writes the last line of the backup. Makes a backup file durable and gives the file its name. Returns the length
+    /// of the backup in bytes.
     fn finish(mut self) -> CommandResult<u64> {
         let end = trailer(self.keys, &self.sum);
         self.put(end.as_bytes())?;
@@ -143,15 +145,15 @@ impl BackupWriter {
 pub(crate) struct WrittenBackup {
     pub(crate) revision: Revision,
     pub(crate) keys: u64,
-    /// The documents by kind, if only IPAM's were written.
+    /// The number of documents by kind, if only IPAM's documents were written.
     pub(crate) tally: DocumentCounts,
-    /// The length of the file in bytes.
+    /// The length of the backup in bytes.
     pub(crate) bytes: u64,
 }
 
-/// A sink that writes a backup.
+/// A sink that writes rows to a backup.
 struct BackupSink {
-    /// `None` while another thread writes, and after a failure.
+    /// The writer of the backup; `None` while another thread writes, and after a failure.
     writer: Option<BackupWriter>,
     filter: KeyFilter,
     keys: u64,
@@ -160,7 +162,8 @@ struct BackupSink {
 }
 
 impl WrittenBackup {
-    /// Writes a store at one revision. Another thread writes the file, so the store is open only while it is read.
+    /// Writes the contents of a store at one revision. Another thread writes the file, so that the store is open only
+    /// while it is read.
     pub(crate) async fn of(at: StoreAccess<'_>, filter: KeyFilter, writer: BackupWriter) -> CommandResult<Self> {
         let can_restart = writer.can_restart();
         let progress = KeyProgress::new("reading", None);
@@ -188,7 +191,7 @@ impl WrittenBackup {
 }
 
 impl BackupSink {
-    /// Runs `work` on another thread.
+    /// Runs `work` with the backup's writer on another thread.
     async fn write(
         &mut self,
         work: impl FnOnce(&mut BackupWriter) -> CommandResult<()> + Send + 'static,
@@ -250,7 +253,7 @@ impl NewFile {
             return Err(busy());
         }
         if file.metadata().map_err(|error| failed(&partial, &error))?.permissions().mode() & 0o777 != MODE {
-            // Some file systems have no modes.
+            // Setting the mode is allowed to fail, because some file systems have no modes.
             let _ = file.set_permissions(Permissions::from_mode(MODE));
         }
         Ok(Self { file, path: path.to_owned(), partial: Some(partial), overwrite, unsynced: 0 })
@@ -266,7 +269,7 @@ impl NewFile {
         self.file.sync_data()
     }
 
-    /// Makes the file durable and gives it its name.
+    /// Makes the file durable and gives the file its name.
     fn complete(&mut self) -> CommandResult<()> {
         let failed = |error: io::Error| failed(&self.path, &error);
         self.file.sync_all().map_err(failed)?;
@@ -288,7 +291,7 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
-            // A leftover file does no harm: its name shows that it is no complete backup.
+            // A leftover partial file does no harm, because its name shows that it is no complete backup.
             let _ = fs::remove_file(partial);
         }
     }
@@ -298,10 +301,10 @@ fn json(what: &impl serde::Serialize) -> CommandResult<Vec<u8>> {
     serde_json::to_vec(what).map_err(|error| CommandFailure::new(format!("JSON: {error}")))
 }
 
-/// Renames a file unless the name is taken.
+/// Renames a file unless the new name is taken.
 fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // For example, NFS does not support this. A hard link does not replace an existing file either.
+        // NFS, for example, does not support `NOREPLACE`. A hard link does not replace an existing file either.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
             fs::hard_link(from, to)?;
             fs::remove_file(from)

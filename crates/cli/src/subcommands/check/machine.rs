@@ -1,8 +1,9 @@
-//! Findings of a check that concern this machine, outside of the store.
+//! Finds problems of this machine that a check of the store alone does not show.
 //!
-//! Networks may assign the same addresses from different stores. Each of the stores is in order, but two containers can
-//! get one address. And routes may lead addresses of a pool elsewhere: to a network of a VPN, of Docker or of the
-//! machine itself. Then containers cannot reach the addresses of that network, or it cannot reach theirs.
+//! Networks may assign the same addresses from different stores. Even if each store is consistent, two containers can
+//! then get the same address. Routes of this machine may also lead addresses of a pool elsewhere: to a network of a
+//! VPN, of Docker or of the machine itself. Containers in the pool then cannot reach the addresses of the overlapping
+//! network, or this network cannot reach the containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -21,17 +22,17 @@ use crate::store::StoreAccess;
 /// Time limit of reading the pools of another store.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A range of addresses that are assigned from a store.
+/// A range of addresses that networks assign from a store.
 struct AssignedRange {
     store: String,
     net: IpNet,
-    /// The pool or network configuration that has the range.
+    /// The pool or network configuration to which the range belongs.
     by: String,
 }
 
-/// Finds networks that overlap with ranges of other stores. Returns the findings, and notes about stores that could not
-/// be read. Opens only stores on this machine. For clusters it uses the network configurations, except for the checked
-/// store itself.
+/// Finds networks that overlap with address ranges of other stores. Returns the findings, and notes about stores that
+/// could not be read. Opens only stores on this machine. For clusters the ranges are taken from the network
+/// configurations, except for the checked store itself.
 pub(super) async fn find_overlapping_networks(
     at: StoreAccess<'_>,
     inspection: &Inspection,
@@ -61,7 +62,7 @@ pub(super) async fn find_overlapping_networks(
     (compare_ranges(&places), notes)
 }
 
-/// The ranges in a network's configuration.
+/// Returns the address ranges in a network's configuration.
 fn configured_ranges<'n>(network: &'n ConfiguredNetwork, store: &'n str) -> impl Iterator<Item = AssignedRange> {
     let nets = network.subnets.iter().filter_map(|text| text.parse::<IpNet>().ok());
     nets.map(move |net| AssignedRange {
@@ -71,7 +72,7 @@ fn configured_ranges<'n>(network: &'n ConfiguredNetwork, store: &'n str) -> impl
     })
 }
 
-/// Reads the pools of a store; empty if there is no store.
+/// Reads the pools of a store; returns an empty list if there is no store.
 async fn read_pools(at: StoreAccess<'_>) -> CommandResult<Vec<(String, IpNet)>> {
     let Some(open) = at.open_existing().await? else { return Ok(Vec::new()) };
     let store = open.store();
@@ -82,7 +83,8 @@ async fn read_pools(at: StoreAccess<'_>) -> CommandResult<Vec<(String, IpNet)>> 
     .await
 }
 
-/// Finds overlapping ranges of different stores. Reports each pair once, even if several configurations have it.
+/// Finds overlapping address ranges of different stores. Reports each pair of ranges once, even if several network
+/// configurations have the pair.
 fn compare_ranges(places: &[AssignedRange]) -> Vec<Finding> {
     let mut found = BTreeMap::new();
     for (index, one) in places.iter().enumerate() {
@@ -105,13 +107,14 @@ fn compare_ranges(places: &[AssignedRange]) -> Vec<Finding> {
     found.into_values().collect()
 }
 
-/// The prefixes of the names of interfaces that other programs create.
+/// The name prefixes of network interfaces that other programs create.
 const FOREIGN_DEVICES: [&str; 9] = ["docker", "virbr", "podman", "lxcbr", "lxdbr", "wg", "tun", "tailscale", "ppp"];
-/// The prefixes of the names of Calico's interfaces.
+/// The name prefixes of Calico's network interfaces.
 const CALICO_DEVICES: [&str; 4] = ["cali", "tunl0", "vxlan", "wireguard.cali"];
 
-/// Finds for each pool the routes into it that were not made for it. `lengths` has the prefix length of what each pool
-/// assigns. `is_bridge` says whether an interface is a bridge.
+/// Finds for each pool the routes into the pool that were not made for the pool. `lengths` has for each pool the prefix
+/// length of the addresses or prefixes that the pool assigns. `is_bridge` tells whether a network interface is a
+/// bridge.
 pub(super) fn find_overlapping_routes(
     pools: &[(String, IpNet)],
     lengths: &BTreeMap<IpNet, u8>,
@@ -131,8 +134,9 @@ pub(super) fn find_overlapping_routes(
     pools.iter().filter_map(foreign).collect()
 }
 
-/// True for a route that a network on the pool probably made: one to a single address or prefix, to a block, or to the
-/// interface that has the pool's subnet. `length` is the prefix length of what the pool assigns.
+/// True for a route that a network on the pool probably made: a route to a single address or prefix, to a block, or to
+/// the interface that has the pool's subnet. `length` is the prefix length of the addresses or prefixes that the pool
+/// assigns.
 fn is_own(pool: IpNet, length: u8, route: &Route, is_bridge: impl Fn(&str) -> bool) -> bool {
     let begins = |names: &[&str]| names.iter().any(|name| route.device.starts_with(name));
     let is_inside = pool.contains(&route.net);

@@ -1,6 +1,7 @@
-//! `margay ipam check`: finds faults in IPAM's documents, prints them, and mends them.
+//! Finds inconsistencies in IPAM's documents, prints the findings, and mends them, for the command `margay ipam check`.
 //!
-//! The store is read at one revision, in several openings, and inspected part by part. Each repair is one commit.
+//! A check reads the store at one revision, in several openings, and inspects the store part by part. Each repair of a
+//! finding is one commit.
 
 mod machine;
 mod report;
@@ -43,8 +44,8 @@ Examples:
 Nothing is locked, and nothing is changed without --repair --apply. No repair frees an address that is assigned.
 The exit code is 0 if there is no problem, and 1 if there is one or something failed.";
 
-/// Replaces calicoctl's `ipam check -o FILE` by `--report FILE`. In margay, `-o` selects the format of every answer, so
-/// only a value that looks like a file and is not a format becomes a report.
+/// Replaces calicoctl's `ipam check -o FILE` by `--report FILE`. In margay, `-o` selects the format of an answer, so a
+/// value of `-o` becomes a report file only if it looks like a file name and is not a format.
 pub(crate) fn with_report(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let is_check = is_check(&args);
@@ -69,13 +70,13 @@ pub(crate) fn with_report(args: impl IntoIterator<Item = OsString>) -> Vec<OsStr
     args
 }
 
-/// True for the arguments of `ipam check`.
+/// True for the command-line arguments of `ipam check`.
 fn is_check(args: &[OsString]) -> bool {
     let ipam = args.iter().position(|arg| arg == "ipam");
     ipam.is_some_and(|ipam| args[ipam..].iter().any(|arg| arg == "check"))
 }
 
-/// Returns a hint about `--report` if `ipam check` was given an unknown format with `-o`.
+/// Returns a hint about `--report` if the usage error is an unknown format after `-o` of `ipam check`.
 pub(crate) fn report_hint(usage: &clap::Error, args: &[OsString]) -> Option<String> {
     let text = |kind| match usage.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -110,7 +111,7 @@ pub(crate) struct Check {
     pub(crate) apply: bool,
 }
 
-/// Checks, mends if requested, and reports the findings that remain.
+/// Checks the store, mends findings if requested, and reports the findings that remain.
 #[async_trait(?Send)]
 impl StoreCommand for Check {
     fn progress_text(&self) -> Option<&'static str> {
@@ -152,7 +153,8 @@ impl StoreCommand for Check {
     }
 }
 
-/// The failure for remaining problems, which sets the exit code to 1, with the next step as a hint.
+/// Returns the failure for remaining problems, with the next step as a hint. A failure of the check sets the exit code
+/// to 1.
 fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> CommandFailure {
     let failure = CommandFailure::new(match problems {
         1 => "1 problem was found".to_owned(),
@@ -169,7 +171,7 @@ fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> C
     }
 }
 
-/// The result of an inspection.
+/// The result of inspecting a store.
 pub(super) struct StoreInspection {
     pub(super) inspection: Inspection,
     pub(super) store: String,
@@ -184,7 +186,7 @@ async fn inspect_once(at: StoreAccess<'_>, keep: AddressReporting) -> CommandRes
     let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
     let mut read = snapshot.batch().await?;
     while let Some(kvs) = read {
-        // Inspects one part while the next one is read.
+        // One part of the store is inspected while the next part is read.
         let inspect = run_blocking(move || {
             kvs.iter().for_each(|kv| inspector.add(kv));
             Ok(inspector)
@@ -196,27 +198,28 @@ async fn inspect_once(at: StoreAccess<'_>, keep: AddressReporting) -> CommandRes
     Ok(StoreInspection { inspection: inspector.finish(snapshot.revision()), store })
 }
 
-/// Time limit of one repair.
+/// Time limit of the repair of one finding.
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(60);
-/// Number of commits before the store is closed for a moment, so that containers can start.
+/// Maximum number of commits before the store is closed for a moment, so that containers can start.
 const MAX_COMMITS_PER_OPENING: usize = 16;
-/// Maximum number of rounds of repairs. A repair can uncover another finding.
+/// Maximum number of rounds of repairs. A repair can uncover another finding, which is mended in the next round.
 const MAX_REPAIR_ROUNDS: usize = 4;
-/// How old a finding in a cluster must be before it is mended. Calico changes several keys one after the other, and has
-/// finished such a change by then. Keys that were written in the meantime are left alone.
+/// Minimum age of a finding in a cluster before the finding is mended. Calico changes several keys one after the other,
+/// and completes all of these writes within `MIN_FINDING_AGE`. Keys that were written after the inspection are not
+/// changed.
 const MIN_FINDING_AGE: Duration = Duration::from_secs(3);
 
-/// A repair of a finding, planned or done.
+/// A planned or completed repair of a finding.
 #[derive(Clone, Debug, Serialize)]
 struct Repair {
     code: Code,
     subject: String,
-    /// The finding as text.
+    /// The finding described as text.
     what: String,
-    /// The repair as text.
+    /// The repair described as text.
     mend: &'static str,
     outcome: RepairOutcome,
-    /// The error of a failed repair.
+    /// The error of the repair, if the repair failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
@@ -224,16 +227,16 @@ struct Repair {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum RepairOutcome {
-    /// Not tried.
+    /// The repair was not tried.
     Planned,
     Mended,
-    /// The finding was gone, often because of another repair, or had changed.
+    /// The finding did not exist any more, often because of another repair, or had changed.
     Changed,
     Failed,
 }
 
 impl RepairOutcome {
-    /// The outcome as text for a table.
+    /// Returns the outcome as text for a table.
     fn as_str(self) -> &'static str {
         match self {
             Self::Planned => "would be mended",
@@ -257,19 +260,20 @@ impl Repair {
     }
 }
 
-/// The findings that can be mended and have one of these codes, or any code if there are none.
+/// Returns the findings that can be mended and have one of `codes`. If `codes` is empty, returns all findings that can
+/// be mended.
 fn select_findings<'i>(inspection: &'i Inspection, codes: &[Code]) -> impl Iterator<Item = &'i Finding> {
     let wanted = move |code: Code| codes.is_empty() || codes.contains(&code);
     inspection.findings.iter().filter(|finding| finding.mendable).filter(move |finding| wanted(finding.code))
 }
 
-/// Plans the repairs without making them.
+/// Plans the repairs of the selected findings without making the repairs.
 fn plan_repairs(inspection: &Inspection, codes: &[Code]) -> Vec<Repair> {
     select_findings(inspection, codes).map(|finding| Repair::new(finding, RepairOutcome::Planned, None)).collect()
 }
 
-/// Mends and checks again until nothing can be mended, in at most [`MAX_REPAIR_ROUNDS`] rounds. Returns the repairs and
-/// the last inspection.
+/// Mends findings and checks the store again until no finding can be mended, in at most [`MAX_REPAIR_ROUNDS`] rounds.
+/// Returns the repairs and the last inspection.
 async fn apply_repairs(
     at: StoreAccess<'_>,
     mut inspected: StoreInspection,
@@ -300,8 +304,8 @@ async fn apply_repairs(
     Ok((repairs, inspected))
 }
 
-/// Marks findings that were gone as mended if a repair of the same subject succeeded. One repair often mends several
-/// findings.
+/// Marks repairs whose finding did not exist any more as mended if another repair of the same subject succeeded. One
+/// repair often mends several findings.
 fn settle(repairs: &mut [Repair]) {
     let mended: BTreeSet<String> =
         repairs.iter().filter(|one| one.outcome == RepairOutcome::Mended).map(|one| one.subject.clone()).collect();
@@ -329,7 +333,7 @@ async fn mend(at: StoreAccess<'_>, inspection: &Inspection, findings: &[Finding]
     .await
 }
 
-/// Maximum number of findings with one code in a table; JSON has all of them.
+/// Maximum number of findings with one code in a table; JSON always has all findings.
 const MAX_SHOWN_FINDINGS: usize = 50;
 
 #[derive(Serialize)]
@@ -371,7 +375,7 @@ impl<'a> FindingJson<'a> {
     }
 }
 
-/// Builds the answer from the inspection and the repairs.
+/// Builds the answer of the check from the inspection and the repairs.
 fn render_answer(
     args: &Check,
     location: &Location,
@@ -472,7 +476,7 @@ fn report_repairs(text: &mut String, repairs: &[Repair]) {
     }
 }
 
-/// An address in the format of calicoctl.
+/// Describes an address in one line, in the format of calicoctl.
 fn address_line(address: &AllocatedAddress) -> String {
     let extra: Vec<String> = address.attributes.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let handle = address.handle.as_deref().unwrap_or("<none>");

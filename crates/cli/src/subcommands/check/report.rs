@@ -1,4 +1,5 @@
-//! The report that `calicoctl ipam check -o` writes and that both programs read with `ipam release --from-report`.
+//! Reads and writes the report that `calicoctl ipam check -o` writes. Both calicoctl and margay read this report with
+//! `ipam release --from-report`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +15,7 @@ use super::StoreInspection;
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::write_whole_file;
 
-/// A report. The member names are calicoctl's.
+/// A report of a check. The field names are calicoctl's.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "struct Report")]
 pub(crate) struct CheckReport {
@@ -23,27 +24,27 @@ pub(crate) struct CheckReport {
     #[serde(rename = "clusterGUID")]
     pub(crate) cluster_guid: String,
     datastore_locked: bool,
-    /// The revision of Calico's ClusterInformation; empty if there is none.
+    /// The revision of Calico's ClusterInformation; empty if the store has no ClusterInformation.
     pub(crate) cluster_information_revision: String,
     cluster_type: String,
     #[serde(deserialize_with = "or_nothing")]
     pub(crate) allocations: BTreeMap<IpAddr, Vec<ReportedAddress>>,
-    /// Handles that hold no address.
+    /// The handles that hold no address.
     #[serde(deserialize_with = "or_nothing")]
     pub(crate) leaked_handles: Vec<LeakedHandle>,
 }
 
-/// Reads a list or a map, which Go writes as `null` when it is empty.
+/// Reads a list or a map, which Go writes as `null` if the list or map is empty.
 fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> CommandResult<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// An assigned address, or an address in cooldown.
+/// An assigned address, or an address in cooldown, in a report.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "struct Row")]
 pub(crate) struct ReportedAddress {
     pub(crate) ip: String,
-    /// The handle that holds the address; empty if there is none.
+    /// The handle that holds the address; empty if the address has no handle.
     pub(crate) handle: String,
     pub(crate) sequence_number: Option<u64>,
     pod: String,
@@ -60,7 +61,7 @@ pub(crate) struct ReportedAddress {
     owners: Vec<String>,
 }
 
-/// A handle that holds no address. Go writes the names of these fields as they are.
+/// A handle that holds no address. Go writes the names of these fields unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct LeakedHandle {
@@ -73,7 +74,7 @@ pub(crate) struct LeakedHandle {
 }
 
 impl CheckReport {
-    /// Makes the report of an inspection that has kept the addresses.
+    /// Creates the report of an inspection that has kept the addresses.
     pub(super) fn new(inspected: &StoreInspection) -> Self {
         let inspection = &inspected.inspection;
         let mut allocations: BTreeMap<IpAddr, Vec<ReportedAddress>> = BTreeMap::new();
@@ -97,7 +98,7 @@ impl CheckReport {
         }
     }
 
-    /// Reads a report from a file.
+    /// Reads a report of a check from a file.
     pub(crate) fn read(path: &Path) -> CommandResult<Self> {
         let hint = "give a file that `margay ipam check --report` or `calicoctl ipam check -o` has written";
         let text = fs::read(path)
@@ -109,13 +110,13 @@ impl CheckReport {
     }
 }
 
-/// Calico's id of the cluster, or else the id of the store.
+/// Returns Calico's id of the cluster, or else the id of the store.
 pub(crate) fn guid(inspected: &StoreInspection) -> &str {
     let known = inspected.inspection.cluster.as_ref().map(|cluster| cluster.guid.as_str());
     known.filter(|guid| !guid.is_empty()).unwrap_or(&inspected.store)
 }
 
-/// The revision of Calico's ClusterInformation; empty if there is none.
+/// Returns the revision of Calico's ClusterInformation; empty if the store has no ClusterInformation.
 pub(crate) fn revision(inspection: &Inspection) -> String {
     inspection.cluster.as_ref().map(|ClusterFacts { revision, .. }| revision.to_string()).unwrap_or_default()
 }
@@ -142,7 +143,7 @@ impl ReportedAddress {
     }
 }
 
-/// Writes a report in one step: an existing file is replaced when the new one is complete.
+/// Writes a report in one step. An existing file is replaced when the new file is complete.
 pub(super) fn write(path: &Path, report: &CheckReport) -> CommandResult<()> {
     let text = serde_json::to_string_pretty(report).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
     write_whole_file(path, &text)

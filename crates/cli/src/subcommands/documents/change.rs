@@ -1,5 +1,5 @@
-//! `create`, `apply`, `replace` and `delete`: read documents from files, write them, and report the outcome in
-//! calicoctl's words.
+//! Reads documents from files and writes or deletes them, for the commands `create`, `apply`, `replace` and `delete`.
+//! Reports the outcome in calicoctl's words.
 
 use std::fs;
 use std::io::{self, Read};
@@ -22,14 +22,14 @@ use crate::output::printable;
 use crate::store::{StoreAccess, StoreUse};
 use crate::subcommands::pool;
 
-/// A command that writes documents.
+/// A command that writes documents to a store.
 pub(super) struct WriteDocuments {
     mode: WriteMode,
     manifests: Vec<Manifest>,
-    /// True if existing documents are skipped, and count as done.
+    /// True if existing documents are skipped, and count as successfully written.
     skips_existing: bool,
     dry_run: bool,
-    /// True for an embedded store.
+    /// True for an embedded store, which has the documents of one machine.
     is_of_one_machine: bool,
 }
 
@@ -59,7 +59,7 @@ impl WriteDocuments {
 
 #[async_trait(?Send)]
 impl OpenStoreCommand for WriteDocuments {
-    /// Creates a store only for a valid pool, like `pool create`.
+    /// Creates a store only if a document is a valid pool, as `pool create` does.
     fn store_use(&self) -> StoreUse {
         let makes = |manifest: &Manifest| manifest.kind() == DocumentKind::Pool && manifest.check().is_ok();
         match self.mode != WriteMode::Replace && self.manifests.iter().any(makes) {
@@ -80,7 +80,8 @@ impl OpenStoreCommand for WriteDocuments {
         has_pool(&self.manifests)
     }
 
-    /// Writes the documents in order. After a document that fails the next ones are still written, as in calicoctl.
+    /// Writes the documents in order. After a failed document the following documents are still written, as in
+    /// calicoctl.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let mut report = WriteReport::new(self.verb(), &self.manifests, self.dry_run);
         let mut first_node = false;
@@ -99,7 +100,7 @@ impl OpenStoreCommand for WriteDocuments {
     }
 }
 
-/// A command that deletes documents.
+/// A command that deletes documents from a store.
 pub(super) struct DeleteDocuments<'a> {
     pub(super) args: &'a Delete,
     pub(super) manifests: Vec<Manifest>,
@@ -144,7 +145,7 @@ fn has_pool(manifests: &[Manifest]) -> bool {
     manifests.iter().any(|manifest| manifest.kind() == DocumentKind::Pool)
 }
 
-/// The advice for a document that was refused.
+/// Returns the advice for a document that was refused.
 fn advice(error: &Error) -> Option<String> {
     match error {
         Error::Document(DocumentError::Exists(..)) => Some("to change what is there: margay apply -f FILE".to_owned()),
@@ -164,11 +165,11 @@ fn advice(error: &Error) -> Option<String> {
     }
 }
 
-/// Size limit of a file, in bytes.
+/// Size limit of a document file, in bytes.
 const MAX_INPUT_BYTES: u64 = 16 << 20;
 
-/// Reads all documents of these files and folders, in this order; the files of a folder are sorted by name. Fails if
-/// there is no document.
+/// Reads all documents of these files and folders, in the order of `paths`. The files of a folder are sorted by file
+/// name. Fails if there is no document.
 pub(super) fn read_documents(paths: &[PathBuf], depth: FolderDepth) -> CommandResult<Vec<Manifest>> {
     let manifests = read_any_documents(paths, depth)?;
     if manifests.is_empty() {
@@ -178,7 +179,7 @@ pub(super) fn read_documents(paths: &[PathBuf], depth: FolderDepth) -> CommandRe
     Ok(manifests)
 }
 
-/// [`read_documents`], but finding no document is no error.
+/// Reads documents like [`read_documents`], but does not fail if there is no document.
 pub(super) fn read_any_documents(paths: &[PathBuf], depth: FolderDepth) -> CommandResult<Vec<Manifest>> {
     let mut manifests = Vec::new();
     for path in paths {
@@ -196,12 +197,12 @@ pub(super) fn read_any_documents(paths: &[PathBuf], depth: FolderDepth) -> Comma
     Ok(manifests)
 }
 
-/// How deep a folder is searched for files.
+/// How deep a folder is searched for document files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FolderDepth {
-    /// The files in the folder itself.
+    /// Only the files in the folder itself.
     Files,
-    /// All files below the folder.
+    /// The files in the folder and in all its subfolders.
     All,
 }
 
@@ -214,7 +215,7 @@ fn read_limited(input: impl Read) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Returns the file itself, or the files of a folder that can have documents.
+/// Returns the file `path` itself, or the files in the folder `path` that can have documents.
 fn list_files(path: &Path, depth: FolderDepth) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -237,9 +238,10 @@ fn list_files(path: &Path, depth: FolderDepth) -> io::Result<Vec<PathBuf>> {
 /// Parses a text as YAML documents or as one JSON document.
 ///
 /// # Errors
-/// The text is neither. The message names the line.
+/// The text is neither YAML nor JSON. The error message names the line.
 pub(crate) fn parse_values(name: &str, text: &[u8], hint: &str) -> CommandResult<Vec<Value>> {
-    // A node may be named `n`, and a label may have the value `off`, so only `true` and `false` are booleans.
+    // A node may have the name `n`, and a label may have the value `off`, so only `true` and `false` are read as
+    // booleans.
     let options = serde_saphyr::options! { strict_booleans: true };
     match serde_json::from_slice(text) {
         Ok(value) => Ok(vec![value]),
@@ -272,16 +274,16 @@ fn cannot_read(name: &str, error: &io::Error) -> CommandFailure {
         .hint("give a file of documents, a folder of such files, or -")
 }
 
-/// The forms of the command's verb for messages.
+/// The forms of a command's verb that are used in messages.
 #[derive(Clone, Copy, Debug)]
 struct VerbForms {
-    /// As in "failed to create".
+    /// The base form of the verb, as in "failed to create".
     base: &'static str,
-    /// As in "Successfully created".
+    /// The past participle of the verb, as in "Successfully created".
     past: &'static str,
 }
 
-/// A document in the answer, with its error if it failed.
+/// A document in the answer, with the document's error if the document failed.
 #[derive(Debug, Serialize)]
 struct DocumentEntry {
     kind: &'static str,
@@ -290,11 +292,11 @@ struct DocumentEntry {
     error: Option<String>,
 }
 
-/// The outcome for each document.
+/// The outcome of a command for each document.
 #[derive(Debug)]
 struct WriteReport {
     verb: VerbForms,
-    /// The kind of the documents, if all have the same kind.
+    /// The kind of the documents, if all documents have the same kind.
     kind: Option<&'static str>,
     dry_run: bool,
     done: Vec<DocumentEntry>,
@@ -310,18 +312,19 @@ impl WriteReport {
         Self { verb, kind, dry_run, done: Vec::new(), failed: Vec::new(), advice: None }
     }
 
-    /// Counts a document as done.
+    /// Counts a document as successful.
     fn add_done(&mut self, manifest: &Manifest) {
         self.done.push(entry(manifest, None));
     }
 
-    /// Counts a document as failed, and keeps the first advice.
+    /// Counts a document as failed, and keeps the advice of the first failed document with advice.
     fn add_failed(&mut self, manifest: &Manifest, error: &Error, advice: Option<String>) {
         self.failed.push(entry(manifest, Some(printable(&error.to_string()))));
         self.advice = self.advice.take().or(advice);
     }
 
-    /// The answer: a failure if no document was done, and incomplete if only some were.
+    /// Returns the answer. The answer is a failure if no document succeeded, and is incomplete if only some documents
+    /// succeeded.
     fn answer(self) -> CommandResult<CommandAnswer> {
         let (done, all) = (self.done.len(), self.done.len() + self.failed.len());
         let of_kind = self.kind.map(|kind| format!("'{kind}' ")).unwrap_or_default();
@@ -377,8 +380,8 @@ mod tests {
         Manifest::named(DocumentKind::Pool, name)
     }
 
-    /// Returns stdout and stderr of a command on these documents, of which the first `done` succeed and the others
-    /// fail.
+    /// Returns the stdout and stderr of a command on these documents. The first `done` documents succeed and the other
+    /// documents fail.
     fn said(manifests: &[Manifest], done: usize, dry_run: bool) -> (String, String) {
         let mut report = WriteReport::new(CREATE, manifests, dry_run);
         for (at, manifest) in manifests.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! `get`: shows documents as calicoctl does, with calicoctl's columns in tables.
+//! Shows documents as calicoctl does, with calicoctl's columns in tables, for the command `get`.
 
 use ipam_operator::Operator;
 use ipam_operator::documents::{DocumentKind, StoredDocument};
@@ -10,15 +10,15 @@ use crate::command::CommandAnswer;
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::{SortedJson, aligned, printable};
 
-/// Which metadata of a document are shown.
+/// Selects the metadata fields of a document that are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DocumentForm {
     Stored,
-    /// All but the metadata in [`LOCAL_METADATA`].
+    /// All metadata fields except those in [`LOCAL_METADATA`].
     Export,
 }
 
-/// The metadata that are only meaningful in this store.
+/// The metadata fields that are only meaningful in this store.
 const LOCAL_METADATA: [&str; 6] =
     ["uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "generation", "namespace"];
 
@@ -50,7 +50,8 @@ pub(super) async fn get_all(
     answer(&[DocumentTable { kind, rows }], scope, &list)
 }
 
-/// Shows the documents with these full names. If some do not exist, the others are shown, and then the command fails.
+/// Shows the documents with these full names. If some documents do not exist, the other documents are shown, and then
+/// the command fails.
 pub(super) async fn get_named(
     operator: &Operator,
     names: &[(DocumentKind, String)],
@@ -87,7 +88,7 @@ fn answer(tables: &[DocumentTable], scope: &NamespaceScope<'_>, value: &Value) -
     Ok(CommandAnswer::new("", &SortedJson(value))?.with_layout(text(TableWidth::Usual), text(TableWidth::Wide)))
 }
 
-/// The argument of `margay get` that shows all documents of a kind.
+/// Returns the argument with which `margay get` shows all documents of a kind.
 pub(super) fn short(kind: DocumentKind) -> &'static str {
     match kind {
         DocumentKind::Pool => "ippool",
@@ -99,19 +100,19 @@ pub(super) fn short(kind: DocumentKind) -> &'static str {
     }
 }
 
-/// The AS number that is shown for a node without its own.
+/// The AS number that is shown for a node without an AS number of its own.
 const DEFAULT_AS_NUMBER: &str = "64512";
 
-/// Maximum length of a list of networks in a cell.
+/// Maximum length of a list of networks in a table cell, in characters.
 const MAX_CELL_CHARS: usize = 80;
 
-/// The documents of one kind.
+/// A table of the documents of one kind.
 struct DocumentTable {
     kind: DocumentKind,
     rows: Vec<Map<String, Value>>,
 }
 
-/// Which columns a table has.
+/// Selects the columns of a table of documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TableWidth {
     /// The columns of `-o ps`.
@@ -121,7 +122,7 @@ enum TableWidth {
 }
 
 impl DocumentTable {
-    /// Formats the table. It has a column for namespaces if the command has an option about namespaces.
+    /// Formats the table. The table has a column for namespaces if the command line has an option about namespaces.
     fn text(&self, width: TableWidth, scope: &NamespaceScope<'_>) -> String {
         let namespace = (self.kind.is_namespaced() && scope.is_explicit()).then_some("NAMESPACE");
         let columns: Vec<&str> = namespace.into_iter().chain(columns(self.kind, width).iter().copied()).collect();
@@ -208,12 +209,12 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// Joins items with commas.
+/// Joins the texts of a list's items with commas.
 fn joined(value: &Value, item: impl Fn(&Value) -> String) -> String {
     value.as_array().into_iter().flatten().map(item).collect::<Vec<_>>().join(",")
 }
 
-/// Lists the fields of an object as `name=value`, sorted and joined with commas.
+/// Lists the fields of an object as `name=value`, sorted by name and joined with commas.
 fn pairs(value: &Value) -> String {
     let fields = value.as_object().into_iter().flatten();
     let mut pairs: Vec<String> = fields.map(|(name, value)| format!("{name}={}", text(value))).collect();
@@ -221,7 +222,7 @@ fn pairs(value: &Value) -> String {
     pairs.join(",")
 }
 
-/// Cuts a list that is too long for a table.
+/// Cuts off the end of a list that is too long for a table cell.
 fn shorten_list(list: String) -> String {
     if list.len() <= MAX_CELL_CHARS {
         return list;

@@ -1,7 +1,7 @@
-//! The arguments of `get`, `create`, `apply`, `replace` and `delete`, which follow calicoctl, and the namespaces that
-//! they select. Kinds without namespaces ignore the namespace.
+//! Defines the arguments of the commands `get`, `create`, `apply`, `replace` and `delete`, which follow calicoctl, and
+//! the namespaces that these arguments select. Document kinds without namespaces ignore the namespace.
 //!
-//! The files are read before the store is opened, because a person may be typing one on stdin.
+//! The files of documents are read before the store is opened, because a person may be typing a document on stdin.
 
 mod change;
 mod get;
@@ -199,7 +199,7 @@ pub(crate) struct DocumentSelection {
     recursive: bool,
 }
 
-/// Parses a kind, by any of calicoctl's names for it.
+/// Parses a document kind from any of calicoctl's names for the kind.
 fn kind(text: &str) -> CommandResult<DocumentKind, String> {
     Ok(match text.to_ascii_lowercase().as_str() {
         "ippool" | "ippools" | "ipp" | "ipps" | "pool" | "pools" => DocumentKind::Pool,
@@ -214,7 +214,8 @@ fn kind(text: &str) -> CommandResult<DocumentKind, String> {
     })
 }
 
-/// Time limit once the store is open. Deleting a pool takes a commit for each block.
+/// Time limit of a command on documents, counted from the moment when the store is open. Deleting a pool takes a commit
+/// for each block of the pool.
 const DOCUMENTS_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[async_trait(?Send)]
@@ -231,7 +232,8 @@ impl StoreCommand for Get {
                     )?,
                     _ => read_selected(which, &scope)?,
                 };
-                // calicoctl exports only documents that are named on the command line, not those of a file.
+                // calicoctl exports only documents that are named on the command line, and no documents that are named
+                // in a file.
                 let form = if self.export && kind.is_some() { DocumentForm::Export } else { DocumentForm::Stored };
                 let name = |one: &Manifest| (one.kind(), one.name().to_owned());
                 ShownDocuments::Named(manifests.iter().map(name).collect(), form)
@@ -241,7 +243,7 @@ impl StoreCommand for Get {
     }
 }
 
-/// A command that shows documents.
+/// A command that shows documents of a store.
 struct ShowDocuments<'a> {
     what: ShownDocuments,
     scope: NamespaceScope<'a>,
@@ -304,7 +306,7 @@ impl StoreCommand for Delete {
     }
 }
 
-/// Reads which documents are selected, by kind and name or in files.
+/// Returns the selected documents, by kind and name or from files.
 fn read_selected(which: &DocumentSelection, scope: &NamespaceScope<'_>) -> CommandResult<Vec<Manifest>> {
     match which.kind {
         Some(kind) => which.name.iter().map(|name| scope.named(kind, name)).collect(),
@@ -321,20 +323,20 @@ fn folder_depth(recursive: bool) -> FolderDepth {
     if recursive { FolderDepth::All } else { FolderDepth::Files }
 }
 
-/// The namespaces that `--namespace` and `--all-namespaces` select.
+/// The namespaces that the options `--namespace` and `--all-namespaces` select.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum NamespaceScope<'a> {
-    /// Neither option was given.
+    /// Neither `--namespace` nor `--all-namespaces` was given.
     Default,
     One(&'a str),
     All,
 }
 
 impl<'a> NamespaceScope<'a> {
-    /// The scope of a `get`.
+    /// Returns the namespace scope of a `get` command.
     ///
     /// # Errors
-    /// Both options are given, and the kind has namespaces.
+    /// Both `--namespace` and `--all-namespaces` are given, and the document kind has namespaces.
     fn by_get(get: &'a Get) -> CommandResult<Self> {
         let is_namespaced = get.which.kind.is_some_and(DocumentKind::is_namespaced);
         match &get.namespace {
@@ -347,7 +349,7 @@ impl<'a> NamespaceScope<'a> {
         }
     }
 
-    /// The scope of a `delete`.
+    /// Returns the namespace scope of a `delete` command.
     fn by_delete(delete: &'a Delete) -> Self {
         Self::by(delete.namespace.as_deref())
     }
@@ -356,12 +358,12 @@ impl<'a> NamespaceScope<'a> {
         namespace.map_or(Self::Default, Self::One)
     }
 
-    /// True if one of the options was given.
+    /// True if `--namespace` or `--all-namespaces` was given.
     fn is_explicit(&self) -> bool {
         *self != Self::Default
     }
 
-    /// The namespaces to list.
+    /// Returns the namespaces whose documents are listed.
     fn listed(&self) -> Namespaces {
         match self {
             Self::All => Namespaces::All,
@@ -370,10 +372,10 @@ impl<'a> NamespaceScope<'a> {
         }
     }
 
-    /// The document with this name in the scope.
+    /// Returns the document with this name in the scope's namespace.
     ///
     /// # Errors
-    /// All namespaces are selected, so that the name does not identify one document.
+    /// All namespaces are selected, so the name does not identify a single document.
     fn named(&self, kind: DocumentKind, name: &str) -> CommandResult<Manifest> {
         match self {
             Self::All if kind.is_namespaced() => Err(single_resource_failure()),
@@ -382,10 +384,10 @@ impl<'a> NamespaceScope<'a> {
         }
     }
 
-    /// The document that a file names, checked against the scope.
+    /// Returns the document that a file names, after checking its namespace against the scope.
     ///
     /// # Errors
-    /// All namespaces are selected, as in [`named`](Self::named); the file names another namespace than the option.
+    /// All namespaces are selected, as in [`named`](Self::named); the file has another namespace than the command line.
     fn of_file(&self, manifest: Manifest) -> CommandResult<Manifest> {
         match self {
             Self::All if manifest.kind().is_namespaced() => Err(single_resource_failure()),

@@ -1,4 +1,4 @@
-//! `margay migrate`: copies everything that IPAM has to another store.
+//! Copies all IPAM data of a store to another store, for the command `margay migrate`.
 
 use clap::Args;
 use datastore::OpenStore;
@@ -111,14 +111,15 @@ async fn migrate(from: StoreAccess<'_>, to: StoreAccess<'_>, args: &Migrate) -> 
     Ok(answer)
 }
 
-/// Reads the identity of the source.
+/// Reads the identity of the migration's source store.
 async fn read_source_identity(from: StoreAccess<'_>) -> CommandResult<StoreIdentity> {
     let open = from.open_files(StoreUse::Read).await?;
     from.run_and_close(open, async |open: &OpenStore| read_identity(from, open).await).await
 }
 
 impl MigrationStores<'_> {
-    /// Copies one revision, and reads it back to compare it.
+    /// Copies the source's documents at one revision to the target, then reads the target back and compares it with the
+    /// source.
     async fn copy(&self, target: &mut Target<'_>) -> CommandResult<CommandAnswer> {
         self.require_fillable(target).await?;
         match target.mark() {
@@ -131,7 +132,7 @@ impl MigrationStores<'_> {
         retry_at_one_revision(self.from, async || {
             let (revision, written) = self.compare_or_fill(target, Revision::UNSET, FillMode::Update).await?;
             if !written.are_unchanged_in(target).await? {
-                // A key that differs may belong to the target itself; such keys stay.
+                // A key that differs may belong to the target itself; keys that belong to the target stay unchanged.
                 let (_, compared) = self.compare_or_fill(target, revision, FillMode::Verify).await?;
                 if compared.total() > 0 {
                     return Err(CommandFailure::new(format!(
@@ -175,7 +176,7 @@ impl MigrationStores<'_> {
         CommandAnswer::new(text, &self.json(revision, &walked, true, false))
     }
 
-    /// Opens the target for use if it equals its source.
+    /// Opens the target for use if the target equals its source.
     async fn finish(&self, target: &mut Target<'_>, dry_run: bool) -> CommandResult<CommandAnswer> {
         let Self { from, to, .. } = self;
         let Some(mark) = target.mark() else { return self.finished_already(target, dry_run).await };
@@ -215,8 +216,8 @@ impl MigrationStores<'_> {
         )))
     }
 
-    /// Accepts a target without a mark if it equals its source: an earlier run was killed just after it opened the
-    /// target. Every other target is refused.
+    /// Accepts a target without an import lock if the target equals its source: in this case an earlier run was killed
+    /// just after it opened the target. Refuses a target that has no import lock and differs from its source.
     async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> CommandResult<CommandAnswer> {
         let Self { from, to, .. } = self;
         let (revision, walked) = self.compare_newest(target).await?;
@@ -228,8 +229,8 @@ impl MigrationStores<'_> {
         CommandAnswer::new(text, &self.json(revision, &walked, dry_run, true))
     }
 
-    /// Locks an embedded source while the target is opened, so that nothing is assigned in between. Fails if the source
-    /// has changed since `revision`. A cluster cannot be locked.
+    /// Locks an embedded source while the target is opened, so that no address is assigned in the source in the
+    /// meantime. Fails if the source has changed since `revision`. A cluster cannot be locked.
     async fn lock_source(&self, revision: Revision) -> CommandResult<Option<OpenStore>> {
         if self.from.location.path().is_none() {
             return Ok(None);
@@ -268,7 +269,7 @@ impl MigrationStores<'_> {
             .await
     }
 
-    /// Compares a revision of the source with the target, and fills the target if `work` says so.
+    /// Compares the source at a revision with the target, and fills the target if `work` requires it.
     async fn compare_or_fill(
         &self,
         target: &mut Target<'_>,
@@ -309,7 +310,7 @@ fn changes(walked: &Differences) -> String {
     text
 }
 
-/// Removes the documents that an unfinished migration or import has written, and the mark.
+/// Removes the documents that an unfinished migration or import has written, and the import lock.
 pub(super) async fn remove(at: StoreAccess<'_>, way: MoveKind, dry_run: bool) -> CommandResult<CommandAnswer> {
     let mut target = Target::inspect(at).await?;
     let removed = remove_from(&mut target, way, at, dry_run).await;

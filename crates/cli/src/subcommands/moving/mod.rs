@@ -1,4 +1,4 @@
-//! Commands that move the contents of a store to another store. `margay export` and `margay import` are in this file.
+//! Moves the contents of a store to another store or a file. This file implements `margay export` and `margay import`.
 
 mod migrate;
 mod take_over;
@@ -141,11 +141,12 @@ struct ImportJson {
     file: String,
     store: String,
     dry_run: bool,
-    /// Keys that this run has written. If it continued an earlier run, these are not all keys.
+    /// The number of keys that this run has written. If this run continued an earlier run, the earlier run has written
+    /// the other keys.
     written: u64,
-    /// Nodes and similar documents that the store had before.
+    /// The number of nodes and similar documents that the store had before the import.
     kept: u64,
-    /// Keys of the file that are not IPAM's.
+    /// The number of the file's keys that do not belong to IPAM.
     left_out: u64,
     #[serde(flatten)]
     tally: DocumentCounts,
@@ -158,7 +159,7 @@ impl StoreCommand for Import {
         if self.abort {
             return remove(at, MoveKind::Import, self.dry_run).await;
         }
-        // The whole file is checked before anything is written.
+        // The whole backup file is checked before any key is written.
         let plan = ImportPlan::of(file, self.as_node.clone(), self.from_node.clone()).await?;
         if self.dry_run {
             return import_dry_run(at, &plan).await;
@@ -172,7 +173,7 @@ impl StoreCommand for Import {
     }
 }
 
-/// Reports what would be imported. Fails if the import would be refused.
+/// Reports the documents that an import would write. Fails if the import would be refused.
 async fn import_dry_run(at: StoreAccess<'_>, plan: &ImportPlan) -> CommandResult<CommandAnswer> {
     let mut target = Target::inspect(at).await?;
     let possible = match target.mark() {
@@ -205,7 +206,7 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     }
     let written = compare_or_fill(plan, target, FillMode::Fill).await?;
     if !written.are_unchanged_in(target).await? {
-        // A key that differs may belong to the store itself; such keys stay.
+        // A key that differs may belong to the store itself; keys that belong to the store stay unchanged.
         let compared = compare_or_fill(plan, target, FillMode::Verify).await?;
         if compared.total() > 0 {
             return Err(CommandFailure::new(format!(
@@ -219,8 +220,9 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     Ok(written)
 }
 
-/// Accepts a store without a mark if it has all keys of the file: an earlier run was killed just after it removed the
-/// mark. `None` if the store is empty. Any other store is refused.
+/// Accepts a store without an import lock if the store has all keys of the file: in this case an earlier run was killed
+/// just after it removed the import lock. Returns `None` if the store is empty. Refuses a store that has neither an
+/// import lock nor all keys of the file, unless the store is empty.
 async fn imported_already(plan: &ImportPlan, target: &mut Target<'_>) -> CommandResult<Option<Differences>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
     let found = compare_or_fill(plan, target, FillMode::DryRun).await?;

@@ -1,9 +1,9 @@
-//! Takes over addresses that another plugin has assigned: records each one for its container, as if Margay's plugin had
-//! assigned it. Reads the addresses from host-local's files or from the output of `podman inspect`;
-//! [`super::whereabouts`] reads those of whereabouts.
+//! Takes over addresses that another plugin has assigned. Each address is recorded for its container as if Margay's
+//! plugin had assigned it. This file reads the addresses from host-local's files or from the output of `podman
+//! inspect`; [`super::whereabouts`] reads the addresses that whereabouts has assigned.
 //!
-//! host-local has a file for each address, named after it. The file contains the container's id and the interface's
-//! name.
+//! host-local has a file for each assigned address, and the file is named after the address. The file contains the
+//! container's id and the interface's name.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,8 +48,8 @@ pub(crate) struct TakeOverArgs {
     pub(crate) dry_run: bool,
 }
 
-/// Parses a network's name. Runtimes never call the plugin with a name that CNI does not allow, so no DEL could release
-/// addresses that are recorded under one.
+/// Parses the name of a network. Runtimes never call the plugin with a name that CNI does not allow, so no DEL could
+/// release addresses that are recorded under an invalid name.
 fn network_name(text: &str) -> CommandResult<String, String> {
     match is_cni_name(text) {
         true => Ok(text.to_owned()),
@@ -59,17 +59,17 @@ fn network_name(text: &str) -> CommandResult<String, String> {
     }
 }
 
-/// Time limit of one operation on the store.
+/// Time limit of a single operation on the store.
 const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Number of leases that are taken over before the store is closed for a moment, so that containers can start.
+/// Maximum number of leases that are taken over before the store is closed for a moment, so that containers can start.
 const MAX_LEASES_PER_OPENING: usize = 16;
 
-/// The usable and unusable records of another plugin.
+/// The records of another plugin: leases that can be taken over, and skipped records.
 #[derive(Debug, Default)]
 pub(super) struct ForeignLeases {
-    /// One lease for each interface of a container.
+    /// The leases that can be taken over, one lease for each interface of a container.
     pub(super) leases: Vec<ForeignLease>,
-    /// Files and containers that cannot be taken over.
+    /// The files and containers whose addresses cannot be taken over, with the reasons.
     pub(super) left_out: Vec<SkippedLease>,
 }
 
@@ -79,23 +79,23 @@ pub(super) struct ForeignLease {
     pub(super) container: String,
     pub(super) interface: String,
     pub(super) addresses: Vec<IpAddr>,
-    /// When the addresses were assigned, if known.
+    /// The time at which the addresses were assigned, if this time is known.
     pub(super) given_at: Option<SystemTime>,
-    /// The namespace and the name of the pod, if known.
+    /// The namespace and the name of the pod, if the pod is known.
     pub(super) pod: Option<(String, String)>,
-    /// The node of the pod, if known. Leases may be of different nodes.
+    /// The node of the pod, if the node is known. Different leases may have different nodes.
     pub(super) node: Option<String>,
 }
 
 impl ForeignLease {
-    /// The addresses and the container, for messages.
+    /// Describes the addresses and the container of the lease, for messages.
     fn name(&self) -> String {
         let addresses: Vec<_> = self.addresses.iter().map(IpAddr::to_string).collect();
         format!("{} of container {}", addresses.join(", "), printable(&self.container))
     }
 }
 
-/// A file or lease that is not taken over, and why.
+/// A file or lease that is not taken over, with the reason.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct SkippedLease {
     what: String,
@@ -113,13 +113,13 @@ struct TakeOverReport {
     store: String,
     network: String,
     node: String,
-    /// How many nodes the other plugin's records name.
+    /// The number of nodes that the other plugin's records name.
     #[serde(skip)]
     nodes: usize,
     dry_run: bool,
     /// The number of addresses that this run has taken over.
     taken_over: usize,
-    /// The number of addresses that the store had before.
+    /// The number of addresses that the store already had before this run.
     there_already: usize,
     left_out: Vec<SkippedLease>,
 }
@@ -130,7 +130,7 @@ enum TakeOverOutcome {
     Conflict(String),
 }
 
-/// A command that takes over leases.
+/// A command that takes over another plugin's leases.
 pub(super) struct LeaseTakeOver<'a> {
     found: Cell<ForeignLeases>,
     terms: &'a TakeOverArgs,
@@ -221,7 +221,7 @@ async fn take_over_one(
         Err(error @ (Error::AlreadyAssigned(_) | Error::Reserved(_) | Error::Bridge(_) | Error::NotOwner(_))) => {
             Ok(TakeOverOutcome::Conflict(error.to_string()))
         }
-        // The message is Calico's and ends in a line break.
+        // The error message is Calico's and ends in a line break.
         Err(Error::Pool(error)) => Ok(TakeOverOutcome::Conflict(error.to_string().trim_end().to_owned())),
         Err(error) => Err(error.into()),
     }
@@ -233,7 +233,8 @@ fn assign_request(lease: &ForeignLease, report: &TakeOverReport) -> AssignReques
         container: lease.container.clone(),
         interface: lease.interface.clone(),
         node: lease.node.clone().unwrap_or_else(|| report.node.clone()),
-        // The boot id is this machine's, so it is recorded only for containers of this machine and boot.
+        // The boot id is the id of this machine's current boot, so the boot id is recorded only for containers of this
+        // machine and boot.
         boot: host::boot_id()
             .filter(|_| lease.node.is_none() && is_of_this_boot(lease))
             .and_then(|id| host::short_boot(&id)),
@@ -249,8 +250,8 @@ fn assign_request(lease: &ForeignLease, report: &TakeOverReport) -> AssignReques
     request
 }
 
-/// True if the addresses were assigned in this boot, or at an unknown time. Otherwise they would count as leftovers at
-/// once.
+/// True if the addresses were assigned in this boot, or at an unknown time. Addresses of an earlier boot must not be
+/// recorded with the id of this boot.
 fn is_of_this_boot(lease: &ForeignLease) -> bool {
     let (Some(given_at), Some(up)) = (lease.given_at, host::uptime()) else { return lease.given_at.is_none() };
     given_at.elapsed().is_ok_and(|age| age < up)
@@ -305,9 +306,9 @@ pub(crate) struct FromHostLocal {
     pub(crate) terms: TakeOverArgs,
 }
 
-/// Size limit of a file, in bytes. host-local's files are much smaller.
+/// Size limit of a file of host-local, in bytes. host-local's files are much smaller than this limit.
 const MAX_LEASE_FILE_BYTES: u64 = 4096;
-/// The interface of a lease whose file names none, because an old version wrote it.
+/// The interface of a lease whose file names no interface, because an old version of host-local wrote the file.
 const HOST_LOCAL_INTERFACE: &str = "eth0";
 
 impl StandaloneCommand for FromHostLocal {
@@ -317,7 +318,7 @@ impl StandaloneCommand for FromHostLocal {
     }
 }
 
-/// Reads host-local's folder of one network.
+/// Reads the leases in host-local's folder of one network.
 fn read_host_local(folder: &Path) -> CommandResult<ForeignLeases> {
     let failed = |path: &Path, error: &io::Error| {
         CommandFailure::new(format!("cannot read {}: {error}", path.display()))
@@ -341,7 +342,7 @@ fn read_host_local(folder: &Path) -> CommandResult<ForeignLeases> {
                 left_out.push(SkippedLease::new(address.to_string(), format!("its file cannot be used: {why}")));
                 continue;
             }
-            // The container was removed in the meantime.
+            // The file was removed in the meantime, together with its container.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(failed(&path, &error)),
         };
@@ -361,7 +362,8 @@ fn read_host_local(folder: &Path) -> CommandResult<ForeignLeases> {
     Ok(ForeignLeases { leases: containers.into_values().collect(), left_out })
 }
 
-/// Reads a file's content and the time of its last write, or says why host-local did not write it.
+/// Reads a file's content and the time of its last write. Returns the reason if the file cannot be a file of
+/// host-local.
 fn lease_file_content(path: &Path) -> io::Result<CommandResult<(String, SystemTime), String>> {
     let about = fs::metadata(path)?;
     if !about.is_file() {
@@ -396,12 +398,13 @@ pub(crate) struct FromPodman {
     pub(crate) terms: TakeOverArgs,
 }
 
-/// The name of the only interface of a container that is in one network.
+/// The interface name of a container that is in only one network.
 const PODMAN_INTERFACE: &str = "eth0";
-/// Size limit of the input, in bytes. Output about all containers of a machine is smaller.
+/// Size limit of the input, in bytes. The output of `podman inspect` about all containers of a machine is smaller than
+/// this limit.
 const MAX_INPUT_BYTES: u64 = 256 << 20;
 const PODMAN_HINT: &str = "give what `podman inspect` prints about containers";
-/// The offset and value of the magic number of bbolt files, such as podman's own database `ipam.db`.
+/// The offset and value of the magic number in bbolt files. podman's own database `ipam.db` is a bbolt file.
 const BOLT_MAGIC: (usize, [u8; 4]) = (16, 0xED0C_DAED_u32.to_le_bytes());
 
 #[derive(Deserialize)]
@@ -434,7 +437,7 @@ impl StandaloneCommand for FromPodman {
     }
 }
 
-/// Reads a file or stdin, and selects the containers of one network.
+/// Reads the output of `podman inspect` from a file or stdin, and selects the containers of one network.
 fn read_podman(file: &Path, network: &str) -> CommandResult<ForeignLeases> {
     let bytes = read_input(file, PODMAN_HINT)?;
     if bytes.get(BOLT_MAGIC.0..).is_some_and(|rest| rest.starts_with(&BOLT_MAGIC.1)) {
@@ -456,7 +459,7 @@ fn read_podman(file: &Path, network: &str) -> CommandResult<ForeignLeases> {
     Ok(podman_leases(containers, network))
 }
 
-/// Reads a file, or stdin for `-`.
+/// Reads a file, or stdin if the path is `-`.
 pub(super) fn read_input(path: &Path, hint: &str) -> CommandResult<Vec<u8>> {
     let failed = |error: io::Error| CommandFailure::new(format!("cannot read {}: {error}", path.display())).hint(hint);
     let mut bytes = Vec::new();
@@ -480,7 +483,7 @@ impl PodmanContainer {
     }
 }
 
-/// Fails if all containers are in other networks: the network's name is probably wrong.
+/// Fails if all containers are in other networks, because the network's name is then probably wrong.
 fn require_network(containers: &[PodmanContainer], network: &str) -> Result<(), String> {
     let names: BTreeSet<&str> =
         containers.iter().flat_map(PodmanContainer::networks).map(|(name, _)| name.as_str()).collect();
@@ -491,7 +494,7 @@ fn require_network(containers: &[PodmanContainer], network: &str) -> Result<(), 
     Err(format!("none of its containers is in network {}; they are in {}", printable(network), names.join(", ")))
 }
 
-/// The leases of the containers in a network. Containers that do not run have no address.
+/// Returns the leases of the containers in a network. Containers that do not run have no address.
 fn podman_leases(containers: Vec<PodmanContainer>, network: &str) -> ForeignLeases {
     let mut found = ForeignLeases::default();
     for container in containers {

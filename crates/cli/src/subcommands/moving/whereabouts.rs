@@ -1,7 +1,8 @@
-//! Reads the addresses that whereabouts has assigned, from its IPPools in the Kubernetes API.
+//! Reads the addresses that whereabouts has assigned, from the IPPools of whereabouts in the Kubernetes API.
 //!
-//! An IPPool has a range and its assigned addresses. Each address is recorded as its distance from the range's first
-//! address, with the sandbox id, the interface and the pod. The node is not recorded, so it is taken from the pod.
+//! An IPPool of whereabouts has a range and the addresses assigned in this range. Each address is recorded as its
+//! distance from the range's first address, with the sandbox id, the interface and the pod. The IPPool does not record
+//! the node of an address, so the node is taken from the pod.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -42,12 +43,12 @@ pub(crate) struct FromWhereabouts {
     pub(crate) terms: TakeOverArgs,
 }
 
-/// A range in whereabouts' notation.
+/// A range of addresses in whereabouts' notation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddressRange {
-    /// The network, without host bits.
+    /// The network of the range, without host bits.
     pub(crate) net: IpNet,
-    /// The first and the last address.
+    /// The first and the last address of the range.
     pub(crate) bounds: (IpAddr, IpAddr),
 }
 
@@ -57,7 +58,7 @@ impl AddressRange {
     }
 }
 
-/// Parses a network, with or without host bits, or FIRST-LAST/BITS.
+/// Parses a range: a network, with or without host bits, or FIRST-LAST/BITS.
 fn address_range(text: &str) -> CommandResult<AddressRange, String> {
     let (first, rest) = match text.split_once('-') {
         Some((first, rest)) => (Some(first), rest),
@@ -81,10 +82,11 @@ fn address_range(text: &str) -> CommandResult<AddressRange, String> {
 
 const WHEREABOUTS_HINT: &str = "give what kubectl prints: kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml";
 const ONE_POOL: &str = "give the pods and one of these IPPools at a time: kubectl get ippools.whereabouts.cni.cncf.io -n kube-system NAME -o yaml";
-/// The interface of records that name none, because an old version wrote them: the first one that Multus adds.
+/// The interface of an address record that names no interface, because an old version of whereabouts wrote the record.
+/// Multus calls the first interface that it adds `net1`.
 const DEFAULT_INTERFACE: &str = "net1";
 
-/// A Kubernetes object. Go writes empty members as `null`, for example an empty list of `items`.
+/// A Kubernetes object. Go writes an empty field as `null`, for example an empty list `items`.
 #[derive(Default, Deserialize)]
 #[serde(default, expecting = "struct Object")]
 struct KubernetesObject {
@@ -107,7 +109,7 @@ struct ObjectMetadata {
     name: String,
 }
 
-/// The `spec` of an IPPool or a pod.
+/// The `spec` field of an IPPool or a pod.
 #[derive(Default, Deserialize)]
 #[serde(default, expecting = "struct Spec")]
 struct ObjectSpec {
@@ -128,18 +130,18 @@ struct WhereaboutsAllocation {
     ifname: String,
 }
 
-/// An IPPool. The keys of `allocations` are distances from the first address of the range.
+/// An IPPool of whereabouts. The keys of `allocations` are distances from the first address of `range`.
 struct WhereaboutsPool {
     name: String,
     range: IpNet,
     allocations: BTreeMap<String, Option<WhereaboutsAllocation>>,
 }
 
-/// The objects of a file.
+/// The IPPools and pods in the input file.
 #[derive(Default)]
 struct WhereaboutsRecords {
     pools: Vec<WhereaboutsPool>,
-    /// The node of each pod, by `namespace/name`.
+    /// The node of each pod, by the pod's `namespace/name`.
     pods: BTreeMap<String, Option<String>>,
 }
 
@@ -150,7 +152,7 @@ impl StandaloneCommand for FromWhereabouts {
     }
 }
 
-/// Reads a file or stdin. If `ranges` is not empty, keeps only addresses in these ranges.
+/// Reads IPPools and pods from a file or stdin. If `ranges` is not empty, keeps only addresses in `ranges`.
 fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> CommandResult<ForeignLeases> {
     let name = file.display().to_string();
     let wrong = |why: String| CommandFailure::new(format!("{name}: {why}")).hint(WHEREABOUTS_HINT);
@@ -174,7 +176,7 @@ fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> CommandResult<Forei
 }
 
 impl WhereaboutsRecords {
-    /// Adds an object, or the items of a list. Objects of other kinds are skipped.
+    /// Adds an object, or the items of a list object. Skips objects of other kinds.
     fn add_object(&mut self, object: KubernetesObject) -> Result<(), String> {
         match object.kind.as_str() {
             "IPPool" => {
@@ -198,8 +200,8 @@ impl WhereaboutsRecords {
         Ok(())
     }
 
-    /// Refuses several IPPools with one range. They belong to networks with different `network_name`s that assign the
-    /// same addresses, and only the name of an IPPool contains the `network_name`.
+    /// Refuses several IPPools with the same range. IPPools with the same range belong to networks with different
+    /// `network_name`s, which assign the same addresses. Only the name of an IPPool contains its `network_name`.
     fn require_one_network(&self) -> Result<(), String> {
         for pool in &self.pools {
             let same = self.pools.iter().find(|other| other.range == pool.range && other.name != pool.name);
@@ -214,8 +216,8 @@ impl WhereaboutsRecords {
         Ok(())
     }
 
-    /// Returns the leases in these ranges, or all of them if there are none. If the file has pods, a lease whose pod is
-    /// missing is left out, since it is not in use any more.
+    /// Returns the leases with addresses in `ranges`, or all leases if `ranges` is empty. If the file has pods, a lease
+    /// whose pod is not in the file is skipped, because the lease is not in use any more.
     fn leases(self, ranges: &[AddressRange]) -> ForeignLeases {
         let mut leases: BTreeMap<(String, String), ForeignLease> = BTreeMap::new();
         let mut left_out = Vec::new();
@@ -268,12 +270,12 @@ impl WhereaboutsRecords {
     }
 }
 
-/// Reads a member that may be `null`.
+/// Reads a field that may be `null`.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D) -> CommandResult<T, D::Error> {
     Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
-/// The address at a distance from the first one of a range.
+/// Returns the address at a distance from the first address of a range.
 fn address_at(range: IpNet, place: &str) -> Option<IpAddr> {
     nth(range, place.parse().ok()?)
 }

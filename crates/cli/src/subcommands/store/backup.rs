@@ -1,6 +1,8 @@
-//! `margay store backup` and `margay store restore`.
+//! Writes a store to a backup file and restores a store from a backup file, for the commands `margay store backup` and
+//! `margay store restore`.
 //!
-//! A store is restored in a folder beside its final one, and renamed in one step when it is complete.
+//! A store is restored in a folder beside the store's final folder. The new folder is renamed in one step when the
+//! store is complete.
 
 use std::path::PathBuf;
 
@@ -72,7 +74,7 @@ pub(crate) struct Restore {
 #[derive(Serialize)]
 struct RestoredJson {
     store: String,
-    /// The id of the new store; `None` in a dry run.
+    /// The id of the new store, or `None` in a dry run.
     id: Option<String>,
     keys: u64,
     backup_revision: i64,
@@ -95,7 +97,7 @@ impl StoreCommand for Restore {
     }
 
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
-        // The whole file is checked before anything is written.
+        // The whole backup file is checked before the new store is written.
         let file = CheckedBackup::of(&self.file).await?;
         let seen = if self.replace { None } else { Some(newest_of_empty(at).await?) };
         let failed = |error| at.explain(error);
@@ -119,11 +121,11 @@ impl StoreCommand for Restore {
     }
 }
 
-/// The outcome of a restore.
+/// The outcome of restoring a store.
 struct RestoredStore {
     file: CheckedBackup,
     id: Option<String>,
-    /// The folder to which the former store was moved.
+    /// The folder to which the former store was moved, if there was a former store.
     aside: Option<String>,
 }
 
@@ -153,11 +155,11 @@ fn restored_answer(at: StoreAccess<'_>, done: RestoredStore) -> CommandResult<Co
     )))
 }
 
-/// The newest revision of a store without keys; 1 if there is no store. Fails if the store has keys.
+/// Returns the newest revision of a store without keys, or 1 if there is no store. Fails if the store has keys.
 async fn newest_of_empty(at: StoreAccess<'_>) -> CommandResult<u64> {
     let open = match datastore::open(at.location, &Create::Never.with_wait(at.wait)).await {
         Ok(open) => open,
-        // An interrupted creation may have left the first revision.
+        // If creating the store was interrupted, the store may already have its first revision.
         Err(error) if *error.kind() == ErrorKind::Missing => return Ok(1),
         Err(error) => return Err(at.explain(error)),
     };
@@ -175,7 +177,7 @@ fn not_empty(at: StoreAccess<'_>, why: &str) -> CommandFailure {
         .hint("--replace moves that store aside and puts the backup in its place; nothing was changed")
 }
 
-/// Creates a store from a backup, and returns its id.
+/// Creates a store from a backup, and returns the new store's id.
 async fn fill_new_store(at: StoreAccess<'_>, file: &CheckedBackup) -> CommandResult<String> {
     if file.header.leases.is_some() {
         maintenance::create(at.location, FORMAT_WITH_LEASES, at.wait).await.map_err(|error| at.explain(error))?;
@@ -193,11 +195,11 @@ async fn fill_new_store(at: StoreAccess<'_>, file: &CheckedBackup) -> CommandRes
     .await
 }
 
-/// A sink for a store that no other process can reach yet.
+/// A sink that writes to a new store, which other processes cannot reach yet.
 struct NewStore<'s> {
     at: StoreAccess<'s>,
     embedded: &'s maintenance::MvccStore,
-    /// The path of the backup, for errors.
+    /// The path of the backup file, for error messages.
     path: String,
 }
 
@@ -212,7 +214,7 @@ impl Sink for NewStore<'_> {
     }
 
     async fn take(&mut self, part: RowBatch) -> CommandResult<()> {
-        // Runs one transaction at a time: for larger commits sled takes gigabytes of memory.
+        // Only one transaction runs at a time: for larger commits sled takes gigabytes of memory.
         for rows in group_by_size(part.rows, MAX_TXN_OPS, |row| row.key.as_bytes().len() + row.value.len()) {
             let put = |Row { key, value, lease }| Op::Put { key, value, prev: Prev::Omit, lease };
             let txn = Txn::new().with_success(rows.into_iter().map(put));

@@ -1,4 +1,5 @@
-//! Commands about a store as a whole. `verify`, `compact`, `upgrade` and `create` are in this file.
+//! Implements the commands about a store as a whole. The commands `verify`, `compact`, `upgrade` and `create` are in
+//! this file.
 
 mod backup;
 mod status;
@@ -156,7 +157,7 @@ impl StoreCommand for Upgrade {
     }
 }
 
-/// Fails if a plugin folder has a Margay plugin that cannot read the newest format.
+/// Fails if a plugin folder contains a Margay plugin that cannot read the newest store format.
 fn refuse_older_plugins() -> CommandResult<()> {
     for folder in PLUGIN_FOLDERS {
         for name in ["margay-ipam", "margay-cni", "calico-ipam", "calico"] {
@@ -239,7 +240,7 @@ struct CompactedJson {
 #[derive(Serialize)]
 struct HistoryExtent {
     oldest_revision: i64,
-    /// The length of the log in bytes; unknown in a dry run.
+    /// The length of the store's log in bytes; unknown after a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
     log_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -274,7 +275,7 @@ impl StoreCommand for Compact {
             }
             match embedded.compact(mark).await {
                 Ok(()) => {}
-                // This history was compacted before.
+                // The history up to `mark` was already compacted before.
                 Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
                 Err(error) => return Err(failed(error)),
             }
@@ -318,7 +319,7 @@ async fn history_extent(at: StoreAccess<'_>, embedded: &MvccStore) -> CommandRes
     Ok(HistoryExtent { oldest_revision, log_bytes: Some(embedded.status().log_bytes), bytes })
 }
 
-/// The answer of a dry run. How much room it would free is only known after a real run.
+/// Returns the answer of a dry run. How many bytes a compaction frees is only known after a real run.
 fn would_compact(
     at: StoreAccess<'_>,
     before: HistoryExtent,
