@@ -174,7 +174,7 @@ pub(super) async fn problems(page: &PageContext) -> Result<HttpResponse, HttpErr
 async fn inspect_store(page: &PageContext) -> Result<String, HttpError> {
     let mut inspection = page.operator.inspect(AddressReporting::Findings, Deadline::after(READ_TIMEOUT)).await?;
     let (problems, total) = (inspection.problems(), inspection.findings.len());
-    // Problems come before information.
+    // Findings that are problems come before findings that only inform.
     inspection.findings.sort_by_key(|finding| !finding.is_problem());
     let store = quoted(&page.about.store);
     let reported = ProblemReport {
