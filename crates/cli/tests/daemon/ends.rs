@@ -21,7 +21,7 @@ const ROUNDS: u32 = 20;
 /// The answers that the container runtimes have received.
 #[derive(Default)]
 struct Reported {
-    /// The container that holds each address. An address is added after its ADD and removed before its DEL.
+    /// The handle that holds each address. An address is added after its ADD and removed before its DEL.
     held: Mutex<BTreeMap<IpAddr, String>>,
     adds: AtomicUsize,
     dels: AtomicUsize,

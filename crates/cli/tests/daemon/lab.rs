@@ -20,7 +20,7 @@ use crate::programs::{Call, Ended, PATIENCE, margay, run};
 
 pub(crate) const ENGINES: [&str; 2] = ["sled", "redb"];
 
-/// A store in a folder, and the socket of the store's daemon. The plugin logs at the most detailed level.
+/// A store in a folder, and the socket of the store's daemon. The plugin logs at level `debug`.
 #[derive(Debug)]
 pub(crate) struct Lab(lab::Lab);
 

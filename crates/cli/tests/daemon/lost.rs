@@ -45,8 +45,8 @@ fn carry_out(location: &Location, verb: &Verb) -> Answer {
     })
 }
 
-/// Starts a fake daemon that dies after the step `last`. The receiver gets the answers that the fake daemon did not
-/// send.
+/// Starts a fake daemon that dies after the step `last`. The receiver gets the results of the requests that the fake
+/// daemon carried out.
 fn dying(lab: &Lab, last: Last) -> (Fake, mpsc::Receiver<Answer>) {
     let (answers, received) = mpsc::channel();
     let (folder, location) = (lab.store.clone(), lab.location());
