@@ -41,7 +41,7 @@ const RESERVED_FILES: u64 = 128;
 pub struct Daemon {
     /// The store that the daemon serves.
     pub shared_store: SharedStore,
-    /// The queue of verbs that write.
+    /// The queue of CNI verbs that write to the store.
     pub write_queue: WriteQueue,
     /// Metrics of the daemon's own work.
     pub metrics: Arc<Metrics>,

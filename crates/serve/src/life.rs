@@ -39,13 +39,13 @@ pub enum StartError {
     /// Another daemon serves the store.
     #[error("another margay serve has {0}: see it with: pgrep -a margay; end that one first")]
     Served(Location),
-    /// The private socket cannot be created.
+    /// The daemon cannot create the private socket.
     #[error("cannot listen in {folder}: {0}", folder = wire::name::SOCKET_FOLDER)]
     Socket(#[source] io::Error),
-    /// The page cannot be offered at this address.
+    /// The daemon cannot offer the page at this address.
     #[error("cannot listen at {0} for --http: {1}; give another 127.0.0.1:PORT or unix:PATH")]
     Http(String, #[source] io::Error),
-    /// etcd's API cannot be offered.
+    /// The daemon cannot offer etcd's API.
     #[error("{0}")]
     Api(api::ApiError),
     /// The store's format cannot keep bounds on its history.

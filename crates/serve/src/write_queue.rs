@@ -239,7 +239,7 @@ pub(crate) fn request_deadline(within: Duration) -> Instant {
 #[derive(Clone, Debug)]
 pub struct Client {
     connection: Arc<OwnedFd>,
-    /// When the client stops waiting.
+    /// The time at which the client stops waiting.
     pub until: Instant,
 }
 

@@ -349,7 +349,7 @@ fn hook_run_is_waited_for_when_it_changed_user() {
     let places = Places::new();
     let location = places.redb("a");
     at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
-    // As with sudo, the watch must not be able to signal the hook's process.
+    // As with sudo, the watch has no permission to signal the hook's process.
     let (privileged, runs) = (places.path("privileged"), places.path("runs"));
     let [shown, lines] = [&privileged, &runs].map(|path| path.display().to_string());
     let hook = Hook::new(&format!(

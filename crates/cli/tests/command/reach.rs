@@ -110,7 +110,7 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
         cluster.assign(&format!("other{}", number % NODES), &format!("o{number}"), RequestedAddresses::any(1, 0));
     }
     let own = cluster.assign("mine", "own", RequestedAddresses::any(1, 0));
-    // The other node has released this borrowed address, so the address is in no note.
+    // The node `mine` borrows an address that the other node has released. No note records the borrowed address.
     cluster.with_ipam(async |ipam| {
         let address = lent.parse().unwrap();
         ipam.release_ips(&[ipam_core::model::ReleaseRequest::new(address)], Deadline::after(PATIENCE)).await.unwrap()

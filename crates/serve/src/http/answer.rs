@@ -217,7 +217,7 @@ impl AnswerCache {
         &self,
         read: impl Future<Output = Result<T, HttpError>>,
     ) -> Result<T, HttpError> {
-        // The semaphore is never closed.
+        // Acquiring a permit cannot fail, because the semaphore is never closed.
         let _reading = self.reading.acquire().await.map_err(HttpError::unavailable)?;
         read.await
     }

@@ -1,6 +1,6 @@
 //! Shared helpers of the daemon's tests.
 
-#![allow(dead_code)] // Each test program uses a part.
+#![allow(dead_code)] // Each test program uses only some of these helpers.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -10,7 +10,7 @@ use crate::common::Lab;
 const DAMAGES: usize = 400;
 const ROUNDS: u32 = 8;
 
-/// Starts a repair of all findings.
+/// Starts `margay ipam check` as a process that repairs all findings.
 fn repair(lab: &Lab) -> std::process::Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &lab.location.to_string(), "--cni-conf-dir", "/nowhere", "ipam", "check"]);

@@ -28,7 +28,7 @@ impl Endpoint<'_> {
         workload_endpoint_name(&parts).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Stores the endpoint, with the profile of network `net`.
+    /// Stores the workload endpoint together with the profile of network `net`.
     pub(crate) async fn store(&self, ipam: &Ipam) {
         let query = EndpointQuery {
             namespace: self.namespace().to_owned(),

@@ -94,12 +94,12 @@ impl Lab {
         })
     }
 
-    /// Returns whether a command has created anything at the store's location.
+    /// Returns whether a command has created the parent folder of the store's folder.
     pub(crate) fn exists(&self) -> bool {
         self.folder().join("some").exists()
     }
 
-    /// The folder that contains the store's folder.
+    /// The lab's temporary folder, under which the store's folder is created.
     pub(crate) fn folder(&self) -> &Path {
         self.lab.root.path()
     }

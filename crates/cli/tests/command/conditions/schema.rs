@@ -85,7 +85,7 @@ const SOMETIMES: &[&str] = &[
     "addresses",
 ];
 
-/// Returns the documented row of a command's JSON output, if the row does not have the command's name.
+/// Returns the name of the documented row for a command's JSON output. Some rows are not named after the command alone.
 fn row(command: &Command) -> String {
     let words = command.words();
     let option = words

@@ -11,7 +11,7 @@ use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, done, for_each, process, run};
 use crate::copy::copy_program;
 
-/// Checks that a command fails and names the store, the fault and what to do.
+/// Checks that a command fails, and that the error message names the store, the fault and a remedy.
 fn tells(command: &Command, done: &Done, store: &str, what: &str) {
     let (words, err) = (command.words(), &done.err);
     assert_eq!(done.code, 1, "{words}: {}{err}", done.out);

@@ -86,7 +86,7 @@ fn pool_deletion_needs_name_twice_when_bridged_and_in_use() {
         lab.margay("ipam release --container c1").answer();
         assert!(!stored(&lab).keys().any(|key| key.contains("/block/") || key.contains("/handle/")));
 
-        // The gateway option applies only to bridged pools.
+        // `--yes-delete-bridged-pool` has an effect only on bridged pools.
         with_main(&lab);
     }
 }

@@ -10,7 +10,7 @@ use crate::copy::copy_program;
 use crate::install::tree::{Done, Tree, files};
 use crate::tested::plugin;
 
-/// Checks that an installation is refused with these words, prints no secret, and changes nothing.
+/// Checks that `margay install` refuses to run, prints these words but no secret, and changes nothing.
 #[track_caller]
 fn refused(tree: &Tree, more: &[&str], words: &[&str]) {
     let before = files(&tree.bin());

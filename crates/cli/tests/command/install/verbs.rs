@@ -125,7 +125,7 @@ fn own_folder_counts_when_runtime_looks_there_first() {
     let both = ["--cni-bin-dir", own_text, "--cni-bin-dir", bin];
     tree.install(&[&install[..], &both].concat()).ok().says(&["already"]);
     tree.install(&[&["--status"][..], &both].concat()).ok().says(&[&format!("{own_text}/calico-ipam (Margay ")]);
-    // calico-node does not write into the runtime's other folder, so calico-node cannot overwrite the plugin there.
+    // calico-node does not write into the folder given with `--own-folder`, so it cannot overwrite the plugin there.
     tree.calico_writes("v3.29.0");
     tree.install(&[&["--status"][..], &both].concat()).ok();
 

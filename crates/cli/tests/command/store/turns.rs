@@ -94,7 +94,7 @@ fn backup_is_spoiled_when_store_is_replaced_meanwhile() {
     assert_eq!(replaced.code, 0, "{}", replaced.err);
     let done = backup.wait_with_output().unwrap();
     if done.status.success() {
-        // The backup was complete before the store was replaced. The backup contains one of the two stores.
+        // The backup did not overlap with the restore, so it contains exactly one of the two stores.
         let target = other(&lab);
         let restored =
             margay(["--store", &target.to_string(), "store", "restore", "--replace", file.to_str().unwrap()]);

@@ -39,7 +39,7 @@ fn api_serves_plugins_and_commands_as_etcd_endpoints() {
             "etcd_endpoints": format!("http://{}", api.address),
             "ipam": { "type": "margay-ipam" },
         });
-        // Nodes must be registered when Margay uses an etcd, as here.
+        // When Margay uses an etcd, all nodes must be registered.
         let node = r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-1"},"spec":{}}"#;
         let key = "put /calico/resources/v3/projectcalico.org/nodes/node-1";
         Running::start(api.etcdctl_command(key), node).end().ok();
