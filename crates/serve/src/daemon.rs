@@ -69,7 +69,7 @@ impl Daemon {
         daemon
     }
 
-    /// Serves the clients of a socket. This function never returns.
+    /// Accepts and serves the clients of a socket without ever returning.
     pub async fn listen(self: Arc<Self>, listener: UnixListener) {
         let room = Arc::new(Semaphore::new(max_clients()));
         let acceptor = Acceptor::new("the private socket", Listener::Unix(listener), room, ExcessPolicy::Waits);

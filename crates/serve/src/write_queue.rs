@@ -186,8 +186,8 @@ impl QueueWorker {
                     }
                     return;
                 }
-                // It is unknown whether the commit succeeded. The plugins retry for the same attachments and get the
-                // addresses that the commit may have assigned.
+                // The commit may have succeeded. The plugins retry for the same attachments and get the addresses that
+                // the commit may have assigned.
                 Err(ipam_core::Error::Store(error)) if error.outcome() == Outcome::Unknown => {
                     return jobs.into_iter().for_each(|job| job.answer(Answer::Declined(error.to_string())));
                 }

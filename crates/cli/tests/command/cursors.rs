@@ -131,7 +131,7 @@ fn cursor_repeats_nothing_when_killed_after_list() {
     }
 }
 
-/// Starts a watch of a cluster without matching changes, while other keys change. Then compacts the history.
+/// Starts a watch of a cluster in which only keys without events change, and compacts the cluster's history.
 fn quiet(location: &Location, hook: &Hook) -> Child {
     at(location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
     hook.catch_up(location);

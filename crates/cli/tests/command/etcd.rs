@@ -16,7 +16,7 @@ fn margay(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String, String) 
     (output.status.code(), out, err)
 }
 
-/// Enables authentication in etcd. Afterwards, only the user root with the password [`HIDDEN`] has access.
+/// Enables authentication in etcd, so that only the user root with the password [`HIDDEN`] has access.
 fn guard(etcd: &Etcd) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {

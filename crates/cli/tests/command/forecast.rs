@@ -49,7 +49,7 @@ async fn fill(store: Arc<dyn Store>, ago: &Arc<AtomicI64>) {
             assign(pool, &format!("net.{pool}{number}")).await;
         }
     }
-    // The history starts here on every store, because earlier revisions are compacted.
+    // The history starts at the current revision on every store, because earlier revisions are compacted.
     let revision = ipam.store().list(kv::Range::Key("/".into())).await.unwrap().revision;
     ipam.store().compact(revision).await.unwrap();
     for (number, before) in [2 * DAY, DAY].into_iter().enumerate() {

@@ -136,8 +136,8 @@ fn gc_needs_two_scans_apart_when_namespace_is_missing() {
         assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "freed"), [idle.as_str()]);
         assert!(!is_held(lab_, &idle) && is_held(lab_, &live));
 
-        // From here on, the second container has neither an interface nor a network namespace. Findings of earlier
-        // scans do not count.
+        // After its process has ended, the second container has neither an interface nor a network namespace. Findings
+        // of earlier scans do not count.
         drop(container);
         assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [live.as_str()]);
         age_looks(lab_, 58);

@@ -125,7 +125,7 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
         assert_eq!(found, expected);
     };
     both(cluster.candidates("--all-blocks"));
-    // From here on, the node has a record of the block with the borrowed address.
+    // After the scan of all blocks, the node has a record of the block with the borrowed address.
     both(cluster.candidates(""));
     let node = cluster.margay("metrics").answer();
     for line in [

@@ -57,7 +57,7 @@ fn systemd_socket_is_used_and_stays() {
             assert!(lab.socket().exists(), "the socket is gone");
         }
         assert_eq!(lab.held().len(), 6);
-        // After systemd has closed its socket as well, connections are refused.
+        // Once both systemd and the daemon have closed the socket, connections are refused.
         drop(listener);
         let begun = Instant::now();
         lab.add("after").ok();

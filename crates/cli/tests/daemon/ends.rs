@@ -48,7 +48,7 @@ impl Reported {
         }
     }
 
-    /// Calls the plugin from several threads while `work` runs. Afterwards, the store must have exactly the addresses
+    /// Calls the plugin from several threads while `work` runs. After `work`, the store must have exactly the addresses
     /// that the calls returned.
     fn while_calling<T>(lab: &Lab, work: impl FnOnce(&Self) -> T) -> T {
         let (reported, over) = (Self::default(), AtomicBool::new(false));

@@ -119,7 +119,7 @@ fn request_is_dropped_when_its_time_is_over() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let _daemon = Daemon::start(&lab);
-        // This client waits longer than the time limit in its request.
+        // The client waits longer than the time limit in its request.
         let asked = |container: &str, millis| {
             let within = Duration::from_millis(millis);
             VerbRequest { within, lock_file: "/run/none".into(), verb: Verb::Add(Box::new(request(container).into())) }

@@ -88,8 +88,8 @@ fn assigned(answers: &mpsc::Receiver<Answer>) -> std::net::IpAddr {
     }
 }
 
-/// Checks that the plugin's ADD returns the address that the daemon has assigned. The answer to the DEL is lost as
-/// well, and the DEL still releases the address.
+/// Checks that the plugin's ADD returns the address that the daemon has assigned. The DEL must release the address
+/// although the answer to the DEL is also lost.
 #[track_caller]
 fn add_and_del(lab: &Lab, conf: &Value, args: &str) {
     for last in ALL {

@@ -1,5 +1,5 @@
 //! Tests `margay serve`, `margay-ipam` and `margay` together, as real programs. Each program must work even when the
-//! others fail. These tests need root.
+//! others fail. The tests need root.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 mod activation;

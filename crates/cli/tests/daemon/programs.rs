@@ -35,7 +35,7 @@ pub(crate) fn earlier(program: &str) -> PathBuf {
     path
 }
 
-/// Returns the same command, but for another version of the program.
+/// Returns the given command with `program`, which may be of another version, in place of its program.
 pub(crate) fn of_version(program: &Path, command: Command) -> Command {
     let mut of_version = Command::new(program);
     of_version.args(command.get_args()).env_clear().current_dir("/");

@@ -18,7 +18,7 @@ use crate::programs::{PATIENCE, Running, STRANGER};
 const ROLE: &str = "MARGAY_DAEMON_TEST_ROLE";
 const SOCKET: &str = "MARGAY_DAEMON_TEST_SOCKET";
 /// Name of the environment variable with the device and inode of the store's queue file. Another user cannot look up
-/// this file.
+/// the queue file.
 const QUEUE: &str = "MARGAY_DAEMON_TEST_QUEUE";
 
 /// Starts a process that plays a role as the user [`STRANGER`].
@@ -55,9 +55,9 @@ fn as_another_user() {
             let queue = env::var(QUEUE).unwrap();
             let mut numbers = queue.split(' ').map(|number| number.parse().unwrap());
             let queue = FileId { device: numbers.next().unwrap(), inode: numbers.next().unwrap() };
-            // If no client connects, the process waits here until the test kills the process.
+            // If no client connects, the listener waits until the test kills the process.
             let (mut stream, _) = listener.accept().unwrap();
-            // This greeting equals the greeting that a daemon would send.
+            // The listener sends a greeting that equals a daemon's greeting.
             greet(&mut stream, &Hello::new(StoreIdentity::Embedded { id: "any".to_owned(), queue }));
             stream.set_read_timeout(Some(patient(PATIENCE))).unwrap();
             let mut said = Vec::new();

@@ -141,7 +141,7 @@ fn newer_notes_are_left_alone_by_earlier_version() {
         assert!(ended.err.contains("which this version does not know"), "{ended:?}");
         assert_eq!(fs::read(&note).unwrap(), bytes);
     }
-    // This version completes or discards the pending commit.
+    // The plugin of this version completes or discards the pending commit.
     cluster.del("c1").ok();
     assert!(!note.exists());
     cluster.nothing_is_held();

@@ -2,11 +2,11 @@
 //! scheme of an endpoint `http://HOST:PORT`. Go programs send the path of a unix socket as the authority.
 //!
 //! The HTTP/2 library rejects a request with an invalid authority before a service can correct the request
-//! (hyperium/h2#487). Margay never uses the authority. This filter therefore reads the client's bytes first and
-//! replaces each authority literal with a valid literal. Header compression (HPACK, RFC 7541) keeps literals in a table
-//! for later requests. The HPACK table indexes its entries from the newest, and evicts the oldest entries when it is
-//! full. A replaced literal is never longer than the original literal, so the HPACK table still has every entry that
-//! the client refers to.
+//! (hyperium/h2#487). Margay never uses the authority. The filter in this module therefore reads the client's bytes
+//! first and replaces each authority literal with a valid literal. Header compression (HPACK, RFC 7541) keeps literals
+//! in a table for later requests. The HPACK table indexes its entries from the newest, and evicts the oldest entries
+//! when it is full. A replaced literal is never longer than the original literal, so the HPACK table still has every
+//! entry that the client refers to.
 
 use std::io;
 use std::pin::Pin;
@@ -90,7 +90,7 @@ fn replace_authority(frame: &[u8]) -> Option<Vec<u8>> {
     let mut rest = frame.get(begin..)?;
     while !rest.is_empty() {
         let first = *rest.first()?;
-        // This byte starts an indexed field or a change of the table's size.
+        // The byte `first` starts an indexed field or a change of the HPACK table's size.
         if first & 0x80 != 0 || first & 0xe0 == 0x20 {
             read_integer(&mut rest, if first & 0x80 != 0 { 7 } else { 5 })?;
             continue;

@@ -70,8 +70,8 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         fs::remove_file(path)?;
     }
-    // The socket is moved to its path only after its mode is set. Another user can therefore never connect to the
-    // socket.
+    // The socket is moved to its path only after its mode is set. No other user can therefore connect to the socket
+    // before its mode is set.
     let draft = path.with_extension(format!("{}.new", std::process::id()));
     let listener = UnixListener::bind(&draft)?;
     let placed = fs::set_permissions(&draft, Permissions::from_mode(0o600)).and_then(|()| fs::rename(&draft, path));
@@ -250,7 +250,8 @@ impl ReloadingTls {
     /// # Errors
     /// An error message that names the file that cannot be read or used.
     pub(super) fn load(files: TlsFiles) -> Result<Self, String> {
-        // The stamp is taken before the files are read, so that the next client notices a change in between.
+        // The stamp is taken before the files are read, so that a change during reading is noticed when the next client
+        // connects.
         let stamp = files.stamp();
         let config = Arc::new(files.load()?);
         Ok(Self { files, current: Mutex::new((stamp, config)) })

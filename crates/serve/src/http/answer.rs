@@ -26,7 +26,7 @@ pub(super) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 pub(super) type HttpResponse = Response<Body>;
 
-/// Security headers. They allow a browser to show an answer, to run this program's scripts and to send requests to this
+/// Security headers that allow a browser to show an answer, to run this program's scripts and to send requests to this
 /// daemon, but nothing else.
 const SECURITY_HEADERS: [(HeaderName, &str); 6] = [
     (
@@ -138,9 +138,9 @@ impl<T> Default for Memo<T> {
 }
 
 impl<T: Send + Sync + 'static> Memo<T> {
-    /// Returns the cached answer if the last question was equal and the answer is recent enough. Otherwise computes a
-    /// new answer while other callers wait. A cached answer is removed when it expires, so that an idle daemon keeps no
-    /// memory for it.
+    /// Returns the cached answer if the last question was equal and the answer is recent enough. If the cached answer
+    /// does not match, computes a new answer while other callers wait. A cached answer is removed when it expires, so
+    /// that an idle daemon keeps no memory for it.
     pub(super) async fn get(
         &self,
         question: &str,

@@ -110,7 +110,7 @@ async fn serve_requests(
     let mut connection = pin!(connection);
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
-        // The `stopped` channel carries no value. It closes when the server stops.
+        // The `stopped` channel carries no value and closes when the server stops.
         _ = stopped.changed() => {
             connection.as_mut().graceful_shutdown();
             connection.await

@@ -24,7 +24,7 @@ use answer::AnswerCache;
 
 pub use connection::serve;
 
-/// Facts about the daemon that the page shows. They contain no secrets.
+/// Facts about the daemon that the page shows, without secrets.
 #[derive(Clone, Debug, Default)]
 pub struct DaemonInfo {
     /// The URL of the store, without user and password.
@@ -44,7 +44,8 @@ pub struct DaemonInfo {
 pub struct ClientLimits {
     /// Maximum number of connections. Further clients get the status 503.
     pub connections: usize,
-    /// Time limit for receiving the headers of a request. A connection without requests is closed after the same time.
+    /// Time limit for receiving the headers of a request. An idle connection that waits for its next request is also
+    /// closed after this time.
     pub headers: Duration,
     /// Maximum time in which a client reads no byte of an answer. After this time the server closes the connection.
     pub stall: Duration,

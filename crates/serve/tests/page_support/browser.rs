@@ -94,8 +94,8 @@ impl Driver {
 
     fn call(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
         let body = if method == "POST" { body.to_string() } else { String::new() };
-        // This function returns an error instead of panicking, because `drop` calls this function even after
-        // chromedriver has exited.
+        // A failed call returns an error instead of panicking, because `drop` makes calls even after chromedriver has
+        // exited.
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).map_err(|error| error.to_string())?;
         stream.set_read_timeout(Some(patient(Duration::from_secs(60)))).unwrap();
         let length = body.len();
@@ -253,8 +253,8 @@ impl<'d> Window<'d> {
 
 impl Drop for Window<'_> {
     fn drop(&mut self) {
-        // A later daemon may listen on the same port. Its page would then find the data that this page has stored in
-        // the browser.
+        // A later daemon may listen on the same port. The page of the later daemon would then find data that the
+        // earlier page has stored in the browser.
         let kept = json!({"script": "localStorage.clear()", "args": []});
         _ = self.driver.choose(&self.handle);
         _ = self.call("POST", "/execute/sync", &kept);

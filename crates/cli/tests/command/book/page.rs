@@ -9,7 +9,7 @@ use crate::book::engine;
 /// output.
 const PROMPTS: [&str; 2] = ["# ", "$ "];
 const OURS: [&str; 3] = ["margay", "cat", "echo"];
-/// On these pages the test runs `ip` as well, because `ip` shows the state of the page's machine.
+/// Pages on which the test also runs the program `ip`, because `ip` shows the state of the page's machine.
 const WITH_IP: [&str; 1] = ["routed-network.md"];
 const OTHERS: [&str; 10] = ["make", "curl", "podman", "ctr", "crictl", "ip", "kubectl", "systemctl", "nerdctl", "for"];
 

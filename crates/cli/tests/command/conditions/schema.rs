@@ -105,8 +105,8 @@ fn answer_members_match_book() {
     let rows = rows();
     let [ground, _] = Ground::each();
     copy(ground.folder(), &ground.path("kept"));
-    // These commands are skipped: `metrics` prints a list, `get` prints Calico's document, and `watch` prints lines of
-    // events.
+    // The test skips three commands: `metrics` prints a list, `get` prints Calico's document, and `watch` prints lines
+    // of events.
     for command in
         COMMANDS.iter().filter(|one| !["metrics", "watch"].contains(&one.name) && one.words() != "get ippool main")
     {

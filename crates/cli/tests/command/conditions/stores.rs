@@ -43,7 +43,7 @@ fn store_is_missing_or_empty_folder() {
                     continue;
                 }
                 if command.name == "gc" {
-                    // This command also runs when a machine starts, when the store may not exist yet.
+                    // The command also runs when a machine starts, and then the store possibly does not exist yet.
                     assert_eq!(done.code, 0, "{}", done.err);
                     assert!(done.out.starts_with(&format!("there is no store at {store}")), "{}{}", done.out, done.err);
                     continue;
@@ -165,8 +165,8 @@ fn store_stays_with_owner_when_root_used_it() {
         };
         let owner = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
         run(&owner, "pool create p 10.0.0.0/24 --manual");
-        // The store's folder has a hard link and a symbolic link to a file outside of the folder. That file belongs to
-        // root.
+        // The store's folder has a hard link and a symbolic link to a file outside of the folder. The file outside of
+        // the folder belongs to root.
         let others = folder.path().join("others");
         fs::write(&others, "").unwrap();
         fs::hard_link(&others, home.join("store/link")).unwrap();

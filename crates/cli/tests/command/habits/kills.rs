@@ -45,7 +45,8 @@ fn kill_often(lab: &Lab, args: &str, mut look: impl FnMut(&Lab)) {
         child.kill().unwrap();
         match child.wait().unwrap().success() {
             false => killed += 1,
-            // This run was faster than the timed run, because the machine was busy during the timed run.
+            // The run was complete before the kill. Earlier, the timed run was slower, because the machine was busy
+            // during the timed run.
             true => whole = whole.min(until),
         }
         look(lab);

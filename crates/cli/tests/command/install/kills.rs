@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::install::tree::{Tree, files};
 
 /// All system calls that change a file or a file's name; `?` marks calls that some machines lack. `openat` is omitted,
-/// because a kill at the first call that changes the opened file leaves the same files.
+/// because a kill at the first call that changes the opened file has the same result.
 const CALLS: [&str; 17] = [
     "?link",
     "linkat",

@@ -11,7 +11,7 @@ fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// Returns the lines of a file that contain keys. These are all lines except the first and the last.
+/// Returns the lines of a file that contain keys: all lines except the first and the last.
 fn rows(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap();
     let lines: Vec<&str> = text.lines().collect();

@@ -87,7 +87,7 @@ fn podman_containers_are_left_out_without_id_or_address() {
         in_lab("", r#""10.22.0.10""#),
         in_lab("x y", r#""10.22.0.11""#),
         in_lab("c4", r#""10.22.0.300""#),
-        // These containers are not running.
+        // The following containers are not running.
         in_lab("c5", r#""""#),
         in_lab("c6", "null"),
         r#"{"Id":"c7","NetworkSettings":null}"#.to_owned(),

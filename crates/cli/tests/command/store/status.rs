@@ -65,7 +65,7 @@ fn status_shows_store_from_outside_when_in_use() {
             scope.spawn(move || {
                 with_store(location, Create::Never, async |_| {
                     holder.0.send(()).unwrap();
-                    // This statement also ends the thread that keeps the store open if the test has failed.
+                    // If the test has failed, the closed channel ends the thread that keeps the store open.
                     let _ = holder.1.recv();
                 });
             });

@@ -214,8 +214,8 @@ impl AddressRow {
     }
 }
 
-/// Calls `see` for each well-formed block of the revision `at`, until `see` breaks. If `at` is below 1, visits the
-/// newest revision. Returns the visited revision.
+/// Calls `see` for each well-formed block of the revision `at`, until `see` breaks. If `at` is less than 1, visits the
+/// blocks of the newest revision. Returns the visited revision.
 pub(super) async fn visit_blocks(
     store: &dyn Store,
     at: Revision,
@@ -224,7 +224,7 @@ pub(super) async fn visit_blocks(
     let mut pages = Pages::new(Range::Prefix(keys::blocks_prefix(None)), at);
     while let Some(page) = pages.next(store).await? {
         for kv in page {
-            // Damaged blocks are skipped here, because `margay ipam check` reports them.
+            // The loop skips damaged blocks, because `margay ipam check` reports them.
             let Ok(block) = Block::decode(&kv.key, kv.value.as_bytes()) else { continue };
             if see(block).is_break() {
                 return Ok(pages.revision());

@@ -117,8 +117,8 @@ async fn watch(store: &dyn Store, start: Revision) -> kv::Result<WatchStream> {
     store.watch(WatchRequest::new(range(), start).with_prev(Prev::Return)).await
 }
 
-/// Returns the first of the newest `count` revisions. If the store has compacted some of these, returns the oldest
-/// revision left.
+/// Returns the first of the newest `count` revisions. If the store has compacted some of these revisions, returns the
+/// oldest revision that is still readable.
 async fn readable(store: &dyn Store, head: Revision, count: i64) -> kv::Result<Revision> {
     let wanted = Revision::new((head.get() - count + 1).max(1));
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::CountOnly).with_at(wanted);
