@@ -1,7 +1,8 @@
-//! The daemon: one store, its write queue, the private socket, and the hand-over of the store lock.
+//! Runs the daemon, which owns one store, the store's write queue, the private socket and the hand-over of the store
+//! lock.
 //!
 //! A process that wants the store opens the file `queue` in the store's folder. The kernel reports each open of `queue`
-//! to the daemon (inotify). Where inotify is unavailable, the daemon polls every 15 ms.
+//! to the daemon (inotify). Where inotify is unavailable, the daemon polls the store's lock queue every 15 ms.
 
 use std::io;
 use std::path::Path;

@@ -205,7 +205,7 @@ async fn listen_for_page(address: &str) -> io::Result<Listener> {
         return Ok(Listener::Tcp(TcpListener::bind(address).await?));
     };
     let path = Path::new(path);
-    // A socket file of an earlier daemon is possibly still at this path.
+    // A socket file of an earlier daemon may still exist at this path.
     if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         fs::remove_file(path)?;
     }

@@ -70,8 +70,7 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         fs::remove_file(path)?;
     }
-    // The socket is moved to its path only after its mode is set. No other user can therefore connect to the socket
-    // before its mode is set.
+    // The socket is moved to its path only after its mode is set, so that no other user can ever connect to the socket.
     let draft = path.with_extension(format!("{}.new", std::process::id()));
     let listener = UnixListener::bind(&draft)?;
     let placed = fs::set_permissions(&draft, Permissions::from_mode(0o600)).and_then(|()| fs::rename(&draft, path));

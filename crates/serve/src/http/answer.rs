@@ -138,9 +138,9 @@ impl<T> Default for Memo<T> {
 }
 
 impl<T: Send + Sync + 'static> Memo<T> {
-    /// Returns the cached answer if the last question was equal and the answer is recent enough. If the cached answer
-    /// does not match, computes a new answer while other callers wait. A cached answer is removed when it expires, so
-    /// that an idle daemon keeps no memory for it.
+    /// Returns the cached answer if the last question was equal and the answer is recent enough. In all other cases,
+    /// computes a new answer while other callers wait. A cached answer is removed when it expires, so that an idle
+    /// daemon keeps no memory for it.
     pub(super) async fn get(
         &self,
         question: &str,

@@ -40,7 +40,7 @@ fn dry_run_says_what_would_be_done_and_does_nothing() {
             assert_eq!(path.exists().then(|| content(&place)), before, "{words} has written");
 
             // The command must succeed. After the first real run, a dry run and a second real run must have the same
-            // error.
+            // exit code and error line.
             let done = runs(&ground, command, &[]);
             assert_eq!(done.code, 0, "{words}: {}", done.err);
             let tried = runs(&ground, command, &["--dry-run"]);

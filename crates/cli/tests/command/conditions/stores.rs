@@ -43,7 +43,7 @@ fn store_is_missing_or_empty_folder() {
                     continue;
                 }
                 if command.name == "gc" {
-                    // The command also runs when a machine starts, and then the store possibly does not exist yet.
+                    // `gc` also runs when a machine starts, even if the store does not exist yet.
                     assert_eq!(done.code, 0, "{}", done.err);
                     assert!(done.out.starts_with(&format!("there is no store at {store}")), "{}{}", done.out, done.err);
                     continue;

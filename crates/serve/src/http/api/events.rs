@@ -56,8 +56,8 @@ struct RevisionMark<'a> {
     reason: Option<&'a str>,
 }
 
-/// Returns the range of keys that contains blocks, affinities, pools and reservations. Some other keys lie between
-/// these.
+/// Returns the range of keys that contains blocks, affinities, pools and reservations. The range also contains some
+/// other keys that lie between these keys.
 fn range() -> Range {
     let (first, last) = (keys::ipam_prefix(), keys::resources_prefix(ResourceKind::IpReservation));
     last.prefix_end().map_or(Range::Prefix(first.clone()), |end| Range::FromTo(first, end))
