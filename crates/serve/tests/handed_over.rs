@@ -15,7 +15,7 @@ use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
 
 /// Time limit for taking the store lock.
 const WAIT: Duration = Duration::from_secs(60);
-/// Number of calls on a new store before each of which the store is handed over.
+/// Number of calls, counted from the first call on a new store, that each follow a hand-over.
 const EACH: u64 = 500;
 
 /// After the first `EACH` calls, the store is handed over before two of every `ONE_OF` calls. A hand-over reads the

@@ -217,7 +217,7 @@ fn gc_begins_anew_when_address_is_live_at_any_scan() {
     drop(container);
     assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [address.as_str()]);
     // Between the two scans, the address is released and assigned again. The address and the handle are equal, but the
-    // assignment is another.
+    // assignment is a different one.
     age_looks(lab_, 120);
     lab_.margay("ipam release --container c1").answer();
     lab_.with_ipam(async |ipam| {

@@ -35,7 +35,7 @@ pub(crate) fn earlier(program: &str) -> PathBuf {
     path
 }
 
-/// Returns the given command with `program`, which may be of another version, in place of its program.
+/// Returns the given command with its program replaced by `program`, which may be of another version.
 pub(crate) fn of_version(program: &Path, command: Command) -> Command {
     let mut of_version = Command::new(program);
     of_version.args(command.get_args()).env_clear().current_dir("/");

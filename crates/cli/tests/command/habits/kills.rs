@@ -45,8 +45,7 @@ fn kill_often(lab: &Lab, args: &str, mut look: impl FnMut(&Lab)) {
         child.kill().unwrap();
         match child.wait().unwrap().success() {
             false => killed += 1,
-            // The run was complete before the kill. Earlier, the timed run was slower, because the machine was busy
-            // during the timed run.
+            // If a run completes before the kill, the timed run was slower because the machine was busy.
             true => whole = whole.min(until),
         }
         look(lab);
