@@ -1,4 +1,4 @@
-//! Accepts clients on the private socket, for the page and for etcd's API.
+//! Accepts clients on the private socket and on the listeners of the page and of etcd's API.
 
 use std::io;
 use std::sync::Arc;
@@ -9,26 +9,26 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::sleep;
 
-/// How long to wait after a failed accept, for example when file descriptors have run out.
+/// How long to wait after a failed accept. Accepting fails, for example, when file descriptors have run out.
 const RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A listening socket for clients.
+/// A listening socket of the daemon.
 #[derive(Debug)]
 pub enum Listener {
-    /// A TCP port.
+    /// A listening TCP socket.
     Tcp(TcpListener),
-    /// A unix socket.
+    /// A listening unix socket.
     Unix(UnixListener),
 }
 
-/// An accepted connection.
+/// An accepted client connection.
 #[derive(Debug)]
 pub(crate) enum ClientStream {
     Tcp(TcpStream),
     Unix(UnixStream),
 }
 
-/// The traits by which TCP, TLS and unix connections are boxed.
+/// The traits of a boxed TCP, TLS or unix connection.
 pub(crate) trait ByteStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> ByteStream for S {}
@@ -42,7 +42,7 @@ impl ClientStream {
     }
 }
 
-/// The treatment of a client that exceeds the limit.
+/// What to do with a client that exceeds the maximum number of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExcessPolicy {
     /// Leaves the client in the listener's backlog until another client disconnects.
@@ -51,10 +51,10 @@ pub(crate) enum ExcessPolicy {
     IsAccepted,
 }
 
-/// A listener and the permits for its clients.
+/// A listener and the permits for its clients, which limit the number of connections.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
-    /// The kind of clients, for log lines.
+    /// The kind of clients that connect to this listener, for log messages.
     what: &'static str,
     listener: Listener,
     room: Arc<Semaphore>,
@@ -66,12 +66,12 @@ impl Acceptor {
         Self { what, listener, room, excess }
     }
 
-    /// Accepts the next client. The permit is `None` if the client exceeds the limit. Dropping the future loses no
-    /// client.
+    /// Accepts the next client. The permit is `None` if the client exceeds the maximum number of clients. Dropping the
+    /// future loses no client.
     pub(crate) async fn next(&self) -> (ClientStream, Option<OwnedSemaphorePermit>) {
         loop {
             let place = match self.excess {
-                // The semaphore is never closed.
+                // Acquiring a permit cannot fail, because the semaphore is never closed.
                 ExcessPolicy::Waits => Arc::clone(&self.room).acquire_owned().await.ok(),
                 ExcessPolicy::IsAccepted => None,
             };

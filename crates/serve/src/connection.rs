@@ -1,4 +1,4 @@
-//! One connection on the private socket: verbs from plugins, and requests to the store.
+//! Serves one connection on the private socket: carries out CNI verbs for plugins, and answers requests to the store.
 
 use std::io;
 use std::pin::pin;
@@ -20,7 +20,8 @@ use crate::daemon::Daemon;
 use crate::metrics::{Metrics, RequestResult};
 use crate::write_queue::{CancellableStore, Client, QueuedVerb, replaced_answer, request_deadline};
 
-/// Idle time after which the daemon closes a connection. Clients expect this, and reconnect.
+/// Idle time after which the daemon closes a connection. Clients expect the daemon to close idle connections, and
+/// reconnect.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time limit for sending a frame to a client.
 const SEND_TIMEOUT: Duration = Duration::from_secs(10);
@@ -30,7 +31,7 @@ const ALIVE_INTERVAL: Duration = Duration::from_secs(1);
 /// Serves a connection until it ends.
 ///
 /// # Errors
-/// Any I/O error of the connection; `InvalidData` for bytes that Margay's clients never send.
+/// Any I/O error of the connection; `InvalidData` if the client sends bytes that Margay's clients never send.
 pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Result<()> {
     let (identity, generation) = daemon.shared_store.identity().await;
     let (mut reader, mut writer) = stream.into_split();
@@ -67,7 +68,7 @@ pub(crate) async fn serve(daemon: &Arc<Daemon>, stream: UnixStream) -> io::Resul
     }
 }
 
-/// Runs `work`, and meanwhile sends the client an Alive frame every [`ALIVE_INTERVAL`].
+/// Runs `work`. Until `work` is complete, sends the client an Alive frame every [`ALIVE_INTERVAL`].
 ///
 /// # Errors
 /// Any I/O error of the connection.
@@ -77,7 +78,7 @@ async fn report_until_done<T>(
     work: impl Future<Output = T>,
 ) -> io::Result<T> {
     let received_at = Instant::now();
-    // A cluster has no engine that can hang: each request has a deadline of its own.
+    // A cluster store has no engine that can hang, because each request to the cluster has its own deadline.
     let has_engine = daemon.shared_store.location().path().is_some();
     let mut work = pin!(work);
     let mut ticks = interval_at(tokio::time::Instant::now() + ALIVE_INTERVAL, ALIVE_INTERVAL);
@@ -88,8 +89,8 @@ async fn report_until_done<T>(
             _ = ticks.tick() => {
                 let stalled_for = if has_engine { daemon.metrics.pulse.stalled_for(received_at) } else { Duration::ZERO };
                 let frame = Frame::new(FrameKind::Alive, &StallReport { stalled_for })?.to_bytes();
-                // The work must be polled even while the client reads nothing, so this write does not wait for buffer
-                // space. A frame this short is sent whole or not at all.
+                // `work` must be polled even while the client reads nothing, so this write does not wait for buffer
+                // space. An Alive frame is so short that the kernel accepts all of it or none of it.
                 match writer.try_write(&frame) {
                     Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Err(error),
                     Ok(sent) if sent < frame.len() => return Err(io::ErrorKind::WriteZero.into()),
@@ -122,7 +123,7 @@ async fn answer_verb(
     }
 }
 
-/// Records an answer and how long it took.
+/// Records the result of an answer and how long it took.
 fn record_answer(metrics: &Metrics, verb: &'static str, answer: &Answer, took: Duration) {
     let ending = match answer {
         Answer::Refused(_) | Answer::Declined(_) | Answer::NamespaceWanted => RequestResult::Failed,
@@ -136,7 +137,7 @@ fn record_answer(metrics: &Metrics, verb: &'static str, answer: &Answer, took: D
     }
 }
 
-/// Carries out a verb that only reads, outside the write queue.
+/// Carries out a verb that only reads the store, outside the write queue.
 async fn answer_read_verb(daemon: &Daemon, generation: u64, verb: &Verb, client: &Client) -> Answer {
     let kept = match daemon.shared_store.keep_open(client.until).await {
         Ok(kept) if kept.generation == generation => kept,
@@ -168,7 +169,7 @@ async fn client_speaks(reader: &mut OwnedReadHalf) {
     let _ = reader.read(&mut [0]).await;
 }
 
-/// Carries out any request but a watch.
+/// Carries out any store request except a watch.
 async fn answer_store_request(
     daemon: &Daemon,
     generation: u64,
@@ -188,7 +189,7 @@ async fn answer_store_request(
     }
 }
 
-/// Relabels an error of opening the store with the client's operation, which has not started.
+/// Changes an error of opening the store so that it names the client's operation, which has not started.
 fn at_operation(error: Error, operation: Operation) -> Error {
     if error.operation() != Operation::Open {
         return error;
@@ -218,7 +219,8 @@ async fn carry_out(
         keys::Request::Range(request) => keys::StoreReply::Range(kept.store(Purpose::Any)?.range(request).await?),
         keys::Request::Txn(txn, purpose) => {
             let store = kept.store(purpose)?;
-            // Other clients' reads succeed while a commit hangs, so they must not count as a beat of the store's pulse.
+            // Other clients' reads succeed while a commit hangs, so reads must not count as a beat of the store's
+            // pulse.
             keys::StoreReply::Txn(if txn.is_read_only() {
                 store.txn(txn).await?
             } else {
@@ -262,7 +264,7 @@ async fn serve_watch(
     loop {
         let item = tokio::select! {
             item = stream.next() => item,
-            // A watching client sends nothing more, so the read ends when the client disconnects.
+            // A watching client sends nothing more, so this read ends only when the client disconnects.
             () = client_speaks(reader) => return Ok(()),
         };
         let answer = match item {

@@ -1,7 +1,8 @@
-//! The daemon: one store, its write queue, the private socket, and the hand-over of the store lock.
+//! Runs the daemon, which owns one store, the store's write queue, the private socket and the hand-over of the store
+//! lock.
 //!
-//! A process that wants the store opens the file `queue` in the store's folder. The kernel reports this to the daemon
-//! (inotify). Where inotify is unavailable, the daemon polls every 15 ms.
+//! A process that wants the store opens the file `queue` in the store's folder. The kernel reports each open of `queue`
+//! to the daemon (inotify). Where inotify is unavailable, the daemon polls the store's lock queue every 15 ms.
 
 use std::io;
 use std::path::Path;
@@ -27,13 +28,13 @@ use crate::write_queue::WriteQueue;
 
 /// Time limit for one attempt to take the store lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// After a process has opened `queue`, how often and how many times the daemon checks whether it has drawn a ticket.
+/// After a process has opened `queue`, how often the daemon checks whether the process has drawn a queue ticket.
 const DRAW_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_DRAW_CHECKS: usize = 5;
-/// Maximum number of connected clients, if the process may open that many files. Further clients wait in the socket's
-/// backlog until another client disconnects.
+/// Maximum number of connected clients; lower if the process's limit on open files requires it. When the maximum is
+/// reached, new clients wait in the socket's backlog until a connected client disconnects.
 const MAX_CLIENTS: usize = 1024;
-/// Number of open files reserved for the store and for checks of its queue.
+/// Number of open files reserved for the store and for checks of the store's lock queue.
 const RESERVED_FILES: u64 = 128;
 
 /// The state that all connections share.
@@ -41,7 +42,7 @@ const RESERVED_FILES: u64 = 128;
 pub struct Daemon {
     /// The store that the daemon serves.
     pub shared_store: SharedStore,
-    /// The queue of verbs that write.
+    /// The queue of CNI verbs that write to the store.
     pub write_queue: WriteQueue,
     /// Metrics of the daemon's own work.
     pub metrics: Arc<Metrics>,
@@ -50,8 +51,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon for the store at this location, with these bounds on its history. Its tasks run on the calling
-    /// runtime and end with `tasks`.
+    /// Starts a daemon for the store at this location and limits the store's history to `history`. The daemon's
+    /// background tasks run on the calling runtime and end when `tasks` is dropped.
     pub fn start(location: Location, history: Option<Retention>, tasks: &mut JoinSet<()>) -> Arc<Self> {
         let metrics = Arc::new(Metrics::new());
         let observer = Arc::clone(&metrics) as Arc<dyn SharedStoreObserver>;
@@ -69,7 +70,7 @@ impl Daemon {
         daemon
     }
 
-    /// Serves the clients of a socket. Never returns.
+    /// Accepts and serves the clients of a socket without ever returning.
     pub async fn listen(self: Arc<Self>, listener: UnixListener) {
         let room = Arc::new(Semaphore::new(max_clients()));
         let acceptor = Acceptor::new("the private socket", Listener::Unix(listener), room, ExcessPolicy::Waits);
@@ -85,7 +86,7 @@ impl Daemon {
         }
     }
 
-    /// Serves a client if its user is trusted. The user is checked before the first byte is read.
+    /// Serves a client if the client's user is trusted. The daemon checks the user before it reads the first byte.
     async fn admit(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
         let uid = peer::uid(&stream)?;
         if !datastore::served::is_trusted(self.shared_store.location(), uid) {
@@ -97,19 +98,19 @@ impl Daemon {
     }
 }
 
-/// Returns the maximum number of connected clients. Some files stay free: a daemon that can open no file cannot see
-/// which process waits for the lock, and cannot take the lock back.
+/// Returns the maximum number of connected clients. Some file descriptors stay free, because without them the daemon
+/// can neither see which process waits for the store lock nor take the lock again.
 fn max_clients() -> usize {
     let limit = getrlimit(Resource::Nofile);
-    // The soft limit is low only for the sake of select(2).
+    // Linux keeps the soft limit on open files low only for programs that use select(2).
     let raised = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     let files = if raised.is_ok() { limit.maximum } else { limit.current };
-    // A request duplicates the file descriptor of its connection, so a client may need two.
+    // A request duplicates the file descriptor of its connection, so one client may use two file descriptors.
     let room = files.map_or(u64::MAX, |files| files.saturating_sub(RESERVED_FILES) / 2);
     usize::try_from(room).unwrap_or(usize::MAX).clamp(1, MAX_CLIENTS)
 }
 
-/// Hands the store over whenever a process waits for its lock.
+/// Hands the store over whenever a process waits for the store lock.
 async fn yield_to_waiters(daemon: Arc<Daemon>) {
     let shared_store = &daemon.shared_store;
     let Some(folder) = shared_store.location().path().map(Path::to_owned) else { return };
@@ -117,8 +118,8 @@ async fn yield_to_waiters(daemon: Arc<Daemon>) {
         shared_store.wait_until_open().await;
         let mut watcher = QueueWatcher::new(&folder);
         let announced = loop {
-            // A process that has opened `queue` is about to draw its ticket. It may have opened the file before the
-            // watcher started.
+            // A process that has opened `queue` is about to draw its ticket. The process may have opened `queue` before
+            // the watcher started.
             if is_wanted_soon(shared_store).await {
                 break YieldAnnouncement::No;
             }
@@ -132,7 +133,7 @@ async fn yield_to_waiters(daemon: Arc<Daemon>) {
     }
 }
 
-/// Returns whether a process waits for the lock, or starts to wait within a few milliseconds.
+/// Returns whether a process waits for the store lock, or starts to wait within a few milliseconds.
 async fn is_wanted_soon(shared_store: &SharedStore) -> bool {
     for _ in 0..MAX_DRAW_CHECKS {
         if shared_store.is_wanted() {
@@ -143,9 +144,10 @@ async fn is_wanted_soon(shared_store: &SharedStore) -> bool {
     shared_store.is_wanted()
 }
 
-/// Polling interval where inotify is unavailable.
+/// Interval at which the queue is polled where inotify is unavailable.
 const POLL_INTERVAL: Duration = Duration::from_millis(15);
-/// Polling interval with inotify, which does not report that a folder above the store's was moved.
+/// Interval at which the queue is polled even with inotify. Inotify does not report that a parent of the store's folder
+/// was moved.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 const EVENT_BUFFER_BYTES: usize = 1024;
 
@@ -167,7 +169,7 @@ impl QueueWatcher {
     async fn wait_for_change(&mut self) {
         let Some(reported) = &mut self.reported else { return sleep(POLL_INTERVAL).await };
         let mut event = timeout(RECHECK_INTERVAL, reported.next()).await.ok().flatten();
-        // The content of an event does not matter, but all queued events must be read.
+        // The content of an inotify event does not matter, but all pending events must be read.
         while event.is_some_and(|event| event.is_ok()) {
             event = reported.next().now_or_never().flatten();
         }

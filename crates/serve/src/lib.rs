@@ -1,13 +1,14 @@
 //! The daemon `margay serve`: one process that keeps a store open for plugins, commands and people.
 //!
-//! - [`write_queue`]: verbs that write, one commit at a time. On an embedded store all waiting ADDs share one commit.
-//! - [`daemon`] and `connection`: the private socket for plugins and commands, and the store behind it.
-//! - [`socket`]: the right to serve a store, and the path of the socket.
+//! - [`write_queue`]: queues CNI verbs that write and makes one commit at a time. On an embedded store, all waiting
+//!   ADDs share one commit.
+//! - [`daemon`] and `connection`: serve the store to plugins and commands through the private socket.
+//! - [`socket`]: the exclusive right to serve a store, and the path of the private socket.
 //! - [`accept`]: accepts clients at every listener.
-//! - [`http`]: Prometheus metrics and the page, from [`metrics`] and the store. The pulse in [`metrics`] reports to
+//! - [`http`]: serves Prometheus metrics and the page, from [`metrics`] and the store. The pulse in [`metrics`] tells
 //!   waiting clients when the store last finished an operation.
-//! - [`api`]: etcd's API in front of an embedded store, for other programs.
-//! - [`life`]: start, readiness, watchdog and end.
+//! - [`api`]: offers etcd's API in front of an embedded store to other programs.
+//! - [`life`]: starts and stops the daemon, and reports readiness and liveness to systemd.
 
 pub mod accept;
 pub mod api;

@@ -1,5 +1,4 @@
-//! Start and end of the daemon: its options, its listeners, the notifications to systemd, and a clean close of the
-//! store.
+//! Starts and stops the daemon: handles options, opens listeners, notifies systemd, and closes the store cleanly.
 
 use std::future::pending;
 use std::os::unix::fs::FileTypeExt;
@@ -28,7 +27,7 @@ use crate::daemon::Daemon;
 use crate::http::{self, DaemonInfo, PageContext};
 use crate::socket::{self, ServeLock};
 
-/// Time limit for closing the store. Work in progress ends within milliseconds.
+/// Time limit for closing the store. Commits in progress end within milliseconds.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The reason why the daemon cannot start.
@@ -40,19 +39,19 @@ pub enum StartError {
     /// Another daemon serves the store.
     #[error("another margay serve has {0}: see it with: pgrep -a margay; end that one first")]
     Served(Location),
-    /// The private socket cannot be created.
+    /// The daemon cannot create the private socket.
     #[error("cannot listen in {folder}: {0}", folder = wire::name::SOCKET_FOLDER)]
     Socket(#[source] io::Error),
-    /// The page cannot be offered at this address.
+    /// The daemon cannot offer the page at this address.
     #[error("cannot listen at {0} for --http: {1}; give another 127.0.0.1:PORT or unix:PATH")]
     Http(String, #[source] io::Error),
-    /// etcd's API cannot be offered.
+    /// The daemon cannot offer etcd's API.
     #[error("{0}")]
     Api(api::ApiError),
-    /// The format of the store keeps no bounds on its history.
+    /// The store's format cannot keep bounds on its history.
     #[error("the options --history-... take a store of format 2: upgrade it with: margay --store {0} store upgrade")]
     History(Location),
-    /// Any other system error.
+    /// Any other operating-system error.
     #[error("cannot start: {0}")]
     System(#[source] io::Error),
 }
@@ -64,13 +63,13 @@ pub struct Options {
     pub location: Location,
     /// Addresses of the page and the metrics: `HOST:PORT` or `unix:PATH`.
     pub http: Vec<String>,
-    /// Names under which a browser may open the page, besides the names of loopback.
+    /// Host names under which a browser may open the page, besides the loopback names.
     pub hosts: Vec<String>,
     /// Options of etcd's API.
     pub api: api::ApiOptions,
-    /// Bounds on the history for a store of format 2; `None` keeps the store's bounds.
+    /// Bounds on the history for a store of format 2; `None` keeps the bounds that the store already has.
     pub history: Option<Retention>,
-    /// Whether to refuse a store of an older format, which keeps no bounds of its own.
+    /// Whether to refuse a store of an older format, because such a store keeps no bounds on its history.
     pub history_required: bool,
     /// The name of this node.
     pub node: String,
@@ -78,10 +77,10 @@ pub struct Options {
     pub boot: Option<String>,
 }
 
-/// Serves a store until SIGTERM or SIGINT. Calls `started` with the startup line once clients are served.
+/// Serves a store until SIGTERM or SIGINT. Calls `started` with the startup line once the daemon serves clients.
 ///
 /// # Errors
-/// The reason why the daemon cannot start.
+/// Returns the reason why the daemon cannot start.
 pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), StartError> {
     let location = options.location.clone();
     let name = served::instance(&location).ok_or_else(|| StartError::Unservable(location.clone()))?;
@@ -96,7 +95,7 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Sta
     let listener = listener(&serve_lock).map_err(StartError::Socket)?;
     let mut tasks = JoinSet::new();
     let daemon = Daemon::start(location.clone(), options.history, &mut tasks);
-    // The store is opened now, so that the first client need not wait for it.
+    // The store is opened before clients connect, so that the first client need not wait.
     let (identity, _) = daemon.shared_store.identity().await;
     if options.history_required && !daemon.shared_store.has_bounds_of_its_own().await {
         return Err(StartError::History(location));
@@ -125,7 +124,7 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Sta
     Ok(())
 }
 
-/// Returns the socket that systemd has passed, or a new one.
+/// Returns the private socket that systemd has passed, or creates a new socket.
 fn listener(serve_lock: &ServeLock) -> io::Result<UnixListener> {
     let passed: Option<StdUnixListener> = ListenFd::from_env().take_unix_listener(0)?;
     let listener = match passed {
@@ -136,8 +135,8 @@ fn listener(serve_lock: &ServeLock) -> io::Result<UnixListener> {
     UnixListener::from_std(listener)
 }
 
-/// Notifies systemd six times per watchdog timeout, because some notifications are late on an overloaded machine.
-/// systemd kills a process that hangs.
+/// Notifies systemd's watchdog six times per watchdog timeout, because some notifications are late on an overloaded
+/// machine. Without notifications, systemd kills the daemon.
 async fn stay_alive(within: Duration) {
     loop {
         notify(&[NotifyState::Watchdog]);
@@ -151,13 +150,13 @@ fn notify(states: &[NotifyState<'_>]) {
     }
 }
 
-/// Prefix of an address that is the path of a unix socket.
+/// Prefix of an HTTP address that is the path of a unix socket.
 const UNIX_PREFIX: &str = "unix:";
 
-/// Offers the page at all addresses. Returns the part of the startup line that lists them.
+/// Offers the page at all configured addresses. Returns the part of the startup line that lists these addresses.
 ///
 /// # Errors
-/// The address that cannot be used.
+/// Names the address that cannot be used.
 async fn offer_page(daemon: &Arc<Daemon>, options: &Options, tasks: &mut JoinSet<()>) -> Result<String, StartError> {
     let page = Arc::new(page_context(daemon, options));
     let mut said = String::new();
@@ -196,7 +195,7 @@ fn page_context(daemon: &Arc<Daemon>, options: &Options) -> PageContext {
     if nodes == Nodes::FirstSeen {
         return page;
     }
-    // On a cluster the metrics cover this node only.
+    // On a cluster, `/metrics` covers only this node.
     let (ipam, node) = (agent::ipam_for_store(store, &options.location, None), options.node.clone());
     page.with_reach(Arc::new(move || ipam.read_scope_of(&node)))
 }
@@ -206,7 +205,7 @@ async fn listen_for_page(address: &str) -> io::Result<Listener> {
         return Ok(Listener::Tcp(TcpListener::bind(address).await?));
     };
     let path = Path::new(path);
-    // An earlier daemon may have left its socket.
+    // A socket file of an earlier daemon may still exist at this path.
     if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         fs::remove_file(path)?;
     }

@@ -1,7 +1,7 @@
-//! Metrics of the daemon's own work, for `/metrics`, and the pulse of its store.
+//! Records metrics of the daemon's own work for `/metrics`, and the pulse of the daemon's store.
 //!
-//! Times are histograms in seconds. Labels only have values from fixed lists of this program, so callers cannot make
-//! the metrics grow without bound.
+//! Times are recorded as histograms in seconds. The values of labels come only from fixed lists in this program, so
+//! callers cannot make the metrics grow without bound.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -15,19 +15,19 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-/// Bounds of a histogram's buckets, in seconds: from a quarter of a millisecond to 90 seconds.
+/// Upper bounds of a histogram's buckets, in seconds: from a quarter of a millisecond to 90 seconds.
 const BUCKET_SECONDS: [f64; 16] =
     [0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 90.0];
 
-/// A counter for each verb and result.
+/// A counter of answers for each verb and result.
 type AnswerCounters = Family<[(&'static str, &'static str); 2], Counter>;
 
 /// The result of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestResult {
-    /// The request was carried out.
+    /// The daemon carried out the request.
     Done,
-    /// The request was refused or failed.
+    /// The daemon refused the request, or the request failed.
     Failed,
 }
 
@@ -92,7 +92,7 @@ impl SharedStoreObserver for Metrics {
 }
 
 impl Metrics {
-    /// Creates all metrics with the value 0.
+    /// Creates all metrics with the initial value 0.
     pub fn new() -> Self {
         let mut registry = Registry::with_prefix("margay_serve");
         let mut time = |name: &str, help: &str| {
@@ -133,12 +133,12 @@ impl Metrics {
         }
     }
 
-    /// Records how long a request waited until its work began.
+    /// Records how long a request waited in the queue.
     pub fn observe_queue(&self, waited: Duration) {
         self.queue.observe(waited.as_secs_f64());
     }
 
-    /// Records how long the store took for a commit.
+    /// Records how long the store took to commit.
     pub fn observe_commit(&self, took: Duration) {
         self.commit.observe(took.as_secs_f64());
         self.pulse.beat();
@@ -154,17 +154,17 @@ impl Metrics {
         self.del.observe(took.as_secs_f64());
     }
 
-    /// Counts an answer. `verb` comes from a fixed list of this program, never from a caller.
+    /// Counts the answer to a verb. `verb` comes from a fixed list of this program, never from a caller.
     pub fn count_answer(&self, verb: &'static str, ending: RequestResult) {
         self.answers.get_or_create(&[("verb", verb), ("result", ending.as_str())]).inc();
     }
 
-    /// Counts a connection of a plugin or a command until the guard is dropped.
+    /// Counts a connection of a plugin or a command as open until the returned guard is dropped.
     pub fn count_caller(self: &Arc<Self>) -> CountGuard {
         CountGuard::of(&self.callers)
     }
 
-    /// Counts a connection of a browser or a scraper until the guard is dropped.
+    /// Counts a connection of a browser or a scraper as open until the returned guard is dropped.
     pub fn count_viewer(self: &Arc<Self>) -> CountGuard {
         CountGuard::of(&self.viewers)
     }
@@ -177,13 +177,13 @@ impl Metrics {
     /// Renders all metrics in the OpenMetrics text format, without the end mark.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        // Writing to a String cannot fail.
+        // Writing to a `String` cannot fail.
         _ = encode_registry(&mut text, &self.registry);
         text
     }
 }
 
-/// A guard that keeps a gauge incremented until it is dropped.
+/// Keeps a gauge incremented until the guard is dropped.
 #[derive(Debug)]
 pub struct CountGuard(Gauge);
 
@@ -200,13 +200,14 @@ impl Drop for CountGuard {
     }
 }
 
-/// The time at which the store last finished an operation: a commit, a read for a queued verb, or a hand-over.
+/// Records when the store last finished an operation: a commit, a read for a queued verb, or a hand-over.
 #[derive(Debug)]
 pub struct Pulse {
     started_at: Instant,
-    /// Time of the last beat, in milliseconds since `started_at`.
+    /// Time of the pulse's last beat, in milliseconds since `started_at`.
     last: AtomicU64,
-    /// Number of current waits that are no stall: for another process, or for an engine that is being opened.
+    /// Number of current waits that do not count as a stall: another process has the store, or the engine is being
+    /// opened.
     waits: AtomicUsize,
 }
 
@@ -217,24 +218,26 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// Records that the store has finished an operation.
+    /// Records a beat: the store has finished an operation.
     pub fn beat(&self) {
         let now = u64::try_from(self.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.last.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// Counts the store as alive until [`Self::wait_ends`]: another process has it, or its engine is being opened.
+    /// Counts the store as alive until [`Self::wait_ends`] is called: another process has the store, or its engine is
+    /// being opened.
     pub fn wait_begins(&self) {
         self.waits.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ends a wait and records a beat.
+    /// Ends a wait that began with [`Self::wait_begins`], and records a beat.
     pub fn wait_ends(&self) {
         self.beat();
         self.waits.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Returns how long the store has finished no operation since `received_at`, when a request arrived.
+    /// Returns for how long the store has finished no operation. Only the time after `received_at`, when a request
+    /// arrived, counts.
     pub fn stalled_for(&self, received_at: Instant) -> Duration {
         if self.waits.load(Ordering::Relaxed) > 0 {
             return Duration::ZERO;

@@ -1,5 +1,5 @@
-//! Tests of shared-store futures that are no longer polled. Their owner may be a task that waits for a client which
-//! does not read.
+//! Tests of shared-store futures that are no longer polled. The owner of such a future may be a task that waits for a
+//! client which does not read.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,9 +17,9 @@ use tokio::time::sleep;
 
 use crate::api::ServedStore;
 
-/// Longer than any call takes, unless it waits for a future that is not polled.
+/// A call that takes longer than this must be waiting for a future that is not polled.
 const STUCK: Duration = Duration::from_secs(20);
-/// Time limit for taking the store lock.
+/// Time limit for taking the store lock in a test.
 const WAIT: Duration = Duration::from_secs(60);
 /// Number of polls before the owner of a future stops polling it.
 const POLLS: [usize; 4] = [1, 2, 3, 5];
@@ -36,7 +36,8 @@ impl Wake for WakeFlag {
     }
 }
 
-/// Polls a future up to `most` times, each time after a wake-up or 20 ms. Returns the future if it is still pending.
+/// Polls a future up to `most` times, and waits for a wake-up or 20 ms before each further poll. Returns the future if
+/// it is still pending.
 async fn polled(mut future: StoppedFuture, most: usize) -> Option<StoppedFuture> {
     let woken = Arc::new(WakeFlag::default());
     for _ in 0..most {
@@ -67,7 +68,7 @@ async fn drain(mut stream: WatchStream) {
     while let Some(Ok(_)) = stream.next().await {}
 }
 
-/// Returns all futures that callers get from the shared store, except those that close it for good.
+/// Returns every kind of future that callers get from the shared store, except those that close the store permanently.
 fn futures(shared_store: &SharedStore) -> Vec<(&'static str, StoppedFuture)> {
     let served = Arc::new(ServedStore::new(shared_store.clone(), Vec::new()));
     let generation = shared_store.generation();
@@ -138,7 +139,7 @@ async fn hold_as(engine: &str, holding: SharedStoreOptions) -> (SharedStore, tem
     (shared_store, root)
 }
 
-/// Hands the store over to another process, which keeps it until the returned store is closed.
+/// Hands the store over to another owner, which keeps the store until the returned [`OpenStore`] is closed.
 async fn take_over_store(shared_store: &SharedStore) -> OpenStore {
     let location = shared_store.location().clone();
     let other = tokio::spawn(async move { datastore::open(&location, &Create::Never.with_wait(WAIT)).await.unwrap() });
@@ -215,7 +216,7 @@ async fn stopped_future_in_hand_over_of_sled_blocks_nothing() {
     stops_while_lent("sled").await;
 }
 
-/// A watch that waits for the end of a hand-over is no longer polled, and later continues without a gap.
+/// A watch that is no longer polled during a hand-over later continues without a gap.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_watch_in_hand_over_loses_nothing() {
     for engine in ["redb", "sled"] {

@@ -1,4 +1,4 @@
-//! The private socket: the right to serve a store, and the path where clients find the daemon.
+//! Manages the private socket: the exclusive right to serve a store, and the path where clients find the daemon.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind};
@@ -12,33 +12,34 @@ use std::time::Duration;
 use nix::fcntl::OFlag;
 use wire::{FileId, name};
 
-/// Mode of the folder of the sockets. Each user may run a daemon, and no user can remove the socket of another user.
-/// Clients check which user listens.
+/// Mode of the folder that contains the private sockets. Each user may run a daemon, and no user can remove the socket
+/// of another user. Clients check which user runs the daemon that listens.
 const FOLDER_MODE: u32 = 0o1777;
-/// Mode of a socket. The daemon checks which user connects.
+/// Mode of a private socket. The daemon checks which user connects.
 const SOCKET_MODE: u32 = 0o666;
-/// Number of attempts to take a serve lock, and the interval between them. Another daemon may hold the lock only to
-/// remove stale files.
+/// Number of attempts to take a serve lock, and the interval between the attempts. A lock that is taken may be free
+/// again soon: a daemon also takes the locks of stopped daemons for a moment to remove stale files.
 const MAX_ATTEMPTS: usize = 5;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The right to serve a store under a name, which one process at a time has. The right ends on drop or with the
-/// process.
+/// The exclusive right of one process to serve a store under a name. The right ends when the value is dropped or the
+/// process ends.
 #[derive(Debug)]
 pub struct ServeLock {
     name: String,
     lock: PathBuf,
-    /// True if this daemon has created the socket. systemd may have created it instead.
+    /// Whether this daemon, rather than systemd, has created the socket.
     listens: AtomicBool,
     _file: File,
 }
 
 impl ServeLock {
-    /// Takes the right to serve under this name. Creates the folder of the sockets if it is missing. `is_trusted`
-    /// returns whether a daemon of the store may run as this user. A lock file of any other user is removed.
+    /// Takes the right to serve a store under this name. Creates the folder for the private sockets if the folder is
+    /// missing. `is_trusted` returns whether a daemon of the store may run as this user. A lock file that belongs to an
+    /// untrusted user is removed.
     ///
     /// # Errors
-    /// `AddrInUse` if another daemon has the right; any other I/O error.
+    /// `AddrInUse` if another daemon has the right to serve under this name; any other I/O error.
     pub fn take(name: &str, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
         make_folder()?;
         for _ in 1..MAX_ATTEMPTS {
@@ -53,7 +54,7 @@ impl ServeLock {
     fn take_now(name: &str, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
         let path = Path::new(name::SOCKET_FOLDER).join(format!("{name}.lock"));
         if fs::symlink_metadata(&path).is_ok_and(|found| !is_trusted(found.uid())) {
-            // Each user may create files here. Only the owner and root can remove them.
+            // Each user may create files in the sockets' folder. Only the owner of a file and root can remove the file.
             remove(&path)?;
         }
         let mut options = OpenOptions::new();
@@ -62,7 +63,7 @@ impl ServeLock {
         loop {
             let file = options.open(&path)?;
             match file.try_lock() {
-                // The previous daemon may have removed the file before this process locked it.
+                // The previous daemon may have removed the lock file before this process locked it.
                 Ok(()) if FileId::at(&path) != Some(FileId::of(&file.metadata()?)) => {}
                 Ok(()) => {
                     return Ok(Self {
@@ -78,12 +79,12 @@ impl ServeLock {
         }
     }
 
-    /// The path of the socket.
+    /// The path of the private socket.
     pub fn socket(&self) -> PathBuf {
         name::socket(&self.name)
     }
 
-    /// Listens at the socket. Replaces a socket that an earlier daemon has left in one step, so that a client always
+    /// Listens at the private socket. Replaces an earlier daemon's socket file atomically, so that a client always
     /// finds a socket.
     ///
     /// # Errors
@@ -106,7 +107,7 @@ impl ServeLock {
     }
 
     /// Removes the socket if this daemon has created it, so that clients open the store directly without a delay. A
-    /// socket that systemd has created stays for the next daemon.
+    /// socket that systemd has created is kept for the next daemon.
     pub fn remove_socket(&self) {
         if self.listens.swap(false, Ordering::Relaxed)
             && let Err(error) = remove(&self.socket())
@@ -116,7 +117,7 @@ impl ServeLock {
     }
 }
 
-/// Removes the sockets and lock files that killed daemons of this user have left.
+/// Removes the sockets and lock files of this user's daemons that were killed.
 pub fn remove_stale() {
     let Ok(entries) = fs::read_dir(name::SOCKET_FOLDER) else { return };
     let bound = fs::read_to_string("/proc/net/unix").unwrap_or_default();
@@ -124,14 +125,16 @@ pub fn remove_stale() {
         let is_ours = path.extension().is_some_and(|extension| extension == "sock" || extension == "lock");
         let Some(name) = path.file_stem().and_then(|name| name.to_str()).filter(|_| is_ours) else { continue };
         let socket = name::socket(name);
-        // A daemon binds its socket under a draft name and renames it. A socket that is bound under its own name is
-        // systemd's. It has no daemon yet, and a connection would start one.
+        // A daemon binds its socket under a draft name and renames the file. A socket bound under its final name was
+        // created by systemd. A systemd socket without a daemon must not be probed, because a connection would start a
+        // daemon.
         let is_systemds = bound.lines().any(|line| line.split_whitespace().nth(7) == socket.to_str());
         let uid = rustix::process::geteuid().as_raw();
         if is_systemds || fs::symlink_metadata(&path).map_or(true, |found| found.uid() != uid) {
             continue;
         }
-        // This lock keeps a daemon from starting meanwhile. Dropping it removes the lock file.
+        // While this process has the serve lock, no daemon can start under the name. Dropping the serve lock removes
+        // its lock file.
         let Ok(_serve_lock) = ServeLock::take_now(name, |owner| owner == uid) else { continue };
         let is_refused =
             |connected: io::Result<_>| connected.is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
@@ -144,7 +147,7 @@ pub fn remove_stale() {
 impl Drop for ServeLock {
     fn drop(&mut self) {
         self.remove_socket();
-        // The kernel releases the lock when the file is closed. A lock file that stays does no harm.
+        // The kernel releases the serve lock when the file is closed. A lock file that cannot be removed does no harm.
         let _ = remove(&self.lock);
     }
 }
@@ -152,14 +155,15 @@ impl Drop for ServeLock {
 fn make_folder() -> io::Result<()> {
     let folder = Path::new(name::SOCKET_FOLDER);
     if let Some(above) = folder.parent().filter(|above| above.is_dir()) {
-        // Earlier versions of the plugin created the folder for root only. Only its owner can change that.
+        // Earlier versions of the plugin created the parent folder for root only. Only the folder's owner can change
+        // its mode.
         let _ = fs::set_permissions(above, Permissions::from_mode(0o755));
     }
     if folder.is_dir() {
         return Ok(());
     }
     DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
-    // Only the owner can set the mode. In /run only root can have created the folder.
+    // Only the owner can set the mode of the sockets' folder. Under /run, only root can have created this folder.
     fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE))
 }
 

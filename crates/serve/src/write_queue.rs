@@ -1,8 +1,9 @@
-//! The queue of verbs that write: one commit at a time, and on an embedded store one commit for all waiting ADDs.
+//! Queues CNI verbs that write and carries them out with one commit at a time. On an embedded store, all waiting ADDs
+//! share one commit.
 //!
 //! The queue works in rounds and keeps one [`OpenGuard`] per round. A round assigns addresses for all waiting ADDs,
-//! then carries out one other verb. So a process that waits for the store lock waits for one round at most, and no
-//! commit spans two rounds. A verb is dropped if its [`Client`] has disconnected or run out of time.
+//! then carries out one other verb. A process that waits for the store lock therefore waits for one round at most, and
+//! no commit spans two rounds. A verb is dropped if its [`Client`] has disconnected or run out of time.
 
 use std::collections::VecDeque;
 use std::future::ready;
@@ -28,23 +29,24 @@ use crate::metrics::Metrics;
 
 /// Maximum number of ADDs committed in one transaction (about half of what fits).
 const MAX_ADDS_PER_COMMIT: usize = 48;
-/// Queue capacity. When it is full, the plugin opens the store itself.
+/// Maximum number of queued verbs. When the queue is full, the plugin opens the store itself.
 const MAX_QUEUED_VERBS: usize = 4096;
 
 /// A queued CNI verb and where to send its answer.
 #[derive(Debug)]
 pub struct QueuedVerb {
-    /// The verb to carry out.
+    /// The CNI verb to carry out.
     pub verb: Verb,
-    /// The client that waits for the answer.
+    /// The client that waits for the answer to the verb.
     pub client: Client,
-    /// Generation of the store that the client connected to. A store that replaces it has another generation.
+    /// Generation of the store that the client connected to. If another store replaces that store, the new store has
+    /// another generation.
     pub generation: u64,
-    /// Path of the lock that Calico's plugins take on this host.
+    /// Path of the host lock that Calico's plugins take on this host.
     pub lock_file: PathBuf,
-    /// When the request arrived.
+    /// When the daemon received the request.
     pub received_at: Instant,
-    /// Receives the answer.
+    /// The channel for the answer to the verb.
     pub answer: oneshot::Sender<Answer>,
 }
 
@@ -67,14 +69,15 @@ pub(crate) fn replaced_answer() -> Answer {
     Answer::Declined("another store took the place of the daemon's".to_owned())
 }
 
-/// A handle for submitting writes.
+/// A handle for submitting verbs to the write queue.
 #[derive(Clone, Debug)]
 pub struct WriteQueue {
     jobs: mpsc::Sender<QueuedVerb>,
 }
 
 impl WriteQueue {
-    /// Creates a queue for a store, and the future that works on it until the last handle is dropped.
+    /// Creates a write queue for a store. Returns the queue's handle, and the future that carries out queued verbs
+    /// until the last handle is dropped.
     pub fn new(shared_store: SharedStore, metrics: Arc<Metrics>) -> (Self, impl Future<Output = ()>) {
         let (jobs, waiting) = mpsc::channel(MAX_QUEUED_VERBS);
         (Self { jobs }, QueueWorker { shared_store, metrics, jobs: waiting, waiting: VecDeque::new() }.run())
@@ -83,7 +86,7 @@ impl WriteQueue {
     /// Queues a verb. The answer arrives through the verb's `answer` channel.
     ///
     /// # Errors
-    /// The verb, if the queue is full.
+    /// Returns the verb if the queue is full.
     pub fn submit(&self, job: QueuedVerb) -> Result<(), Box<QueuedVerb>> {
         self.jobs.try_send(job).map_err(|error| Box::new(error.into_inner()))
     }
@@ -107,7 +110,7 @@ impl QueueWorker {
             let Some(until) = self.waiting.iter().map(|job| job.client.until).min() else { continue };
             match self.shared_store.keep_open(until).await {
                 Ok(kept) => self.run_round(&kept).await,
-                // The earliest deadline has passed. The other clients may still have time.
+                // The earliest deadline of the waiting clients has passed. The other clients may still have time.
                 Err(error) if *error.kind() == ErrorKind::Locked => {}
                 Err(error) => {
                     tracing::debug!(%error, "cannot open the store; the plugins open it directly");
@@ -117,7 +120,7 @@ impl QueueWorker {
         }
     }
 
-    /// Receives all submitted verbs, and drops those whose client no longer waits.
+    /// Receives all submitted verbs, and drops verbs whose client no longer waits.
     fn drain_queue(&mut self) {
         while let Ok(job) = self.jobs.try_recv() {
             self.waiting.push_back(job);
@@ -145,7 +148,7 @@ impl QueueWorker {
         }
     }
 
-    /// Takes up to [`MAX_ADDS_PER_COMMIT`] waiting ADDs of one node.
+    /// Takes up to [`MAX_ADDS_PER_COMMIT`] waiting ADDs of one node from the queue.
     fn take_adds(&mut self) -> Vec<QueuedVerb> {
         let mut node = None;
         let mut together = Vec::new();
@@ -163,7 +166,7 @@ impl QueueWorker {
         together
     }
 
-    /// Assigns addresses for all of these in one commit. If that fails, assigns one by one.
+    /// Assigns addresses for all of the given ADDs in one commit. If the commit fails, carries out the ADDs one by one.
     async fn assign_together(&self, kept: &OpenGuard, mut jobs: Vec<QueuedVerb>) {
         loop {
             jobs.retain(|job| job.client.is_waiting());
@@ -183,7 +186,8 @@ impl QueueWorker {
                     }
                     return;
                 }
-                // The plugins retry for the same attachments, and get the addresses that may have been assigned.
+                // The commit may have succeeded. The plugins retry for the same attachments and get the addresses that
+                // the commit may have assigned.
                 Err(ipam_core::Error::Store(error)) if error.outcome() == Outcome::Unknown => {
                     return jobs.into_iter().for_each(|job| job.answer(Answer::Declined(error.to_string())));
                 }
@@ -207,7 +211,7 @@ impl QueueWorker {
             Ok(ipam) => ipam,
             Err(error) => return job.answer(Answer::Declined(error.to_string())),
         };
-        // A plugin without the daemon takes this lock in the same case: for one attachment on a cluster.
+        // For one attachment on a cluster, a plugin without the daemon takes the host lock as well.
         let locks = self.shared_store.location().is_shared() && job.verb.takes_host_lock();
         let budget = job.client.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let lock = if locks { HostLock::take(&job.lock_file, budget, ready(())).await } else { None };
@@ -223,10 +227,10 @@ impl QueueWorker {
     }
 }
 
-/// Maximum time that a request may take, whatever the client asks for.
+/// Maximum time that a request may take, even if the client asks for more.
 const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// Returns the deadline of a request that arrives now.
+/// Returns the deadline of a request that arrives now with the time limit `within`.
 pub(crate) fn request_deadline(within: Duration) -> Instant {
     Instant::now() + within.min(MAX_REQUEST_TIMEOUT)
 }
@@ -235,12 +239,12 @@ pub(crate) fn request_deadline(within: Duration) -> Instant {
 #[derive(Clone, Debug)]
 pub struct Client {
     connection: Arc<OwnedFd>,
-    /// When the client stops waiting.
+    /// The time at which the client stops waiting.
     pub until: Instant,
 }
 
 impl Client {
-    /// Returns the client at the other end of a connection, whose file descriptor is duplicated.
+    /// Returns the client at the other end of a connection. Duplicates the connection's file descriptor.
     ///
     /// # Errors
     /// An I/O error if the file descriptor cannot be duplicated.
@@ -248,7 +252,7 @@ impl Client {
         Ok(Self { connection: Arc::new(connection.as_fd().try_clone_to_owned()?), until })
     }
 
-    /// Returns whether the connection is open and the deadline has not passed.
+    /// Returns whether the client's connection is open and its deadline has not passed.
     pub fn is_waiting(&self) -> bool {
         Instant::now() < self.until && !peer::is_gone(&*self.connection)
     }
@@ -262,7 +266,7 @@ impl Client {
 /// A store that refuses to commit once one of its clients no longer waits.
 ///
 /// A plugin that has closed its connection continues without the daemon, or is dead and its runtime has called DEL. A
-/// commit for it would come too late. Each request that the store finishes is a beat of the
+/// commit for such a plugin would come too late. Each request that the store finishes is a beat of the
 /// [`Pulse`](crate::metrics::Pulse).
 #[derive(Debug)]
 pub struct CancellableStore {
@@ -272,7 +276,7 @@ pub struct CancellableStore {
 }
 
 impl CancellableStore {
-    /// Wraps a store for these clients. Records the time of each commit.
+    /// Wraps a store for the given clients. The time of each commit is recorded in `metrics`.
     pub fn new(inner: Arc<dyn Store>, clients: Vec<Client>, metrics: Arc<Metrics>) -> Self {
         Self { inner, clients, metrics }
     }

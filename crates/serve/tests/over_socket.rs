@@ -1,4 +1,4 @@
-//! All conformance cases on the store behind the daemon's socket.
+//! Runs all conformance cases on a store that is reached through the daemon's socket.
 
 mod support;
 
@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 
 struct Site;
 
-/// A daemon in this process and its client.
+/// A daemon in this process and a client that is connected to it.
 #[derive(Debug)]
 struct Fresh {
     client: ServedStore,

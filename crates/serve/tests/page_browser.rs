@@ -1,7 +1,7 @@
-//! The page, as a person sees it in Debian's Chromium.
+//! Tests the page in Debian's Chromium, as a person sees the page.
 //!
-//! Without Chromium the cases are ignored with a message; in CI they fail. PAGE_PICTURES names a folder for
-//! screenshots.
+//! Without Chromium, the test cases are ignored with a message; in CI, the test cases fail. The environment variable
+//! PAGE_PICTURES names a folder for screenshots.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod page_support;
@@ -16,7 +16,7 @@ use page_support::{Daemon, SCRIPT, add, container, empty, many_blocks, pool, soo
 use serde_json::{Value, json};
 use serve::http::ClientLimits;
 
-/// WebDriver's codes of keys without a letter.
+/// WebDriver's key codes of Tab, Enter and other special keys.
 const TAB: &str = "\u{e004}";
 const ENTER: &str = "\u{e007}";
 const ESCAPE: &str = "\u{e00c}";
@@ -27,7 +27,7 @@ const END: &str = "\u{e010}";
 const NARROW: Look = Look { width: 360, height: 800, colours: "light" };
 const DARK: Look = Look { width: 1440, height: 900, colours: "dark" };
 
-/// The name of a case and its steps.
+/// The name of a test case and the function that runs its steps.
 type Case = (&'static str, fn(&Driver));
 
 fn main() -> ExitCode {
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         ("page_tells_when_daemon_goes_and_comes_back", page_tells_when_daemon_goes_and_comes_back),
     ];
     let reason = missing();
-    // All cases share one browser, because its start takes longer than most cases.
+    // All test cases share one browser, because starting a browser takes longer than most cases.
     let browser = Arc::new(Mutex::new(None));
     let in_ci = std::env::var_os("CI").is_some_and(|value| !value.is_empty() && value != "false");
     let trials = cases.into_iter().map(|(name, case)| {
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
         let trial = Trial::test(name, move || match why {
             Some(why) => Err(why.into()),
             None => {
-                // A failed case has closed its windows.
+                // A test case that panicked has already closed its windows.
                 case(browser.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(Driver::start));
                 Ok(())
             }
@@ -64,7 +64,7 @@ fn main() -> ExitCode {
         }
     });
     let mut arguments = Arguments::from_args();
-    // The browser runs one case at a time.
+    // The browser can run only one test case at a time.
     arguments.test_threads = arguments.test_threads.or(Some(1));
     libtest_mimic::run(&arguments, trials.collect()).exit_code()
 }
@@ -252,7 +252,7 @@ fn page_shows_events_live(driver: &Driver) {
     window.run("const filter = document.querySelector('.filter'); filter.value = 'during'; filter.dispatchEvent(new Event('input'))");
     window.wait("document.querySelectorAll('tbody tr').length === 1");
     window.picture("events");
-    // Events also update the numbers of the pools.
+    // The page also updates the numbers of the pools when an event arrives.
     window.run("location.hash = '#/'");
     window.wait("document.querySelector('.pool b')?.textContent === '1'");
     daemon.run(add(&daemon.ipam, "n1", "later", "pod-later", RequestedAddresses::any(1, 0), &[]));
@@ -331,7 +331,7 @@ fn ten_thousand_blocks(driver: &Driver) {
     drawn(7500);
     let elements = window.value("document.querySelectorAll('*').length").as_u64().unwrap();
     assert!(elements < 1000, "{elements} elements");
-    // A slow machine may request the same URL again meanwhile.
+    // On a slow machine, the page may request the same URL more than once. The script therefore counts different URLs.
     let asked = window.value(
         "new Set(performance.getEntriesByType('resource').map((one) => one.name).filter((name) => name.includes('/api/blocks'))).size",
     );

@@ -1,4 +1,4 @@
-//! The event stream, as a client without a browser sees it.
+//! Tests the stream of server-sent events with a client that is no browser.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod page_support;
@@ -16,7 +16,7 @@ use page_support::{Daemon, add, empty, many_blocks, pool, soon};
 use serde_json::Value;
 use serve::http::ClientLimits;
 
-/// An open event stream.
+/// An open stream of server-sent events.
 struct Events(BufReader<TcpStream>);
 
 impl Events {
@@ -34,14 +34,14 @@ impl Events {
         events
     }
 
-    /// Returns the next block of lines: an event or a comment.
+    /// Returns the next block of lines from the stream: an event or a comment.
     fn block(&mut self) -> Vec<String> {
         let mut lines = Vec::new();
         loop {
             let mut line = String::new();
             assert!(self.0.read_line(&mut line).unwrap() > 0, "the stream ended after {lines:?}");
             let line = line.trim_end();
-            // The length of an HTTP chunk is on a line of its own.
+            // The length of an HTTP chunk is on a separate line.
             let is_length = !line.is_empty() && line.bytes().all(|digit| digit.is_ascii_hexdigit());
             if line.is_empty() && !lines.is_empty() {
                 return lines;
@@ -134,14 +134,14 @@ fn page_events_tell_gap_when_history_is_gone() {
 
 #[test]
 fn page_events_drop_client_that_never_reads() {
-    // Only a stall ends a connection in this test.
+    // The other limits are so long that only a stall can end a connection in this test.
     let limits = ClientLimits {
         stall: Duration::from_millis(500),
         headers: Duration::from_secs(600),
         ..ClientLimits::default()
     };
     let daemon = Daemon::with_limits(async || many_blocks(3000).await, limits);
-    // The clients run one after the other: while blocks change as fast as below, no census finishes.
+    // The clients run one after the other. While this test changes blocks so fast, no census of the store finishes.
     let lazy = connect(&daemon);
     for _ in 0..40 {
         (&lazy).write_all(b"GET /api/blocks?pool=large HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
@@ -153,7 +153,7 @@ fn page_events_drop_client_that_never_reads() {
     wait_for("the client of events", || daemon.metrics.viewers() == 1);
     let store = Arc::clone(daemon.ipam.store());
     let kvs = daemon.run(store.list(kv::Range::prefix("/calico/ipam/v2/assignment/"))).unwrap().kvs;
-    // Blocks that are added and removed make large events.
+    // Adding and removing whole blocks produces large events.
     let until = Instant::now() + patient(Duration::from_secs(60));
     let mut kvs = kvs.iter().cycle();
     while daemon.metrics.viewers() > 0 {

@@ -1,4 +1,4 @@
-//! The daemon's HTTP side, as a client without a browser sees it.
+//! Tests the daemon's HTTP server with a client that is no browser.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod page_support;
@@ -128,7 +128,7 @@ fn page_has_health_version_and_metrics() {
     let version = json(&daemon, "/version");
     assert_eq!((&version["name"], &version["engine"]), (&"margay".into(), &"redb".into()));
     daemon.metrics.observe_add(Duration::from_millis(4));
-    // The daemon may not have noticed yet that the earlier connections have ended.
+    // The daemon may not have noticed yet that the earlier connections are closed.
     let until = Instant::now() + patient(Duration::from_secs(10));
     let got = loop {
         let got = get(&daemon, "/metrics");
@@ -152,7 +152,7 @@ fn page_has_health_version_and_metrics() {
     ] {
         assert!(got.body.lines().any(|found| found == line), "{line} in\n{}", got.body);
     }
-    // 131 addresses were assigned in five days, and 765 are free or in cooldown.
+    // The test assigned 131 addresses in five days, and 765 addresses are free or in cooldown.
     let days = got
         .body
         .lines()
@@ -177,7 +177,7 @@ fn page_overview_has_what_it_shows() {
     assert_eq!(overview["nodes_total"], 3);
     let forecast = json(&daemon, "/api/forecast");
     assert!((forecast["history_seconds"].as_u64().unwrap() + 60) / 86_400 == 5, "{forecast}");
-    // 131 addresses were assigned in five days, and 765 are free or in cooldown.
+    // The test assigned 131 addresses in five days, and 765 addresses are free or in cooldown.
     let (kind, days) = (&forecast["pools"][0]["kind"], forecast["pools"][0]["days"].as_f64().unwrap());
     assert!(kind == "filling" && (29.0..29.4).contains(&days), "{forecast}");
 
@@ -247,7 +247,7 @@ fn page_drops_client_with_unfinished_request() {
         let mut stream = connect(&daemon);
         stream.write_all(begun.as_bytes()).unwrap();
         let mut rest = Vec::new();
-        // The daemon closes the connection, with or without an answer.
+        // The daemon closes the connection after a malformed request, with or without an answer.
         assert!(stream.read_to_end(&mut rest).is_ok_and(|_| !rest.starts_with(b"HTTP/1.1 200")), "{begun:?}");
     }
     let long = format!("GET / HTTP/1.1\r\nHost: localhost\r\nX-Long: {}\r\n\r\n", "x".repeat(100_000));
@@ -276,7 +276,7 @@ fn page_tells_client_when_connections_are_too_many() {
         assert_eq!(got.status, 503);
         assert!(got.head.contains("connection: close") && got.body.contains("too many connections"), "{}", got.body);
     }
-    // A thousand more clients do no harm.
+    // A thousand more clients do not disturb the connected clients.
     let crowd: Vec<_> = (0..1000).filter_map(|_| TcpStream::connect(daemon.address).ok()).collect();
     drop(crowd);
     held[0].write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
@@ -309,7 +309,7 @@ fn page_on_unix_socket_takes_any_host() {
 }
 
 /// Serves a store for a person to view: `PAGE_PORT=8080 PAGE_STORE=three cargo test -p margay-serve --test page_http --
-/// page_by_hand --ignored`. PAGE_STORE is `empty`, `three` or `many`.
+/// page_by_hand --ignored`. The variable PAGE_STORE is `empty`, `three` or `many`.
 #[test]
 #[ignore = "for a person, who ends it"]
 fn page_by_hand() {

@@ -1,4 +1,4 @@
-//! `margay conformance` on stores of every kind and condition.
+//! Tests `margay conformance` on stores of every kind and condition.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -13,7 +13,7 @@ use kv::{Kv, Range, StoreExt};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-/// Opens a store, creating it if necessary, and runs `work`.
+/// Opens a store, creates it if necessary, and runs `work`.
 fn with_store<T>(location: &Location, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
         let open = datastore::open(location, &Create::IfMissing.with_wait(PATIENCE)).await.unwrap();
@@ -27,7 +27,7 @@ fn keys(location: &Location) -> Vec<Kv> {
     with_store(location, async |open| open.store().list(Range::All).await.unwrap().kvs)
 }
 
-/// Runs `margay conformance` on a store with more arguments, separated by blanks.
+/// Runs `margay conformance` on a store with further arguments, which are separated by spaces.
 fn judge(location: &Location, args: &str) -> crate::common::Done {
     let words = args.split(' ').filter(|word| !word.is_empty()).map(str::to_owned);
     margay(["conformance".to_owned(), location.to_string()].into_iter().chain(words))
@@ -150,7 +150,7 @@ fn conformance_erases_only_when_place_was_typed_out() {
     assert!(said.starts_with("error: memory: has nothing to erase\n"), "{said}");
 }
 
-/// Checks that a run is refused with one error line and at most one hint. Returns stderr.
+/// Checks that `margay conformance` refuses to run, with one error line and at most one hint. Returns stderr.
 fn refused(location: &str, args: &[&str]) -> String {
     let started = Instant::now();
     let run = margay(["conformance", location].iter().chain(args).copied());
@@ -238,7 +238,7 @@ fn conformance_waits_then_refuses_when_store_is_in_use() {
     }
 }
 
-/// Starts the command as a process, and returns it with its stdout.
+/// Starts `margay conformance` as a process. Returns the process and its stdout.
 fn start(location: &Location) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_margay"))
         .args(["conformance", &location.to_string()])
@@ -250,7 +250,7 @@ fn start(location: &Location) -> (Child, BufReader<std::process::ChildStdout>) {
     (child, out)
 }
 
-/// Sends a signal after some cases have run. Returns the exit code, stdout and stderr.
+/// Sends a signal to `margay conformance` after some cases have run. Returns the exit code, stdout and stderr.
 fn interrupted(location: &Location, signal: Signal) -> (Option<i32>, String, String) {
     let (mut child, mut out) = start(location);
     let mut text = String::new();

@@ -1,4 +1,5 @@
-//! `margay watch --cursor`: where the next run continues, and what the receiver gets if it cannot.
+//! Tests `margay watch --cursor`: where the next run continues, and what the receiver gets if the next run cannot
+//! continue.
 
 use std::fs;
 use std::process::{Child, Command};
@@ -22,7 +23,7 @@ fn cursor_repeats_no_state_when_program_is_slow() {
     let places = Places::with_etcd();
     let location = places.etcd();
     let url = places.etcd.as_ref().unwrap().url();
-    // The first two runs of the program compact all history.
+    // The first two runs of the hook program compact the whole history.
     let hook = Hook::new(&format!(
         "n=$(cat \"$0.n\" 2>/dev/null || echo 0)
         if [ \"$n\" -lt 2 ] && [ -e \"$0.ready\" ]; then
@@ -95,7 +96,7 @@ fn cursor_watch_is_read_while_receiver_works() {
     while !path("hook.busy").exists() && Instant::now() < until {
         thread::sleep(Duration::from_millis(5));
     }
-    // More than etcd buffers for a watch that is not read, and less than the command buffers.
+    // The number of changes exceeds etcd's buffer for a watch that is not read, but fits in the command's own buffer.
     with_store(&location, Create::Never, async |open| {
         let store = open.store();
         let puts = (0..3000).map(|number| store.put(format!("/calico/ipam/v2/handle/{number}"), vec![b'x'; 2000]));
@@ -130,7 +131,7 @@ fn cursor_repeats_nothing_when_killed_after_list() {
     }
 }
 
-/// Makes a quiet watch of a cluster while other keys change, and then compacts the history.
+/// Starts a watch of a cluster in which only keys without events change, and compacts the cluster's history.
 fn quiet(location: &Location, hook: &Hook) -> Child {
     at(location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
     hook.catch_up(location);
@@ -195,8 +196,8 @@ fn cursor_is_refused_when_of_another_store() {
         fs::write(hook.folder.path().join("cursor"), format!(r#"{{"store":"","revision":{lost}}}"#)).unwrap();
         let failure = at(location, &args).failure();
         assert!(failure.contains(&format!("begins after revision {lost}")), "{location}: {failure}");
-        // The store's revision exceeds the cursor's again, but the events are not a continuation of those before the
-        // cursor.
+        // The store's revision again exceeds the cursor's revision, but the new events do not continue the events
+        // before the cursor.
         for _ in 0..3 {
             assign(location, "c2").unwrap();
             release(location, "c2").unwrap();
@@ -219,7 +220,7 @@ fn cursor_is_refused_for_good_when_cluster_went_back() {
     let hook = Hook::new("");
     hook.catch_up(&location);
     let mut watcher = start_watching(&hook, &location);
-    // An older state with the same cluster id, as after restoring a snapshot.
+    // etcd gets an older state with the same cluster id, as after restoring a snapshot.
     let etcd = places.etcd.as_mut().unwrap();
     etcd.stop();
     fs::remove_dir_all(etcd.data()).unwrap();
@@ -236,7 +237,7 @@ fn cursor_is_refused_for_good_when_cluster_went_back() {
     assert!(refused.contains("was refused before"), "{refused}");
 }
 
-/// The exit code of a process, which is killed if it does not end within 5 s.
+/// Returns the exit code of a process. Kills the process if it does not end within 5 s.
 fn ended(mut process: Child) -> Option<i32> {
     let until = Instant::now() + patient(Duration::from_secs(5));
     while process.try_wait().unwrap().is_none() && Instant::now() < until {

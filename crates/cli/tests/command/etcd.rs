@@ -1,4 +1,4 @@
-//! The command `margay` on a real etcd.
+//! Tests the command `margay` on a real etcd.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use crate::support::Etcd;
 
 const HIDDEN: &str = "hidden-password";
 
-/// Runs the command. Returns exit code, stdout and stderr.
+/// Runs `margay`. Returns the exit code, stdout and stderr.
 fn margay(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     let output = command.args(args).env_clear().envs(env.iter().copied()).output().unwrap();
@@ -16,7 +16,7 @@ fn margay(args: &[&str], env: &[(&str, &str)]) -> (Option<i32>, String, String) 
     (output.status.code(), out, err)
 }
 
-/// Enables authentication; only root with [`HIDDEN`] has access from now on.
+/// Enables authentication in etcd, so that only the user root with the password [`HIDDEN`] has access.
 fn guard(etcd: &Etcd) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -65,7 +65,7 @@ fn etcd_configuration_file_names_place_and_login() {
         std::fs::write(&file, text).unwrap();
     };
     let path = file.to_str().unwrap();
-    // The environment names another store, but the file takes precedence.
+    // The environment names another store than the configuration file, but the file takes precedence.
     let env = [("DATASTORE_TYPE", "sled"), ("DATASTORE_PATH", "/nowhere")];
     write(HIDDEN);
     let (code, out, err) = margay(&["pool", "create", "main", "10.65.0.0/16", "--config", path], &env);
@@ -112,7 +112,7 @@ fn etcd_store_verbs_work() {
     let (code, out, err) = on(&url, &["pool", "create", "main", "10.65.0.0/16"]);
     assert_eq!(code, Some(0), "{out}{err}");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // More keys than fit a page, keys of other users, and a value that is not text.
+    // The etcd contains more keys than fit in one page, keys of other programs, and a value that is not text.
     runtime.block_on(async {
         let mut client = etcd_client::Client::connect([etcd.url()], None).await.unwrap();
         for number in 0..100 {

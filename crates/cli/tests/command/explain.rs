@@ -1,4 +1,4 @@
-//! `margay ipam explain`.
+//! Tests `margay ipam explain`.
 
 use crate::common::Lab;
 use kv::{Range, StoreExt};

@@ -1,4 +1,5 @@
-//! `margay ipam show --forecast` on the history of each kind of store, and the metrics and alerts about it.
+//! Tests `margay ipam show --forecast` on the history of each kind of store, and the metrics and alerts about
+//! forecasts.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -25,8 +26,8 @@ fn soon() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
-/// Fills four pools of four addresses. `filling` gets an address a day for two days, `steady` had its two addresses
-/// before, and the others are full and empty.
+/// Fills four pools of four addresses each. The pool `filling` gets one address a day for two days, and `steady` has
+/// had its two addresses for longer. The other two pools are full and empty.
 async fn fill(store: Arc<dyn Store>, ago: &Arc<AtomicI64>) {
     let clock = {
         let ago = Arc::clone(ago);
@@ -48,7 +49,7 @@ async fn fill(store: Arc<dyn Store>, ago: &Arc<AtomicI64>) {
             assign(pool, &format!("net.{pool}{number}")).await;
         }
     }
-    // The history starts here on every store: earlier revisions are compacted.
+    // The history starts at the current revision on every store, because earlier revisions are compacted.
     let revision = ipam.store().list(kv::Range::Key("/".into())).await.unwrap().revision;
     ipam.store().compact(revision).await.unwrap();
     for (number, before) in [2 * DAY, DAY].into_iter().enumerate() {
@@ -57,7 +58,7 @@ async fn fill(store: Arc<dyn Store>, ago: &Arc<AtomicI64>) {
     }
 }
 
-/// The forecast of each pool: its kind, and the days until it is full.
+/// Returns the forecast of each pool: the kind of the forecast, and the days until the pool is full.
 fn forecasts(report: &Value) -> Vec<String> {
     let pools = report["pools"].as_array().unwrap();
     let one = |pool: &Value| {
@@ -123,7 +124,7 @@ fn forecast_follows_past_use_on_etcd() {
     judge(&location);
 }
 
-/// The names of our metrics in a text, without the suffix that Prometheus adds to histograms.
+/// Returns the names of Margay's metrics in a text, without the suffixes that Prometheus adds to histograms.
 fn names(text: &str) -> BTreeSet<String> {
     let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
     let words = text.split(|c| !is_of_name(c)).filter(|word| word.starts_with("margay_"));
@@ -145,7 +146,8 @@ fn alerts_and_dashboard_use_existing_metrics() {
     assert_eq!(rules.matches("- alert: ").count(), rules.matches("summary: ").count());
 }
 
-/// The commands in the descriptions of the alerts, without `margay`. A command ends where its clause ends.
+/// Returns the commands in the descriptions of the alerts, without the word `margay`. A command ends where the clause
+/// around it ends.
 fn commands(rules: &str) -> Vec<String> {
     let mut found = Vec::new();
     for description in rules.split("description: >-").skip(1) {

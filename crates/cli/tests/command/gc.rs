@@ -1,4 +1,4 @@
-//! `margay gc` on real stores and real network namespaces. Needs root on the machine itself, and `ip`.
+//! Tests `margay gc` on real stores and real network namespaces. Needs root on the machine itself, and `ip`.
 
 mod container;
 mod endpoints;
@@ -19,24 +19,24 @@ use crate::book::machine::Machine;
 use crate::common::container::Container;
 use crate::common::{Done, Lab, PATIENCE, margay};
 
-/// Makes a pool in a range that no machine uses. Each test has its own range, since all tests share the machine's
+/// Creates a pool in a range that no machine uses. Each test has its own range, because all tests share the machine's
 /// namespaces.
 fn lab(lab: &Lab, range: &str) {
     lab.margay(&format!("pool create lab {range}")).answer();
 }
 
-/// A network namespace that does not exist any more.
+/// The recorded id of a network namespace that does not exist.
 const GONE: &str = "4:17";
 
-/// Longer than any other test keeps a network namespace.
+/// Time limit that is longer than any other test keeps a network namespace.
 const LONGEST_TEST: Duration = Duration::from_secs(120);
 
-/// Assigns an address in this boot, to a container whose namespace is gone.
+/// Assigns an address with this machine's boot id to a container whose network namespace is gone.
 fn assign_now(lab: &Lab, container: &str) -> String {
     assign_in(lab, container, Some(GONE))
 }
 
-/// Assigns an address in this boot, to a container in this namespace.
+/// Assigns an address with this machine's boot id to a container in the network namespace `netns`.
 fn assign_in(lab: &Lab, container: &str, netns: Option<&str>) -> String {
     let attachment = Attachment {
         network: "net".into(),
@@ -58,14 +58,14 @@ fn looks(lab: &Lab) -> PathBuf {
     lab.folder().join("run/looks")
 }
 
-/// The only file with the findings of scans.
+/// Returns the path of the only file with the findings of scans.
 fn looks_file(lab: &Lab) -> PathBuf {
     let mut files: Vec<PathBuf> = looks(lab).read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 1, "{files:?}");
     files.remove(0)
 }
 
-/// Makes all recorded findings older.
+/// Makes all recorded findings of scans `seconds` older.
 fn age_looks(lab: &Lab, seconds: u64) {
     let file = looks_file(lab);
     let mut stored: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -91,7 +91,7 @@ fn gc_frees_leftovers_of_earlier_boot_and_keeps_live() {
         lab(lab_, &format!("198.18.{number}.0/24"));
         let (left, live) = (lab_.assign("net", "left"), lab_.assign("net", "live"));
         let now = assign_now(lab_, "now");
-        // The address is now in a namespace without a name that only a process keeps alive.
+        // The address is now in a network namespace without a name. Only a process keeps this namespace alive.
         let container = Container::with(&live);
         let shown = gc(lab_, "--boot").answer();
         for text in [
@@ -136,7 +136,8 @@ fn gc_needs_two_scans_apart_when_namespace_is_missing() {
         assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "freed"), [idle.as_str()]);
         assert!(!is_held(lab_, &idle) && is_held(lab_, &live));
 
-        // The second container has neither interface nor namespace from here on. Findings from before do not count.
+        // After its process has ended, the second container has neither an interface nor a network namespace. Findings
+        // of earlier scans do not count.
         drop(container);
         assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [live.as_str()]);
         age_looks(lab_, 58);
@@ -146,7 +147,8 @@ fn gc_needs_two_scans_apart_when_namespace_is_missing() {
     }
 }
 
-/// With KubeVirt's bridge binding, macvtap, SR-IOV, DPDK and memif the interface loses its address or never has one.
+/// With KubeVirt's bridge binding, macvtap, SR-IOV, DPDK and memif, the container's interface loses its address or
+/// never has one.
 #[test]
 fn gc_keeps_flushed_address_until_namespace_is_gone() {
     for (number, lab_) in Lab::each().iter().enumerate() {
@@ -160,8 +162,9 @@ fn gc_keeps_flushed_address_until_namespace_is_gone() {
             age_looks(lab_, 120);
         }
         drop(container);
-        // The kernel gives the lowest free inode number to the next namespace, which may be another test's. Then the
-        // address counts as live until that test ends, and its scans start from the beginning.
+        // The kernel gives the lowest free inode number to the next network namespace, which may be another test's
+        // namespace. In this case, the address counts as live until the other test ends, and the scans of this test
+        // must start from the beginning.
         let look = || {
             let until = Instant::now() + LONGEST_TEST;
             loop {
@@ -184,7 +187,7 @@ fn gc_keeps_flushed_address_until_namespace_is_gone() {
     }
 }
 
-/// The address was assigned by a version that did not record namespaces.
+/// The address was assigned by a version of Margay that did not record network namespaces.
 #[test]
 fn gc_judges_by_boot_when_namespace_is_not_recorded() {
     let labs = Lab::each();
@@ -213,8 +216,8 @@ fn gc_begins_anew_when_address_is_live_at_any_scan() {
     assert!(gc(lab_, "--netns --apply").answer().contains("nothing to free"));
     drop(container);
     assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [address.as_str()]);
-    // Between the two scans the address is released and assigned again: the same address and handle, but another
-    // assignment.
+    // Between the two scans, the address is released and assigned again. The address and the handle are equal, but the
+    // assignment is a different one.
     age_looks(lab_, 120);
     lab_.margay("ipam release --container c1").answer();
     lab_.with_ipam(async |ipam| {
@@ -269,7 +272,7 @@ fn gc_ignores_scans_that_are_not_surely_its_own() {
     std::fs::set_permissions(&elsewhere, std::fs::Permissions::from_mode(0o600)).unwrap();
     symlink(&elsewhere, &file).unwrap();
     bad("behind a link");
-    // A regular file counts again.
+    // The file with the findings counts again when it is a regular file.
     std::fs::write(&file, &good).unwrap();
     assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "freed"), [address.as_str()]);
 }
@@ -312,7 +315,7 @@ fn gc_goes_through_all_stores_of_configuration() {
         assert_eq!(store["freed"][0], left.as_str());
     }
     assert_eq!((&stores[2]["missing"], none.exists()), (&Value::Bool(true), false));
-    // A damaged store is reported, and does not keep the others from being scanned.
+    // `gc` reports a damaged store, and still scans the other stores.
     labs[1].assign("net", "again");
     let damaged = labs[0].location.path().unwrap().join("store.id");
     std::fs::write(damaged, "damaged").unwrap();
@@ -326,7 +329,7 @@ fn gc_goes_through_all_stores_of_configuration() {
     );
 }
 
-/// The systemd units run on a machine without networks of Margay.
+/// The machine runs Margay's systemd units but has no network that uses Margay.
 #[test]
 fn gc_prints_one_line_when_machine_has_no_network() {
     // The machine that runs the tests may have a store at the default path.
@@ -353,7 +356,7 @@ fn gc_prints_one_line_when_machine_has_no_network() {
     }
 }
 
-/// When a machine starts there is no network yet, and the unit must not wait for it.
+/// When a machine starts, the network is not available yet, and the systemd unit must not wait for the network.
 #[test]
 fn gc_at_boot_leaves_cluster_stores_to_timer() {
     let labs = Lab::each();
@@ -365,7 +368,7 @@ fn gc_at_boot_leaves_cluster_stores_to_timer() {
         let text = format!(r#"{{"name":"{name}","type":"bridge",{store},"ipam":{{"type":"margay-ipam"}}}}"#);
         std::fs::write(conf.join(format!("{name}.conf")), text).unwrap();
     };
-    // Packets to this address are dropped without a reply.
+    // The network drops packets to this address without a reply.
     network("a", r#""datastore_type":"etcdv3","etcd_endpoints":"http://192.0.2.1:2379""#);
     let args = format!("gc --boot --apply --local-stores --cni-conf-dir {}", conf.display());
     let begun = Instant::now();
@@ -396,7 +399,7 @@ fn gc_frees_nothing_when_scan_is_incomplete() {
     }
 }
 
-/// Runs `gc` through another program.
+/// Runs `margay gc` through another program.
 fn wrapped(lab: &Lab, wrapper: &[&str], args: &str) -> Output {
     Command::new(wrapper[0])
         .args(&wrapper[1..])

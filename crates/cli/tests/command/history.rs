@@ -1,4 +1,4 @@
-//! `margay ipam history` and `margay watch` on embedded stores.
+//! Tests `margay ipam history` and `margay watch` on embedded stores.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -10,7 +10,7 @@ use ipam_core::model::Owner;
 use kv::{Deadline, Range, Store, StoreExt};
 use serde_json::{Value, json};
 
-/// The members of each event as text, joined with blanks.
+/// The fields of each event as text, separated by spaces.
 fn reported(report: &Value, members: &[&str]) -> Vec<String> {
     let events = report["events"].as_array().unwrap();
     let member = |event: &Value, name: &&str| event[*name].as_str().unwrap_or("-").to_owned();
@@ -31,7 +31,7 @@ fn history_follows_address_between_holders() {
         let events = reported(&report, &["event", "container", "interface", "node", "block"]);
         let expected = ["assigned c1", "released c1", "assigned c3"];
         assert_eq!(events, expected.map(|what| format!("{what} eth0 node1 10.88.0.0/31")), "{report}");
-        // The store records when each change happened, and times never decrease.
+        // An embedded store records when each change happened, and the recorded times never decrease.
         let times = reported(&report, &["time"]);
         assert!(times.is_sorted() && times.iter().all(|time| time.ends_with('Z')), "{times:?}");
         assert_eq!(report["oldest_revision"], json!(1));
@@ -85,7 +85,7 @@ fn history_since_keeps_what_was_still_so() {
         };
         assert_eq!(events(&address, "1h"), ["assigned", "released"]);
         assert_eq!(events(&address, "2000-01-01T00:00:00Z"), ["assigned", "released"]);
-        // Of older events, only those that still describe the current state are shown.
+        // Events before the start of the requested period are shown only if they still describe the current state.
         assert_eq!(events(&address, "2999-01-01"), Vec::<String>::new());
         assert_eq!(events(&other, "2999-01-01"), ["assigned"]);
         assert_eq!(events("node1", "2999-01-01"), ["claimed", "assigned"]);
@@ -127,7 +127,7 @@ fn history_names_missing_store() {
     }
 }
 
-/// A `margay watch` that runs and has printed that it is watching.
+/// A running `margay watch` that has printed that it is watching.
 struct Watching {
     child: std::process::Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -159,7 +159,7 @@ impl Watching {
         serde_json::from_str(&self.line()).unwrap()
     }
 
-    /// Waits for the end. Returns the exit code and the rest of stdout.
+    /// Waits until the watch has ended. Returns the exit code and the rest of stdout.
     fn end(mut self) -> (Option<i32>, Vec<String>) {
         let rest = self.lines.map(Result::unwrap).collect();
         (self.child.wait().unwrap().code(), rest)
@@ -218,7 +218,7 @@ fn watch_can_list_first_and_filter_by_node_or_pool() {
         assign("node1", "mine");
         lab.margay("ipam release --handle mine").answer();
         lab.with_ipam(async |ipam| {
-            // Makes the address another node's, as in a cluster.
+            // The write gives the address to another node, as can happen in a cluster.
             let key = ipam_core::model::keys::block("10.88.0.0/30".parse().unwrap());
             let value = ipam.store().get(key.clone()).await.unwrap().unwrap().value;
             let text = String::from_utf8(value.as_bytes().to_vec())
@@ -242,7 +242,7 @@ fn watch_tells_gap_and_lists_anew_when_history_is_gone() {
     for lab in Lab::each() {
         lab.margay("pool create tiny 10.88.0.0/30 --block-size 30").answer();
         let mut watch = Watching::start(&lab, &["-o", "json"]);
-        // Both changes happen in one opening, so the watch cannot read in between.
+        // Both changes happen while the store is open once, so the watch cannot read between the changes.
         let address = lab.with_ipam(async |ipam| {
             let assign = |handle: &str| {
                 let request = HandleRequest::new(handle, Owner::host("node1"), RequestedAddresses::any(1, 0));
@@ -290,7 +290,7 @@ fn watch_delays_no_writer() {
                 });
             }
         });
-        // Each change is printed once and in order.
+        // The watch prints each change once and in order.
         let mut holders = std::collections::BTreeMap::new();
         let mut reported = 0;
         while reported < 4 * ROUNDS * 2 {

@@ -1,4 +1,4 @@
-//! `margay watch --exec` loses no event while it does not run or is killed.
+//! Tests that `margay watch --exec` loses no event when it is stopped or killed.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,14 +27,14 @@ use crate::copy::copy_program;
 use crate::moving::fill::{Places, assign, at, release};
 use crate::store::content::{with_store, write};
 
-/// A hook program that appends its events to a file, and the path of its cursor.
+/// A hook program that appends its events to a file, and a folder with this file and the cursor.
 pub(crate) struct Hook {
     pub(crate) folder: TempDir,
     program: PathBuf,
 }
 
 impl Hook {
-    /// `before` is shell code that the program runs first.
+    /// Creates a hook program that first runs the shell code `before`.
     pub(crate) fn new(before: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("hook");
@@ -51,7 +51,7 @@ impl Hook {
         ["watch", "--exec", &program, "--cursor", &cursor].map(str::to_owned).into()
     }
 
-    /// Runs the watch until it has no more events. If the program fails, this may take several attempts.
+    /// Runs the watch until it has no more events. Several attempts may be needed if the hook program fails.
     pub(crate) fn catch_up(&self, location: &Location) -> String {
         let args = self.args();
         let args: Vec<&str> = args.iter().map(String::as_str).chain(["--for", "1s"]).collect();
@@ -66,7 +66,7 @@ impl Hook {
         panic!("the program does not succeed");
     }
 
-    /// The events since the last call.
+    /// Returns the events that the hook program has received since the last call.
     pub(crate) fn seen(&self) -> Vec<Value> {
         let path = self.folder.path().join("seen");
         let text = fs::read_to_string(&path).unwrap();
@@ -74,7 +74,7 @@ impl Hook {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// The events since the last call in short form: those of addresses, and gaps.
+    /// Returns the address events and gaps since the last call, in a short form.
     pub(crate) fn words(&self) -> Vec<String> {
         let word = |event: &Value| {
             let text = |name: &str| event[name].as_str().unwrap_or("-").to_owned();
@@ -84,7 +84,7 @@ impl Hook {
     }
 }
 
-/// A store of each kind with a pool.
+/// Creates a store of each kind, each with a pool.
 pub(crate) fn stores(places: &Places) -> Vec<Location> {
     let stores = vec![places.etcd(), places.sled("a"), places.redb("b")];
     let node = ("/calico/resources/v3/projectcalico.org/nodes/node1", br#"{"metadata":{"name":"node1"}}"#.to_vec());
@@ -109,7 +109,7 @@ fn hook_program_goes_on_where_it_stopped() {
         assert_eq!(hook.words(), ["assigned c2", "released c1"], "{location}");
         hook.catch_up(&location);
         assert!(hook.seen().is_empty(), "{location}");
-        // Keys that produce no event move the cursor as well.
+        // Changes of keys that produce no event move the cursor as well.
         let cursor = hook.folder.path().join("cursor");
         let before = fs::read_to_string(&cursor).unwrap();
         at(&location, &["pool", "create", "other", "10.98.0.0/24"]).answer();
@@ -151,7 +151,7 @@ pub(crate) fn start(hook: &Hook, location: &Location) -> Child {
     command.spawn().unwrap()
 }
 
-/// Starts a watch with the hook, and waits until it watches.
+/// Starts a watch with the hook program, and waits until the watch has started.
 pub(crate) fn start_watching(hook: &Hook, location: &Location) -> Child {
     let notes = hook.folder.path().join("notes");
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
@@ -165,7 +165,7 @@ pub(crate) fn start_watching(hook: &Hook, location: &Location) -> Child {
     watcher
 }
 
-/// Waits until the file has this number of lines, or the time is over.
+/// Waits until the file has this number of lines or the time limit has passed.
 pub(crate) fn wait_for(path: &Path, lines: usize) {
     let until = Instant::now() + patient(PATIENCE);
     while fs::read_to_string(path).unwrap().lines().count() < lines && Instant::now() < until {
@@ -178,7 +178,7 @@ fn hook_loses_no_event_when_killed() {
     const ROUNDS: usize = 6;
     let places = Places::with_etcd();
     for location in stores(&places) {
-        // Every seventh run of the program fails.
+        // Every seventh run of the hook program fails.
         let hook = Hook::new(
             "n=$(cat \"$0.n\" 2>/dev/null || echo 0); echo $((n + 1)) >\"$0.n\"; [ $((n % 7)) -ne 5 ] || exit 1",
         );
@@ -191,14 +191,14 @@ fn hook_loses_no_event_when_killed() {
             assign(&location, &format!("a{round}")).unwrap();
             assign(&location, &format!("b{round}")).unwrap();
             release(&location, &format!("a{round}")).unwrap();
-            // The kill comes after none, one or two of the three events.
+            // The watch is killed after none, one or two of the three events.
             lines += round % 3;
             wait_for(&seen, lines);
             watcher.kill().unwrap();
             watcher.wait().unwrap();
             lines = fs::read_to_string(&seen).unwrap().lines().count();
         }
-        // The hook of a killed watch may still write.
+        // The hook program of a killed watch may still write events.
         thread::sleep(Duration::from_millis(200));
         hook.catch_up(&location);
         let mut once = BTreeSet::new();
@@ -237,7 +237,7 @@ fn hook_example_keeps_hosts_file() {
     release(&location, "Web_1").unwrap();
     hook.catch_up(&location);
     assert_eq!(lines(), [format!("{second} c2.lab.margay.internal")]);
-    // A runtime's id exceeds the length limit of a DNS label, and a node's address gets no name.
+    // A runtime's container id exceeds the length limit of a DNS label. The address of a node gets no DNS name.
     let id = "3f0c".repeat(16);
     let long = assign(&location, &id).unwrap();
     with_store(&location, Create::Never, async |open| {
@@ -251,7 +251,7 @@ fn hook_example_keeps_hosts_file() {
         [format!("{second} c2.lab.margay.internal"), format!("{long} 3f0c3f0c3f0c.lab.margay.internal")]
     );
     release(&location, &id).unwrap();
-    // After a gap, names of released addresses are removed.
+    // After a gap, the names of released addresses are removed.
     release(&location, "c2").unwrap();
     let third = assign(&location, "c3").unwrap();
     at(&location, &["store", "compact"]).answer();
@@ -259,10 +259,11 @@ fn hook_example_keeps_hosts_file() {
     assert_eq!(lines(), [format!("{third} c3.lab.margay.internal")]);
 }
 
-/// The signature and the body of each request.
+/// The signature and the body of each received request.
 type Requests = Arc<Mutex<Vec<(String, String)>>>;
 
-/// Starts an HTTP server that answers with these statuses, and then with 204. Returns its address and the requests.
+/// Starts an HTTP server that answers with these statuses, and then with status 204. Returns the server's address and
+/// the received requests.
 fn server(statuses: &'static [u16]) -> (String, Requests) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -348,7 +349,7 @@ fn hook_run_is_waited_for_when_it_changed_user() {
     let places = Places::new();
     let location = places.redb("a");
     at(&location, &["pool", "create", "lab", "10.99.0.0/24"]).answer();
-    // As with sudo, the watch may not signal the hook's process.
+    // As with sudo, the watch has no permission to signal the hook's process.
     let (privileged, runs) = (places.path("privileged"), places.path("runs"));
     let [shown, lines] = [&privileged, &runs].map(|path| path.display().to_string());
     let hook = Hook::new(&format!(
@@ -363,7 +364,7 @@ fn hook_run_is_waited_for_when_it_changed_user() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &location.to_string()]).args(hook.args());
     command.args(["--attempt-timeout", "1s", "--for", "2s"]).uid(STRANGER).gid(STRANGER).current_dir("/");
-    // A pipe would stay open until the hook's process ends.
+    // A pipe as standard output would stay open until the hook's process ends.
     let done = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap();
     assert_eq!(done.code(), Some(1));
     let lines = fs::read_to_string(&runs).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Tests of the command on real stores. They are one program, because each test program links all stores.
+//! Tests the `margay` command on real stores. All tests are in one program, because each test program links all stores.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod book;

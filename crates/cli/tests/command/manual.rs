@@ -1,4 +1,4 @@
-//! Completions and man pages.
+//! Tests shell completions and man pages.
 
 use std::fs;
 
@@ -17,7 +17,7 @@ fn completions_exist_for_each_shell() {
 #[test]
 fn man_pages_exist_for_every_command_and_lead_to_plugin() {
     let folder = tempfile::tempdir().unwrap();
-    // The folder does not exist yet.
+    // The folder for the man pages does not exist yet.
     let pages = folder.path().join("man1");
     margay(["man-pages".as_ref(), pages.as_os_str()]).answer();
     for name in
@@ -26,7 +26,7 @@ fn man_pages_exist_for_every_command_and_lead_to_plugin() {
         let page = fs::read_to_string(pages.join(format!("{name}.1"))).unwrap();
         assert!(page.contains(".SH NAME") && page.contains(".BR margay\\-ipam (8)"), "{name}: {page}");
     }
-    // Neither hidden commands nor `help`, which is an option of each command, have a page.
+    // Hidden commands have no man page. `help` is an option of each command and has no man page either.
     let names: Vec<_> = fs::read_dir(&pages).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert!(!names.iter().any(|name| name == "margay-man-pages.1" || name == "margay-help.1"), "{names:?}");
 }

@@ -1,16 +1,17 @@
-//! `margay ipam map` and `margay metrics`.
+//! Tests `margay ipam map` and `margay metrics`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use crate::common::Lab;
 
-/// Makes a store with a pool of two blocks, one of them claimed, and a large pool without any.
+/// Creates a store with a pool of two blocks, of which one is claimed, and a large pool without claimed blocks.
 fn filled(lab: &Lab) -> Vec<String> {
     assert_eq!(lab.margay("pool create main 10.65.0.0/29 --block-size 30").code, 0);
     assert_eq!(lab.margay("reservation create kept 10.65.0.0/30").code, 0);
     let given = (0..3).map(|number| lab.assign("net", &format!("c{number}"))).collect();
-    // The large pool is created last: of two pools the first by name is used.
+    // The large pool is created after the addresses are assigned, because the plugin uses the first of two pools in the
+    // order of names.
     assert_eq!(lab.margay("pool create big 10.80.0.0/16").code, 0);
     given
 }
@@ -93,7 +94,7 @@ fn map_numbers_match_store() {
             r#"margay_pool_borrowed_addresses{pool="main",cidr="10.65.0.0/29"} 0"#,
             "margay_blocks_without_pool 0",
             "margay_nodes 1",
-            // The addresses were assigned in another boot.
+            // The metrics count the addresses as leaked because they were assigned in an earlier boot.
             r#"margay_leaked_addresses{reason="earlier-boot"} 3"#,
             r#"margay_leaked_addresses{reason="node-gone"} 0"#,
             "margay_store_oldest_revision 1",

@@ -1,4 +1,4 @@
-//! `margay quota`, and quotas in other commands.
+//! Tests `margay quota`, and how other commands handle quotas.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! Which blocks of a cluster's store a node's own scan reads. Needs root on the machine itself.
+//! Tests which blocks of a cluster's store a node reads when it scans its own part of the store. Needs root on the
+//! machine itself.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,14 +18,14 @@ use serde_json::Value;
 use crate::common::{Done, PATIENCE, margay};
 use crate::support::Etcd;
 
-/// A cluster with blocks of two addresses. It has too many blocks for the first scan to read all of them.
+/// A cluster with blocks of two addresses. The cluster has too many blocks for the first scan to read all of them.
 struct Cluster {
     etcd: Etcd,
     folder: tempfile::TempDir,
 }
 
 const BLOCKS: usize = 80;
-/// A node has at most 20 blocks.
+/// Number of other nodes in the cluster; each node has at most 20 blocks.
 const NODES: usize = 5;
 
 impl Cluster {
@@ -57,7 +58,7 @@ impl Cluster {
         })
     }
 
-    /// Assigns an address with an old timestamp, in an earlier boot.
+    /// Assigns an address with an old timestamp and an earlier boot id.
     fn assign(&self, node: &str, container: &str, wanted: RequestedAddresses) -> String {
         let attachment = Attachment {
             network: "net".into(),
@@ -87,14 +88,14 @@ impl Cluster {
         HeldBlocks::new(&self.looks(), &self.location().to_string(), "mine")
     }
 
-    /// The addresses that `gc` would free.
+    /// Returns the addresses that `gc` would free.
     fn candidates(&self, args: &str) -> Vec<String> {
         let report = self.margay(&format!("gc --boot -o json {args}")).json();
         let rows = report["stores"][0]["candidates"].as_array().unwrap().clone();
         rows.iter().map(|row| row["address"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// The file with the findings of scans.
+    /// Returns the path of the file with the findings of earlier scans.
     fn file(&self) -> PathBuf {
         let folder = self.looks().read_dir().unwrap().map(|entry| entry.unwrap().path());
         folder.filter(|path| path.is_dir()).map(|path| path.join("held.json")).next().unwrap()
@@ -109,7 +110,7 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
         cluster.assign(&format!("other{}", number % NODES), &format!("o{number}"), RequestedAddresses::any(1, 0));
     }
     let own = cluster.assign("mine", "own", RequestedAddresses::any(1, 0));
-    // A borrowed address that is in no note: the other node has released it.
+    // The node `mine` borrows an address that the other node has released. No note records the borrowed address.
     cluster.with_ipam(async |ipam| {
         let address = lent.parse().unwrap();
         ipam.release_ips(&[ipam_core::model::ReleaseRequest::new(address)], Deadline::after(PATIENCE)).await.unwrap()
@@ -124,7 +125,7 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
         assert_eq!(found, expected);
     };
     both(cluster.candidates("--all-blocks"));
-    // From here on the block is in the memory.
+    // After the scan of all blocks, the node has a record of the block with the borrowed address.
     both(cluster.candidates(""));
     let node = cluster.margay("metrics").answer();
     for line in [
@@ -141,13 +142,13 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
     assert!(all.contains(r#"margay_pool_borrowed_addresses{pool="lab",cidr="198.19.0.0/24"} 1"#), "{all}");
     assert!(all.contains("margay_nodes 6") && !all.contains("margay_node_"), "{all}");
 
-    // A damaged memory counts as empty, and the notes of plugin calls are still read.
+    // A damaged record of scans counts as empty, but the notes of plugin calls are still read.
     fs::write(cluster.file(), "{").unwrap();
     assert_eq!(cluster.candidates(""), [own.as_str()]);
     cluster.memory().note(&format!("{borrowed}/31")).unwrap();
     both(cluster.candidates(""));
 
-    // A full scan is due. It reads the blocks that were written since the last one.
+    // A full scan is due. The full scan reads the blocks that were written since the last full scan.
     both(cluster.candidates("--all-blocks"));
     let change = |name: &str, value: Value| {
         let mut stored: Value = serde_json::from_slice(&fs::read(cluster.file()).unwrap()).unwrap();

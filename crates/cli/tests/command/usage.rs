@@ -1,4 +1,4 @@
-//! Usage, help, and the choice of the store.
+//! Tests usage messages, help texts, and how a command chooses the store.
 
 use crate::common::{Run, margay};
 
@@ -59,7 +59,7 @@ fn wrong_usage_is_exit_1_with_suggestion_on_stderr() {
 fn store_is_named_unless_given() {
     let dir = tempfile::tempdir().unwrap();
     let conf_dir = dir.path().to_str().unwrap();
-    // The port refuses connections.
+    // The port in this URL refuses connections.
     let unopenable =
         Run::new(["ipam", "show", "--cni-conf-dir", conf_dir]).env("ETCD_ENDPOINTS", "http://127.0.0.1:1").run();
     assert_eq!(unopenable.code, 1);

@@ -1,4 +1,4 @@
-//! The basic commands on real sled and redb stores.
+//! Tests the basic commands on real sled and redb stores.
 
 use std::fs;
 use std::io::{self, Write};
@@ -215,7 +215,7 @@ fn pool_list_shows_what_create_was_given() {
     }
 }
 
-/// A datastore that Calico wrote, and the numbers that Calico reports about it.
+/// The test uses a datastore that Calico wrote, and the numbers that Calico reports about this datastore.
 #[test]
 fn usage_counts_calico_data_as_calico_does() {
     let fixture = |name: &str| -> Value {
@@ -242,7 +242,7 @@ fn usage_counts_calico_data_as_calico_does() {
         assert_eq!(shown["pools"].as_array().unwrap().len(), expected.len());
         for (pool, calicos) in shown["pools"].as_array().unwrap().iter().zip(expected) {
             assert_eq!(pool["name"], calicos["pool"]);
-            // Calico's own numbers saturate above 2^63 addresses.
+            // The numbers that Calico reports saturate above 2^63 addresses.
             if calicos["capacity"].as_f64().unwrap() < 9e18 {
                 assert_eq!(counts(pool), counts(calicos), "{}", pool["name"]);
             }

@@ -1,4 +1,4 @@
-//! `margay serve` with a socket from systemd.
+//! Tests `margay serve` with a socket that systemd has created.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener};
@@ -14,7 +14,7 @@ use crate::programs::{PATIENCE, wait_until};
 
 const POOL: &str = "10.83.0.0/24";
 
-/// Starts a daemon as systemd does: with the listener as file descriptor 3, and a socket for notifications.
+/// Starts a daemon as systemd does: file descriptor 3 is the listener, and the daemon gets a socket for notifications.
 fn activate(lab: &Lab, listener: &UnixListener) -> Daemon {
     let script = "exec 3<&0 0</dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" --log-level debug --store \"$1\" serve";
     let mut command = Command::new("sh");
@@ -43,7 +43,8 @@ fn systemd_socket_is_used_and_stays() {
         let listener = UnixListener::bind(lab.socket()).unwrap();
         let reported = UnixDatagram::bind(lab.root().join("notify")).unwrap();
         for round in 0..3 {
-            // The first caller connects before the daemon runs, and starts it.
+            // The first plugin connects before the daemon runs. systemd would start the daemon because of this
+            // connection.
             let first = lab.add(&format!("first{round}")).start();
             let mut daemon = activate(&lab, &listener);
             first.end().ok();
@@ -56,7 +57,7 @@ fn systemd_socket_is_used_and_stays() {
             assert!(lab.socket().exists(), "the socket is gone");
         }
         assert_eq!(lab.held().len(), 6);
-        // Once systemd has closed the socket as well, connections are refused.
+        // Once both systemd and the daemon have closed the socket, connections are refused.
         drop(listener);
         let begun = Instant::now();
         lab.add("after").ok();
@@ -75,7 +76,7 @@ fn caller_is_served_by_daemon_that_it_starts() {
         let mut daemon = activate(&lab, &listener);
         for caller in callers {
             let add = caller.end().ok();
-            // A busy machine may take longer to start the daemon.
+            // On a busy machine, the daemon may need longer to start than the plugin waits.
             if add.took < FROZEN_TIMEOUT {
                 add.by_daemon();
             }

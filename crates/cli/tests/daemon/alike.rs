@@ -1,4 +1,4 @@
-//! The plugin's verbs answer the same with a daemon and without one.
+//! Tests that the plugin's verbs give the same answers with a daemon and without a daemon.
 
 use std::collections::BTreeSet;
 
@@ -10,12 +10,13 @@ use crate::programs::{Call, Ended};
 
 const POOL: &str = "10.85.0.0/24";
 
-/// The parts of a call's result that a runtime reads.
+/// Returns the parts of a call's result that a container runtime reads.
 fn seen(ended: &Ended) -> (Option<i32>, String) {
     (ended.code, ended.out.clone())
 }
 
-/// Starts all calls while the store is locked, so that they meet in the daemon, and waits for them.
+/// Starts all calls while the store is locked, so that the daemon receives the calls together. Returns the results of
+/// the calls.
 fn together(lab: &Lab, calls: &[Call]) -> Vec<Ended> {
     let started: Vec<_> = lab.held_open(async |_| {
         let started = calls.iter().map(Call::start).collect();
@@ -25,7 +26,7 @@ fn together(lab: &Lab, calls: &[Call]) -> Vec<Ended> {
     started.into_iter().map(|call| call.end()).collect()
 }
 
-/// The configuration with the addresses of an earlier result.
+/// Returns the configuration with the addresses of an earlier result.
 fn after(conf: &Value, addresses: &[&str]) -> Value {
     let mut conf = conf.clone();
     let ips: Vec<_> = addresses.iter().map(|address| json!({"address": address})).collect();
@@ -52,7 +53,7 @@ fn answers_match_for_check_status_and_refusals() {
             Call::new("CHECK", "c2", &after(&bridge, &[])),
             Call::new("STATUS", "", &modern),
             Call::new("STATUS", "", &wrong_pool),
-            // The container has this address already.
+            // The container already has this address.
             Call::new("ADD", "c1", &bridge),
             Call::new("ADD", "c1", &calico),
             Call::new("ADD", "c1", &calico).args(&format!("IP={address}")),
@@ -86,7 +87,7 @@ fn answers_match_for_gc() {
             for number in 0..6 {
                 lab.add(&format!("c{number}")).ok();
             }
-            // CNI's GC only releases addresses that are older than its list.
+            // CNI's GC releases only addresses that were assigned before its list was made.
             std::thread::sleep(std::time::Duration::from_millis(1100));
             let mut conf = lab.conf();
             conf["cniVersion"] = "1.1.0".into();

@@ -1,4 +1,4 @@
-//! `margay serve --listen`: etcd's API as other programs use it.
+//! Tests `margay serve --listen`: etcd's API as other programs use it.
 
 mod bad_input;
 mod etcdctl;
@@ -18,11 +18,11 @@ use crate::daemon::Daemon;
 use crate::lab::Lab;
 use crate::programs::{Ended, Running, margay, run, wait_until};
 
-/// A daemon that serves the API on loopback.
+/// A daemon that serves etcd's API on a loopback address.
 #[derive(Debug)]
 struct Api {
     daemon: Daemon,
-    /// The host and port.
+    /// The host and port at which the API listens.
     address: String,
 }
 
@@ -50,7 +50,7 @@ impl Api {
         format!("etcd://{}", self.address)
     }
 
-    /// Runs etcdctl with arguments separated by blanks.
+    /// Runs etcdctl with arguments that are separated by spaces.
     fn etcdctl(&self, args: &str) -> Ended {
         run(self.etcdctl_command(args))
     }
@@ -64,7 +64,7 @@ impl Api {
         command
     }
 
-    /// Stops the daemon with SIGTERM.
+    /// Stops the daemon with SIGTERM and checks that the daemon succeeded.
     #[track_caller]
     fn end(self) {
         self.daemon.signal(Signal::SIGTERM);
@@ -72,7 +72,7 @@ impl Api {
     }
 }
 
-/// A running `etcdctl watch` of `/t/`.
+/// A running `etcdctl watch` of the keys under `/t/`.
 #[derive(Debug)]
 struct Watching {
     etcdctl: Running,
@@ -80,7 +80,7 @@ struct Watching {
 }
 
 impl Watching {
-    /// Puts `/t/begin`, and starts a watch with that event.
+    /// Puts the key `/t/begin`, and starts a watch whose first event is this put.
     fn start(api: &Api, lab: &Lab) -> Self {
         api.etcdctl("put /t/begin x").ok();
         let said = lab.root().join("watched");
@@ -91,12 +91,12 @@ impl Watching {
         watching
     }
 
-    /// Waits for an event of this key.
+    /// Waits until the watch has printed an event of this key.
     fn until(&self, key: &str) {
         wait_until(&format!("an event of {key}"), || self.count(key) > 0);
     }
 
-    /// The number of events of this key.
+    /// Returns the number of events of this key that the watch has printed.
     fn count(&self, key: &str) -> usize {
         fs::read_to_string(&self.said).unwrap().matches(&format!("{key}\n")).count()
     }

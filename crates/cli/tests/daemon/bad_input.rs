@@ -1,4 +1,4 @@
-//! Foreign clients, too many clients, and too many daemons.
+//! Tests the daemon with foreign clients, too many clients, and too many daemons.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -35,7 +35,7 @@ fn greeted(stream: &mut UnixStream) {
 fn is_closed(mut stream: UnixStream, why: &str) {
     let mut said = Vec::new();
     let begun = Instant::now();
-    // If unread data is left, closing the connection causes an error here.
+    // If the daemon closes the connection with unread data, this read returns an error.
     let _ = stream.read_to_end(&mut said);
     assert!(begun.elapsed() < patient(PATIENCE / 2), "{why}: not closed");
     assert_eq!(said, b"", "{why}");
@@ -85,7 +85,7 @@ fn client_garbage_closes_only_its_connection() {
     for (why, bytes) in cases {
         let mut stream = raw(&lab);
         greeted(&mut stream);
-        // The connection may be closed before everything is written.
+        // The daemon may close the connection before all bytes are written.
         let _ = stream.write_all(&bytes);
         is_closed(stream, why);
     }
@@ -97,7 +97,7 @@ fn client_garbage_closes_only_its_connection() {
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         is_closed(stream, "half a frame");
     }
-    // The first connection is not affected.
+    // The daemon keeps the first connection open.
     other.write_all(&Frame::empty(FrameKind::Yield).to_bytes()).unwrap();
     other.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let still = other.read(&mut [0]).unwrap_err();
@@ -115,7 +115,7 @@ fn client_random_bytes_never_harm() {
         let length = fastrand::usize(..300);
         let mut bytes = vec![FRAME_VERSION, kind];
         bytes.extend(u32::try_from(length).unwrap().to_le_bytes());
-        // Small numbers, such as enum variants and lengths, get further in the parser than arbitrary bytes.
+        // Small numbers, such as enum variants and lengths, reach deeper into the parser than arbitrary bytes.
         bytes.extend((0..length).map(|_| if fastrand::bool() { fastrand::u8(..8) } else { fastrand::u8(..) }));
         let _ = stream.write_all(&bytes);
         let _ = stream.shutdown(std::net::Shutdown::Write);
@@ -128,7 +128,7 @@ fn client_random_bytes_never_harm() {
 fn clients_that_never_read_delay_no_other() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
-        // Each answer exceeds the buffer of a socket.
+        // Each answer exceeds the size of a socket's buffer.
         lab.held_open(async |open| {
             for number in 0..200 {
                 open.store().put(format!("/filler/{number}"), "x".repeat(20_000)).await.unwrap();
@@ -154,7 +154,7 @@ fn clients_that_never_read_delay_no_other() {
             let add = lab.add(&format!("c{number}")).ok().by_daemon();
             assert!(add.took < patient(Duration::from_secs(10)), "{add:?}");
         }
-        // A process that waits for the lock is not held up either.
+        // A process that waits for the store lock is not delayed either.
         let begun = Instant::now();
         lab.held();
         assert!(begun.elapsed() < patient(Duration::from_secs(10)), "{:?}", begun.elapsed());
@@ -169,7 +169,7 @@ fn plugin_is_served_beside_thousand_idle_clients() {
     let mut daemon = Daemon::start(&lab);
     let clients: Vec<_> = (0..1000).map(|_| raw(&lab)).collect();
     is_well(&lab, &mut daemon);
-    // The daemon can still hand the store over and take it back.
+    // The daemon can still hand the store over and take the store again.
     for _ in 0..3 {
         lab.held();
         is_well(&lab, &mut daemon);
@@ -178,7 +178,8 @@ fn plugin_is_served_beside_thousand_idle_clients() {
     is_well(&lab, &mut daemon);
 }
 
-/// Open files are scarce: systemd's default limit is lower than the number of clients that the daemon accepts.
+/// The limit on open files is low in this test: systemd's default limit is lower than the number of clients that the
+/// daemon accepts.
 #[test]
 fn plugin_is_served_beside_more_clients_than_open_files() {
     for engine in ENGINES {
@@ -218,7 +219,7 @@ fn second_daemon_is_refused() {
         }
         assert_eq!(greeting(&lab).unwrap().process, daemon.pid());
         is_well(&lab, &mut daemon);
-        // After the daemon's end, even a sudden one, another daemon can start.
+        // After a daemon has ended or was killed, a new daemon can start.
         daemon.kill();
         let mut daemon = Daemon::start(&lab);
         is_well(&lab, &mut daemon);
@@ -232,7 +233,7 @@ fn client_keys_are_limited_as_in_store() {
     let location = lab.location();
     block_on(async {
         let store = datastore::served::connect(&location, PATIENCE).await.unwrap();
-        // A transaction of the maximum size, and a larger one.
+        // The test commits a transaction of the maximum size, and tries a larger transaction.
         store.put("/big", "x".repeat(1_000_000)).await.unwrap();
         let error = store.put("/bigger", "x".repeat(3_000_000)).await.unwrap_err();
         assert!(error.to_string().contains("too large"), "{error}");

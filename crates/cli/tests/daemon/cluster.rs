@@ -1,4 +1,5 @@
-//! The daemon of a cluster keeps the connection. Without it, plugins connect themselves.
+//! Tests a daemon that keeps the connection to a cluster. Without the daemon, plugins connect to the cluster
+//! themselves.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,7 +21,7 @@ use crate::lab::{block_on, held_in};
 use crate::programs::{Call, PATIENCE, Running, margay, run, wait_until};
 use crate::server::Etcd;
 
-/// The node of all configurations in this file.
+/// The node that all configurations in this file use.
 const NODE: (&str, &str) = (
     "/calico/resources/v3/projectcalico.org/nodes/node-1",
     r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-1"},"spec":{},"status":{}}"#,
@@ -63,7 +64,7 @@ impl Cluster {
         daemon
     }
 
-    /// Starts a daemon with this command, and waits until it listens.
+    /// Starts a daemon with this command, and waits until the daemon listens.
     pub(crate) fn serve_as(&self, command: Command) -> Running {
         let daemon = Running::start(command, "");
         wait_until("the daemon listens", || UnixStream::connect(self.socket()).is_ok());
@@ -109,7 +110,7 @@ impl Cluster {
         assert_eq!(check.code, Some(0), "{check:?}");
     }
 
-    /// The notes of pending commits on this cluster.
+    /// Lists the files that record pending commits on this cluster.
     pub(crate) fn notes(&self) -> Vec<PathBuf> {
         let Ok(entries) = fs::read_dir("/run/margay/intents") else { return Vec::new() };
         let paths = entries.map(|entry| entry.unwrap().path());
@@ -159,7 +160,7 @@ fn cluster_daemon_leaks_nothing_when_killed() {
             assert_eq!(given.len(), 6);
             assert_eq!(given, cluster.held().into_keys().collect(), "round {round}");
         } else {
-            // The runtime dies with the plugins. When it runs again, it calls DEL.
+            // The container runtime dies together with its plugins. When the runtime runs again, it calls DEL.
             adds.into_iter().for_each(|add| _ = add.kill());
         }
         let daemon = (round % 3 == 0).then(|| cluster.serve());
@@ -184,7 +185,7 @@ fn cluster_daemon_leaks_nothing_when_etcd_stops() {
         sleep(Duration::from_millis(10 + round * 7));
         cluster.etcd.signal(Signal::SIGSTOP).unwrap();
         sleep(Duration::from_millis(300));
-        // The plugin is killed while its request is under way.
+        // The plugin is killed before etcd has answered its request.
         add.kill();
         cluster.etcd.signal(Signal::SIGCONT).unwrap();
         cluster.del("c1").ok();

@@ -1,4 +1,4 @@
-//! Commands print the same with a daemon and without one.
+//! Tests that commands print the same output with a daemon and without a daemon.
 
 use std::fs;
 use std::io::Write;
@@ -18,12 +18,12 @@ use crate::programs::{Ended, PATIENCE, Running, margay, run, signal, wait_until}
 
 const POOL: &str = "10.81.0.0/24";
 
-/// The exit code and the output of a command, without durations.
+/// Returns the exit code and the output of a command, without the duration.
 fn said(ended: Ended) -> (Option<i32>, String, String) {
     (ended.code, ended.out, ended.err)
 }
 
-/// A store with documents of several kinds.
+/// Creates a store with documents of several kinds.
 fn furnished(engine: &'static str) -> Lab {
     let lab = Lab::with_pool(engine, POOL);
     for number in 0..5 {
@@ -107,7 +107,7 @@ fn commands_that_write_do_same_with_daemon() {
             };
             let [without, beside] = [plain(without, &labs[0]), plain(beside, &labs[1])];
             if command == "store compact" || command == "store verify" {
-                // These commands print sizes, which may differ.
+                // The output of these commands contains sizes, which can differ with and without a daemon.
                 assert_eq!(beside.0, without.0, "{engine}: {command}: {beside:?}");
             } else {
                 assert_eq!(beside, without, "{engine}: {command}");
@@ -144,7 +144,7 @@ fn commands_back_up_replace_and_move_store_of_daemon() {
         lab.margay(&format!("store restore --replace {}", backup.display())).ok();
         assert_eq!(lab.held(), before);
         serves_again(&lab, "again", PATIENCE / 6);
-        // Migrates to a store of the other engine.
+        // The store is migrated to the other engine.
         let other = match engine {
             "sled" => format!("redb://{}", lab.root().join("moved").display()),
             _ => format!("sled://{}", lab.root().join("moved").display()),
@@ -165,7 +165,7 @@ fn command_moves_store_into_one_of_daemon() {
     for engine in ENGINES {
         let lab = furnished(engine);
         let target = Lab::new(engine);
-        // The target has no keys yet.
+        // The target of the migration has no keys yet.
         let mut daemon = Daemon::start(&target);
         run(margay(["migrate", &lab.url(), &target.url()])).ok();
         let refused = target.add("early").run().failed();
@@ -192,7 +192,7 @@ fn watch_sees_what_goes_through_daemon() {
         let add = lab.add("seen").ok().by_daemon();
         lab.del("seen").ok().by_daemon();
         lab.held();
-        // The watch survives the end of the daemon.
+        // The watch continues after the daemon is killed.
         daemon.kill();
         let alone = lab.add("alone").ok();
         let _daemon = Daemon::start(&lab);

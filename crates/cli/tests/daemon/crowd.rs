@@ -1,4 +1,4 @@
-//! Many plugins at the same time.
+//! Tests many plugins that call the daemon at the same time.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -16,10 +16,10 @@ use crate::programs::{Call, Running};
 #[track_caller]
 fn crowd(lab: &Lab, count: usize) {
     let mut daemon = Daemon::start(lab);
-    // The first ADD claims a block.
+    // The first ADD claims a block for the node.
     lab.add("first").ok().by_daemon();
     let before = lab.revision();
-    // All of them wait for the lock, so that they meet in the daemon.
+    // The store is locked until all ADDs are queued, so that the daemon can commit them together.
     let adds: Vec<_> = lab.held_open(async |_| {
         let sockets = daemon.sockets();
         let adds = (0..count).map(|number| lab.add(&format!("c{number}")).start()).collect();
@@ -51,7 +51,7 @@ fn crowd_of_16_plugins_is_served() {
 #[test]
 fn crowd_of_200_plugins_is_served() {
     for engine in ENGINES {
-        // More than one block, and more than one commit can contain.
+        // 200 ADDs need more than one block and more than one commit.
         crowd(&Lab::with_pool(engine, "10.78.0.0/22"), 200);
     }
 }
@@ -76,7 +76,7 @@ fn crowd_is_refused_when_addresses_run_short() {
             let refused = refused.failed();
             assert!(refused.out.contains("No IPs available"), "{refused:?}");
         }
-        // Without the daemon, another ADD is refused with the same message.
+        // Without the daemon, a further ADD is refused with the same message.
         let beside = lab.add("more").run().failed();
         daemon.runs();
         daemon.end().ok();
@@ -127,7 +127,8 @@ fn crowd_of_networks_families_and_wishes_is_served() {
     }
 }
 
-/// Runs `count` plugins at once, all of which the daemon must serve. Returns their durations, the shortest first.
+/// Runs `count` plugins at the same time. The daemon must serve all `count` plugins. Returns the duration of each call,
+/// the shortest first.
 fn at_once(lab: &Lab, count: usize, verb: fn(&Lab, &str) -> Call) -> Vec<Duration> {
     let mut took: Vec<_> = thread::scope(|scope| {
         let call = |number| verb(lab, &format!("c{number}")).run().ok().by_daemon().took;
@@ -138,8 +139,8 @@ fn at_once(lab: &Lab, count: usize, verb: fn(&Lab, &str) -> Call) -> Vec<Duratio
     took
 }
 
-/// With two busy loops per core, the daemon serves 400 simultaneous callers. They wait at most three times as long as
-/// 200.
+/// With two busy loops per core, 400 simultaneous callers wait for the daemon at most three times as long as 200
+/// callers.
 #[test]
 #[ignore = "it measures for a minute; run it with --ignored --nocapture"]
 #[allow(clippy::print_stdout, reason = "prints its measurements")]

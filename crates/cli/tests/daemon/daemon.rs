@@ -1,4 +1,4 @@
-//! A running daemon.
+//! Runs `margay serve` as a process and inspects it.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixStream;
@@ -12,24 +12,24 @@ use wire::{DaemonConnection, FROZEN_TIMEOUT, Hello};
 use crate::lab::Lab;
 use crate::programs::{Ended, Running, margay, signal, wait_until};
 
-/// A `margay serve` process with its log in a file. Dropping it kills the process.
+/// A `margay serve` process that logs to a file. Dropping the value kills the process.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     running: Option<Running>,
     log: PathBuf,
-    /// The length of the log of earlier daemons, in bytes.
+    /// The length in bytes of the log that earlier daemons have written.
     earlier: usize,
 }
 
 impl Daemon {
-    /// Starts a daemon of the lab's store, and waits until it greets.
+    /// Starts a daemon of the lab's store, and waits until the daemon sends its greeting.
     pub(crate) fn start(lab: &Lab) -> Self {
         let daemon = Self::start_as(lab, margay(["--store", &lab.url(), "--log-level", "debug", "serve"]));
         daemon.wait_to_greet(lab);
         daemon
     }
 
-    /// Starts a daemon with this command, without waiting for it.
+    /// Starts a daemon with this command, without waiting until the daemon is ready.
     pub(crate) fn start_as(lab: &Lab, mut command: Command) -> Self {
         let log = lab.root().join("daemon.log");
         let file = File::options().create(true).append(true).open(&log).unwrap();
@@ -42,10 +42,10 @@ impl Daemon {
         self.running.as_ref().unwrap().pid()
     }
 
-    /// Waits until the daemon has the requests of `count` plugins. `before` is the number of sockets that it had
-    /// before.
+    /// Waits until the daemon has the requests of `count` plugins. `before` is the number of sockets that the daemon
+    /// had open before these requests.
     pub(crate) fn wait_for_requests(&self, count: usize, before: usize) {
-        // A connection is one descriptor, and a request is a second one of the same socket.
+        // Each connection uses one file descriptor, and its request uses a second descriptor of the same socket.
         wait_until("the daemon has all requests", || self.sockets() >= before + 2 * count);
     }
 
@@ -60,7 +60,7 @@ impl Daemon {
         wait_until("the daemon greets", || greeting(lab).is_some_and(|hello| hello.process == self.pid()));
     }
 
-    /// Waits until the daemon listens, whatever its frame version.
+    /// Waits until the daemon listens. Works with a daemon of any frame version.
     pub(crate) fn wait_to_listen(&self, lab: &Lab) {
         wait_until("the daemon listens", || UnixStream::connect(lab.socket()).is_ok());
     }
@@ -73,7 +73,7 @@ impl Daemon {
         self.running.take().unwrap().kill();
     }
 
-    /// Stops the daemon with SIGTERM and waits for its end.
+    /// Stops the daemon with SIGTERM and waits until it has ended.
     pub(crate) fn end(mut self) -> Ended {
         self.signal(Signal::SIGTERM);
         self.running.take().unwrap().end()
@@ -91,28 +91,28 @@ impl Daemon {
         assert!(!is_over, "the daemon has ended: {}", self.log());
     }
 
-    /// The log of this daemon, without those of earlier ones.
+    /// Returns the log of this daemon, without the log of earlier daemons.
     pub(crate) fn own_log(&self) -> String {
         self.log().split_off(self.earlier)
     }
 
-    /// The log of all daemons so far.
+    /// Returns the log of all daemons of the lab until now.
     pub(crate) fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap()
     }
 }
 
-/// Connects to the daemon of a store.
+/// Connects to the daemon of the lab's store.
 pub(crate) fn connect(lab: &Lab) -> Option<DaemonConnection> {
     DaemonConnection::open(&lab.socket(), FROZEN_TIMEOUT, |_| true).ok()
 }
 
-/// The greeting of the daemon of a store.
+/// Returns the greeting of the daemon of the lab's store.
 pub(crate) fn greeting(lab: &Lab) -> Option<Hello> {
     connect(lab).map(|connection| connection.hello)
 }
 
-/// Repeats ADD and DEL of a container until a daemon answers. Fails if this takes longer than `within`.
+/// Repeats ADD and DEL of a container until a daemon carries out the calls. Fails if this takes longer than `within`.
 #[track_caller]
 pub(crate) fn serves_again(lab: &Lab, container: &str, within: Duration) {
     let end = Instant::now() + within;

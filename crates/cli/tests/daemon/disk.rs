@@ -1,4 +1,4 @@
-//! Full disks and damaged stores.
+//! Tests the daemon with full disks and with damaged stores.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -18,7 +18,7 @@ pub(crate) fn fill(folder: &Path) {
     }
 }
 
-/// The lab's configuration for a store in another folder.
+/// Returns the lab's configuration with the store in another folder.
 fn conf_at(lab: &Lab, store: &Path) -> Value {
     let mut conf = lab.conf();
     conf["datastore_path"] = store.to_str().unwrap().into();
@@ -46,7 +46,7 @@ fn dels_go_on_when_disk_is_full() {
         }
         let refused = refused.expect("no ADD was refused on a full disk");
         assert!(refused.out.contains("space"), "{refused:?}");
-        // Commands that release may use the ballast as well.
+        // Like DEL, commands that release addresses may use reserved space on a full disk.
         let released = lab.margay("ipam release --container c0");
         assert_eq!(released.code, Some(0), "{engine}: {released:?}\n{}", daemon.log());
         let held = lab.held_there();
@@ -65,8 +65,8 @@ fn dels_go_on_when_disk_is_full() {
     }
 }
 
-/// Another program takes all space as soon as some is free. Releases still have the ballast, with a daemon as well as
-/// without one.
+/// Another program takes disk space as soon as some space is free. Releases still have the reserved space, with and
+/// without a daemon.
 #[test]
 fn dels_go_on_when_another_program_takes_all_room() {
     const CONTAINERS: usize = 60;
@@ -114,7 +114,7 @@ fn damaged_store_is_reported_as_without_daemon() {
         assert_eq!(beside.out, without.out);
         let shown = lab.margay("ipam show").failed();
         assert!(shown.out.is_empty(), "{shown:?}");
-        // Once the store is repaired, the daemon serves it.
+        // Once the store is repaired, the daemon serves the store.
         fs::write(&id, whole).unwrap();
         crate::daemon::serves_again(&lab, "c2", crate::programs::PATIENCE / 6);
         assert_eq!(lab.held().len(), 1);
@@ -128,7 +128,7 @@ fn damaged_store_gives_no_address_twice() {
         let lab = Lab::with_pool(engine, "10.79.0.0/24");
         let mut daemon = Daemon::start(&lab);
         let first = lab.add("c1").ok().by_daemon().address();
-        // The newest revision is higher than the engine's: the engine has lost commits.
+        // The test copies the store now. The copy later replaces the store, as if the engine had lost commits.
         let kept = lab.root().join("kept");
         let copied = run({
             let mut command = std::process::Command::new("cp");
@@ -139,8 +139,8 @@ fn damaged_store_gives_no_address_twice() {
         for number in 2..8 {
             lab.add(&format!("c{number}")).ok().by_daemon();
         }
-        // An older copy replaces the store, as after restoring a snapshot of the disk: another folder and queue, but
-        // the same id.
+        // An older copy replaces the store, as after restoring a snapshot of the disk. The copy has another folder and
+        // another queue file, but the same store id.
         fs::rename(&lab.store, lab.root().join("aside")).unwrap();
         fs::rename(&kept, &lab.store).unwrap();
         let without = Call::new("ADD", "c9", &conf_at(&lab, &lab.store)).run();

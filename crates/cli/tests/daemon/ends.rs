@@ -1,4 +1,4 @@
-//! The daemon stops or is killed while plugins call.
+//! Tests that the daemon can stop or be killed while plugins call it.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,20 +15,20 @@ use crate::programs::wait_until;
 const POOL: &str = "10.80.0.0/22";
 /// Number of plugins that call at the same time.
 const CALLERS: usize = 6;
-/// How often the daemon is killed, unless `MARGAY_SERVE_ROUNDS` sets another number.
+/// Number of times the daemon is killed, unless `MARGAY_SERVE_ROUNDS` sets another number.
 const ROUNDS: u32 = 20;
 
-/// The answers that runtimes have received.
+/// The answers that the container runtimes have received.
 #[derive(Default)]
 struct Reported {
-    /// The holder of each address that an ADD has returned and no DEL has released.
+    /// The handle that holds each address. An address is added after its ADD and removed before its DEL.
     held: Mutex<BTreeMap<IpAddr, String>>,
     adds: AtomicUsize,
     dels: AtomicUsize,
 }
 
 impl Reported {
-    /// Calls ADD and DEL until `over` is set, and keeps every third container. Each call must succeed.
+    /// Calls ADD and DEL until `over` is set, and omits the DEL for every third container. Each call must succeed.
     fn call(&self, lab: &Lab, caller: usize, over: &AtomicBool) {
         for round in 0.. {
             if over.load(Ordering::SeqCst) {
@@ -40,7 +40,7 @@ impl Reported {
             let before = self.held.lock().unwrap().insert(address, format!("net1.{container}"));
             assert_eq!(before, None, "{address} was given twice");
             if round % 3 != 0 {
-                // Removed before the DEL: after it, the address may be another container's.
+                // The address is removed before the DEL, because after the DEL another container may get the address.
                 self.held.lock().unwrap().remove(&address);
                 lab.del(&container).ok();
                 self.dels.fetch_add(1, Ordering::SeqCst);
@@ -48,14 +48,15 @@ impl Reported {
         }
     }
 
-    /// Calls the plugin while `work` runs. Afterwards, the store must have exactly the addresses that were returned.
+    /// Calls the plugin from several threads while `work` runs. After `work`, the store must have exactly the addresses
+    /// that the calls returned.
     fn while_calling<T>(lab: &Lab, work: impl FnOnce(&Self) -> T) -> T {
         let (reported, over) = (Self::default(), AtomicBool::new(false));
         let done = thread::scope(|scope| {
             for caller in 0..CALLERS {
                 let (reported, over) = (&reported, &over);
                 scope.spawn(move || {
-                    // If this thread fails, the others end as well.
+                    // If this thread panics, the other threads end as well.
                     let _over = OnDrop(over);
                     reported.call(lab, caller, over);
                 });
@@ -70,7 +71,7 @@ impl Reported {
     }
 }
 
-/// Sets the flag when it is dropped.
+/// Sets the flag when the value is dropped.
 struct OnDrop<'a>(&'a AtomicBool);
 
 impl Drop for OnDrop<'_> {
@@ -92,7 +93,7 @@ fn daemon_end_costs_no_call_when_asked_for() {
                 let ended = daemon.end();
                 assert_eq!(ended.code, Some(0), "{ended:?}");
                 assert!(!lab.socket().exists(), "the socket stays");
-                // Runs without the daemon for a while.
+                // The plugins run without a daemon for a while.
                 sleep(Duration::from_millis(50));
             }
         });
@@ -110,7 +111,7 @@ fn daemon_end_costs_no_call_when_killed_at_any_moment() {
                 let before = reported.adds.load(Ordering::SeqCst);
                 sleep(Duration::from_millis(fastrand::u64(1..150)));
                 daemon.kill();
-                // Usually the next daemon starts at once.
+                // In the other rounds, the next daemon starts immediately.
                 if round % 4 == 0 {
                     sleep(Duration::from_millis(fastrand::u64(1..100)));
                     assert!(reported.adds.load(Ordering::SeqCst) >= before);

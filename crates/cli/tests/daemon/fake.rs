@@ -1,4 +1,4 @@
-//! Foreign listeners on a daemon's socket.
+//! Runs foreign listeners on a daemon's socket.
 
 use std::fs;
 use std::io::Write;
@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 
 use wire::{FileId, Frame, FrameKind, Hello, StoreIdentity};
 
-/// A listener that handles each connection with a function. Dropping it ends the listener.
+/// A listener that passes each connection to a function. Dropping the value stops the listener.
 pub(crate) struct Fake {
     socket: PathBuf,
     over: Arc<AtomicBool>,
@@ -37,7 +37,7 @@ impl Fake {
         Self { socket: socket.to_owned(), over, met, thread: Some(thread) }
     }
 
-    /// The number of clients that have connected.
+    /// Returns the number of clients that have connected.
     pub(crate) fn met(&self) -> usize {
         self.met.load(Ordering::SeqCst)
     }
@@ -52,13 +52,13 @@ impl Drop for Fake {
     }
 }
 
-/// A greeting of the current version for the store in a folder.
+/// Returns a greeting of the current frame version for the store in a folder.
 pub(crate) fn hello(folder: &Path) -> Hello {
     let queue = FileId::at(&folder.join("queue")).unwrap();
     Hello::new(StoreIdentity::Embedded { id: "any".to_owned(), queue })
 }
 
-/// Sends a frame to a client, which may have disconnected.
+/// Sends a frame to a client. The client may already have disconnected.
 pub(crate) fn send(stream: &mut UnixStream, frame: &Frame) {
     let _ = stream.write_all(&frame.to_bytes());
 }

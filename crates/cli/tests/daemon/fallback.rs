@@ -1,4 +1,4 @@
-//! Several pools and sets of ranges through the daemon.
+//! Tests ADDs with several pools and sets of ranges through the daemon.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ fn json_of(ended: &Ended) -> Value {
     serde_json::from_str(&ended.out).unwrap()
 }
 
-/// Answers are the same with a daemon and without one, until both pools of the first set are full.
+/// The answers with a daemon equal the answers without a daemon, until both pools of the first set are full.
 #[test]
 fn subnet_sets_and_full_pools_match_with_daemon() {
     let ipam = json!({"ranges": [

@@ -1,4 +1,4 @@
-//! Plugins wait for a busy daemon, and leave a frozen one.
+//! Tests that plugins wait for a busy daemon, but continue without a frozen daemon.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ use crate::programs::{Running, wait_until};
 
 const POOL: &str = "10.83.0.0/24";
 
-/// A lab whose store is on a disk on which syncs can hang.
+/// Creates a lab whose store is on a disk on which syncs can hang.
 fn lab_on_disk(engine: &'static str) -> (Lab, Disk, Mounted) {
     let mut lab = Lab::new(engine);
     let folder = lab.root().join("disk");
@@ -28,7 +28,7 @@ fn lab_on_disk(engine: &'static str) -> (Lab, Disk, Mounted) {
     (lab, disk, mounted)
 }
 
-/// Starts some plugins while syncs hang, and waits until all of them wait for the store lock.
+/// Starts some plugins while disk syncs hang, and waits until all of these plugins wait for the store lock.
 fn calls_that_leave(lab: &Lab) -> Vec<Running> {
     let calls = vec![lab.add("c1").start(), lab.add("c2").start(), lab.del("c0").start()];
     let queue = lab.store.join("queue");
@@ -158,7 +158,7 @@ fn plugins_wait_when_daemon_has_no_room() {
         command.stdin(Stdio::null()).env_clear();
         let mut daemon = Daemon::start_as(&lab, command);
         daemon.wait_to_greet(&lab);
-        // All of them wait for the lock, so that they meet in the daemon.
+        // The store is locked until all calls are queued, so that the daemon receives the calls together.
         let calls: Vec<_> = lab.held_open(async |_| {
             let calls = (0..24).map(|number| lab.add(&format!("c{number}")).start()).collect();
             sleep(Duration::from_millis(500));

@@ -1,4 +1,4 @@
-//! The daemon ends while a program uses the store through it. The program opens the store itself.
+//! Tests that the daemon may end while a program uses the store through it. The program then opens the store itself.
 
 use std::fs;
 use std::io::Write as _;
@@ -42,7 +42,8 @@ fn open_store_goes_on_when_daemon_is_gone() {
                 assert_eq!(store.get("/a").await.unwrap().unwrap().mod_revision, first);
                 assert!(open.is_exclusive());
                 let second = store.put("/a", "2").await.unwrap();
-                // With turns, the store may be closed between two calls, so there is no watch.
+                // With [`Sharing::InTurns`], the store may be closed between two calls. A watch is therefore
+                // unsupported.
                 let next = watch.next().await.unwrap();
                 match sharing {
                     Sharing::InTurns => assert_eq!(next.unwrap_err().kind(), &ErrorKind::Unsupported),
@@ -88,7 +89,7 @@ fn open_store_is_refused_when_replaced_by_another() {
             let error = read(of_a_maker).await;
             assert_eq!(error.kind(), &ErrorKind::Missing, "{error}");
             assert!(!folder.exists(), "the store was made anew");
-            // The copy has the same id.
+            // The copy of the store has the same id as the store.
             fs::rename(&copy, &folder).unwrap();
             let error = read(of_a_copy).await;
             assert_eq!(error.kind(), &ErrorKind::RevisionRegressed, "{error}");
@@ -101,7 +102,8 @@ fn open_store_is_refused_when_replaced_by_another() {
     }
 }
 
-/// A daemon that is frozen in the middle keeps the store. A program waits for it once, and the error names the process.
+/// A daemon that is frozen during an operation keeps the store. A program waits for the frozen daemon once, and the
+/// error names the daemon's process.
 #[test]
 fn frozen_daemon_is_waited_for_once() {
     for engine in ENGINES {
@@ -124,7 +126,7 @@ fn frozen_daemon_is_waited_for_once() {
     }
 }
 
-/// Listens as this store's daemon, sends its greeting, and leaves the rest of each connection to `serve`.
+/// Listens as the daemon of the lab's store and sends a daemon's greeting. `serve` handles the rest of each connection.
 fn breaks_off(lab: &Lab, serve: impl Fn(UnixStream) + Send + 'static) -> Fake {
     let id = lab.margay("store status -o json").json()["id"].as_str().unwrap().to_owned();
     let folder = lab.location().path().unwrap().to_owned();
@@ -153,7 +155,8 @@ fn open_store_goes_on_wherever_connection_breaks() {
                 _ = stream.write_all(&bytes);
             }
         };
-        // The connection is closed at once, after the request, in the middle of an answer, and after it.
+        // The listener closes the connection at one of four points: immediately, after the request, in the middle of an
+        // answer, or after the answer.
         let ends: [Box<dyn Fn(UnixStream) + Send>; 4] = [
             Box::new(drop),
             Box::new(reads_and_sends(Vec::new())),
@@ -176,7 +179,7 @@ fn open_store_goes_on_wherever_connection_breaks() {
     }
 }
 
-/// The daemon is killed for good while commands and plugins write.
+/// The daemon is killed and not restarted while commands and plugins write.
 #[test]
 fn killed_daemon_takes_no_call_with_it() {
     const CALLERS: usize = 12;
@@ -203,7 +206,7 @@ fn killed_daemon_takes_no_call_with_it() {
     }
 }
 
-/// The configuration names another engine than that of the existing files.
+/// The configuration names a different engine than the engine that created the store's files.
 #[test]
 fn wrong_engine_is_refused_with_daemon_too() {
     for (engine, other) in [(ENGINES[0], ENGINES[1]), (ENGINES[1], ENGINES[0])] {

@@ -1,4 +1,5 @@
-//! The daemon hands the store over to other processes. A daemon that hangs is detected, and systemd kills it.
+//! Tests that the daemon hands the store over to other processes. Also tests that systemd's watchdog kills a daemon
+//! that hangs.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -61,7 +62,7 @@ fn older_programs_in_row_starve_no_call() {
                     }
                 });
             }
-            // Calls continue until the older programs have had their turns, too.
+            // Calls continue at least until the older programs have opened the store more than ten times.
             let done: Vec<_> = (0..200)
                 .take_while(|number| *number < 10 || opened.load(Ordering::SeqCst) <= 10)
                 .map(|number| {
@@ -107,7 +108,7 @@ fn hanging_daemon_spoils_nothing_when_it_resumes() {
             let adds: Vec<_> = (0..4).map(|number| lab.add(&format!("c{round}-{number}")).start()).collect();
             sleep(Duration::from_millis(round * 7));
             daemon.signal(Signal::SIGSTOP);
-            // The plugins leave the frozen daemon in the meantime.
+            // The plugins stop waiting for the frozen daemon before the daemon continues.
             sleep(FROZEN_TIMEOUT + Duration::from_millis(400));
             daemon.signal(Signal::SIGCONT);
             adds.into_iter().for_each(|add| _ = add.end().ok());
@@ -127,7 +128,7 @@ fn hanging_daemon_spoils_nothing_when_it_resumes() {
     }
 }
 
-/// A stand-in for systemd, with a watchdog timeout of 3 s.
+/// A stand-in for systemd with a watchdog timeout of 3 s.
 struct Supervisor {
     path: PathBuf,
     said: Arc<Mutex<Vec<String>>>,
@@ -145,7 +146,7 @@ impl Supervisor {
         (Self { path, said, over, thread: None }, socket)
     }
 
-    /// Kills the process 3 s after its last notification.
+    /// Kills the supervised process 3 s after its last notification.
     fn supervise(&mut self, socket: UnixDatagram, pid: u32) {
         let (said, over) = (Arc::clone(&self.said), Arc::clone(&self.over));
         self.thread = Some(thread::spawn(move || {
@@ -207,7 +208,7 @@ fn hanging_daemon_leaves_add_within_five_seconds() {
         daemon.wait();
         assert_eq!(lab.held().len(), 2);
         lab.is_in_order();
-        // systemd restarts the daemon.
+        // The test restarts the daemon in place of systemd.
         let _daemon = Daemon::start(&lab);
         lab.add("after").ok().by_daemon();
     }
@@ -217,7 +218,7 @@ fn hanging_daemon_leaves_add_within_five_seconds() {
 fn yield_announcement_alone_costs_others_little() {
     let lab = Lab::with_pool("redb", POOL);
     let mut daemon = Daemon::start(&lab);
-    // Clients announce repeatedly that they need the store, and never open it.
+    // Clients announce repeatedly that they need the store, but never open the store.
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! A store in its own folder, for tests with a daemon.
+//! Creates a store in a separate folder, for tests with a daemon.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +20,7 @@ use crate::programs::{Call, Ended, PATIENCE, margay, run};
 
 pub(crate) const ENGINES: [&str; 2] = ["sled", "redb"];
 
-/// A store in a folder and the socket of its daemon. The plugin logs everything.
+/// A store in a folder, and the socket of the store's daemon. The plugin logs at level `debug`.
 #[derive(Debug)]
 pub(crate) struct Lab(lab::Lab);
 
@@ -33,7 +33,7 @@ impl Deref for Lab {
 }
 
 impl Lab {
-    /// A lab whose store does not exist yet.
+    /// Creates a lab whose store does not exist yet.
     pub(crate) fn new(engine: &'static str) -> Self {
         let engine = lab::ENGINES.into_iter().find(|known| known.name() == engine).unwrap();
         let mut lab = Self(lab::Lab { members: json!({ "log_level": "debug" }), ..lab::Lab::new(engine) });
@@ -42,12 +42,12 @@ impl Lab {
         lab
     }
 
-    /// Moves the location of the store to another folder.
+    /// Changes the location of the lab's store to another folder.
     pub(crate) fn move_to(&mut self, folder: &Path) {
         self.0.store = folder.canonicalize().unwrap().join("store");
     }
 
-    /// A lab on a disk of 24 MiB, and the folder of that disk. Requires [`with_own_mounts`].
+    /// Creates a lab on a disk of 24 MiB. Returns the lab and the folder of the disk. Requires [`with_own_mounts`].
     pub(crate) fn on_small_disk(engine: &'static str) -> (Self, PathBuf) {
         let mut lab = Self::new(engine);
         let disk = lab.root().join("disk");
@@ -57,7 +57,7 @@ impl Lab {
         (lab, disk)
     }
 
-    /// A lab whose store has one pool, `lab`.
+    /// Creates a lab whose store has one pool, `lab`.
     pub(crate) fn with_pool(engine: &'static str, cidr: &str) -> Self {
         let lab = Self::new(engine);
         lab.margay(&format!("pool create lab {cidr}")).ok();
@@ -68,7 +68,7 @@ impl Lab {
         self.root.path()
     }
 
-    /// The location of a store of the same engine in another folder.
+    /// Returns the location of a store of the same engine in another folder.
     pub(crate) fn location_of(&self, folder: &Path) -> Location {
         self.engine.at(folder)
     }
@@ -77,12 +77,12 @@ impl Lab {
         self.location().to_string()
     }
 
-    /// The socket of the store's daemon.
+    /// Returns the path of the daemon's socket.
     pub(crate) fn socket(&self) -> PathBuf {
         served::socket(&self.location()).unwrap()
     }
 
-    /// Runs a command on the store; the arguments are separated by blanks.
+    /// Runs a `margay` command on the lab's store. The arguments are separated by spaces.
     #[track_caller]
     pub(crate) fn margay(&self, args: &str) -> Ended {
         run(margay(["--store", &self.url()].into_iter().chain(args.split(' '))))
@@ -96,10 +96,10 @@ impl Lab {
         Call::new("DEL", container, &self.conf())
     }
 
-    /// Opens the store's files like a program that does not support daemons, and keeps them open while `work` runs.
+    /// Opens the store's files like a program that cannot use daemons, and keeps the files open while `work` runs.
     pub(crate) fn held_open<T>(&self, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
         block_on(async {
-            // Opened for releases, so that this works on a full disk.
+            // The store is opened with the purpose of releasing, because this also succeeds on a full disk.
             let to_release = Create::Never.with_wait(PATIENCE).with_purpose(Purpose::Release);
             let open = datastore::open(&self.location(), &to_release).await.unwrap();
             let done = work(&open).await;
@@ -108,12 +108,13 @@ impl Lab {
         })
     }
 
-    /// Reads each assigned address and its handle from the store's files.
+    /// Reads all assigned addresses and their handles from the store's files.
     pub(crate) fn held(&self) -> BTreeMap<IpAddr, String> {
         self.held_open(async |open| held_in(open).await)
     }
 
-    /// [`Self::held`] through the daemon. On a full disk, opening and closing sled's files would need space.
+    /// Like [`Self::held`], but reads through the daemon. On a full disk, opening and closing sled's files would need
+    /// space.
     pub(crate) fn held_there(&self) -> BTreeMap<IpAddr, String> {
         block_on(async {
             let reached = datastore::open(
@@ -142,12 +143,12 @@ impl Lab {
         assert_eq!(check.json()["findings"], json!([]), "{check:?}");
     }
 
-    /// The newest revision, read without opening the store.
+    /// Returns the newest revision of the store without opening the store.
     pub(crate) fn revision(&self) -> i64 {
         block_on(maintenance::newest(&self.location())).unwrap().unwrap().get()
     }
 
-    /// The number of processes that wait for the store lock.
+    /// Returns the number of processes that wait for the store lock.
     pub(crate) async fn waiting(&self) -> usize {
         maintenance::waiting(&self.location()).await.unwrap()
     }
@@ -155,14 +156,14 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        // A killed daemon leaves these files.
+        // A killed daemon does not remove its socket and lock file.
         let socket = self.socket();
         let _ = fs::remove_file(socket.with_extension("lock"));
         let _ = fs::remove_file(socket);
     }
 }
 
-/// The handles of an open store by their addresses, without waiting sticky addresses.
+/// Returns the handle of each assigned address in an open store. Sticky addresses of released workloads are omitted.
 pub(crate) async fn held_in(open: &OpenStore) -> BTreeMap<IpAddr, String> {
     let all = open.store().list(Range::All).await.unwrap();
     let mut held = BTreeMap::new();
@@ -179,7 +180,7 @@ pub(crate) async fn held_in(open: &OpenStore) -> BTreeMap<IpAddr, String> {
     held
 }
 
-/// The allocator on an open store, with the same settings as in the plugin.
+/// Returns an allocator on an open store, with the same settings as in the plugin.
 pub(crate) fn ipam_on(open: &OpenStore) -> Ipam {
     Ipam::new(open.store(), Nodes::FirstSeen)
 }
@@ -188,8 +189,8 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// Moves this thread, and the processes that it starts, to a new mount namespace with an empty `/run/margay` that all
-/// users may read.
+/// Moves this thread to a new mount namespace with an empty `/run/margay` that all users may read. Processes that this
+/// thread starts run in the same namespace.
 pub(crate) fn with_own_mounts() {
     unshare(CloneFlags::CLONE_NEWNS).unwrap_or_else(|error| panic!("{error} (this test needs root)"));
     let nothing = None::<&str>;
@@ -198,7 +199,7 @@ pub(crate) fn with_own_mounts() {
     tmpfs(Path::new("/run/margay"), "size=16m,mode=755");
 }
 
-/// Mounts a tmpfs. Requires [`with_own_mounts`].
+/// Mounts a tmpfs at a path. Requires [`with_own_mounts`].
 pub(crate) fn tmpfs(at: &Path, options: &str) {
     mount(Some("margay-test"), at, Some("tmpfs"), MsFlags::empty(), Some(options)).unwrap();
 }

@@ -1,4 +1,4 @@
-//! No ADD takes effect too late: after a runtime has called DEL or has timed out, nothing stays assigned.
+//! Tests that no ADD takes effect too late: after a runtime has called DEL or timed out, no address stays assigned.
 
 use std::fs;
 use std::thread::sleep;
@@ -30,19 +30,19 @@ fn request(container: &str) -> AssignRequest {
     AssignRequest::new(attachment(container), RequestedAddresses::any(1, 0))
 }
 
-/// Waits until a plugin has sent its request to the daemon, while another process has the store lock.
+/// Waits until a plugin has sent its request to the daemon. Meanwhile another process must have the store lock.
 fn wait_until_taken(plugin: &mut Running) {
     let files = format!("/proc/{}/fd", plugin.pid());
     wait_until("the plugin has a connection", || {
         let links = fs::read_dir(&files).unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
         links.into_iter().any(|link| link.to_string_lossy().starts_with("socket:"))
     });
-    // The request follows the connection at once.
+    // The plugin sends its request immediately after it has connected.
     sleep(Duration::from_millis(200));
     assert!(!plugin.is_over(), "the plugin ended while the store lock was held");
 }
 
-/// Checks that no address is assigned, now and a second later.
+/// Checks that no address is assigned now or a second later.
 #[track_caller]
 fn nothing_comes(lab: &Lab) {
     lab.nothing_is_held();
@@ -119,7 +119,7 @@ fn request_is_dropped_when_its_time_is_over() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
         let _daemon = Daemon::start(&lab);
-        // A client that waits longer than its request says.
+        // The client waits longer than the time limit in its request.
         let asked = |container: &str, millis| {
             let within = Duration::from_millis(millis);
             VerbRequest { within, lock_file: "/run/none".into(), verb: Verb::Add(Box::new(request(container).into())) }
@@ -153,11 +153,12 @@ fn client_killed_at_any_moment_holds_nothing_after_del() {
         let mut killed = 0;
         for round in 0..60 {
             let plugin = lab.add("c1").start();
-            // Up to twice the duration of a call, at a different time in each round.
+            // The plugin is killed after up to twice the duration of a call, at a different time in each round.
             sleep(whole.mul_f64(f64::from(round) / 30.0 * fastrand::f64().max(0.5)));
             killed += u32::from(plugin.kill());
             lab.del("c1").ok();
-            // Every other round checks with the store's files; a late request of the daemon must not follow.
+            // Every other round reads the store's files. The daemon must not carry out the killed plugin's request
+            // afterwards.
             if round % 2 == 0 {
                 lab.nothing_is_held();
             }

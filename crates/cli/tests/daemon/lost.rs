@@ -1,5 +1,5 @@
-//! Lost answers: a daemon accepts a request and dies. The plugin answers with the address that the daemon may have
-//! assigned.
+//! Tests lost answers: a daemon accepts a request and dies. The plugin then answers with the address that the daemon
+//! may have assigned.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -19,22 +19,22 @@ use crate::programs::{Call, PATIENCE};
 
 const POOL: &str = "10.73.0.0/24";
 
-/// The last thing that a daemon does before it dies.
+/// The last step that a daemon completes before it dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Last {
-    /// Accepts the request.
+    /// The daemon accepts the request.
     Takes,
-    /// Carries the request out as well.
+    /// The daemon carries out the request but sends no answer.
     CarriesOut,
-    /// Also sends the first half of its answer.
+    /// The daemon carries out the request and sends the first half of its answer.
     AnswersByHalf,
-    /// Sends invalid data instead of the answer.
+    /// The daemon sends invalid data instead of an answer.
     AnswersGarbage,
 }
 
 const ALL: [Last; 4] = [Last::Takes, Last::CarriesOut, Last::AnswersByHalf, Last::AnswersGarbage];
 
-/// Carries out a request on the store's files.
+/// Carries out a request by opening the store's files.
 fn carry_out(location: &Location, verb: &Verb) -> Answer {
     block_on(async {
         let open = datastore::open(location, &Create::Never.with_wait(PATIENCE)).await.unwrap();
@@ -45,7 +45,8 @@ fn carry_out(location: &Location, verb: &Verb) -> Answer {
     })
 }
 
-/// A daemon that dies after `last`. The receiver gets its answers.
+/// Starts a fake daemon that dies after the step `last`. The receiver gets the results of the requests that the fake
+/// daemon carried out.
 fn dying(lab: &Lab, last: Last) -> (Fake, mpsc::Receiver<Answer>) {
     let (answers, received) = mpsc::channel();
     let (folder, location) = (lab.store.clone(), lab.location());
@@ -87,7 +88,8 @@ fn assigned(answers: &mpsc::Receiver<Answer>) -> std::net::IpAddr {
     }
 }
 
-/// The plugin's ADD returns what the daemon has assigned. The DEL, whose answer is lost as well, releases it.
+/// Checks that the plugin's ADD returns the address that the daemon has assigned. The DEL must release the address
+/// although the answer to the DEL is also lost.
 #[track_caller]
 fn add_and_del(lab: &Lab, conf: &Value, args: &str) {
     for last in ALL {

@@ -1,5 +1,5 @@
-//! Tests of `margay serve`, `margay-ipam` and `margay` together, as real programs. None of them may depend on another
-//! one working. Needs root.
+//! Tests `margay serve`, `margay-ipam` and `margay` together, as real programs. Each program must work even when the
+//! others fail. The tests need root.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod activation;

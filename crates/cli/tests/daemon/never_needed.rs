@@ -1,4 +1,4 @@
-//! Plugins and commands work without the daemon, and with a foreign listener on its socket.
+//! Tests that plugins and commands work without the daemon, and with a foreign listener on the daemon's socket.
 
 use std::fs;
 use std::io::Write;
@@ -16,17 +16,17 @@ use crate::lab::{ENGINES, Lab};
 use crate::programs::Ended;
 
 const POOL: &str = "10.72.0.0/24";
-/// The time limit of a call: the timeout for the daemon, and the time of a plugin without it.
+/// Time limit of a call: the time that a plugin waits for a frozen daemon, and the time of a call without a daemon.
 const BOUND: Duration = FROZEN_TIMEOUT.saturating_add(Duration::from_secs(2));
 
-/// Checks that a call has ended within [`BOUND`].
+/// Checks that a call ended within [`BOUND`].
 #[track_caller]
 fn in_time(ended: Ended) -> Ended {
     assert!(ended.took < patient(BOUND), "{ended:?}");
     ended
 }
 
-/// Checks that an ADD and a DEL succeed in time. Returns the output of the ADD.
+/// Checks that an ADD and a DEL succeed within [`BOUND`]. Returns the result of the ADD.
 #[track_caller]
 fn calls_are_well(lab: &Lab) -> Ended {
     let add = in_time(lab.add("c1").ok());
@@ -36,7 +36,7 @@ fn calls_are_well(lab: &Lab) -> Ended {
     add
 }
 
-/// Checks that plugin calls and commands succeed in time. Returns the output of the ADD.
+/// Checks that plugin calls and commands succeed within [`BOUND`]. Returns the result of the ADD.
 #[track_caller]
 fn all_is_well(lab: &Lab) -> Ended {
     let add = in_time(lab.add("c2").ok());
@@ -64,7 +64,7 @@ fn fallback_when_socket_has_no_listener() {
         drop(UnixListener::bind(lab.socket()).unwrap());
         assert!(lab.socket().exists());
         all_is_well(&lab);
-        // A daemon replaces the listener.
+        // A real daemon replaces the foreign listener.
         let mut daemon = Daemon::start(&lab);
         all_is_well(&lab).by_daemon();
         daemon.runs();
@@ -79,8 +79,8 @@ fn fallback_when_path_is_no_socket() {
     all_is_well(&lab);
 }
 
-/// Runs `serve` with each client and the store's folder. Checks that calls succeed, and that the plugin says why it
-/// opened the store itself.
+/// Starts a foreign listener that calls `serve` with each client and the store's folder. Checks that calls succeed, and
+/// that the plugin logs the reason why it opened the store itself.
 #[track_caller]
 fn with_listener(
     is_well: impl Fn(&Lab) -> Ended,
@@ -96,7 +96,7 @@ fn with_listener(
     }
 }
 
-/// Keeps a connection open for a while without reading it.
+/// Keeps a connection open for 20 seconds without reading from it.
 fn keep(stream: UnixStream) {
     thread::spawn(move || {
         thread::sleep(Duration::from_secs(20));
@@ -143,7 +143,7 @@ fn fallback_when_greeting_is_garbage() {
         let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n");
     });
     with_listener(all_is_well, "opening the store directly", |_, mut stream| {
-        // The header of a frame of maximum length, whose content never follows.
+        // The listener sends the header of a frame of maximum length, and never sends the frame's content.
         let _ = stream.write_all(&[wire::FRAME_VERSION, b'h', 0, 0, 0, 0x40]);
         keep(stream);
     });
@@ -175,7 +175,7 @@ fn fallback_when_daemon_takes_no_request() {
 
 #[test]
 fn fallback_when_daemon_answers_out_of_turn() {
-    // A greeting instead of an answer.
+    // The listener sends a second greeting instead of an answer.
     with_listener(calls_are_well, "opening the store directly", |folder, mut stream| {
         greet(&mut stream, &hello(folder));
         send(&mut stream, &Frame::empty(FrameKind::Taken));

@@ -1,4 +1,4 @@
-//! Prefixes, with a daemon and without one.
+//! Tests the assignment of prefixes with a daemon and without a daemon.
 
 use serde_json::json;
 

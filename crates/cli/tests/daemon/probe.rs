@@ -1,4 +1,4 @@
-//! The probe of a secondary network through the daemon, and the quarantine commands.
+//! Tests the probe of a secondary network through the daemon, and the quarantine commands.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Runs the programs, each with a time limit.
+//! Runs Margay's programs with a time limit each.
 
 use std::net::IpAddr;
 use std::os::unix::process::ExitStatusExt;
@@ -12,13 +12,13 @@ use serde_json::Value;
 use testkit::process;
 use testkit::server::send_signal;
 
-/// How long any program may take on a quiet machine.
+/// Time limit for one program on a quiet machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A user without any files.
+/// The id of a user who owns no files.
 pub(crate) const STRANGER: u32 = 65_534;
 
-/// The command `margay` with these arguments and an empty environment.
+/// Returns the command `margay` with these arguments and an empty environment.
 pub(crate) fn margay<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(args).env_clear().current_dir("/");
@@ -26,15 +26,16 @@ pub(crate) fn margay<'a>(args: impl IntoIterator<Item = &'a str>) -> Command {
     command
 }
 
-/// The path of a program of an earlier version.
+/// Returns the path of a program of an earlier Margay version.
 pub(crate) fn earlier(program: &str) -> PathBuf {
-    // `scripts/build-earlier` puts it beside the folder of this profile.
+    // `scripts/build-earlier` puts the earlier programs in the folder `earlier`, beside the folder of the build
+    // profile.
     let path = Path::new(env!("CARGO_BIN_EXE_margay")).ancestors().nth(2).unwrap().join("earlier").join(program);
     assert!(path.exists(), "{} is missing: scripts/build-earlier", path.display());
     path
 }
 
-/// The same command with another program.
+/// Returns the given command with its program replaced by `program`, which may be of another version.
 pub(crate) fn of_version(program: &Path, command: Command) -> Command {
     let mut of_version = Command::new(program);
     of_version.args(command.get_args()).env_clear().current_dir("/");
@@ -42,19 +43,19 @@ pub(crate) fn of_version(program: &Path, command: Command) -> Command {
     of_version
 }
 
-/// Sends a signal to a process. After SIGSTOP, returns when the process has stopped.
+/// Sends a signal to a process. After SIGSTOP, waits until the process has stopped.
 pub(crate) fn signal(pid: u32, signal: Signal) {
     send_signal(pid, signal).unwrap();
 }
 
-/// The result of a process.
+/// The result of a process that has ended.
 #[derive(Clone, Debug)]
 pub(crate) struct Ended {
     /// The exit code; `None` if a signal ended the process.
     pub(crate) code: Option<i32>,
     pub(crate) out: String,
     pub(crate) err: String,
-    /// The duration since the start.
+    /// The time from the start of the process to its end.
     pub(crate) took: Duration,
 }
 
@@ -79,7 +80,7 @@ impl Ended {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 
-    /// The addresses that an ADD has returned.
+    /// Returns the addresses in the result of a successful ADD.
     #[track_caller]
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         let json = self.json();
@@ -87,7 +88,7 @@ impl Ended {
         ips.iter().map(|ip| ip["address"].as_str().unwrap().split('/').next().unwrap().parse().unwrap()).collect()
     }
 
-    /// The only address that an ADD has returned.
+    /// Returns the only address in the result of a successful ADD.
     #[track_caller]
     pub(crate) fn address(&self) -> IpAddr {
         let addresses = self.addresses();
@@ -95,17 +96,17 @@ impl Ended {
         addresses[0]
     }
 
-    /// Checks in the log of a plugin call that the daemon carried it out. The caller knows that a daemon runs.
+    /// Checks in a plugin's log that the daemon carried out the call. The caller must know that a daemon runs.
     #[track_caller]
     pub(crate) fn by_daemon(self) -> Self {
-        // The earlier version says "going on without it".
+        // The earlier version of the plugin logs "going on without it".
         let alone =
             ["opening the store directly", "going on without it", "has another store", "leaves it to the plugin"];
         assert!(!alone.iter().any(|words| self.err.contains(words)), "not by the daemon: {self:?}");
         self
     }
 
-    /// Checks that a plugin opened the store itself, and logged the reason with these words.
+    /// Checks that a plugin opened the store itself and logged the reason with the given words.
     #[track_caller]
     pub(crate) fn alone(self, words: &str) -> Self {
         assert!(self.err.contains(words), "{words:?} is not said: {self:?}");
@@ -113,7 +114,7 @@ impl Ended {
     }
 }
 
-/// A running process. Dropping it kills the process.
+/// A running process. Dropping the value kills the process.
 #[derive(Debug)]
 pub(crate) struct Running {
     child: Option<Child>,
@@ -133,25 +134,25 @@ impl Running {
         self.child.as_ref().unwrap().id()
     }
 
-    /// True if the process has ended.
+    /// Returns whether the process has ended.
     pub(crate) fn is_over(&mut self) -> bool {
         self.child.as_mut().unwrap().try_wait().unwrap().is_some()
     }
 
-    /// Kills the process. True if it was still running.
+    /// Kills the process. Returns whether the process was still running.
     pub(crate) fn kill(mut self) -> bool {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap().signal().is_some()
     }
 
-    /// Waits for the end of the process.
+    /// Waits until the process has ended.
     #[track_caller]
     pub(crate) fn end(self) -> Ended {
         self.end_within(patient(PATIENCE))
     }
 
-    /// Waits for the end of the process, at most `limit`.
+    /// Waits for at most `limit` until the process has ended.
     #[track_caller]
     pub(crate) fn end_within(mut self, limit: Duration) -> Ended {
         let child = self.child.take().unwrap();
@@ -178,27 +179,27 @@ pub(crate) fn run(command: Command) -> Ended {
     Running::start(command, "").end()
 }
 
-/// A call of the plugin that may end in any way, even by a signal.
+/// A call of the plugin. The plugin may end in any way, even by a signal.
 #[derive(Clone, Debug)]
 pub(crate) struct Call(process::Call);
 
 impl Call {
-    /// A call for the interface `eth0`, with a runtime's environment.
+    /// Creates a call for the interface `eth0` with the environment that a runtime sets.
     pub(crate) fn new(verb: &str, container: &str, conf: &Value) -> Self {
         Self(process::Call::new(verb, container, conf))
     }
 
-    /// Sets `CNI_ARGS`.
+    /// Sets the variable `CNI_ARGS` of the call.
     pub(crate) fn args(self, args: &str) -> Self {
         Self(self.0.with("CNI_ARGS", args))
     }
 
-    /// Calls another program.
+    /// Calls another program instead of the plugin of this version.
     pub(crate) fn of(self, program: PathBuf) -> Self {
         Self(self.0.by(program))
     }
 
-    /// Runs the call as this user.
+    /// Runs the call as the user with this id.
     pub(crate) fn by(self, uid: u32) -> Self {
         Self(self.0.as_user(uid))
     }
@@ -212,7 +213,7 @@ impl Call {
         self.start().end()
     }
 
-    /// Runs the call, which must succeed.
+    /// Runs the call and checks that the call succeeded.
     #[track_caller]
     pub(crate) fn ok(&self) -> Ended {
         self.run().ok()

@@ -1,4 +1,4 @@
-//! Quotas with several assignments in one commit, and with plugins that are killed.
+//! Tests quotas with several assignments in one commit, and with plugins that are killed.
 
 use std::thread;
 use std::time::Duration;
@@ -14,7 +14,7 @@ fn of_shop(lab: &Lab, verb: &str, container: &str) -> Call {
     Call::new(verb, container, &lab.conf()).args(&pod)
 }
 
-/// How much of the quota is used.
+/// Returns the number of addresses that count against the quota.
 fn used(lab: &Lab) -> u64 {
     lab.margay("quota list -o json").ok().json()["quotas"][0]["used"].as_u64().unwrap()
 }
@@ -44,7 +44,7 @@ fn quota_gives_crowd_as_many_addresses_as_allowed() {
         let listed = lab.margay("quota list -o json").ok().json();
         let row = json!({"kind": "namespace", "name": "shop", "limit": 7, "used": 7, "percent": 100});
         assert_eq!(listed, json!({"quotas": [row]}));
-        // The message is the same without the daemon.
+        // Without the daemon, the ADD is refused with the same message.
         let beside = is_refused(of_shop(&lab, "ADD", "more").run());
         daemon.runs();
         daemon.end().ok();

@@ -1,4 +1,4 @@
-//! Roles that this test program plays as another user, in a separate process.
+//! Roles that this test program plays in a separate process as another user.
 
 use std::env;
 use std::fs;
@@ -17,10 +17,11 @@ use crate::programs::{PATIENCE, Running, STRANGER};
 
 const ROLE: &str = "MARGAY_DAEMON_TEST_ROLE";
 const SOCKET: &str = "MARGAY_DAEMON_TEST_SOCKET";
-/// Device and inode of the store's queue, which another user cannot look up.
+/// Name of the environment variable with the device and inode of the store's queue file. Another user cannot look up
+/// the queue file.
 const QUEUE: &str = "MARGAY_DAEMON_TEST_QUEUE";
 
-/// Plays a role as [`STRANGER`].
+/// Starts a process that plays a role as the user [`STRANGER`].
 pub(crate) fn play(role: &str, lab: &Lab) -> Running {
     let FileId { device, inode } = FileId::at(&lab.store.join("queue")).unwrap();
     let mut command = Command::new(env::current_exe().unwrap());
@@ -44,7 +45,7 @@ fn as_another_user() {
             let mut stream = UnixStream::connect(socket).unwrap();
             stream.set_read_timeout(Some(patient(PATIENCE))).unwrap();
             let mut said = Vec::new();
-            // If unread data is left, closing the connection causes an error here.
+            // If the daemon closes the connection with unread data, this read returns an error.
             let _ = stream.read_to_end(&mut said);
             assert_eq!(said, b"", "a stranger was told something");
         }
@@ -54,9 +55,9 @@ fn as_another_user() {
             let queue = env::var(QUEUE).unwrap();
             let mut numbers = queue.split(' ').map(|number| number.parse().unwrap());
             let queue = FileId { device: numbers.next().unwrap(), inode: numbers.next().unwrap() };
-            // If no client connects, the test kills this process.
+            // If no client connects, the listener waits until the test kills the process.
             let (mut stream, _) = listener.accept().unwrap();
-            // The same greeting that a daemon would send.
+            // The listener sends a greeting that equals a daemon's greeting.
             greet(&mut stream, &Hello::new(StoreIdentity::Embedded { id: "any".to_owned(), queue }));
             stream.set_read_timeout(Some(patient(PATIENCE))).unwrap();
             let mut said = Vec::new();

@@ -1,4 +1,4 @@
-//! Sticky addresses, with a daemon and without one.
+//! Tests sticky addresses with a daemon and without a daemon.
 
 use std::net::IpAddr;
 
@@ -66,7 +66,8 @@ fn sticky_pins_hold_with_and_without_daemon() {
             lab.margay("ipam unpin 10.86.0.77").ok();
             assert!(kept(&lab, "").is_empty());
             call("DEL", "p2", "printer", &lab).ok();
-            // After the wait the address is free for all. An address in use can be pinned for later.
+            // After the wait for its workload, a sticky address is free for all workloads. An assigned address can be
+            // pinned for a later workload.
             let ip = lab.add("c1").ok().address();
             let noted = lab.margay(&format!("ipam pin {ip} later")).ok();
             assert!(noted.err.contains("waits for later after its release"), "{noted:?}");

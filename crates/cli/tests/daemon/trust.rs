@@ -1,4 +1,4 @@
-//! Whether clients and daemons of different users and stores trust each other.
+//! Tests whether clients and daemons of different users and stores trust each other.
 
 use std::fs;
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn stranger_is_told_nothing_by_daemon() {
         let mut daemon = Daemon::start(&lab);
         role::play("client", &lab).end().ok();
         assert!(daemon.log().contains("a client was sent away"), "{}", daemon.log());
-        // A plugin of another user is refused as well, because it may not open the store's files.
+        // A plugin of another user is refused as well, because another user must not open the store's files.
         let add = lab.add("c1").by(STRANGER).run().failed();
         assert!(add.err.contains("opening the store directly"), "{add:?}");
         lab.nothing_is_held();
@@ -36,14 +36,14 @@ fn stranger_is_not_believed_as_daemon() {
     with_own_mounts();
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, POOL);
-        // A daemon creates the folder with the right permissions.
+        // A daemon creates the sockets' folder with the right permissions.
         Daemon::start(&lab).end().ok();
         let listener: Running = role::play("listener", &lab);
         wait_until("the stranger listens", || lab.socket().exists());
         let add = lab.add("c1").ok().alone("the daemon runs as another user");
         assert_eq!(lab.held(), [(add.address(), "net1.c1".to_owned())].into());
         listener.end().ok();
-        // Our own daemon replaces the listener.
+        // A daemon of the store's owner replaces the foreign listener.
         let mut daemon = Daemon::start(&lab);
         lab.del("c1").ok().by_daemon();
         daemon.runs();
@@ -85,7 +85,7 @@ fn greeting_says_which_store_daemon_has() {
     }
 }
 
-/// Creates another store with another pool, beside the lab's.
+/// Creates another store with another pool beside the lab's store.
 fn another(lab: &Lab, cidr: &str) -> std::path::PathBuf {
     let folder = lab.root().join("another");
     let url = lab.location_of(&folder).to_string();
@@ -103,14 +103,14 @@ fn replaced_store_is_used_instead_of_store_of_daemon() {
         let aside = lab.root().join("aside");
         fs::rename(&lab.store, &aside).unwrap();
         fs::rename(&other, &lab.store).unwrap();
-        // At once, while the daemon may still have the old store open.
+        // The call follows immediately, while the daemon may still have the old store open.
         let add = lab.add("after").ok();
         assert!(add.address().to_string().starts_with("10.76."), "{add:?}");
         assert_eq!(lab.held().len(), 1);
         serves_again(&lab, "later", PATIENCE);
         let add = lab.add("later").ok().by_daemon();
         assert!(add.address().to_string().starts_with("10.76."), "{add:?}");
-        // Nothing was written to the old store.
+        // The ADD wrote nothing to the old store.
         let url = lab.location_of(&aside).to_string();
         let show = run(margay(["--store", &url, "ipam", "show", "-o", "json"])).ok();
         assert!(show.out.contains("10.75.0.0/24"), "{show:?}");
@@ -127,7 +127,7 @@ fn moved_store_is_served_again_when_back() {
         lab.add("before").ok().by_daemon();
         let aside = lab.root().join("aside");
         fs::rename(&lab.store, &aside).unwrap();
-        // The daemon notices the missing store, and does not create one.
+        // The daemon notices that the store is missing, and does not create a store.
         std::thread::sleep(Duration::from_millis(300));
         let none = lab.add("meanwhile").run().failed();
         assert!(none.out.contains("there is no store") || none.out.contains("no store"), "{none:?}");
@@ -135,7 +135,7 @@ fn moved_store_is_served_again_when_back() {
         assert!(!lab.store.exists(), "a store was created");
         fs::rename(&aside, &lab.store).unwrap();
         serves_again(&lab, "later", patient(PATIENCE / 6));
-        // Another store is put in its place.
+        // Another store replaces the store at the same path.
         fs::rename(&lab.store, &aside).unwrap();
         std::thread::sleep(Duration::from_millis(300));
         let other = another(&lab, "10.76.0.0/24");
@@ -194,7 +194,8 @@ fn restored_store_ends_watches_and_is_served_anew() {
     }
 }
 
-/// Watches through the daemon and reports when the watch has started. Returns the error that ends it.
+/// Watches the store through the daemon, and reports on `begins` when the watch has started. Returns the error that
+/// ends the watch.
 fn watch_to_its_end(location: &datastore::Location, begins: &std::sync::mpsc::Sender<()>) -> String {
     use futures::StreamExt;
     use kv::{Range, Store, WatchRequest};

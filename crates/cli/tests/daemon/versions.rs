@@ -1,5 +1,6 @@
-//! Programs of this version beside programs of an earlier version with another frame format. Neither misreads the
-//! other, each opens the store itself, and nothing is lost. `scripts/build-earlier` builds the earlier programs.
+//! Tests programs of this version beside programs of an earlier version that has another frame format. Programs of
+//! different versions do not misread each other, open the store themselves, and lose no data. `scripts/build-earlier`
+//! builds the earlier programs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -45,7 +46,7 @@ fn daemon_of(version: Version, lab: &Lab) -> Daemon {
 #[track_caller]
 fn alone(ended: Ended) -> Ended {
     let ended = ended.ok();
-    // The earlier version says "going on without it".
+    // The earlier version of the plugin logs "going on without it".
     let words = ["opening the store directly", "going on without it"];
     assert!(words.iter().any(|words| ended.err.contains(words)), "{ended:?}");
     ended
@@ -60,7 +61,7 @@ fn plugin_opens_store_when_daemon_has_other_version() {
             let own = of_daemon.call(lab.add("own")).ok().by_daemon().address();
             let first = alone(of_plugin.call(lab.add("c1")).run()).address();
             assert_ne!(own, first);
-            // Each version finds the addresses that the other one has assigned.
+            // Each version finds the addresses that the other version has assigned.
             assert_eq!(of_daemon.call(lab.add("c1")).ok().by_daemon().address(), first);
             assert_eq!(alone(of_plugin.call(lab.add("own")).run()).address(), own);
             let calls: Vec<_> = (0..16).map(|number| BOTH[number % 2].call(lab.add(&format!("n{number}")))).collect();
@@ -119,8 +120,8 @@ fn cluster_is_opened_when_daemon_has_other_version() {
     }
 }
 
-/// After a downgrade, the earlier version cannot read the pending commits of this version. It leaves them as they are,
-/// and says so.
+/// After a downgrade, the earlier version cannot read this version's records of pending commits. The earlier version
+/// keeps these records unchanged and logs a message.
 #[test]
 fn newer_notes_are_left_alone_by_earlier_version() {
     let cluster = Cluster::start();
@@ -140,7 +141,7 @@ fn newer_notes_are_left_alone_by_earlier_version() {
         assert!(ended.err.contains("which this version does not know"), "{ended:?}");
         assert_eq!(fs::read(&note).unwrap(), bytes);
     }
-    // This version settles the pending commit.
+    // The plugin of this version completes or discards the pending commit.
     cluster.del("c1").ok();
     assert!(!note.exists());
     cluster.nothing_is_held();

@@ -1,11 +1,12 @@
-//! Repairs HTTP/2 requests with an invalid `:authority`. Debian's etcdctl 3.4 includes the scheme of an endpoint
-//! `http://HOST:PORT`, and Go programs send the path of a unix socket.
+//! Repairs HTTP/2 requests with an invalid `:authority`. Debian's etcdctl 3.4 sends an authority that includes the
+//! scheme of an endpoint `http://HOST:PORT`. Go programs send the path of a unix socket as the authority.
 //!
-//! The HTTP/2 library rejects such a request before a service can correct it (hyperium/h2#487), and Margay never uses
-//! the authority. So this filter reads the client's bytes first and replaces each authority literal with a valid one.
-//! Header compression (HPACK, RFC 7541) keeps literals in a table for later requests. The table counts entries from the
-//! newest and evicts the oldest when it is full. The new literal is never longer than the old one, so the table still
-//! has every entry that the client refers to.
+//! The HTTP/2 library rejects a request with an invalid authority before a service can correct the request
+//! (hyperium/h2#487). Margay never uses the authority. The filter in this module therefore reads the client's bytes
+//! first and replaces each authority literal with a valid literal. Header compression (HPACK, RFC 7541) keeps literals
+//! in a table for later requests. The HPACK table indexes its entries from the newest, and evicts the oldest entries
+//! when it is full. A replaced literal is never longer than the original literal, so the HPACK table still has every
+//! entry that the client refers to.
 
 use std::io;
 use std::pin::Pin;
@@ -13,30 +14,31 @@ use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Length of the HTTP/2 connection preface.
+/// Length in bytes of the HTTP/2 connection preface.
 const PREFACE_BYTES: usize = 24;
 const FRAME_HEADER_BYTES: usize = 9;
 const HEADERS_FRAME: u8 = 1;
-/// Flags of a HEADERS frame: all headers are in this frame; the payload is padded; a priority precedes the headers.
+/// Flags of an HTTP/2 HEADERS frame: all headers are in this frame, the payload is padded, and a priority precedes the
+/// headers.
 const FLAG_END_HEADERS: u8 = 0x4;
 const FLAG_PADDED: u8 = 0x8;
 const FLAG_PRIORITY: u8 = 0x20;
 const PRIORITY_BYTES: usize = 5;
-/// Size of the largest frame that the server accepts.
+/// Size in bytes of the largest HTTP/2 frame that the server accepts.
 const MAX_FRAME_BYTES: usize = 16 * 1024;
 /// Index of the name `:authority` in HPACK's static table.
 const AUTHORITY_INDEX: usize = 1;
-/// The new authority literal: its length and one character.
+/// The valid authority literal in HPACK encoding: its length and one character.
 const AUTHORITY_LITERAL: [u8; 2] = [1, b'm'];
 
-/// A connection whose requests get a valid authority.
+/// A client connection whose requests get a valid authority.
 pub(super) struct AuthorityFilter<S> {
     stream: S,
-    /// Number of bytes that pass unchanged before the next frame.
+    /// Number of bytes to pass through unchanged before the next frame begins.
     passing: usize,
-    /// The received part of an incomplete frame.
+    /// The bytes of an incomplete frame received until now.
     partial: Vec<u8>,
-    /// Filtered bytes that have not been read yet.
+    /// Filtered bytes that the HTTP/2 library has not read yet.
     ready: Vec<u8>,
 }
 
@@ -45,7 +47,7 @@ impl<S> AuthorityFilter<S> {
         Self { stream, passing: PREFACE_BYTES, partial: Vec::new(), ready: Vec::new() }
     }
 
-    /// Filters bytes from the client into `ready`.
+    /// Filters bytes from the client and appends the result to `ready`.
     fn take_in(&mut self, mut bytes: &[u8]) {
         while !bytes.is_empty() {
             if self.passing > 0 {
@@ -72,13 +74,13 @@ impl<S> AuthorityFilter<S> {
     }
 }
 
-/// Returns the length of a frame including its header, or `None` while the header is incomplete.
+/// Returns the length in bytes of an HTTP/2 frame including the frame header, or `None` while the header is incomplete.
 fn frame_length(frame: &[u8]) -> Option<usize> {
     let [a, b, c] = *frame.get(..FRAME_HEADER_BYTES)?.first_chunk()?;
     Some(FRAME_HEADER_BYTES + usize::from(a) * 0x1_0000 + usize::from(b) * 0x100 + usize::from(c))
 }
 
-/// Returns a HEADERS frame with the new authority, or `None` if the frame has no authority or cannot be parsed.
+/// Returns a HEADERS frame with the valid authority. Returns `None` if the frame has no authority or cannot be parsed.
 fn replace_authority(frame: &[u8]) -> Option<Vec<u8>> {
     let flags = *frame.get(4)?;
     if flags & FLAG_END_HEADERS == 0 || flags & FLAG_PADDED != 0 {
@@ -88,7 +90,7 @@ fn replace_authority(frame: &[u8]) -> Option<Vec<u8>> {
     let mut rest = frame.get(begin..)?;
     while !rest.is_empty() {
         let first = *rest.first()?;
-        // An indexed field, or a new size of the table.
+        // The byte `first` starts an indexed field or a change of the HPACK table's size.
         if first & 0x80 != 0 || first & 0xe0 == 0x20 {
             read_integer(&mut rest, if first & 0x80 != 0 { 7 } else { 5 })?;
             continue;
@@ -108,7 +110,7 @@ fn replace_authority(frame: &[u8]) -> Option<Vec<u8>> {
     None
 }
 
-/// Reads an HPACK integer that has `prefix` bits in its first byte.
+/// Reads an HPACK integer whose first byte has `prefix` bits for the value.
 fn read_integer(bytes: &mut &[u8], prefix: u32) -> Option<usize> {
     let most = (1_usize << prefix) - 1;
     let mut value = usize::from(*bytes.split_off_first()?) & most;
@@ -125,7 +127,7 @@ fn read_integer(bytes: &mut &[u8], prefix: u32) -> Option<usize> {
     None
 }
 
-/// Reads an HPACK string without decoding it.
+/// Reads an HPACK string without decoding its Huffman code.
 fn read_string<'b>(bytes: &mut &'b [u8]) -> Option<&'b [u8]> {
     let length = read_integer(bytes, 7)?;
     bytes.split_off(..length)
@@ -139,7 +141,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for AuthorityFilter<S> {
             ready!(Pin::new(&mut this.stream).poll_read(cx, into))?;
             let read = into.filled().len() - before;
             if read == 0 {
-                // The connection has ended, so an incomplete frame is dropped.
+                // The client has ended the connection, so an incomplete frame is dropped.
                 return Poll::Ready(Ok(()));
             }
             if read <= this.passing {
@@ -193,7 +195,7 @@ mod tests {
         [&length[1..], &[kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// Returns a literal that enters the table, with the name of this index.
+    /// Returns an HPACK literal that enters the table, with the header name at index `name`.
     fn literal(name: u8, value: &[u8]) -> Vec<u8> {
         [&[0x40 | name, u8::try_from(value.len()).unwrap()], value].concat()
     }
@@ -210,7 +212,8 @@ mod tests {
     #[tokio::test]
     async fn authority_is_replaced_for_any_split_of_bytes() {
         let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-        // A table size, `:method POST`, a path with a long length, and new names after the authority.
+        // The headers contain a table size, `:method POST`, a path with a long length, and new names after the
+        // authority.
         let path = [&[0x44, 0x7f, 100], &[b'/'; 227][..]].concat();
         let last = [&[0x40][..], &[1, b'a'], &[1, b'b'], &[0x10, 1, b'c', 1, b'd'], &[0xbe]].concat();
         let headers = |authority: &[u8]| [&[0x3f, 0xe1, 0x1f, 0x83][..], &path, authority, &last].concat();
@@ -232,14 +235,14 @@ mod tests {
                 assert_eq!(read, with(&literal(1, b"m")), "{authority:?} {step}");
             }
         }
-        // Huffman-coded literals are replaced whether or not they enter the table.
+        // Huffman-coded authority literals are replaced whether or not they enter the table.
         for first in [0x41, 0x01, 0x11] {
             let read = through(&with(&[first, 0x82, 0xff, 0xff]), 1000).await;
             assert_eq!(read, with(&[first, 1, b'm']));
         }
     }
 
-    /// Damaged, split or padded HEADERS frames are left to the server.
+    /// The filter passes damaged, split and padded HEADERS frames to the server unchanged.
     #[tokio::test]
     async fn authority_filter_passes_other_frames() {
         let authority = literal(1, b"http://a");

@@ -1,4 +1,5 @@
-//! The API's listeners, its client connections and mutual TLS: the server and every client show a certificate.
+//! Listens for clients of etcd's API and accepts their connections. With mutual TLS, the server and every client show a
+//! certificate.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
@@ -29,7 +30,7 @@ use super::authority::AuthorityFilter;
 use super::{ApiOptions, ListenAddress};
 use crate::accept::{self, Acceptor, ExcessPolicy, Listener};
 
-/// Maximum number of connected clients. Further clients are disconnected at once.
+/// Maximum number of connected clients. Further clients are disconnected immediately.
 const MAX_CLIENTS: usize = 1024;
 /// Time limit for a client's TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -41,8 +42,8 @@ pub(super) struct ApiListener {
 }
 
 impl ApiListener {
-    /// Listens at an address. Replaces a unix socket that an earlier daemon has left. Only the daemon's user may
-    /// connect to a unix socket.
+    /// Listens at an address. Replaces a unix socket file that an earlier daemon did not remove. Only the daemon's user
+    /// may connect to a unix socket.
     ///
     /// # Errors
     /// Any I/O error.
@@ -59,7 +60,7 @@ impl ApiListener {
         Ok(Self { listener, url, tls })
     }
 
-    /// The URL, with the port that the system has chosen.
+    /// The URL of this listener, with the actual port if the system chose the port.
     pub(super) fn url(&self) -> &str {
         &self.url
     }
@@ -69,7 +70,7 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
         fs::remove_file(path)?;
     }
-    // The socket is moved to its path only after its mode is set, so that no other user can connect in between.
+    // The socket is moved to its path only after its mode is set, so that no other user can ever connect to the socket.
     let draft = path.with_extension(format!("{}.new", std::process::id()));
     let listener = UnixListener::bind(&draft)?;
     let placed = fs::set_permissions(&draft, Permissions::from_mode(0o600)).and_then(|()| fs::rename(&draft, path));
@@ -79,14 +80,14 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     placed.map(|()| listener)
 }
 
-/// A client connection. It keeps its permit until it closes.
+/// A client connection, which counts against the maximum number of clients until it closes.
 pub(super) struct ApiConnection {
     io: AuthorityFilter<Box<dyn accept::ByteStream>>,
     client: ClientShare,
     _place: OwnedSemaphorePermit,
 }
 
-/// Returns the connections accepted at all addresses. The accept loops run on `tasks`.
+/// Returns a stream of the connections that all listeners accept. The accept loops run on `tasks`.
 pub(super) fn accept_connections(
     offers: Vec<ApiListener>,
     tasks: &mut JoinSet<()>,
@@ -113,7 +114,7 @@ async fn accept_at(offer: ApiListener, room: Arc<Semaphore>, connected: mpsc::Se
     }
 }
 
-/// Admits a client. With TLS, a TCP client completes its handshake first.
+/// Admits a client. With TLS, a TCP client must complete its handshake first.
 fn admit(
     client: accept::ClientStream,
     tls: Option<&Arc<ReloadingTls>>,
@@ -137,7 +138,7 @@ fn admit(
 fn hand_on(io: Box<dyn accept::ByteStream>, place: OwnedSemaphorePermit, connected: &mpsc::Sender<ApiConnection>) {
     let connected = connected.clone();
     tokio::spawn(async move {
-        // Sending fails only when the daemon ends.
+        // Sending the connection fails only when the daemon stops.
         let _ = connected
             .send(ApiConnection { io: AuthorityFilter::new(io), client: ClientShare::default(), _place: place })
             .await;
@@ -184,7 +185,7 @@ impl AsyncWrite for ApiConnection {
     }
 }
 
-/// Paths of the TLS files, all in PEM form.
+/// Paths of the API's TLS files, all in PEM form.
 #[derive(Clone, Debug)]
 pub(super) struct TlsFiles {
     cert: PathBuf,
@@ -192,10 +193,10 @@ pub(super) struct TlsFiles {
     client_ca: PathBuf,
 }
 
-/// Size and modification time of each file; `None` for a file whose metadata cannot be read.
+/// Size and modification time of each TLS file; `None` for a file whose metadata cannot be read.
 type FileStamp = [Option<(u64, SystemTime)>; 3];
 
-/// The server's TLS configuration. Files that have changed are loaded again.
+/// The server's TLS configuration. TLS files that have changed are loaded again.
 pub(super) struct ReloadingTls {
     files: TlsFiles,
     current: Mutex<(FileStamp, Arc<ServerConfig>)>,
@@ -208,7 +209,7 @@ impl fmt::Debug for ReloadingTls {
 }
 
 impl TlsFiles {
-    /// Takes the paths from the options; `None` unless all three are given.
+    /// Takes the paths of the TLS files from the options. Returns `None` unless all three paths are given.
     pub(super) fn of(options: &ApiOptions) -> Option<Self> {
         let ApiOptions { cert: Some(cert), key: Some(key), client_ca: Some(client_ca), .. } = options else {
             return None;
@@ -221,7 +222,7 @@ impl TlsFiles {
             .map(|path| path.metadata().and_then(|found| Ok((found.len(), found.modified()?))).ok())
     }
 
-    /// Reads the files. Errors name a file and never quote its content.
+    /// Reads the TLS files. An error names a file and never quotes the file's content.
     fn load(&self) -> Result<ServerConfig, String> {
         let unusable = |path: &Path, what: &str| format!("{} holds no usable {what}", path.display());
         let mut roots = RootCertStore::empty();
@@ -243,19 +244,20 @@ impl TlsFiles {
 }
 
 impl ReloadingTls {
-    /// Loads the files.
+    /// Loads the TLS files.
     ///
     /// # Errors
-    /// A message with the file that cannot be read or used.
+    /// An error message that names the file that cannot be read or used.
     pub(super) fn load(files: TlsFiles) -> Result<Self, String> {
-        // The stamp is taken before the files are read, so that a change in between is noticed later.
+        // The stamp is taken before the files are read, so that a change during reading is noticed when the next client
+        // connects.
         let stamp = files.stamp();
         let config = Arc::new(files.load()?);
         Ok(Self { files, current: Mutex::new((stamp, config)) })
     }
 
-    /// Returns the acceptor for the next client. Changed files that cannot be used leave the current certificate in
-    /// place.
+    /// Returns the TLS acceptor for the next client. If changed files cannot be used, the current certificate stays in
+    /// use.
     pub(super) fn acceptor(&self) -> TlsAcceptor {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let stamp = self.files.stamp();

@@ -1,7 +1,7 @@
-//! etcd's API in front of the daemon's store, for programs outside this project: etcdctl, calicoctl, Felix, locks in
-//! any language.
+//! Offers etcd's API in front of the daemon's store to programs outside this project: etcdctl, calicoctl, Felix, or
+//! lock clients in any language.
 //!
-//! This module has the API's options, the checks of its URLs, and the [`Backing`] of a shared store.
+//! This module has the API's options, the checks of the API's URLs, and the [`Backing`] of a shared store.
 
 mod authority;
 mod connections;
@@ -22,7 +22,7 @@ use tokio::task::JoinSet;
 use crate::daemon::Daemon;
 use connections::{ApiListener, ReloadingTls, TlsFiles};
 
-/// The reason why the API cannot be offered.
+/// The reason why the daemon cannot offer etcd's API.
 #[derive(Debug)]
 pub struct ApiError(String);
 
@@ -38,10 +38,11 @@ impl ApiError {
     }
 }
 
-/// Listens at all URLs. Returns the part of the daemon's startup line that lists them; empty without URLs.
+/// Listens at all URLs of the API. Returns the part of the daemon's startup line that lists these URLs; empty without
+/// URLs.
 ///
 /// # Errors
-/// The URL that cannot be used, and what to change.
+/// Names the URL that cannot be used and says what to change.
 pub(crate) async fn offer(
     daemon: &Arc<Daemon>,
     location: &Location,
@@ -94,39 +95,40 @@ pub(crate) async fn offer(
 /// Options of etcd's API.
 #[derive(Clone, Debug, Default)]
 pub struct ApiOptions {
-    /// URLs to listen at: `https://HOST:PORT`, `http://HOST:PORT` or `unix:PATH`. If empty, the API is off.
+    /// URLs at which the API listens: `https://HOST:PORT`, `http://HOST:PORT` or `unix:PATH`. If the list is empty, the
+    /// API is off.
     pub listen: Vec<String>,
     /// URLs by which clients reach the API, if they differ from `listen`.
     pub advertise: Vec<String>,
-    /// Path of the server's certificate, in PEM form.
+    /// Path of the server's certificate file, in PEM form.
     pub cert: Option<PathBuf>,
-    /// Path of the certificate's key, in PEM form.
+    /// Path of the private key file of the server's certificate, in PEM form.
     pub key: Option<PathBuf>,
-    /// Path of the authorities that sign client certificates, in PEM form.
+    /// Path of the file with the certificate authorities that sign client certificates, in PEM form.
     pub client_ca: Option<PathBuf>,
-    /// Whether programs on this machine may connect without a certificate, over `http://` on loopback.
+    /// Whether programs on this machine may connect without a certificate, through `http://` on a loopback address.
     pub insecure_loopback: bool,
-    /// Interval of a watch's progress reports; `None` for etcd's 10 minutes.
+    /// Interval of the progress reports of a watch; `None` for etcd's default of 10 minutes.
     pub watch_progress_interval: Option<Duration>,
 }
 
 const TLS_ADVICE: &str =
     "https:// takes --cert-file, --key-file and --client-ca-file; on loopback http:// and --insecure-loopback will do";
 
-/// A parsed listen URL.
+/// A parsed listen URL of the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum ListenAddress {
-    /// A port, with or without mutual TLS.
+    /// A TCP port, with or without mutual TLS.
     Tcp { addresses: Vec<SocketAddr>, tls: bool },
-    /// A unix socket for the daemon's user only.
+    /// A unix socket to which only the daemon's user can connect.
     Unix(PathBuf),
 }
 
 impl ListenAddress {
-    /// Parses a URL.
+    /// Parses a listen URL.
     ///
     /// # Errors
-    /// The reason why the URL cannot be used.
+    /// Returns the reason why the URL cannot be used.
     fn parse(url: &str) -> Result<Self, String> {
         if let Some(path) = url.strip_prefix("unix:") {
             let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));
@@ -145,10 +147,10 @@ impl ListenAddress {
         Ok(Self::Tcp { addresses: addresses.collect(), tls })
     }
 
-    /// Checks that clients can reach the address and that other users cannot write to the store.
+    /// Checks that clients can reach the address and that other users of this machine cannot write to the store.
     ///
     /// # Errors
-    /// Advice on how to change the options.
+    /// Returns advice on how to change the options.
     fn check(&self, options: &ApiOptions) -> Result<(), &'static str> {
         let Self::Tcp { addresses, tls } = self else { return Ok(()) };
         if options.advertise.is_empty() && addresses.iter().any(|address| address.ip().is_unspecified()) {
@@ -176,7 +178,7 @@ fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
-/// A shared store, and the URLs by which clients reach it.
+/// A shared store and the URLs by which clients reach its API.
 #[derive(Debug)]
 pub(crate) struct ServedStore {
     shared_store: SharedStore,
@@ -203,7 +205,7 @@ impl Backing for ServedStore {
         MemberIdentity { name: "margay".to_owned(), urls: self.urls.clone() }
     }
 
-    /// A restored store has different ids from the store that it replaced.
+    /// After a restore, the new store has other ids than the store that it replaced.
     fn place(&self) -> StoreGeneration {
         let ((cluster, member), generation) = self.shared_store.place();
         StoreGeneration { cluster, member, generation }
@@ -265,7 +267,7 @@ impl Backing for ServedStore {
     }
 }
 
-/// Sums the sizes of all files in a folder, in bytes. Files that are removed meanwhile count as 0.
+/// Sums the sizes of all files in a folder, in bytes. Files that are removed during the scan count as 0.
 fn folder_bytes(path: &Path) -> io::Result<u64> {
     let found = match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),

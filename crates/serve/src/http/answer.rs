@@ -1,4 +1,5 @@
-//! HTTP answers and their headers. Answers that read much of the store are computed one at a time and cached briefly.
+//! Builds HTTP answers and their headers. Answers that read much of the store are computed one after the other and
+//! cached briefly.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -25,7 +26,8 @@ pub(super) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 pub(super) type HttpResponse = Response<Body>;
 
-/// Restricts a browser to showing an answer, running this program's scripts and sending requests to this daemon.
+/// Security headers that allow a browser to show an answer, to run this program's scripts and to send requests to this
+/// daemon, but nothing else.
 const SECURITY_HEADERS: [(HeaderName, &str); 6] = [
     (
         hyper::header::CONTENT_SECURITY_POLICY,
@@ -39,7 +41,7 @@ const SECURITY_HEADERS: [(HeaderName, &str); 6] = [
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
 ];
 
-/// Adds the headers of every answer. Without a `Cache-Control` of its own, an answer is not stored.
+/// Adds the headers that every answer has. Forbids caching unless the answer has its own `Cache-Control` header.
 pub(super) fn add_security_headers(headers: &mut HeaderMap) {
     for (name, value) in SECURITY_HEADERS {
         headers.insert(name, HeaderValue::from_static(value));
@@ -47,7 +49,7 @@ pub(super) fn add_security_headers(headers: &mut HeaderMap) {
     headers.entry(CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
 }
 
-/// Returns an answer with a body of this content type.
+/// Returns an HTTP answer with the given body and content type.
 pub(super) fn whole(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> HttpResponse {
     let mut answer = Response::new(Full::new(body.into()).boxed_unsync());
     *answer.status_mut() = status;
@@ -55,14 +57,14 @@ pub(super) fn whole(status: StatusCode, kind: &'static str, body: impl Into<Byte
     answer
 }
 
-/// Returns a short text.
+/// Returns an HTTP answer with a short text as its body.
 pub(super) fn text(status: StatusCode, text: impl Into<String>) -> HttpResponse {
     let mut text = text.into();
     text.push('\n');
     whole(status, "text/plain; charset=utf-8", text)
 }
 
-/// Returns a JSON document.
+/// Returns an HTTP answer with a JSON document as its body.
 pub(super) fn json(status: StatusCode, document: &impl Serialize) -> HttpResponse {
     match serde_json::to_vec(document) {
         Ok(bytes) => whole(status, "application/json", bytes),
@@ -70,7 +72,7 @@ pub(super) fn json(status: StatusCode, document: &impl Serialize) -> HttpRespons
     }
 }
 
-/// The status and text of a request that failed.
+/// The HTTP status and text of the answer to a request that failed.
 #[derive(Debug)]
 pub(super) struct HttpError {
     pub(super) status: StatusCode,
@@ -78,12 +80,12 @@ pub(super) struct HttpError {
 }
 
 impl HttpError {
-    /// The request is malformed.
+    /// Returns the error for a malformed request.
     pub(super) fn bad_request(text: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, text: text.into() }
     }
 
-    /// The store cannot answer now.
+    /// Returns the error for a store that cannot answer now.
     pub(super) fn unavailable(error: impl fmt::Display) -> Self {
         Self { status: StatusCode::SERVICE_UNAVAILABLE, text: error.to_string() }
     }
@@ -111,14 +113,14 @@ impl From<HttpError> for HttpResponse {
     }
 }
 
-/// How long an answer is cached.
+/// How long most answers are cached.
 pub(super) const ANSWER_TTL: Duration = Duration::from_secs(2);
-/// How long a forecast is cached. It changes slowly, and its computation reads all blocks twice.
+/// How long a forecast is cached. A forecast changes slowly, and its computation reads all blocks twice.
 const FORECAST_TTL: Duration = Duration::from_secs(300);
-/// Time limit for reading all blocks for an answer.
+/// Time limit for reading all blocks of the store for an answer.
 pub(super) const READ_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The cached answer to the last question of one kind.
+/// Caches the answer to the most recent question of one kind.
 #[derive(Debug)]
 pub(super) struct Memo<T>(Arc<Mutex<Option<MemoEntry<T>>>>);
 
@@ -136,8 +138,9 @@ impl<T> Default for Memo<T> {
 }
 
 impl<T: Send + Sync + 'static> Memo<T> {
-    /// Returns the cached answer if the last question was the same and is recent enough. Otherwise makes a new answer
-    /// while other callers wait. The entry is removed when it expires, so that an idle daemon keeps no memory.
+    /// Returns the cached answer if the last question was equal and the answer is recent enough. In all other cases,
+    /// computes a new answer while other callers wait. A cached answer is removed when it expires, so that an idle
+    /// daemon keeps no memory for it.
     pub(super) async fn get(
         &self,
         question: &str,
@@ -166,7 +169,7 @@ impl<T: Send + Sync + 'static> Memo<T> {
     }
 }
 
-/// Caches for each kind of question.
+/// The caches for answers, one per kind of question.
 #[derive(Debug)]
 pub(super) struct AnswerCache {
     census: Memo<Census>,
@@ -209,12 +212,12 @@ impl AnswerCache {
         self.forecast.get("", FORECAST_TTL, make).await
     }
 
-    /// Runs an expensive read while no other one runs here. `read` must not call this function.
+    /// Runs an expensive read of the store while no other expensive read runs. `read` must not call this function.
     pub(super) async fn read_exclusively<T>(
         &self,
         read: impl Future<Output = Result<T, HttpError>>,
     ) -> Result<T, HttpError> {
-        // The semaphore is never closed.
+        // Acquiring a permit cannot fail, because the semaphore is never closed.
         let _reading = self.reading.acquire().await.map_err(HttpError::unavailable)?;
         read.await
     }

@@ -1,5 +1,5 @@
-//! HTTP connections, with limits on their number, on the time of a request, and on the time in which a client reads
-//! nothing.
+//! Serves HTTP connections. Limits apply to the number of connections, the time of a request, and the time in which a
+//! client reads nothing.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -24,27 +24,27 @@ use super::answer::add_security_headers;
 use super::route::{Origin, answer};
 use crate::accept::{Acceptor, ByteStream, ExcessPolicy, Listener};
 
-/// Size of a connection's read and write buffers.
+/// Size in bytes of a connection's read buffer and of its write buffer.
 const MAX_BUFFER_BYTES: usize = 16 * 1024;
 /// Maximum number of headers of a request.
 const MAX_HEADERS: usize = 64;
-/// Time limit for open requests when the daemon ends.
+/// Time limit for open requests when the daemon stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 /// Maximum number of clients that are rejected at the same time.
 const MAX_REJECTIONS: usize = 64;
-/// Time limit for rejecting a client.
+/// Time limit for sending the rejection to a client.
 const REJECTION_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The answer to a client that exceeds the limit.
+/// The answer to a client that connects when the maximum number of connections is reached.
 const BUSY_RESPONSE: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: text/plain; charset=utf-8\r\n\
     content-length: 32\r\ncache-control: no-store\r\nretry-after: 5\r\nconnection: close\r\n\r\n\
     too many connections; try again\n";
 
-/// Answers the clients of a listener until `stop` completes. Open requests then get half a second more; event streams
-/// end with it.
+/// Answers the clients of a listener until `stop` completes. After that, open requests get half a second more, and
+/// event streams end immediately.
 ///
 /// # Errors
-/// None at present: an error of a connection ends only that connection.
+/// Never returns an error at present: an error of a connection ends only that connection.
 pub async fn serve(listener: Listener, page: Arc<PageContext>, stop: impl Future<Output = ()>) -> io::Result<()> {
     let origin = match &listener {
         Listener::Tcp(_) => Origin::Network,
@@ -60,7 +60,7 @@ pub async fn serve(listener: Listener, page: Arc<PageContext>, stop: impl Future
         let (client, place) = tokio::select! {
             () = &mut stop => break,
             next = acceptor.next() => next,
-            // The result of a connection does not matter to the others.
+            // A failed connection does not affect the other connections.
             Some(_) = connections.join_next() => continue,
         };
         let stream = client.into_stream();
@@ -110,7 +110,7 @@ async fn serve_requests(
     let mut connection = pin!(connection);
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
-        // The channel carries no value. It closes when the server stops.
+        // The `stopped` channel carries no value and closes when the server stops.
         _ = stopped.changed() => {
             connection.as_mut().graceful_shutdown();
             connection.await
@@ -121,8 +121,8 @@ async fn serve_requests(
     }
 }
 
-/// Answers that there are too many clients, then reads until the client closes. If a connection is closed with unread
-/// input, the client may lose the answer.
+/// Answers that there are too many clients, then reads until the client closes the connection. A client may lose the
+/// answer if the server closes a connection that has unread input.
 async fn reject_client(mut stream: Box<dyn ByteStream>) {
     if stream.write_all(BUSY_RESPONSE).await.is_ok() && stream.shutdown().await.is_ok() {
         let mut unread = [0; 1024];
@@ -134,7 +134,7 @@ async fn reject_client(mut stream: Box<dyn ByteStream>) {
 struct StallTimeout<S> {
     stream: S,
     patience: Duration,
-    /// Runs while a write waits.
+    /// The timer of a write that waits for the client to read.
     clock: Pin<Box<Sleep>>,
     waits: WriteState,
 }
@@ -229,7 +229,7 @@ mod tests {
         });
         let mut read = [0; 40];
         for part in read.chunks_mut(8) {
-            // Each wait is shorter than the timeout, but their sum is longer.
+            // Each wait is shorter than the timeout, but the sum of the waits is longer.
             sleep(Duration::from_secs(3)).await;
             far.read_exact(part).await.unwrap();
         }

@@ -1,8 +1,9 @@
-//! The daemon's HTTP side for browsers and scrapers: `/metrics`, `/health`, `/version` and a page.
+//! Serves `/metrics`, `/health`, `/version` and a page to browsers and scrapers over HTTP.
 //!
-//! The server only reads, and only to answer a request. [`ClientLimits`] bound the number of connections, the time for
-//! headers, the time for a request, and the time in which a client reads nothing. The page is a few files in the
-//! program. It requests nothing from other hosts, and the headers of every answer forbid that.
+//! The HTTP server only reads the store, and only to answer a request. [`ClientLimits`] bound the number of
+//! connections, the time for headers, the time for a request, and the time in which a client reads nothing. The page
+//! consists of a few files that are compiled into the program. The page requests nothing from other hosts, and the
+//! headers of every answer forbid such requests.
 
 mod answer;
 mod api;
@@ -23,7 +24,7 @@ use answer::AnswerCache;
 
 pub use connection::serve;
 
-/// Facts about the daemon, without secrets.
+/// Facts about the daemon that the page shows, without secrets.
 #[derive(Clone, Debug, Default)]
 pub struct DaemonInfo {
     /// The URL of the store, without user and password.
@@ -38,18 +39,19 @@ pub struct DaemonInfo {
     pub boot: Option<String>,
 }
 
-/// Limits on connections and requests.
+/// Limits on the HTTP server's connections and requests.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientLimits {
-    /// Maximum number of connections. Further clients get the answer 503.
+    /// Maximum number of connections. Further clients get the status 503.
     pub connections: usize,
-    /// Time limit for the headers of a request. It also ends a connection that is kept open without a request.
+    /// Time limit for receiving the headers of a request. An idle connection that waits for its next request is also
+    /// closed after this time.
     pub headers: Duration,
-    /// Maximum time in which a client reads no byte of an answer. After that, the connection is closed.
+    /// Maximum time in which a client reads no byte of an answer. After this time the server closes the connection.
     pub stall: Duration,
-    /// Time limit for an answer.
+    /// Time limit for computing an answer.
     pub answer: Duration,
-    /// Time without events after which a stream sends a comment to stay alive.
+    /// Time without events after which an event stream sends a comment to keep the connection alive.
     pub heartbeat: Duration,
 }
 
@@ -65,32 +67,33 @@ impl Default for ClientLimits {
     }
 }
 
-/// Returns the part of a cluster's store that `/metrics` reads.
+/// Returns the part of a cluster's store that `/metrics` may read.
 pub type NodeReach = Arc<dyn Fn() -> ReadScope + Send + Sync>;
 
-/// The store that the page shows, and the clients that may see it.
+/// The store that the page shows, and the settings of the HTTP server.
 pub struct PageContext {
-    /// The store that answers read.
+    /// The store that requests read.
     pub store: Arc<dyn Store>,
     /// The operator's view of the store.
     pub operator: Operator,
-    /// Facts about the daemon.
+    /// Facts about the daemon that the page shows.
     pub about: DaemonInfo,
     /// Metrics of the daemon's own work.
     pub metrics: Arc<Metrics>,
-    /// Names under which a browser may open the page, besides the names of loopback.
+    /// Host names under which a browser may open the page, besides the loopback names.
     pub hosts: Vec<String>,
-    /// Limits on connections and requests.
+    /// Limits on the HTTP server's connections and requests.
     pub limits: ClientLimits,
-    /// The store whose history has metrics; `None` omits them.
+    /// The store whose history `/metrics` covers; `None` omits the metrics of the history.
     history: Option<SharedStore>,
-    /// The part of the store that `/metrics` reads; `None` reads all of it, as on a store of one machine.
+    /// The part of the store that `/metrics` reads. With `None`, `/metrics` reads the whole store, which suits a store
+    /// of one machine.
     pub reach: Option<NodeReach>,
     cache: AnswerCache,
 }
 
 impl PageContext {
-    /// Creates a page for an operator's store. Browsers can open it only under the names of loopback.
+    /// Creates a page for an operator's store. Browsers can open the page only under the loopback names.
     pub fn new(operator: Operator, about: DaemonInfo, metrics: Arc<Metrics>) -> Self {
         Self {
             store: Arc::clone(operator.ipam().store()),
@@ -105,28 +108,29 @@ impl PageContext {
         }
     }
 
-    /// Also answers browsers that use these names. A name has no port.
+    /// Also allows browsers to open the page under these host names. The names must not include a port.
     #[must_use]
     pub fn with_hosts(mut self, hosts: Vec<String>) -> Self {
         self.hosts = hosts;
         self
     }
 
-    /// Adds metrics of this store's history, if the store is embedded.
+    /// Adds metrics of the store's history to `/metrics`, if the store is embedded.
     #[must_use]
     pub fn with_history(mut self, shared_store: SharedStore) -> Self {
         self.history = Some(shared_store);
         self
     }
 
-    /// Replaces the limits on connections and requests.
+    /// Replaces the limits on the HTTP server's connections and requests.
     #[must_use]
     pub fn with_limits(mut self, limits: ClientLimits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// Limits `/metrics` to this node's part of a cluster's store, so that the work does not grow with the cluster.
+    /// Limits `/metrics` to this node's part of a cluster's store. The cost of `/metrics` then does not grow with the
+    /// cluster.
     #[must_use]
     pub fn with_reach(mut self, reach: NodeReach) -> Self {
         self.reach = Some(reach);

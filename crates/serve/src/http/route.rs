@@ -1,7 +1,9 @@
-//! Routes a request to its answer, after a check of the host name: the API, `/metrics`, and the files of the page.
+//! Checks the host name of a request, then routes the request to the page's API, to `/metrics` or to a file of the
+//! page.
 //!
 //! A page of another site can let its own host name resolve to 127.0.0.1 (DNS rebinding). The browser then sends
-//! requests to this daemon with that name in `Host`. So names that are not this machine's own are rejected.
+//! requests to this daemon with the other site's host name in `Host`. The daemon therefore rejects host names that are
+//! not this machine's own.
 
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -26,13 +28,13 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How a request reached the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// Through a port, to which any page in a browser on this machine can send requests.
+    /// The request came through a TCP port. Any page in a browser on this machine can send requests to the port.
     Network,
-    /// Through a unix socket.
+    /// The request came through a unix socket.
     Socket,
 }
 
-/// Answers a request.
+/// Answers an HTTP request.
 pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, page: &Arc<PageContext>) -> HttpResponse {
     if origin == Origin::Network && !has_allowed_host(request, page) {
         let advice = "this name is not one of the daemon's; ask for 127.0.0.1 or localhost, or name it with --host";
@@ -56,7 +58,7 @@ pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, page: &A
     }
 }
 
-/// Returns whether the request names a host and every name is allowed.
+/// Returns whether a request names a host and all the host names in it are allowed.
 fn has_allowed_host(request: &Request<Incoming>, page: &PageContext) -> bool {
     let of_headers = request.headers().get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
     let mut names = of_headers.chain(request.uri().authority().map(|authority| authority.as_str())).peekable();
@@ -86,15 +88,15 @@ pub(super) fn version(page: &PageContext) -> HttpResponse {
     json(StatusCode::OK, &version)
 }
 
-/// Returns whether `host`, with or without a port, is a loopback name or one of `named`.
+/// Returns whether `host`, with or without a port, is a loopback name or is in `named`.
 fn is_allowed(host: &str, named: &[String]) -> bool {
     let Some(name) = without_port(host) else { return false };
     let is_loopback = name.eq_ignore_ascii_case("localhost") || name.parse().is_ok_and(|ip: IpAddr| ip.is_loopback());
     is_loopback || named.iter().any(|other| other.trim_matches(['[', ']']).eq_ignore_ascii_case(name))
 }
 
-/// Returns the name or address of `host`, or `None` if `host` is malformed or its port has other characters than
-/// digits.
+/// Returns the name or address in `host` without the port. Returns `None` if `host` is malformed, for example if its
+/// port has characters other than digits.
 fn without_port(host: &str) -> Option<&str> {
     let (name, port) = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']')?,
@@ -107,7 +109,8 @@ fn without_port(host: &str) -> Option<&str> {
 
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Returns all metrics. If the store cannot be read, its metrics are missing and `margay_serve_store_read` is 0.
+/// Returns the answer to `/metrics`. If the store cannot be read, the store's metrics are missing and
+/// `margay_serve_store_read` is 0.
 async fn metrics_answer(page: &Arc<PageContext>) -> HttpResponse {
     let samples = match timeout(page.limits.answer, samples(page)).await {
         Ok(Ok(samples)) => Some(samples.text()),
@@ -140,7 +143,7 @@ async fn samples(page: &Arc<PageContext>) -> Result<Samples, HttpError> {
         None => {
             let census = page.cache.census(page.operator.ipam()).await?;
             samples.of_all(&census, node, boot);
-            // A slow forecast continues after this answer, and the next answer includes it.
+            // A slow forecast continues after this answer is sent, and the next answer includes the forecast.
             let forecast = tokio::spawn({
                 let page = Arc::clone(page);
                 async move { page.cache.forecast(&page.operator).await }
@@ -173,7 +176,7 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// Path, content type and content of a file of the page.
+/// The path, content type and content of one file of the page.
 type PageFile = (&'static str, &'static str, &'static str);
 
 const PAGE_FILES: &[PageFile] = &[
@@ -193,7 +196,8 @@ const PAGE_FILES: &[PageFile] = &[
     ("/problems.js", SCRIPT, include_str!("page/problems.js")),
 ];
 
-/// Returns the file at a path, or 304 without content if the browser's `If-None-Match` has its tag.
+/// Returns the page file at a path. If the browser's `If-None-Match` has the file's tag, returns status 304 without
+/// content.
 fn page_file(path: &str, headers: &HeaderMap) -> Option<HttpResponse> {
     let (_, kind, text) = PAGE_FILES.iter().find(|(at, ..)| *at == path)?;
     let etag = etag(text);
@@ -277,7 +281,7 @@ mod tests {
                 ["https://", "http://", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("]
             {
                 let found = text.matches(foreign).count();
-                // The URL of the SVG namespace is a name. Browsers send no request to it.
+                // The URL of the SVG namespace is only a name. Browsers send no request to this URL.
                 let names = text.matches("http://www.w3.org/2000/svg").count();
                 assert_eq!(found, if foreign == "http://" { names } else { 0 }, "{foreign} in {path}");
             }

@@ -1,4 +1,4 @@
-//! A browser under a test's control: Chromium through chromedriver, which takes WebDriver's JSON over HTTP.
+//! Controls a browser in tests: Chromium through chromedriver, which accepts WebDriver's JSON commands over HTTP.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -9,35 +9,35 @@ use std::time::{Duration, Instant};
 use conformance::patient;
 use serde_json::{Value, json};
 
-/// Time limit for waiting for the page.
+/// Time limit for waiting for the page to change.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Finds a program on the search path.
+/// Finds a program in the folders of `PATH`.
 fn program(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&std::env::var_os("PATH")?).map(|folder| folder.join(name)).find(|path| path.is_file())
 }
 
-/// Returns why no browser can be driven here, or `None`.
+/// Returns the reason why no browser can be controlled on this machine, or `None` if a browser can be controlled.
 pub(crate) fn missing() -> Option<String> {
     let names = ["chromium", "chromedriver"];
     let missing: Vec<&str> = names.into_iter().filter(|name| program(name).is_none()).collect();
     (!missing.is_empty()).then(|| format!("not installed: {}; scripts/setup test installs it", missing.join(", ")))
 }
 
-/// A browser and its chromedriver. They have one session, in which each case opens windows of its own.
+/// A browser and its chromedriver. All test cases share one browser session, and each case opens its own windows.
 pub(crate) struct Driver {
     child: Child,
     port: u16,
     session: String,
-    /// The session's first window. It stays open, because a session without a window cannot open another one.
+    /// The session's first window, which stays open because a session without a window cannot open a new window.
     first: Value,
-    /// The browser's files. They are removed with the driver.
+    /// The folder for the browser's temporary files, which is removed when the driver is dropped.
     folder: tempfile::TempDir,
 }
 
 impl Driver {
     pub(crate) fn start() -> Self {
-        // Another process may take the chosen port before chromedriver does. chromedriver then exits.
+        // Another process may take the chosen port before chromedriver listens on the port. chromedriver then exits.
         let mut driver = (0..5).find_map(|_| Self::try_start()).expect("chromedriver starts");
         let profile = driver.folder.path().join("profile");
         let arguments = [
@@ -45,7 +45,7 @@ impl Driver {
             "--no-sandbox".to_owned(),
             "--disable-gpu".to_owned(),
             "--disable-dev-shm-usage".to_owned(),
-            // The browser must request nothing but the page.
+            // The browser must send no requests except for the page.
             "--disable-background-networking".to_owned(),
             "--hide-scrollbars".to_owned(),
             format!("--user-data-dir={}", profile.display()),
@@ -82,19 +82,20 @@ impl Driver {
         Some(driver)
     }
 
-    /// Sends the session's next commands to a window.
+    /// Selects the window that receives the session's next commands.
     fn choose(&self, handle: &Value) -> Result<Value, String> {
         self.in_session("POST", "/window", &json!({"handle": handle}))
     }
 
-    /// Sends a command within the session.
+    /// Sends a WebDriver command within the session.
     fn in_session(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
         self.call(method, &format!("/session/{}{path}", self.session), body)
     }
 
     fn call(&self, method: &str, path: &str, body: &Value) -> Result<Value, String> {
         let body = if method == "POST" { body.to_string() } else { String::new() };
-        // Returns an error instead of panicking: `drop` comes here, too, when chromedriver may have ended.
+        // A failed call returns an error instead of panicking, because `drop` makes calls even after chromedriver has
+        // exited.
         let mut stream = TcpStream::connect(("127.0.0.1", self.port)).map_err(|error| error.to_string())?;
         stream.set_read_timeout(Some(patient(Duration::from_secs(60)))).unwrap();
         let length = body.len();
@@ -129,7 +130,7 @@ impl Drop for Driver {
     }
 }
 
-/// The appearance of a window.
+/// The size and appearance of a browser window.
 #[derive(Clone, Copy)]
 pub(crate) struct Look {
     pub(crate) width: u32,
@@ -139,7 +140,8 @@ pub(crate) struct Look {
 
 pub(crate) const WIDE: Look = Look { width: 1440, height: 900, colours: "light" };
 
-/// A window of one case. A session's commands go to the window that was opened last. The console is checked on drop.
+/// A browser window of one test case. A session's commands go to the window that was opened last. Dropping the window
+/// checks its console.
 pub(crate) struct Window<'d> {
     driver: &'d Driver,
     handle: Value,
@@ -151,7 +153,7 @@ impl<'d> Window<'d> {
         let opened = driver.in_session("POST", "/window/new", &json!({"type": "window"})).unwrap();
         let window = Self { driver, handle: opened["handle"].clone() };
         driver.choose(&window.handle).unwrap();
-        // Discards the console lines of an earlier window.
+        // Discards the console lines that an earlier window has printed.
         window.console();
         let metrics = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         window.devtools("Emulation.setDeviceMetricsOverride", &metrics);
@@ -172,23 +174,23 @@ impl<'d> Window<'d> {
         self.call("POST", "/url", &json!({"url": url})).unwrap();
     }
 
-    /// Returns the result of a piece of script.
+    /// Runs a script in the page and returns the script's result.
     pub(crate) fn run(&self, script: &str) -> Value {
         let reported = self.call("POST", "/execute/sync", &json!({"script": script, "args": []}));
         reported.unwrap_or_else(|error| panic!("{error}\nin {script}"))
     }
 
-    /// Returns the value of an expression.
+    /// Returns the value of a JavaScript expression in the page.
     pub(crate) fn value(&self, expression: &str) -> Value {
         self.run(&format!("return ({expression});"))
     }
 
-    /// Returns the text that a person sees.
+    /// Returns the text of the page that a person can see.
     pub(crate) fn text(&self) -> String {
         self.value("document.body.innerText").as_str().unwrap().to_owned()
     }
 
-    /// Waits until an expression is true. The expression may name elements that do not exist yet.
+    /// Waits until a JavaScript expression is true. The expression may refer to elements that do not exist yet.
     pub(crate) fn wait(&self, expression: &str) {
         let until = Instant::now() + patient(PATIENCE);
         let tried = format!("(() => {{ try {{ return Boolean({expression}); }} catch {{ return false; }} }})()");
@@ -203,7 +205,7 @@ impl<'d> Window<'d> {
         self.wait(&format!("document.body.innerText.includes({})", json!(text)));
     }
 
-    /// Presses keys, one after the other. Keys without a letter are written with WebDriver's codes, for example
+    /// Presses keys, one after the other. Special keys such as Enter are written with WebDriver's codes, for example
     /// `\u{e007}`.
     pub(crate) fn press(&self, keys: &str) {
         let presses: Vec<Value> = keys
@@ -221,18 +223,19 @@ impl<'d> Window<'d> {
         self.call("POST", "/actions", &json!({"actions": [mouse]})).unwrap();
     }
 
-    /// Returns whether the page shows a dialog, as an attack would.
+    /// Returns whether the page shows a JavaScript dialog. A successful script injection would show such a dialog.
     pub(crate) fn has_dialog(&self) -> bool {
         self.call("GET", "/alert/text", &Value::Null).is_ok()
     }
 
-    /// Returns the lines of the console: a script that failed, or a request that the policy forbade.
+    /// Returns the lines of the browser's console. The browser prints a line for each script that failed and each
+    /// request that the security policy forbade.
     pub(crate) fn console(&self) -> Vec<String> {
         let reported = self.call("POST", "/se/log", &json!({"type": "browser"})).unwrap();
         reported.as_array().unwrap().iter().map(|line| line["message"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Saves a screenshot in the folder named by PAGE_PICTURES, if it is set.
+    /// Saves a screenshot in the folder named by the environment variable PAGE_PICTURES, if this variable is set.
     pub(crate) fn picture(&self, name: &str) {
         let Some(folder) = std::env::var_os("PAGE_PICTURES") else { return };
         let picture = self.call("GET", "/screenshot", &Value::Null).unwrap();
@@ -250,7 +253,8 @@ impl<'d> Window<'d> {
 
 impl Drop for Window<'_> {
     fn drop(&mut self) {
-        // A later daemon may get the same port, and would find the stored data of this page.
+        // A later daemon may listen on the same port. The page of the later daemon would then find data that the
+        // earlier page has stored in the browser.
         let kept = json!({"script": "localStorage.clear()", "args": []});
         _ = self.driver.choose(&self.handle);
         _ = self.call("POST", "/execute/sync", &kept);

@@ -1,4 +1,4 @@
-//! A client that sends requests unchanged.
+//! An HTTP client that sends requests byte for byte as the test writes them.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::Daemon;
 
-/// An answer: its status, its head in lower case, and its body.
+/// An HTTP answer: its status, its head in lower case, and its body.
 pub(crate) struct Got {
     pub(crate) status: u16,
     pub(crate) head: String,
@@ -28,7 +28,7 @@ pub(crate) fn connect(daemon: &Daemon) -> TcpStream {
     stream
 }
 
-/// Sends a request unchanged, and reads until the connection is closed.
+/// Sends an HTTP request byte for byte, and reads until the daemon closes the connection.
 pub(crate) fn send(daemon: &Daemon, request: &str) -> Got {
     let mut stream = connect(daemon);
     stream.write_all(request.as_bytes()).unwrap();

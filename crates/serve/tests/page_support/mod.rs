@@ -1,4 +1,4 @@
-//! Example stores, and a daemon's HTTP side that shows them.
+//! Creates example stores for page tests, and serves these stores over HTTP.
 #![allow(dead_code, reason = "each test program uses a part of this")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -30,7 +30,7 @@ use tokio::sync::oneshot;
 
 const DAY: u64 = 24 * 60 * 60;
 
-/// The name of a pod that attacks the page.
+/// The name of a pod that tries to inject a script into the page.
 pub(crate) const SCRIPT: &str = "<script>alert(1)</script>";
 
 pub(crate) fn soon() -> Deadline {
@@ -42,7 +42,7 @@ pub(crate) fn empty() -> Ipam {
     empty_with_clock().0
 }
 
-/// [`empty`], but also returns the number of seconds by which its clock is behind.
+/// Like [`empty`], but also returns the number of seconds by which the allocator's clock is behind.
 fn empty_with_clock() -> (Ipam, Arc<AtomicU64>) {
     let behind = Arc::new(AtomicU64::new(0));
     let clock = {
@@ -97,8 +97,8 @@ pub(crate) fn container(number: usize) -> String {
     format!("{number:08x}").repeat(8)
 }
 
-/// Creates three pools that have filled for five days: one nearly full, one of IPv6, one with a reservation. There are
-/// three nodes, a borrowed address, an address in cooldown, and an inconsistency.
+/// Creates three pools that have filled for five days: a nearly full pool, an IPv6 pool, and a pool with a reservation.
+/// The store also has three nodes, a borrowed address, an address in cooldown, and an inconsistency.
 pub(crate) async fn three_pools() -> Ipam {
     let (ipam, behind) = empty_with_clock();
     behind.store(5 * DAY, Ordering::Relaxed);
@@ -140,7 +140,7 @@ pub(crate) async fn three_pools() -> Ipam {
     for number in 0..20 {
         ipam.release_by_handle(&format!("k8s-pod-network.{}", container(number)), soon()).await.unwrap();
     }
-    // The handle names a block that does not exist.
+    // The handle refers to a block that does not exist.
     let block = "10.65.2.192/26".parse().unwrap();
     let mut handle = ipam_core::model::Handle::new();
     handle.increment(block, 1);
@@ -148,7 +148,7 @@ pub(crate) async fn three_pools() -> Ipam {
     ipam
 }
 
-/// Creates a pool with this number of blocks, some of them full.
+/// Creates a pool with this number of blocks, some of which are full.
 pub(crate) async fn many_blocks(blocks: usize) -> Ipam {
     let ipam = empty();
     let store = Arc::clone(ipam.store());
@@ -172,17 +172,17 @@ pub(crate) async fn many_blocks(blocks: usize) -> Ipam {
     ipam
 }
 
-/// The HTTP side of a daemon, on a port of its own.
+/// A daemon's HTTP server, on its own port.
 pub(crate) struct Daemon {
     pub(crate) address: SocketAddr,
     pub(crate) ipam: Ipam,
     pub(crate) metrics: Arc<Metrics>,
-    // The runtime is dropped last, because connections are its tasks.
+    // The runtime is dropped last, because the connections run as tasks of the runtime.
     stop: Option<oneshot::Sender<()>>,
     pub(crate) runtime: Runtime,
 }
 
-/// Returns the page of a test daemon.
+/// Returns the page context of a test daemon.
 pub(crate) fn shown(ipam: &Ipam) -> PageContext {
     let about = DaemonInfo {
         store: "redb:///var/lib/margay/ipam.redb".into(),
@@ -195,7 +195,7 @@ pub(crate) fn shown(ipam: &Ipam) -> PageContext {
 }
 
 impl Daemon {
-    /// Shows the store that `fill` creates.
+    /// Serves the page for the store that `fill` creates.
     pub(crate) fn new<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F) -> Self {
         Self::with_limits(fill, ClientLimits::default())
     }
@@ -221,12 +221,12 @@ impl Daemon {
         format!("http://{}", self.address)
     }
 
-    /// Runs work on the daemon's runtime.
+    /// Runs a future on the daemon's runtime.
     pub(crate) fn run<T>(&self, work: impl Future<Output = T>) -> T {
         self.runtime.block_on(work)
     }
 
-    /// Stops the daemon, and waits until it no longer answers.
+    /// Stops the daemon, and waits until the daemon no longer answers.
     pub(crate) fn stop(&mut self) {
         self.stop.take();
         let until = std::time::Instant::now() + patient(Duration::from_secs(10));

@@ -1,6 +1,6 @@
-//! Helpers of the daemon's tests.
+//! Shared helpers of the daemon's tests.
 
-#![allow(dead_code)] // Each test program uses a part.
+#![allow(dead_code)] // Each test program uses only some of these helpers.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,15 +10,16 @@ use std::time::Duration;
 use datastore::{Create, Location};
 use tempfile::TempDir;
 
-/// The cases that the daemon cannot pass: they need a store on servers, files that the suite opens directly, other
-/// processes, or a store that stays closed (the daemon opens its store again at the next call).
+/// The conformance cases that the daemon cannot pass. Some cases need a store on servers, files that the suite opens
+/// directly, or other processes. Other cases need a store that stays closed, but the daemon opens its store again at
+/// the next call.
 pub(crate) static IGNORED: LazyLock<Vec<&'static str>> = LazyLock::new(|| {
     let elsewhere = ["D10_power_cuts", "M02_take_turns_and_count", "M05_watched_from_elsewhere"];
     let closed = ["X10_use_after_close", "D14_closed_under_writers"];
     [conformance::WITHOUT_SERVERS, conformance::WITHOUT_FILES, &elsewhere, &closed].concat()
 });
 
-/// A folder for an embedded store.
+/// A temporary folder for an embedded store.
 #[derive(Debug)]
 pub(crate) struct Folder {
     engine: &'static str,
@@ -27,20 +28,20 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// Creates a folder without a store.
+    /// Creates a temporary folder without a store.
     pub(crate) fn new(engine: &'static str) -> io::Result<Self> {
         let root = tempfile::tempdir()?;
         Ok(Self { engine, path: root.path().join("store"), _root: root })
     }
 
-    /// Creates a folder with a new store.
+    /// Creates a temporary folder with a new store.
     pub(crate) async fn with_store(engine: &'static str) -> Result<Self, conformance::BoxError> {
         let folder = Self::new(engine)?;
         folder.make().await?;
         Ok(folder)
     }
 
-    /// Creates the store.
+    /// Creates the store in the folder.
     pub(crate) async fn make(&self) -> kv::Result<()> {
         datastore::open(&self.location(), &Create::IfMissing.with_wait(Duration::from_secs(10))).await?.close().await
     }
@@ -50,12 +51,12 @@ impl Folder {
         stores::of_engine(self.engine, &self.path).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The store's folder.
+    /// The folder of the store.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the size of all files in the folder, in bytes.
+    /// Returns the total size in bytes of all files in the store's folder.
     pub(crate) fn bytes(&self) -> io::Result<u64> {
         size(&self.path)
     }

@@ -1,13 +1,13 @@
-//! Replaces the engine of the pages' stores, if another engine is under test.
+//! Replaces the store engine in the book's pages if another engine is under test.
 
 use datastore::Location;
 
 use crate::tested::{drivers, instead};
 
-/// The engines that the pages use.
+/// The store engines that the book's pages use.
 const OF_THE_BOOK: [&str; 2] = ["sled", "redb"];
 
-/// The text of a page with the engine under test.
+/// Returns the text of a page, in which the engine under test replaces the page's engines.
 pub(crate) fn text(text: &str) -> String {
     match instead() {
         Some(engine) => OF_THE_BOOK.iter().fold(text.to_owned(), |text, name| text.replace(name, engine)),
@@ -15,13 +15,13 @@ pub(crate) fn text(text: &str) -> String {
     }
 }
 
-/// A store that a page uses, on the engine under test.
+/// Returns the location of a store that a page uses, on the engine under test.
 pub(crate) fn location(engine: &str, path: &str) -> Location {
     drivers().of_engine(&text(engine), text(path)).unwrap()
 }
 
-/// The command of a page. The engine under test is not the default of any program, so a command without a store gets
-/// its URL.
+/// Returns a page's command for the engine under test. No program uses this engine by default, so the URL of the store
+/// is added to a command without a store.
 pub(crate) fn command(line: &str) -> String {
     let line = text(line);
     let names_one = ["://", "memory:", "--folder"].iter().any(|way| line.contains(way));
@@ -33,7 +33,8 @@ pub(crate) fn command(line: &str) -> String {
     }
 }
 
-/// The output that a page expects. With another engine the store is given by URL, so no `store:` line is printed.
+/// Returns the output that a page expects. With a replaced engine, the command gets the store's URL and prints no
+/// `store:` line.
 pub(crate) fn expected(page: &str) -> &str {
     match (instead(), page.split_once('\n')) {
         (Some(_), Some((first, rest))) if first.starts_with("store: ") => rest,

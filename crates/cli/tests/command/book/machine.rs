@@ -1,4 +1,5 @@
-//! A separate machine for a page, made of kernel namespaces: its own host name, files and address. Needs root.
+//! Creates a separate machine for each page from kernel namespaces. The machine has its own host name, files and
+//! address. Needs root.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -16,23 +17,23 @@ use nix::unistd::sethostname;
 use crate::book::engine;
 use crate::tested::programs;
 
-/// Folders that are empty when a page starts, except for the files of /etc that other programs need.
+/// Folders that are empty when a page starts. In /etc, the files that other programs need are kept.
 const EMPTY: [&str; 5] = ["/etc", "/run", "/var/lib", "/var/backups", "/root"];
 const KEPT: [&str; 3] = ["/etc/passwd", "/etc/group", "/etc/hosts"];
 
-/// The machine of the current thread.
+/// The machine in whose namespaces the current thread runs.
 pub(crate) struct Machine {
     env: Vec<(String, String)>,
     etcd: Option<Child>,
-    /// Work that starts as soon as the next command watches.
+    /// Work that starts as soon as the next command has begun to watch the store.
     meanwhile: Option<fn()>,
-    /// The thread that holds a store open, and the channel that ends it.
+    /// The channel that ends the thread which keeps a store open, and the thread itself.
     holder: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Machine {
-    /// Moves this thread, and all processes that it starts, to a new machine with the host name `vm` and the address
-    /// 10.0.0.1.
+    /// Moves this thread to a new machine with the host name `vm` and the address 10.0.0.1. Processes that this thread
+    /// starts run on the same machine.
     pub(crate) fn new() -> Self {
         let kept = KEPT.map(|file| (file, fs::read(file).unwrap_or_default()));
         unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWNET)
@@ -50,12 +51,12 @@ impl Machine {
         machine
     }
 
-    /// Sets an environment variable.
+    /// Sets an environment variable for later commands on the machine.
     pub(crate) fn set(&mut self, name: &str, value: &str) {
         self.env.push((name.to_owned(), value.to_owned()));
     }
 
-    /// Removes all stores, and the configurations that name one.
+    /// Removes all stores, and all configurations that name a store.
     pub(crate) fn clear(&mut self) {
         self.let_go();
         self.env.retain(|(name, _)| !name.starts_with("DATASTORE_"));
@@ -70,7 +71,7 @@ impl Machine {
         fs::write(path, content).unwrap();
     }
 
-    /// Runs a line in a shell. Returns its exit code, and its output as a terminal would show it.
+    /// Runs a line in a shell. Returns the exit code of the shell, and the output as a terminal would show it.
     pub(crate) fn run(&mut self, line: &str) -> (i32, String) {
         let (programs, line) = (programs(), engine::command(line));
         let mut shell = Command::new("sh");
@@ -89,7 +90,7 @@ impl Machine {
         (child.wait().unwrap().code().unwrap_or(-1), output)
     }
 
-    /// Runs commands that must succeed.
+    /// Runs commands and checks that each command succeeds.
     pub(crate) fn do_all(&mut self, lines: &[&str]) {
         for line in lines {
             let (code, output) = self.run(line);
@@ -97,12 +98,12 @@ impl Machine {
         }
     }
 
-    /// Runs `happen` as soon as the next command watches.
+    /// Runs `happen` as soon as the next command has begun to watch the store.
     pub(crate) fn meanwhile(&mut self, happen: fn()) {
         self.meanwhile = Some(happen);
     }
 
-    /// Holds a store open, so that no other process can open it until this machine is cleared.
+    /// Keeps a store open, so that no other process can open the store until this machine is cleared.
     pub(crate) fn hold(&mut self, store: Location) {
         let (end, ended) = channel();
         let (begun, has_begun) = channel();
@@ -126,7 +127,7 @@ impl Machine {
         }
     }
 
-    /// Mounts an empty folder at this path, hiding any content.
+    /// Mounts an empty folder at this path. The mount hides earlier content of the path.
     pub(crate) fn empty_folder(&self, path: &str) {
         fs::create_dir_all(path).unwrap();
         mount(Some("book"), path, Some("tmpfs"), MsFlags::empty(), Some("mode=755")).unwrap();
@@ -139,7 +140,7 @@ impl Machine {
         etcd.args(["--listen-peer-urls", "http://10.0.0.1:2380", "--logger", "zap", "--unsafe-no-fsync"]);
         let child = etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         self.etcd = Some(child);
-        // Waits until etcd answers.
+        // The loop waits until etcd answers.
         let asks = format!("margay --store etcd://{address} store status >/dev/null");
         self.do_all(&[&format!("i=0; until {asks}; do i=$((i+1)); [ $i -lt 50 ]; done")]);
     }

@@ -1,7 +1,7 @@
-//! Runs the sessions of the book, each page from top to bottom on its own machine (see [`machine`]), and compares the
-//! output with the page. If a page expects an initial state, its scene prepares it.
+//! Runs the sessions of the book and compares the output with the pages. Each page runs from top to bottom on its own
+//! machine (see [`machine`]). If a page expects an initial state, a scene prepares this state.
 //!
-//! With `MARGAY_BOOK=write`, writes the output into the pages instead.
+//! With `MARGAY_BOOK=write`, the test writes the output into the pages instead of comparing it.
 
 mod engine;
 pub(crate) mod machine;
@@ -18,7 +18,7 @@ use page::{Page, Part, Step};
 
 use crate::tested::{NOT_RUN, docs, instead};
 
-/// Sections that are not run, and why.
+/// Sections of the book that the test does not run, each with the reason.
 const SECTIONS_NOT_RUN: &[(&str, &str, &str)] = &[
     ("command-line.md", "gc", "its second look comes a minute later; crates/cli/tests/command/gc.rs and gone run it"),
     (
@@ -29,7 +29,7 @@ const SECTIONS_NOT_RUN: &[(&str, &str, &str)] = &[
     ("when-addresses-run-out.md", "Has something leaked?", "it waits for a minute"),
 ];
 
-/// The pages that have sessions.
+/// Returns the pages of the book that contain sessions.
 fn pages() -> Vec<Page> {
     let files = fs::read_dir(docs()).unwrap().map(|file| file.unwrap().path());
     let mut pages: Vec<Page> =
@@ -44,7 +44,7 @@ fn book_sessions_match_their_output() {
     let mut differences = Vec::new();
     let mut run = 0;
     for mut page in pages() {
-        // Namespaces belong to a thread, so each page gets its own.
+        // Kernel namespaces belong to a thread, so each page gets its own thread.
         let (page, found, count) = thread::spawn(move || {
             let (found, count) = play(&mut page);
             (page, found, count)
@@ -66,7 +66,7 @@ fn is_left_out(page: &str, section: &str) -> bool {
     lists.into_iter().flatten().any(|(of, not, _)| *of == page && (*not == section || *not == "*"))
 }
 
-/// Runs a page. Returns the differences, and how many commands were run.
+/// Runs a page. Returns the differences between the page and the output, and the number of commands that were run.
 fn play(page: &mut Page) -> (Vec<String>, usize) {
     let mut machine = Machine::new();
     let (mut differences, mut count) = (Vec::new(), 0);
@@ -105,7 +105,7 @@ fn play(page: &mut Page) -> (Vec<String>, usize) {
                     };
                     if differs {
                         differences.push(difference(&name, *line, step, &output));
-                        // Lines that a page leaves out with `...` are up to a person.
+                        // Only a person can update output in which the page omits lines with `...`.
                         if !shows_commands_alone && !step.expected.contains("...\n") {
                             step.expected = output;
                         }
@@ -129,6 +129,6 @@ fn book_calls_few_other_programs() {
             page.steps().filter(|step| step.is_others()).map(|step| step.program().to_owned()).collect::<Vec<_>>()
         })
         .collect();
-    // The plugin's tests start containers; `make` needs a checkout of the sources.
+    // The plugin's own tests cover containers, and `make` needs a checkout of the sources.
     assert_eq!(others.iter().collect::<Vec<_>>(), ["curl", "make", "podman"], "these are not run");
 }

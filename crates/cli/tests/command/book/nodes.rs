@@ -1,4 +1,4 @@
-//! The initial states of pages about nodes of clusters and about the main plugin.
+//! Prepares the initial states of the book's pages about cluster nodes and about the main plugin.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -9,7 +9,7 @@ use crate::book::scenes::{NODE, cluster, put};
 use crate::install::tree::Tree;
 use crate::tested::plugin;
 
-/// A node whose addresses came from Calico so far, with Margay's plugin to be installed.
+/// Prepares a node that has used Calico's addresses until now and on which Margay's plugin will be installed.
 pub(super) fn beside_calico(heading: &str, machine: &mut Machine) {
     let folder = Path::new("/opt/cni/bin");
     match heading {
@@ -35,7 +35,7 @@ pub(super) fn beside_calico(heading: &str, machine: &mut Machine) {
     }
 }
 
-/// A node with Calico's main plugin whose addresses come from Margay already.
+/// Prepares a node that has Calico's main plugin and already gets its addresses from Margay.
 pub(super) fn calico_plugin_replaced(heading: &str, machine: &mut Machine) {
     match heading {
         "" => {
@@ -62,13 +62,13 @@ pub(super) fn beside_calicos_network(machine: &mut Machine) {
     put(&cluster(), CLUSTER_INFORMATION.0, CLUSTER_INFORMATION.1);
 }
 
-/// The key and the document that an installation of Calico writes.
+/// The key and the document of the cluster information that an installation of Calico writes.
 const CLUSTER_INFORMATION: (&str, &str) = (
     "/calico/resources/v3/projectcalico.org/clusterinformations/default",
     r#"{"kind":"ClusterInformation","apiVersion":"projectcalico.org/v3","metadata":{"name":"default"},"spec":{"datastoreReady":true}}"#,
 );
 
-/// A machine with Margay's plugins and IP forwarding.
+/// Prepares a machine with Margay's plugins and IP forwarding.
 pub(super) fn with_main_plugin(machine: &mut Machine) {
     let folder = Path::new("/opt/cni/bin");
     machine.empty_folder("/opt/cni/bin");
@@ -77,8 +77,8 @@ pub(super) fn with_main_plugin(machine: &mut Machine) {
     fs::write("/proc/sys/net/ipv6/conf/all/forwarding", "1").unwrap();
 }
 
-/// Calls the main plugin as a runtime does for the containers `web` and `db`, in the network that the page says to
-/// save.
+/// Calls the main plugin as a runtime does, for the containers `web` and `db` in the network that the page tells the
+/// reader to save.
 pub(super) fn call_main_plugin(verb: &str, machine: &mut Machine) {
     let list = fs::read_to_string("/etc/cni/net.d/10-routed.conflist").unwrap();
     let list: serde_json::Value = serde_json::from_str(&list).unwrap();

@@ -1,20 +1,21 @@
-//! Parses a page of the book: its headings, its sessions, and the files that it says to save.
+//! Parses a page of the book: the headings, the sessions, and the files that the page tells the reader to save.
 
 use std::fs;
 use std::path::PathBuf;
 
 use crate::book::engine;
 
-/// Prompts before commands, and the programs whose commands are run. Other lines with these prefixes are output.
+/// Prompts before commands, and the programs whose commands the test runs. Other lines that begin with a prompt are
+/// output.
 const PROMPTS: [&str; 2] = ["# ", "$ "];
 const OURS: [&str; 3] = ["margay", "cat", "echo"];
-/// On these pages `ip` reads the page's own machine, so it is run as well.
+/// Pages on which the test also runs the program `ip`, because `ip` shows the state of the page's machine.
 const WITH_IP: [&str; 1] = ["routed-network.md"];
 const OTHERS: [&str; 10] = ["make", "curl", "podman", "ctr", "crictl", "ip", "kubectl", "systemctl", "nerdctl", "for"];
 
 #[derive(Debug)]
 pub(crate) struct Page {
-    /// The name of its file.
+    /// The file name of the page.
     pub(crate) name: String,
     file: PathBuf,
     text: String,
@@ -25,9 +26,9 @@ pub(crate) struct Page {
 #[derive(Debug)]
 pub(crate) enum Part {
     Heading(String),
-    /// The name of an event that the reader does not see, from a comment of the page.
+    /// The name of an event that the reader does not see, from an HTML comment in the page.
     Scene(String),
-    /// A file that the text before it says to save.
+    /// A file that the preceding text tells the reader to save.
     File {
         path: String,
         text: String,
@@ -38,10 +39,10 @@ pub(crate) enum Part {
     },
 }
 
-/// A command and the output that the page shows.
+/// A command of a session and the output that the page shows for the command.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// The whole line with its prompt.
+    /// The whole line of the command with its prompt.
     prompt: String,
     pub(crate) command: String,
     pub(crate) expected: String,
@@ -54,18 +55,18 @@ impl Step {
         self.command.split(' ').next().unwrap_or_default()
     }
 
-    /// The file that the command shows with `cat`; this is how a page gives a file's content.
+    /// The file that the command shows with `cat`. A page uses such a command to give the content of a file.
     pub(crate) fn shown_file(&self) -> Option<&str> {
         self.command.strip_prefix("cat ")
     }
 
-    /// True if the test does not run this program.
+    /// Returns whether the command runs a program that the test does not run.
     pub(crate) fn is_others(&self) -> bool {
         !self.is_run
     }
 }
 
-/// The command in a line, if it has one.
+/// Returns the command in a line, if the line contains a command.
 fn command(line: &str) -> Option<&str> {
     let rest = PROMPTS.iter().find_map(|prompt| line.strip_prefix(prompt))?;
     let program = rest.split(' ').next()?;
@@ -73,7 +74,7 @@ fn command(line: &str) -> Option<&str> {
 }
 
 impl Page {
-    /// Reads a page, with the engine under test.
+    /// Reads a page and replaces its store engine by the engine under test.
     pub(crate) fn read(file: PathBuf) -> Self {
         let text = engine::text(&fs::read_to_string(&file).unwrap());
         let name = file.file_name().unwrap().to_str().unwrap().to_owned();
@@ -106,7 +107,7 @@ impl Page {
         })
     }
 
-    /// Writes the page with the current output of its sessions.
+    /// Writes the page back with the current output of its sessions.
     pub(crate) fn write(&self) {
         let mut sessions = self.parts.iter().filter_map(|part| match part {
             Part::Session { steps, .. } => Some(steps),

@@ -1,8 +1,9 @@
-//! The permitted differences between a page and the output.
+//! Defines which differences between a page and the output are permitted.
 
 use regex_lite::Regex;
 
-/// Patterns of text that differs in each run, and their placeholders. Table widths depend on the content.
+/// Patterns of text that differs in each run, and the placeholders for such text. The widths of table columns also
+/// depend on the content.
 const RULES: &[(&str, &str)] = &[
     (
         r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}(\.[0-9]+)?(Z| \+0000 UTC| [A-Z]{3,4}| ?[+-][0-9]{2}(:?[0-9]{2})?)?",
@@ -20,7 +21,7 @@ const RULES: &[(&str, &str)] = &[
     (" {2,}", " "),
 ];
 
-/// The lines of a text, with placeholders for what may differ.
+/// Returns the lines of a text, with placeholders for the text that differs in each run.
 fn plain(text: &str) -> Vec<String> {
     let rules: Vec<(Regex, &str)> = RULES.iter().map(|(what, with)| (Regex::new(what).unwrap(), *with)).collect();
     let line = |line: &str| {
@@ -30,7 +31,7 @@ fn plain(text: &str) -> Vec<String> {
     text.trim_end().lines().map(line).collect()
 }
 
-/// True if a page and the output agree. A line `...` in the page stands for any number of lines.
+/// Returns whether a page and the output agree. A line `...` in the page stands for any number of lines.
 pub(crate) fn agree(page: &str, output: &str) -> bool {
     fn fits(page: &[String], output: &[String]) -> bool {
         match page.split_first() {
@@ -42,7 +43,7 @@ pub(crate) fn agree(page: &str, output: &str) -> bool {
     fits(&plain(page), &plain(output))
 }
 
-/// The output without the line that names the store. The book leaves that line out where it does not matter.
+/// Returns the output without the line that names the store, if the page omits this line.
 pub(crate) fn without_store_line(output: &str, page: &str) -> String {
     match output.split_once('\n') {
         Some((first, rest)) if first.starts_with("store: ") && !page.starts_with("store: ") => rest.to_owned(),

@@ -1,4 +1,4 @@
-//! The initial states of pages and their sections, and the events that a reader does not see.
+//! Prepares the initial states of the book's pages and sections, and runs the events that a reader does not see.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -21,7 +21,8 @@ const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);
 const SLED: &str = "/var/lib/margay/ipam.sled";
 const REDB: &str = "/var/lib/margay/ipam.redb";
 
-/// Prepares the initial state of a section, if it needs one. The page itself has the heading "".
+/// Prepares the initial state of a section, if the section needs an initial state. The heading "" stands for the start
+/// of the page.
 pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
     match (page, heading) {
         ("first-hour.md", "First network") => container("web").of_bridge().given(sled()),
@@ -65,7 +66,7 @@ pub(crate) fn set(page: &str, heading: &str, machine: &mut Machine) {
     }
 }
 
-/// Runs an event in the middle of a page.
+/// Runs an event that a page expects between two of its commands.
 pub(crate) fn happen(scene: &str, machine: &mut Machine) {
     match scene {
         "two containers in lab" => {
@@ -134,7 +135,7 @@ metadata:
     rack: b
 ";
 
-/// The reservation that an ADD with a probe writes.
+/// The reservation that the plugin writes when an ADD probes an address and finds it in use.
 const QUARANTINE: &str = r#"
 apiVersion: projectcalico.org/v3
 kind: IPReservation
@@ -159,7 +160,7 @@ fn redb() -> Location {
     engine::location("redb", REDB)
 }
 
-/// An empty machine whose store is on redb.
+/// Prepares an empty machine whose store uses redb.
 fn on_redb(machine: &mut Machine) {
     machine.clear();
     machine.set("DATASTORE_TYPE", "redb");
@@ -195,7 +196,7 @@ impl Container {
         self
     }
 
-    /// In a network whose pool has a recorded gateway.
+    /// Puts the container into a network whose pool has a recorded gateway.
     fn of_router(mut self) -> Self {
         self.request.bridge = Some(Bridge::default());
         self
@@ -217,7 +218,7 @@ impl Container {
         self
     }
 
-    /// Requests an address of each family.
+    /// Requests an IPv4 address and an IPv6 address for the container.
     fn of_both_families(mut self) -> Self {
         self.request.wanted = RequestedAddresses::any(1, 1);
         self
@@ -228,19 +229,19 @@ impl Container {
         self
     }
 
-    /// Assigns the address as the plugin does.
+    /// Assigns addresses to the container as the plugin does.
     fn given(self, store: Location) {
         on(&store, async |ipam| ipam.assign(&self.request, Deadline::after(PATIENCE)).await.map(drop)).unwrap();
     }
 
-    /// Releases the address as the plugin does.
+    /// Releases the addresses of the container as the plugin does.
     fn gone(self, store: Location) {
         let attachment = &self.request.attachment;
         on(&store, async |ipam| ipam.release_attachment(attachment, &[], Deadline::after(PATIENCE)).await).unwrap();
     }
 }
 
-/// Opens a store and works on its documents.
+/// Opens a store and runs `work` with an allocator on the store.
 fn on<T>(store: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -273,7 +274,7 @@ fn pools_of_shops(machine: &mut Machine) {
     container("db").given(sled());
 }
 
-/// A block with two addresses, and the damage that an interrupted program may leave.
+/// Creates a block with two addresses, and the damage that an interrupted program may leave behind.
 fn damage(machine: &mut Machine) {
     machine.clear();
     machine.do_all(&["margay pool create main 10.65.0.0/16"]);
@@ -293,7 +294,7 @@ fn damage(machine: &mut Machine) {
     put(&sled(), "/calico/ipam/v2/host/node1/ipv4/block/10.65.9.0-26", r#"{"state":"pending","deleted":false}"#);
 }
 
-/// Two addresses of a node that is gone.
+/// Creates two addresses of a node that no longer exists.
 fn leaks(machine: &mut Machine) {
     machine.clear();
     machine.do_all(&["margay pool create main 10.65.0.0/16"]);
@@ -309,7 +310,7 @@ fn reservations(machine: &mut Machine) {
     machine.do_all(&["margay pool create lab 10.88.0.0/24 --gateway 10.88.0.1"]);
 }
 
-/// host-local's files of two containers.
+/// Writes host-local's files of two containers.
 fn leases(machine: &Machine) {
     machine.put("/var/lib/cni/networks/lab/10.88.0.5", "web\neth0");
     machine.put("/var/lib/cni/networks/lab/10.88.0.6", "db\neth0");

@@ -1,4 +1,4 @@
-//! Workload endpoints in `margay ipam check`.
+//! Tests how `margay ipam check` handles workload endpoints.
 
 use serde_json::{Value, json};
 
@@ -7,7 +7,7 @@ use crate::common::Lab;
 use crate::common::endpoint::Endpoint;
 use crate::habits::files::{document, with_file};
 
-/// The names of the stored endpoints.
+/// Returns the names of the workload endpoints in the store.
 fn endpoints(lab: &Lab) -> Vec<String> {
     let list = lab.margay("get wep -A -o json").json();
     let name = |item: &Value| item["metadata"]["name"].as_str().unwrap().to_owned();

@@ -1,4 +1,4 @@
-//! A repair is killed.
+//! Tests that a repair by `margay ipam check` can be killed.
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -10,7 +10,7 @@ use crate::common::Lab;
 const DAMAGES: usize = 400;
 const ROUNDS: u32 = 8;
 
-/// Starts a repair of all findings.
+/// Starts `margay ipam check` as a process that repairs all findings.
 fn repair(lab: &Lab) -> std::process::Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &lab.location.to_string(), "--cni-conf-dir", "/nowhere", "ipam", "check"]);
@@ -18,7 +18,7 @@ fn repair(lab: &Lab) -> std::process::Child {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
-/// Writes handles that hold nothing, and a handle with too low a count.
+/// Writes handles without an address, and a handle with too low a count.
 fn damage(lab: &Lab) {
     let handles: Vec<String> = (0..DAMAGES).map(|number| format!("/calico/ipam/v2/handle/stray{number:04}")).collect();
     let value = r#"{"block":{"10.65.0.64/26":1},"deleted":false}"#;
@@ -39,7 +39,7 @@ fn repair_is_carried_on_when_killed() {
         for round in 0..ROUNDS {
             damage(&lab);
             let mut child = repair(&lab);
-            // The kills are spread over the duration of a run.
+            // The kills are spread over the duration of a repair.
             thread::sleep(whole.mul_f64(f64::from(round + 1) / f64::from(ROUNDS + 1)).max(Duration::from_millis(1)));
             child.kill().unwrap();
             child.wait().unwrap();

@@ -1,4 +1,4 @@
-//! `margay ipam check` and `ipam release --from-report` on real stores.
+//! Tests `margay ipam check` and `ipam release --from-report` on real stores.
 
 mod endpoints;
 mod etcd;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 const STRAY: &str = "/calico/ipam/v2/handle/stray";
 const PENDING: &str = "/calico/ipam/v2/host/node1/ipv4/block/10.65.9.0-26";
 
-/// Writes keys directly into the store.
+/// Writes keys and values directly into the store.
 fn put(lab: &Lab, rows: &[(&str, &str)]) {
     lab.with_ipam(async |ipam| {
         for (key, value) in rows {
@@ -68,9 +68,9 @@ fn check_takes_calicoctl_report_flags() {
             assert_eq!(check(&lab, &args).answer(), ours, "{args}");
             assert_eq!(std::fs::read(&file).unwrap(), expected, "{args}");
         }
-        // A known format is still a format if a report is requested as well.
+        // `-o json` still selects the output format if another `-o` names a report file.
         assert!(check(&lab, &format!("-o json -o {path}")).json()["problems"].is_number());
-        // A value that may be a typing error does not create a file.
+        // `-o` with a value that may be a misspelt format does not create a file.
         let refused = check(&lab, "-o jsn").failure();
         assert!(refused.contains("possible values: table, wide, yaml, json"), "{refused}");
         assert!(refused.contains("--report jsn"), "{refused}");
@@ -159,7 +159,7 @@ fn check_finds_two_networks_with_same_addresses() {
     assert!(what.contains("10.65.4.0/24") && what.contains("10.65.0.0/16") && what.contains("redb:///"), "{what}");
 }
 
-/// The pool is half of a network to which this machine has a route.
+/// The pool is one half of a network to which this machine has a route.
 #[test]
 fn check_warns_when_route_leads_pool_elsewhere() {
     let routes = host::all_routes().unwrap();

@@ -1,4 +1,4 @@
-//! Reports, and releases from reports.
+//! Tests reports of `margay ipam check`, and releases of addresses from such reports.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::common::{Done, Lab};
 const NODE: &str = r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"other"},"spec":{}}"#;
 const CLUSTER: &str = "/calico/resources/v3/projectcalico.org/clusterinformations/default";
 
-/// Makes a store in which `node1` has addresses but is not registered any more.
+/// Creates a store in which `node1` has addresses but is no longer registered.
 fn abandoned(lab: &Lab) -> Vec<String> {
     lab.margay("pool create main 10.65.0.0/16").answer();
     let given = ["c1", "c2", "c3"].map(|container| lab.assign("net", container)).to_vec();
@@ -50,7 +50,7 @@ fn reports_release_agreed_addresses_unless_changed() {
         assert_eq!((&content["leakedHandles"][0]["ID"], &content["datastoreLocked"]), (&json!("stray"), &json!(false)));
         assert!(content["leakedHandles"][0]["Revision"].is_string() && content["clusterGUID"].is_string());
 
-        // One address is released before the second report, and another one after it.
+        // One address is released before the second report, and another address is released after the second report.
         lab.margay(&format!("ipam release --ip {}", given[1])).answer();
         let (second, _) = report(&lab, "second.json");
         lab.margay(&format!("ipam release --ip {}", given[2])).answer();
@@ -89,7 +89,7 @@ fn report_is_refused_when_old_or_of_another_cluster() {
     assert!(refused.contains("was changed after all of these reports") && refused.contains("--force"), "{refused}");
     assert_eq!(release(&lab, &format!("{path} --force -o json")).json()["released"].as_array().unwrap().len(), 3);
 
-    // Go writes empty members as `null`.
+    // Programs in Go write empty fields as `null`.
     let empty = r#"{"clusterGUID":"c0ffee","allocations":null,"leakedHandles":null,"datastoreLocked":true}"#;
     std::fs::write(&path, empty).unwrap();
     let nothing = release(&lab, &format!("{path} --force"));

@@ -1,4 +1,4 @@
-//! A process in its own network namespace, as a container without a file system. Needs root, and `ip`.
+//! Runs a process in a separate network namespace, like a container without a file system. Needs root and `ip`.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -9,15 +9,15 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// A process in its own network namespace. Dropping it ends the process and the namespace.
+/// A process in its own network namespace. Dropping the value ends the process and the namespace.
 pub(crate) struct Container {
     process: Child,
-    /// The namespace as the plugin records it; set by [`Container::empty`].
+    /// The network namespace in the form that the plugin records; set only by [`Container::empty`].
     netns: Option<String>,
 }
 
 impl Container {
-    /// Starts a process in a namespace without any address.
+    /// Starts a process in a network namespace without any address.
     pub(crate) fn empty() -> Self {
         let mut container = Self::start(&["--net", "sleep", "600"]);
         let own = host::network_namespace(Path::new("/proc/self/ns/net"));
@@ -32,7 +32,7 @@ impl Container {
         panic!("the namespace was never made (this test needs root)");
     }
 
-    /// The namespace as the plugin records it.
+    /// Returns the network namespace in the form that the plugin records.
     pub(crate) fn netns(&self) -> String {
         self.netns.clone().unwrap()
     }
@@ -48,7 +48,8 @@ impl Container {
         Self { process: command.spawn().unwrap(), netns: None }
     }
 
-    /// Starts a process in a namespace with this address, and waits until a scan finds the address.
+    /// Starts a process in a network namespace with this address, and waits until a scan of the machine finds the
+    /// address.
     pub(crate) fn with(address: &str) -> Self {
         let script = format!("ip address add {address}/32 dev lo && exec sleep 600");
         let mut container = Self::start(&["--net", "sh", "-c", &script]);
@@ -69,7 +70,7 @@ impl Drop for Container {
     fn drop(&mut self) {
         let _ = killpg(Pid::from_raw(self.process.id().try_into().unwrap()), Signal::SIGKILL);
         let _ = self.process.wait();
-        // A scan of another test may still be inside the namespace and keep it alive.
+        // A scan in another test may still be inside the network namespace and keep it alive.
         let is_there =
             |netns: &String| host::scan().is_ok_and(|seen| seen.namespaces.is_some_and(|all| all.contains(netns)));
         for _ in 0..200 {

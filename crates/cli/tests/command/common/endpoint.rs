@@ -1,4 +1,4 @@
-//! Workload endpoints, stored as the main plugin stores them.
+//! Stores workload endpoints as the main plugin stores them.
 
 use ipam_core::Ipam;
 use ipam_core::endpoints::{EndpointQuery, PoolsToRead};
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::common::{Lab, PATIENCE};
 
-/// The endpoint of a container or a pod on a node.
+/// The workload endpoint of a container or a pod on a node.
 pub(crate) struct Endpoint<'a> {
     pub(crate) node: &'a str,
     pub(crate) container: &'a str,
@@ -28,7 +28,7 @@ impl Endpoint<'_> {
         workload_endpoint_name(&parts).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Stores the endpoint, with the profile of network `net`.
+    /// Stores the workload endpoint together with the profile of network `net`.
     pub(crate) async fn store(&self, ipam: &Ipam) {
         let query = EndpointQuery {
             namespace: self.namespace().to_owned(),
@@ -61,14 +61,14 @@ impl Endpoint<'_> {
     }
 }
 
-/// The names of the stored endpoints.
+/// Returns the names of the workload endpoints in the store.
 pub(crate) fn stored(lab: &Lab) -> Vec<String> {
     let list = lab.margay("get wep -A -o json").json();
     let name = |item: &Value| item["metadata"]["name"].as_str().unwrap().to_owned();
     list["items"].as_array().unwrap().iter().map(name).collect()
 }
 
-/// The names of the endpoints in a list of a report.
+/// Returns the names of the workload endpoints in the list `list` of a report.
 pub(crate) fn named(report: &Value, list: &str) -> Vec<String> {
     let rows = report["stores"][0][list].as_array().unwrap();
     rows.iter().map(|row| row["name"].as_str().unwrap().to_owned()).collect()

@@ -1,4 +1,4 @@
-//! Runs the command in this process with its own environment, and reads and writes stores directly.
+//! Runs `margay` commands inside this process with a separate environment, and reads and writes stores directly.
 
 pub(crate) mod container;
 pub(crate) mod endpoint;
@@ -16,7 +16,7 @@ use testkit::lab::ENGINES;
 
 use crate::tested::drivers;
 
-/// Longer than any command takes, and shorter than the timeout of a test.
+/// Time limit that is longer than any command takes, but shorter than the timeout of a test.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// Stdout of a command that succeeded and printed nothing on stderr.
+    /// Returns stdout of a command that succeeded and printed nothing on stderr.
     pub(crate) fn answer(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (0, ""), "{}", self.out);
         self.out
@@ -38,7 +38,7 @@ impl Done {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.out))
     }
 
-    /// Stderr of a command that failed and printed nothing on stdout.
+    /// Returns stderr of a command that failed and printed nothing on stdout.
     pub(crate) fn failure(self) -> String {
         assert_eq!((self.code, self.out.as_str()), (1, ""), "{}", self.err);
         self.err
@@ -52,13 +52,13 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// A command with these arguments and an empty environment.
+    /// Creates a run of `margay` with these arguments and an empty environment.
     pub(crate) fn new<A: Into<OsString>>(args: impl IntoIterator<Item = A>) -> Self {
         let args = std::iter::once("margay".into()).chain(args.into_iter().map(Into::into)).collect();
         Self { args, env: HashMap::new() }
     }
 
-    /// Sets an environment variable.
+    /// Sets an environment variable for the command.
     pub(crate) fn env(mut self, name: &str, value: &str) -> Self {
         self.env.insert(name.into(), value.into());
         self
@@ -72,12 +72,12 @@ impl Run {
     }
 }
 
-/// Runs a command with these arguments and an empty environment.
+/// Runs `margay` with these arguments and an empty environment.
 pub(crate) fn margay<A: Into<OsString>>(args: impl IntoIterator<Item = A>) -> Done {
     Run::new(args).run()
 }
 
-/// A temporary folder with the location of a store that need not exist.
+/// A temporary folder and the location of a store, which need not exist.
 #[derive(Debug)]
 pub(crate) struct Lab {
     lab: testkit::lab::Lab,
@@ -85,7 +85,7 @@ pub(crate) struct Lab {
 }
 
 impl Lab {
-    /// A lab for each engine.
+    /// Creates a lab for each engine.
     pub(crate) fn each() -> [Self; 2] {
         ENGINES.map(|engine| {
             let mut lab = testkit::lab::Lab::new(engine);
@@ -94,17 +94,17 @@ impl Lab {
         })
     }
 
-    /// True if a command has created anything.
+    /// Returns whether a command has created the parent folder of the store's folder.
     pub(crate) fn exists(&self) -> bool {
         self.folder().join("some").exists()
     }
 
-    /// The folder in which the store's folder is.
+    /// The lab's temporary folder, under which the store's folder is created.
     pub(crate) fn folder(&self) -> &Path {
         self.lab.root.path()
     }
 
-    /// Runs a command on the store; the arguments are separated by blanks.
+    /// Runs a command on the lab's store. The arguments are separated by spaces.
     pub(crate) fn margay(&self, args: &str) -> Done {
         margay(["--store".to_owned(), self.location.to_string()].into_iter().chain(args.split(' ').map(str::to_owned)))
     }

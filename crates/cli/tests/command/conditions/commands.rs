@@ -1,4 +1,4 @@
-//! The list of all commands.
+//! Lists all commands that work on a store.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,15 +10,16 @@ use crate::conditions::ground::{done, process};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Reads,
-    /// Changes an existing store.
+    /// The command changes an existing store.
     Changes,
-    /// Changes an existing store, or creates it.
+    /// The command changes an existing store, or creates a store.
     Makes,
-    /// Fills a store that is empty or does not exist.
+    /// The command fills a store that is empty or does not exist.
     Fills,
 }
 
-/// A command: its name, and arguments with which it succeeds on [`Ground`](crate::conditions::ground::Ground).
+/// A command: its name, and the arguments with which the command succeeds on
+/// [`Ground`](crate::conditions::ground::Ground).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Command {
     pub(crate) name: &'static str,
@@ -49,7 +50,7 @@ const fn fills(name: &'static str, args: &'static str) -> Command {
     Command { name, args, kind: Kind::Fills }
 }
 
-/// Every command that works on a store.
+/// All commands that work on a store.
 pub(crate) const COMMANDS: &[Command] = &[
     makes("pool create", "new 10.99.0.0/24 --gateway 10.99.0.1"),
     reads("pool list", ""),
@@ -105,7 +106,7 @@ pub(crate) const COMMANDS: &[Command] = &[
     reads("migrate", "{store} {other}"),
 ];
 
-/// Commands that do not work on an existing store, and why.
+/// Commands that do not work on an existing store, each with the reason.
 const WITHOUT_STORE: &[(&str, &str)] = &[
     ("install", "it works on this node's files"),
     ("store create", "it leaves a store that is there alone; `store::format` has its tests"),
@@ -121,7 +122,7 @@ fn commands_are_all_covered() {
     margay(["man-pages".as_ref(), folder.path().as_os_str()]).answer();
     let pages = fs::read_dir(folder.path()).unwrap().map(|page| page.unwrap().file_name().into_string().unwrap());
     let pages: BTreeSet<String> = pages.map(|page| page.trim_end_matches(".1").to_owned()).collect();
-    // A command with subcommands only groups them, except for `import`.
+    // A command with subcommands only groups its subcommands, except for `import`.
     let is_group =
         |page: &String| *page != "margay-import" && pages.iter().any(|other| other.starts_with(&format!("{page}-")));
     let there: BTreeSet<String> = pages.iter().filter(|page| !is_group(page)).cloned().collect();
@@ -133,7 +134,7 @@ fn commands_are_all_covered() {
 #[test]
 fn help_fits_screen_and_has_example() {
     let commands = COMMANDS.iter().map(|one| one.name).chain(WITHOUT_STORE.iter().map(|(name, _)| *name));
-    // The groups of commands as well.
+    // The list also contains the groups of commands.
     let with_groups = commands.flat_map(|name| {
         let words: Vec<&str> = name.split(' ').collect();
         (0..=words.len()).map(|many| words[..many].join(" ")).collect::<Vec<_>>()

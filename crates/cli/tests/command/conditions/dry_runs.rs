@@ -1,4 +1,5 @@
-//! Every command that changes something has `--dry-run`. It makes the same checks and writes nothing.
+//! Tests `--dry-run`, which every changing command has. A dry run makes the same checks as the command and writes
+//! nothing.
 
 use serde_json::Value;
 
@@ -6,7 +7,7 @@ use crate::common::Done;
 use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, content, copy, run};
 
-/// Commands that only report unless an option applies the changes.
+/// Commands that write nothing without an option such as `--apply`.
 const DRY_BY_THEMSELVES: [&str; 2] = ["gc", "ipam check"];
 
 fn runs(ground: &Ground, command: &Command, more: &[&str]) -> Done {
@@ -15,7 +16,7 @@ fn runs(ground: &Ground, command: &Command, more: &[&str]) -> Done {
     run(&args)
 }
 
-/// The exit code and the error line, which must be the same with and without `--dry-run`.
+/// Returns the exit code and the error line, which must be equal with and without `--dry-run`.
 fn complaint(done: &Done) -> (u8, &str) {
     (done.code, done.err.lines().find(|line| line.starts_with("error: ")).unwrap_or_default())
 }
@@ -38,7 +39,8 @@ fn dry_run_says_what_would_be_done_and_does_nothing() {
             assert!(json["dry_run"] == true || json.get("would_delete").is_some(), "{words}: {json}");
             assert_eq!(path.exists().then(|| content(&place)), before, "{words} has written");
 
-            // The command succeeds. After that, a dry run and a second run report the same.
+            // The command must succeed. After the first real run, a dry run and a second real run must have the same
+            // exit code and error line.
             let done = runs(&ground, command, &[]);
             assert_eq!(done.code, 0, "{words}: {}", done.err);
             let tried = runs(&ground, command, &["--dry-run"]);

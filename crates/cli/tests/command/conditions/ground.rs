@@ -1,4 +1,4 @@
-//! A store on which every command succeeds, with the files that commands need.
+//! Prepares a store on which every command succeeds, with the files that the commands need.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -16,13 +16,13 @@ use crate::conditions::commands::{Command, Kind};
 /// Number of commands that run in parallel.
 const AT_ONCE: usize = 8;
 
-/// Members of documents that differ in each run.
+/// Fields of documents whose values differ in each run.
 const EACH_TIME: [&str; 6] = [
     "uid",
     "creationTimestamp",
     "timestamp",
     "affinity_claim_time",
-    // Block sequence numbers start from the time at which the block was created.
+    // A block's sequence numbers start from the time at which the block was created.
     "sequenceNumber",
     "sequenceNumberForAllocation",
 ];
@@ -34,7 +34,7 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    /// A prepared store for each engine.
+    /// Prepares a store for each engine.
     pub(crate) fn each() -> [Self; 2] {
         Lab::each().map(Self::prepared)
     }
@@ -86,7 +86,7 @@ impl Ground {
         ] {
             ground.lab.margay(&args).answer();
         }
-        // The report now has the addresses as unused.
+        // The edited report lists the addresses as unused.
         let report = fs::read_to_string(ground.path("report.json")).unwrap();
         ground.put("report.json", &report.replace("\"inUse\": true", "\"inUse\": false"));
         ground
@@ -100,7 +100,7 @@ impl Ground {
         self.lab.folder().join(name)
     }
 
-    /// The location of another store of the same engine, beside this one.
+    /// Returns the location of another store of the same engine, in the same folder.
     pub(crate) fn beside(&self, name: &str) -> Location {
         self.lab.location.moved_to(self.path(name))
     }
@@ -109,12 +109,13 @@ impl Ground {
         self.lab.location.path().unwrap()
     }
 
-    /// The store on which a command succeeds.
+    /// Returns the location of the store on which a command succeeds.
     pub(crate) fn place_for(&self, command: &Command) -> Location {
         if command.kind == Kind::Fills { self.beside("empty/store") } else { self.lab.location.clone() }
     }
 
-    /// The arguments of a command on a store. Each number `own` gets its own files and stores to write to.
+    /// Returns the arguments of a command on a store. For each number `own`, the arguments name separate files and
+    /// stores for output.
     pub(crate) fn args(&self, command: &Command, at: &Location, own: usize) -> Vec<String> {
         let words = command
             .words()
@@ -132,7 +133,7 @@ impl Ground {
     }
 }
 
-/// A process that runs `program` through the command `before`, with an empty environment.
+/// Returns a process that runs `program` through the command `before`, with an empty environment.
 pub(crate) fn process(before: &[&str], program: &str, args: &[String]) -> Process {
     let mut words: Vec<&str> = before.to_vec();
     words.push(program);
@@ -142,7 +143,7 @@ pub(crate) fn process(before: &[&str], program: &str, args: &[String]) -> Proces
     process
 }
 
-/// Runs `margay` to its end.
+/// Runs `margay` and waits until it has ended.
 pub(crate) fn run(args: &[String]) -> Done {
     done(process(&[], env!("CARGO_BIN_EXE_margay"), args))
 }
@@ -154,7 +155,7 @@ pub(crate) fn done(mut process: Process) -> Done {
     Done { code, out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// Runs `work` for each command, several in parallel.
+/// Runs `work` for each command, with up to [`AT_ONCE`] commands in parallel.
 pub(crate) fn for_each(commands: &[Command], work: impl Fn(usize, &Command) + Sync) {
     let next = std::sync::atomic::AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -170,7 +171,7 @@ pub(crate) fn for_each(commands: &[Command], work: impl Fn(usize, &Command) + Sy
     });
 }
 
-/// The revision and the contents of a store, without members that differ in each run.
+/// Returns the revision and the contents of a store, without the fields that differ in each run.
 pub(crate) fn content(location: &Location) -> (i64, BTreeMap<String, String>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
@@ -199,7 +200,7 @@ fn strip(json: &mut Value) {
     }
 }
 
-/// Copies a folder, replacing the destination.
+/// Copies a folder and replaces the destination.
 pub(crate) fn copy(from: &Path, to: &Path) {
     let _ = fs::remove_dir_all(to);
     fs::create_dir_all(to.parent().unwrap()).unwrap();

@@ -1,4 +1,5 @@
-//! A command that is killed at any moment leaves an intact store, and the same command finishes the work.
+//! Tests that a command killed at any moment leaves an intact store, and that running the command again completes its
+//! work.
 
 use std::thread;
 use std::time::Instant;
@@ -9,10 +10,10 @@ use crate::common::margay;
 use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, content, copy, process, run};
 
-/// How often each command is killed on each engine.
+/// Number of times each command is killed on each engine.
 const ROUNDS: u32 = 4;
 
-/// Commands whose kills are tested elsewhere, and where.
+/// Commands whose kills are tested in other files, each with the name of the file.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("import", "moving/kill.rs, with more in it, and on etcd"),
     ("migrate", "moving/kill.rs"),
@@ -21,7 +22,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("gc", "it frees as `ipam release` does"),
 ];
 
-/// Restores the initial state of a command's store.
+/// Restores the store on which a command runs to its initial state.
 fn begin_anew(ground: &Ground, command: &Command, place: &Location) {
     match command.kind {
         Kind::Fills => _ = std::fs::remove_dir_all(ground.path("empty")),
@@ -63,7 +64,7 @@ fn kill_all(ground: &Ground) {
         for round in 0..ROUNDS {
             begin_anew(ground, command, &place);
             let mut child = process(&[], env!("CARGO_BIN_EXE_margay"), &args).spawn().unwrap();
-            // The kills are spread over the run, at a different time in each round.
+            // The kills are spread over the command's duration, at a different time in each round.
             thread::sleep(whole.mul_f64((f64::from(round) + fastrand::f64()) / f64::from(ROUNDS)));
             child.kill().unwrap();
             killed += u32::from(!child.wait().unwrap().success());

@@ -1,4 +1,4 @@
-//! Requirements that every command meets: errors about unusable stores, kills, dry runs, and documented JSON members.
+//! Tests requirements for every command: errors about unusable stores, kills, dry runs, and documented JSON fields.
 
 mod commands;
 mod dry_runs;

@@ -1,4 +1,4 @@
-//! The JSON of every command has the members that the book documents.
+//! Tests that the JSON output of every command has the fields that the book documents.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, copy, run};
 
-/// The rows of the two tables below the heading "JSON", each with its first and its second cell.
+/// Returns the rows of the two tables under the heading "JSON", each with its first and its second cell.
 fn rows() -> Vec<(String, String)> {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/command-line.md");
     let page = std::fs::read_to_string(page).unwrap();
@@ -16,7 +16,7 @@ fn rows() -> Vec<(String, String)> {
     rows.map(|(who, what)| (who.to_owned(), what.to_owned())).collect()
 }
 
-/// The member names of the first object in a text such as `{"a": {"b"}, "c"}`.
+/// Returns the field names of the first object in a text such as `{"a": {"b"}, "c"}`.
 fn members(text: &str) -> BTreeSet<String> {
     let (mut depth, mut found, mut is_value, mut word) = (0, BTreeSet::new(), false, None::<String>);
     for sign in text.chars() {
@@ -44,7 +44,7 @@ fn members(text: &str) -> BTreeSet<String> {
     found
 }
 
-/// The members that the book documents for a row.
+/// Returns the fields that the book documents for a row of the JSON tables.
 fn documented(rows: &[(String, String)], row: &str) -> BTreeSet<String> {
     let (_, what) = rows.iter().find(|(who, _)| who.split(", ").any(|who| who.trim_matches('`') == row)).unwrap();
     let mut found = if what.contains('{') { members(what) } else { BTreeSet::new() };
@@ -65,7 +65,7 @@ fn documented(rows: &[(String, String)], row: &str) -> BTreeSet<String> {
     found
 }
 
-/// Members that are optional according to the book, or that it only describes in words.
+/// Fields that are optional according to the book, or that the book describes only in words.
 const SOMETIMES: &[&str] = &[
     "gateway",
     "namespace_selector",
@@ -85,7 +85,7 @@ const SOMETIMES: &[&str] = &[
     "addresses",
 ];
 
-/// The row of a command's answer, if it is not the command's name.
+/// Returns the name of the documented row for a command's JSON output. Some rows are not named after the command alone.
 fn row(command: &Command) -> String {
     let words = command.words();
     let option = words
@@ -105,7 +105,8 @@ fn answer_members_match_book() {
     let rows = rows();
     let [ground, _] = Ground::each();
     copy(ground.folder(), &ground.path("kept"));
-    // Not checked: `metrics` answers with a list, `get` with Calico's document, and `watch` with lines of events.
+    // The test skips three commands: `metrics` prints a list, `get` prints Calico's document, and `watch` prints lines
+    // of events.
     for command in
         COMMANDS.iter().filter(|one| !["metrics", "watch"].contains(&one.name) && one.words() != "get ippool main")
     {
@@ -120,7 +121,7 @@ fn answer_members_match_book() {
         let json: Value = serde_json::from_str(&done.out).unwrap();
         let has: BTreeSet<String> = json.as_object().unwrap().keys().cloned().collect();
         let mut named = documented(&rows, &row(command));
-        // Four verbs share a row, which has the member of the first verb.
+        // The four verbs share one documented row, which has the field of the first verb.
         let verb = match command.name {
             "apply" => Some("applied"),
             "replace" => Some("replaced"),

@@ -1,4 +1,4 @@
-//! Unusable stores: each command reports what is wrong and leaves the store alone.
+//! Tests commands on unusable stores: each command reports what is wrong and does not change the store.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -11,7 +11,7 @@ use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, done, for_each, process, run};
 use crate::copy::copy_program;
 
-/// Checks that a command fails and names the store, the fault and what to do.
+/// Checks that a command fails, and that the error message names the store, the fault and a remedy.
 fn tells(command: &Command, done: &Done, store: &str, what: &str) {
     let (words, err) = (command.words(), &done.err);
     assert_eq!(done.code, 1, "{words}: {}{err}", done.out);
@@ -22,7 +22,7 @@ fn tells(command: &Command, done: &Done, store: &str, what: &str) {
     assert!(!err.contains("panic") && !err.contains("internal error") && err.lines().count() <= 3, "{words}: {err}");
 }
 
-/// True if the command refuses this kind of store.
+/// Returns whether the command refused to run because it does not support this kind of store.
 fn is_refused(done: &Done) -> bool {
     done.code == 1 && done.err.contains("is not for etcd") && done.err.contains("\nhint: ")
 }
@@ -43,7 +43,7 @@ fn store_is_missing_or_empty_folder() {
                     continue;
                 }
                 if command.name == "gc" {
-                    // It also runs when a machine starts, when there may be no store yet.
+                    // `gc` also runs when a machine starts, even if the store does not exist yet.
                     assert_eq!(done.code, 0, "{}", done.err);
                     assert!(done.out.starts_with(&format!("there is no store at {store}")), "{}{}", done.out, done.err);
                     continue;
@@ -68,7 +68,8 @@ fn store_is_in_use_by_another_process() {
             args.extend(["--lock-timeout".to_owned(), "1s".to_owned()]);
             let done = run(&args);
             tells(command, &done, &store.to_string(), "the store is in use by another process: waited 1s for its turn");
-            // Never names a process that waits as well. The lock holder cannot always be determined in time.
+            // The message never names a process that also waits for the store. The lock holder cannot always be
+            // determined in time.
             assert!(!done.err.contains("(margay) has it"), "{}", done.err);
             assert!(done.err.contains("--lock-timeout"), "{}", done.err);
         });
@@ -103,7 +104,7 @@ fn store_format_is_newer() {
     }
 }
 
-/// Runs a program with a read-only mount of a folder.
+/// Shell script that runs a program while a folder is mounted read-only.
 const READ_ONLY: &str = r#"mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@""#;
 
 #[test]
@@ -143,7 +144,8 @@ fn store_belongs_to_another_user() {
     }
 }
 
-/// Root uses a store of another owner. Files that the engine recreates must not lock the owner out.
+/// Root uses a store that belongs to another user. If the engine recreates files, the owner must still have access to
+/// the files.
 #[test]
 fn store_stays_with_owner_when_root_used_it() {
     const OWNER: u32 = 65534;
@@ -163,7 +165,8 @@ fn store_stays_with_owner_when_root_used_it() {
         };
         let owner = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"];
         run(&owner, "pool create p 10.0.0.0/24 --manual");
-        // The folder has two more names of a file outside of it, which belongs to root.
+        // The store's folder has a hard link and a symbolic link to a file outside of the folder. The file outside of
+        // the folder belongs to root.
         let others = folder.path().join("others");
         fs::write(&others, "").unwrap();
         fs::hard_link(&others, home.join("store/link")).unwrap();

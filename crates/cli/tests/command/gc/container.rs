@@ -1,4 +1,4 @@
-//! `margay gc` inside a container, which sees only a part of the machine.
+//! Tests `margay gc` inside a container, which sees only a part of the machine.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
@@ -11,13 +11,13 @@ use serde_json::Value;
 use super::{GONE, age_looks, assign_in, gc, is_held, lab, list, wrapped};
 use crate::common::Lab;
 
-/// LXC, kind and WSL have their own process id namespace.
+/// In LXC, kind and WSL, `margay gc` runs in a separate process id namespace.
 #[test]
 fn gc_in_container_judges_only_what_was_given_inside() {
     let labs = Lab::each();
     let lab_ = &labs[1];
     lab(lab_, "198.18.51.0/24");
-    // A network namespace that only the container's processes are in.
+    // Only the container's processes are in this network namespace.
     let script = "stat -L -c %d:%i /proc/self/ns/net; readlink /proc/self/ns/pid; exec sleep 600";
     let mut command = Command::new("unshare");
     command.args(["--pid", "--fork", "--mount-proc", "--net", "sh", "-c", script]).process_group(0);
@@ -48,23 +48,23 @@ fn gc_in_container_judges_only_what_was_given_inside() {
     for address in outside.iter().chain([&unrecorded, &lives, &former]) {
         assert!(is_held(lab_, address), "{address}");
     }
-    // Freeing addresses of another node requires a scan of the whole machine.
+    // Freeing the addresses of another node requires a scan of the whole machine.
     let refused = wrapped(lab_, &enter, "--node dead --free --apply");
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("in a container nothing is seen of the machine"), "{said}");
-    // A scan of the machine includes the container.
+    // A scan of the whole machine also finds the network namespace of the container.
     let report = gc(lab_, "--netns -o json").json();
     assert_eq!(report["stores"][0]["left"]["live"], 1, "{report}");
     assert_eq!(list(&report, "waiting").len(), 3, "{report}");
 }
 
-/// The first child process of a process.
+/// Returns the first child process of a process.
 fn children_of(pid: u32) -> String {
     let read = || std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
     read().split_whitespace().next().unwrap().to_owned()
 }
 
-/// Kills a process group when it is dropped.
+/// Kills a process group when the value is dropped.
 struct Group(Child);
 
 impl Drop for Group {

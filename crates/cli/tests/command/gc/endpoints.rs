@@ -1,4 +1,4 @@
-//! Workload endpoints are deleted with the addresses of their containers.
+//! Tests that `margay gc` deletes workload endpoints together with the addresses of their containers.
 
 use serde_json::json;
 
@@ -7,7 +7,7 @@ use crate::common::Lab;
 use crate::common::container::Container;
 use crate::common::endpoint::{Endpoint, named, stored};
 
-/// Stores the endpoint of a pod on `node1` with the name of its container.
+/// Stores the workload endpoint of a pod on `node1` that has the same name as its container.
 fn store(lab: &Lab, container: &str, address: &str) {
     let endpoint = Endpoint { node: "node1", container, pod: Some(("shop", container)), address };
     lab.with_ipam(async |ipam| endpoint.store(ipam).await);
@@ -20,7 +20,8 @@ fn endpoint_goes_with_address_when_container_is_gone() {
         let (left, live) = (lab_.assign("net", "left"), lab_.assign("net", "live"));
         store(lab_, "left", &left);
         store(lab_, "live", &live);
-        // An endpoint of another node, and one of another container on this node.
+        // The store also has a workload endpoint of another node, and a workload endpoint of another container on this
+        // node.
         let others = [("node2", "left"), ("node1", "other")];
         for (node, container) in others {
             let other = Endpoint { node, container, pod: None, address: "192.0.2.1" };

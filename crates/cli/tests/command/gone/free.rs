@@ -1,4 +1,4 @@
-//! `margay gc --node OLD --free` and `margay gc --gone`.
+//! Tests `margay gc --node OLD --free` and `margay gc --gone`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::gone::{Cluster, PATIENCE, attachment, give, give_dated, held, in_orde
 
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
 
-/// Makes a store that has a block of another node than its only one.
+/// Creates a store with a recorded node and a block of another node.
 fn with_stranger(lab: &Lab, range: &str, own: &str) -> (String, String) {
     pool(lab, range);
     let mine = give(&lab.location, own, "mine");
@@ -57,7 +57,7 @@ fn free_node_is_refused_for_names_of_this_machine() {
         assert!(said.contains("is this very machine") && said.contains(words) && said.contains("--move-to"), "{said}");
     }
     assert_eq!(revision(at), before);
-    // A node is not freed either if the boot id of one of its addresses shows that it is this machine.
+    // A node is not freed either if the boot id of one of its addresses equals this machine's boot id.
     let mut here = attachment("stranger", "here");
     here.boot = host::short_boot(&host::boot_id().unwrap());
     on(at, async |ipam| ipam.store().put("/margay/v1/node", "stranger").await.unwrap());
@@ -72,7 +72,7 @@ fn free_node_is_refused_for_names_of_this_machine() {
 fn free_node_is_refused_when_interface_here_has_address() {
     let [lab, _] = Lab::each();
     let at = &lab.location;
-    // Every machine has the loopback address.
+    // Every machine has the loopback address 127.0.0.1, so this address also belongs to the machine that runs the test.
     pool(&lab, "127.0.0.0/24");
     let wanted = ipam_core::assign::RequestedAddresses::these(["127.0.0.1".parse().unwrap()]);
     let request = ipam_core::assign::AssignRequest::new(attachment("dead", "c1"), wanted);
@@ -100,7 +100,7 @@ fn free_nodes_that_are_gone_from_calico_cluster() {
     assert!(said.contains("node node3 is registered in the store; nothing was freed"), "{said}");
 
     cluster.margay("delete node node3").answer();
-    // Kubernetes may still have the node.
+    // Kubernetes may still have a node that the store lacks.
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = folder.path().join(name);
@@ -152,7 +152,7 @@ fn free_is_refused_when_node_list_lacks_this_machine() {
     fs::write(&file, "node1\nnode2\n").unwrap();
     let said = cluster.margay(&format!("gc --gone --nodes {} --apply", file.display())).failure();
     assert!(said.contains(&format!("the list of nodes lacks this very machine, {this}")), "{said}");
-    // This machine is spared even when it is not registered any more.
+    // `gc --gone` skips this machine even when its node is no longer registered.
     cluster.margay(&format!("delete node {this}")).answer();
     let done = cluster.margay("gc --gone --apply -o json").json();
     assert_eq!(done["skipped"][0]["node"], this.as_str());

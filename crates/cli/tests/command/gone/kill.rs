@@ -1,4 +1,4 @@
-//! `margay gc` for departed nodes is killed in the middle and run again.
+//! Tests that `margay gc` for departed nodes can be killed in the middle of a run and run again.
 
 use std::process::{Command, Stdio};
 use std::thread;
@@ -13,7 +13,7 @@ use crate::gone::{held, in_order, on, pool, run};
 
 const BLOCKS: usize = 200;
 const ADDRESSES: usize = 16;
-/// How many kills must hit the middle of a run, and the number of kills after which the test fails.
+/// Number of kills that must hit the middle of a run, and the number of kills after which the test fails.
 const IN_THE_MIDDLE: u32 = 3;
 const MOST_KILLS: u32 = 60;
 
@@ -45,7 +45,7 @@ fn network(number: usize, sign: char) -> String {
     format!("198.19.{}.{}{sign}28", first / 256, first % 256)
 }
 
-/// Runs a command and kills it after `time`. Returns true if it was complete.
+/// Runs a command and kills it after `time`. Returns whether the command was complete before the kill.
 fn run_for(location: &Location, args: &str, time: Option<Duration>) -> bool {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &location.to_string()]).args(args.split(' ')).env_clear();
@@ -57,8 +57,8 @@ fn run_for(location: &Location, args: &str, time: Option<Duration>) -> bool {
     child.wait().unwrap().success()
 }
 
-/// The time after which a run is killed. Adapts to the machine, since kills that come too early or too late do not hit
-/// the middle.
+/// The time after which a run is killed. Kills that come too early or too late do not hit the middle of a run, so the
+/// time adapts to the machine.
 struct Patience {
     time: Duration,
     kills: u32,
@@ -66,7 +66,7 @@ struct Patience {
 }
 
 impl Patience {
-    /// Starts with half of the duration of a whole run.
+    /// The first kill comes after half of the duration of a whole run.
     fn new(whole: Duration) -> Self {
         Self { time: whole / 2, kills: 0, in_the_middle: 0 }
     }
@@ -76,7 +76,7 @@ impl Patience {
         self.in_the_middle >= IN_THE_MIDDLE
     }
 
-    /// Adapts the time to how many of the node's addresses a killed run has left.
+    /// Adapts the time until the next kill to the number of the node's addresses that the killed run has not freed.
     fn learn(&mut self, left: usize) {
         self.kills += 1;
         let factor = match left {

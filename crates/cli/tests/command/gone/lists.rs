@@ -1,4 +1,4 @@
-//! `margay gc --attachments`.
+//! Tests `margay gc --attachments`.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,7 +12,7 @@ use crate::common::container::Container;
 use crate::common::{Done, Lab};
 use crate::gone::{attachment, give, give_dated, held, list, pool, release, revision};
 
-/// Container ids with the length of those of containerd, CRI-O and podman.
+/// Container ids as long as the ids of containerd, CRI-O and podman.
 const ONE: &str = "1111111111113c4d5e6f708192a3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5";
 const TWO: &str = "2222222222223c4d5e6f708192a3b4c5d6e7f8091a2b3c4d5e6f708192a3b4c5";
 
@@ -22,7 +22,7 @@ fn write(lab: &Lab, text: &str) -> PathBuf {
     path
 }
 
-/// Runs `gc` with a list, for the lab's node.
+/// Runs `gc` with a list of attachments for the lab's node.
 fn gc(lab: &Lab, file: &std::path::Path, more: &str) -> Done {
     lab.margay(format!("gc --node node1 --attachments {} {more}", file.display()).trim_end())
 }
@@ -81,7 +81,7 @@ fn list_spares_young_live_and_other_networks() {
     assert_eq!(list(&shown, "candidates"), [old.clone()].into());
     let left = &shown["stores"][0]["left"];
     assert_eq!((&left["live"], &left["live_unlisted"], &left["young"]), (&json!(2), &json!(1), &json!(1)), "{shown}");
-    // A list does not count for addresses that were assigned after it was made.
+    // A list does not apply to addresses that were assigned after the list was made.
     File::open(&file).unwrap().set_modified(SystemTime::now() - Duration::from_secs(2 * 3600)).unwrap();
     let done = gc(&lab, &file, "--apply -o json").json();
     assert_eq!((list(&done, "freed").len(), &done["stores"][0]["left"]["young"]), (0, &json!(2)), "{done}");
@@ -90,7 +90,7 @@ fn list_spares_young_live_and_other_networks() {
     assert_eq!((list(&done, "freed").len(), &done["stores"][0]["left"]["of_other_networks"]), (0, &json!(2)), "{done}");
     assert_eq!(held(at, "node1"), [&old, &young, &live, &known].map(Clone::clone).into());
 
-    // Ids of another kind, such as those of the containers in a pod.
+    // The list contains ids of another kind, such as the ids of the containers in a pod.
     let said = gc(&lab, &write(&lab, &format!("{TWO}\n")), "--apply").failure();
     assert!(said.contains("of what is in use on this machine (2) nothing is in the list"), "{said}");
     assert!(said.contains("so it is crictl pods, not crictl ps; several"), "{said}");

@@ -1,4 +1,5 @@
-//! `margay gc` with a runtime's list, for departed nodes, and for a renamed node. Needs root on the machine itself.
+//! Tests `margay gc` with a container runtime's list, for departed nodes, and for a renamed node. Needs root on the
+//! machine itself.
 
 mod endpoints;
 mod free;
@@ -20,7 +21,7 @@ use kv::{Deadline, Range, Revision, StoreExt};
 use serde_json::Value;
 use time::OffsetDateTime;
 
-/// An etcd with the documents of a real Calico cluster: 242 addresses in use, three nodes.
+/// An etcd with the documents of a real Calico cluster, which has 242 addresses in use and three nodes.
 struct Cluster {
     _etcd: Etcd,
     location: Location,
@@ -45,7 +46,7 @@ impl Cluster {
     }
 }
 
-/// Runs a command on a store; the arguments are separated by blanks.
+/// Runs a command on a store. The arguments are separated by spaces.
 fn run(location: &Location, args: &str) -> Done {
     let store = ["--store".to_owned(), location.to_string(), "--cni-conf-dir".to_owned(), "/nowhere".to_owned()];
     margay(store.into_iter().chain(args.split(' ').map(str::to_owned)))
@@ -73,7 +74,7 @@ fn attachment(node: &str, container: &str) -> Attachment {
     }
 }
 
-/// Assigns an address to a container as the plugin does, dated `seconds_ago` in the past.
+/// Assigns an address to a container as the plugin does, with a timestamp `seconds_ago` in the past.
 fn give_dated(location: &Location, attachment: Attachment, seconds_ago: i64) -> String {
     let mut request = AssignRequest::new(attachment, RequestedAddresses::any(1, 0));
     let at = OffsetDateTime::now_utc() - time::Duration::seconds(seconds_ago);
@@ -97,7 +98,7 @@ fn revision(location: &Location) -> Revision {
     on(location, async |ipam| ipam.store().list(Range::Key("/none".into())).await.unwrap().revision)
 }
 
-/// All addresses that are recorded for a node.
+/// Returns all addresses that the store records for a node.
 fn held(location: &Location, node: &str) -> BTreeSet<String> {
     let estates =
         on(location, async |ipam| ipam.departed_nodes(|_, name| name == node, Deadline::after(PATIENCE)).await)
@@ -106,18 +107,18 @@ fn held(location: &Location, node: &str) -> BTreeSet<String> {
     holds.map(|hold| hold.address.to_string()).collect()
 }
 
-/// The addresses in a list of a report, of all nodes or stores.
+/// Returns the addresses in the list `name` of a report, for all stores.
 fn list(report: &Value, name: &str) -> BTreeSet<String> {
     let rows = report["stores"].as_array().unwrap().iter().flat_map(|store| store[name].as_array().unwrap());
     rows.map(|row| row["address"].as_str().or(row.as_str()).unwrap().to_owned()).collect()
 }
 
-/// Makes a pool in a range that no machine uses, since `gc` scans the real machine.
+/// Creates a pool in a range that no machine uses, because `gc` scans the real machine.
 fn pool(lab: &Lab, range: &str) {
     lab.margay(&format!("pool create lab {range}")).answer();
 }
 
-/// Checks that `ipam check` finds nothing.
+/// Checks that `margay ipam check` finds no problem.
 fn in_order(location: &Location) {
     let checked = run(location, "ipam check -o json").json();
     assert_eq!(checked["problems"], 0, "{checked}");

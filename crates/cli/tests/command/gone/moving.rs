@@ -1,4 +1,4 @@
-//! `margay gc --node OLD --move-to NEW`.
+//! Tests `margay gc --node OLD --move-to NEW`.
 
 use kv::StoreExt;
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! Pools can only be deleted while none of their addresses is in use.
+//! Tests that a pool can be deleted only while none of its addresses is in use.
 
 use ipam_core::model::Owner;
 use kv::Deadline;
@@ -45,7 +45,7 @@ fn pool_deletion_takes_empty_blocks_and_stale_affinities() {
                 ipam.claim_affinity(&Owner::host(owner), cidr.parse().unwrap(), soon()).await.unwrap();
             }
         });
-        // An affinity of a writer that died before it created the block.
+        // The affinity belongs to a writer that died before it created the block.
         put(&lab, "/calico/ipam/v2/host/gone/ipv4/block/10.65.0.192-26", r#"{"state":"pending","deleted":false}"#);
         lab.margay("pool delete main").answer();
         let left: Vec<String> = stored(&lab).into_keys().filter(|key| key.contains("/block/")).collect();
@@ -80,13 +80,13 @@ fn pool_deletion_needs_name_twice_when_bridged_and_in_use() {
         let done = lab.margay("pool delete lab --yes-delete-bridged-pool lab").answer();
         assert_eq!(done, "Successfully deleted pool lab\n");
         assert_eq!(lab.margay("reservation list -o json").json(), json!({"reservations": []}));
-        // The holder of the address keeps it. After its release, the block is deleted as well.
+        // The container keeps its address. When the address is released, the block is deleted as well.
         assert_eq!(lab.margay(&format!("ipam show --ip {ip} -o json")).json()["in_use"], true);
         assert!(!stored(&lab).keys().any(|key| key.contains("/ipam/v2/host/")));
         lab.margay("ipam release --container c1").answer();
         assert!(!stored(&lab).keys().any(|key| key.contains("/block/") || key.contains("/handle/")));
 
-        // The option only applies to bridged pools.
+        // `--yes-delete-bridged-pool` has an effect only on bridged pools.
         with_main(&lab);
     }
 }

@@ -1,4 +1,4 @@
-//! Workload endpoints and profiles are shown as calicoctl shows them.
+//! Tests that workload endpoints and profiles are shown as calicoctl shows them.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ use crate::habits::files::{document, pool, put, stored, with_file};
 const ENDPOINTS: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints";
 const PROFILES: &str = "/calico/resources/v3/projectcalico.org/profiles";
 
-/// Makes a store with the endpoints of a container and of a pod, and a profile.
+/// Creates a store with a profile, the workload endpoint of a container and the workload endpoint of a pod.
 fn filled(lab: &Lab) {
     lab.margay("pool create main 10.65.0.0/16").answer();
     let container = json!({"kind": "WorkloadEndpoint", "apiVersion": "projectcalico.org/v3",
@@ -116,7 +116,7 @@ fn endpoint_is_shown_whole() {
         let both = lab.margay("get wep -n shop -A").failure();
         assert!(both.contains("cannot use both --namespace and --all-namespaces flags at the same time"), "{both}");
 
-        // A document in a file has its own namespace.
+        // A document in a file names its own namespace.
         let file = document("WorkloadEndpoint", "node1-k8s-pod1-eth0\n  namespace: shop", "  {}\n");
         let of_file = with_file(&lab, "get -o json", &file).json();
         assert_eq!(of_file["spec"]["pod"], "pod1");
@@ -163,7 +163,7 @@ fn endpoints_are_written_by_plugin_only_and_can_be_deleted() {
         let refused = lab.margay("delete profile net1").failure();
         assert!(refused.contains("operation delete is not supported on Profile(net1)"), "{refused}");
         assert_eq!(stored(&lab), before);
-        // The other documents of the file are still written.
+        // The command still writes the other documents of the file.
         let both = with_file(&lab, "apply", &format!("{endpoint}---\n{}", pool("b", "10.66.0.0/16")));
         assert_eq!((both.code, both.out.as_str()), (1, "Partial success: applied 1 out of 2 resources:\n"));
 
@@ -175,7 +175,7 @@ fn endpoints_are_written_by_plugin_only_and_can_be_deleted() {
         assert_eq!(done, "Successfully deleted 1 'WorkloadEndpoint' resource(s)\n");
         let left: Vec<String> = stored(&lab).into_keys().filter(|key| key.starts_with(ENDPOINTS)).collect();
         assert_eq!(left, [format!("{ENDPOINTS}/default/node1-cni-c1-eth0")]);
-        // An unreadable document can be deleted as well.
+        // A stored document that cannot be read can be deleted as well.
         put(&lab, &left[0], "{");
         with_file(&lab, "delete", &endpoint.replace("resourceVersion", "generateName")).answer();
         assert!(!stored(&lab).contains_key(&left[0]));

@@ -1,4 +1,4 @@
-//! On a real etcd, the stored documents equal Calico's.
+//! Tests that the documents Margay stores in a real etcd equal Calico's documents.
 
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::support::Etcd;
 use serde_json::{Value, json};
 
-/// Runs the program with `input` as standard input. Returns exit code, stdout and stderr.
+/// Runs `margay` with `input` as standard input. Returns the exit code, stdout and stderr.
 fn margay(etcd: &Etcd, args: &str, input: &str) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &etcd.url().replace("http:", "etcd:")]).args(args.split(' ')).env_clear();
@@ -17,7 +17,7 @@ fn margay(etcd: &Etcd, args: &str, input: &str) -> (Option<i32>, String, String)
     (output.status.code(), text(output.stdout), text(output.stderr))
 }
 
-/// Runs a command that must succeed, and returns stdout.
+/// Runs a command, checks that the command succeeds, and returns stdout.
 fn answer(etcd: &Etcd, args: &str, input: &str) -> String {
     let (code, out, err) = margay(etcd, args, input);
     assert_eq!((code, err.as_str()), (Some(0), ""), "{args}: {out}");
@@ -33,7 +33,7 @@ fn stored(etcd: &Etcd, key: &str) -> Option<(Value, i64)> {
     })
 }
 
-/// The last document that a real Calico has stored under a key.
+/// Returns the last document that a real Calico has stored under a key.
 fn of_calico(key: &str) -> Value {
     let rows = include_str!("../../../../../fixtures/calico/documents.jsonl");
     let rows = rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -47,7 +47,7 @@ fn documents_are_stored_as_calico_stores_them() {
     for (plural, name) in [("ippools", "by-hand"), ("ippools", "10-123-0-0-16"), ("ipreservations", "infra")] {
         let key = format!("/calico/resources/v3/projectcalico.org/{plural}/{name}");
         let mut calicos = of_calico(&key);
-        // A document as a person would write it, without the members that Calico fills in.
+        // The document is written as a person would write it, without the fields that Calico fills in.
         let written = json!({"kind": calicos["kind"], "apiVersion": calicos["apiVersion"], "metadata": {"name": name},
             "spec": calicos["spec"]});
         let said = answer(&etcd, "create -f -", &written.to_string());

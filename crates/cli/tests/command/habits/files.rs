@@ -1,4 +1,4 @@
-//! Files of documents, and the stored documents.
+//! Writes files with documents, and reads the documents of a store.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::common::{Done, Lab};
 
-/// The stored documents by key, as text.
+/// Returns the documents of the store as text, by key.
 pub(crate) fn stored(lab: &Lab) -> BTreeMap<String, String> {
     lab.with_ipam(async |ipam| {
         let all = ipam.store().list(Range::All).await.unwrap();
@@ -22,24 +22,24 @@ pub(crate) fn resource(lab: &Lab, plural: &str, name: &str) -> Value {
     serde_json::from_str(stored(lab).get(&key).unwrap()).unwrap()
 }
 
-/// Writes a key directly into the store.
+/// Writes a key and its value directly into the store.
 pub(crate) fn put(lab: &Lab, key: &str, value: &str) {
     lab.with_ipam(async |ipam| ipam.store().put(key, value).await.unwrap());
 }
 
-/// Writes a text to a file and runs a command with `-f` and that file.
+/// Writes a text to a file and runs a command with `-f` and this file.
 pub(crate) fn with_file(lab: &Lab, args: &str, text: &str) -> Done {
     let file = lab.folder().join("documents.yaml");
     fs::write(&file, text).unwrap();
     lab.margay(&format!("{args} -f {}", file.display()))
 }
 
-/// A document in YAML. The lines of `spec` must be indented by two blanks.
+/// Returns a document in YAML. The lines of `spec` must be indented by two spaces.
 pub(crate) fn document(kind: &str, name: &str, spec: &str) -> String {
     format!("apiVersion: projectcalico.org/v3\nkind: {kind}\nmetadata:\n  name: {name}\nspec:\n{spec}")
 }
 
-/// A pool with blocks of /26.
+/// Returns a pool document with blocks of the default size /26.
 pub(crate) fn pool(name: &str, cidr: &str) -> String {
     document("IPPool", name, &format!("  cidr: {cidr}\n"))
 }

@@ -1,4 +1,4 @@
-//! Commands are killed at any moment and run again.
+//! Tests that commands can be killed at any moment and run again.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -25,7 +25,8 @@ fn copy(from: &Path, to: &Path) {
     assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
 }
 
-/// Runs a command repeatedly on copies of the store, kills it somewhere in its run, and lets `look` check what is left.
+/// Runs a command repeatedly on copies of the store and kills the command at some point of its run. After each kill,
+/// `look` checks the store.
 fn kill_often(lab: &Lab, args: &str, mut look: impl FnMut(&Lab)) {
     let (store, kept) = (lab.location.path().unwrap().to_owned(), lab.folder().join("kept"));
     copy(&store, &kept);
@@ -37,14 +38,14 @@ fn kill_often(lab: &Lab, args: &str, mut look: impl FnMut(&Lab)) {
     for round in 0..ROUNDS {
         copy(&kept, &store);
         let mut child = start(lab, args);
-        // The kills are spread over the run, at a different time in each round.
+        // The kills are spread over the command's duration, at a different time in each round.
         let part = (f64::from(round) + fastrand::f64()) / f64::from(ROUNDS);
         let until = whole.mul_f64(part);
         thread::sleep(until);
         child.kill().unwrap();
         match child.wait().unwrap().success() {
             false => killed += 1,
-            // The timed run was slower than this one, because the machine was busy.
+            // If a run completes before the kill, the timed run was slower because the machine was busy.
             true => whole = whole.min(until),
         }
         look(lab);

@@ -1,4 +1,4 @@
-//! Commands as calicoctl's users type them, on real stores.
+//! Tests commands as calicoctl's users type them, on real stores.
 
 mod deletion;
 mod documents;

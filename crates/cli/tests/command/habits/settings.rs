@@ -1,4 +1,4 @@
-//! `ipam configure`, `ipam show --show-configuration` and `--show-borrowed`.
+//! Tests `ipam configure`, `ipam show --show-configuration` and `ipam show --show-borrowed`.
 
 use ipam_core::assign::{HandleRequest, RequestedAddresses};
 use ipam_core::model::Owner;
@@ -69,7 +69,7 @@ fn settings_are_set_and_shown() {
         for args in [
             "ipam configure --strictaffinity=true --max-blocks-per-host=1000000 --dry-run",
             "ipam configure --ip-cooldown-seconds=5000 --dry-run",
-            // Scripts for calicoctl pass this option in any position.
+            // Scripts for calicoctl pass `--allow-version-mismatch` in any position.
             "--allow-version-mismatch ipam configure --ip-cooldown-seconds=1 --dry-run",
             "ipam --allow-version-mismatch configure --ip-cooldown-seconds=1 --dry-run",
             "ipam configure --ip-cooldown-seconds=1 --dry-run --allow-version-mismatch",

@@ -1,4 +1,4 @@
-//! `margay ipam split`.
+//! Tests `margay ipam split`.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::common::Lab;
 use crate::habits::files::{document, resource, stored, with_file};
 
-/// All documents about addresses.
+/// Returns all IPAM documents of the store by key.
 pub(crate) fn addresses(lab: &Lab) -> BTreeMap<String, String> {
     stored(lab).into_iter().filter(|(key, _)| key.starts_with("/calico/ipam/")).collect()
 }
@@ -41,7 +41,7 @@ fn split_keeps_blocks_and_addresses() {
         assert!(lab.assign("net", "c2").starts_with("10.65."));
         lab.margay(&format!("ipam release --ip {ip}")).answer();
         lab.margay("ipam release --container c2").answer();
-        // A part can be split like any other pool.
+        // A pool that was created by a split can be split like any other pool.
         let again = lab.margay("ipam split 128 --name split-main-0 -o json").json();
         assert_eq!(
             (&again["parts"][127]["name"], &again["parts"][127]["cidr"]),
@@ -50,7 +50,7 @@ fn split_keeps_blocks_and_addresses() {
         assert_eq!(lab.margay("get pools -o json").json()["items"].as_array().unwrap().len(), 129);
         let last = resource(&lab, "ippools", "split-split-main-0-127");
         assert!(last["spec"].get("disabled").is_none() && last["metadata"].get("annotations").is_none(), "{last}");
-        // Next to 129 pools, another pool can still be created, but not an overlapping one.
+        // When there are 129 pools, another pool can still be created unless it overlaps an existing pool.
         lab.margay("pool create more 10.66.0.0/16").answer();
         assert!(lab.margay("pool create over 10.65.3.0/24").failure().contains("overlaps"));
         assert!(lab.assign("net", "c3").starts_with("10.6"));

@@ -1,12 +1,12 @@
-//! `margay install` is killed at each system call that changes a file.
+//! Tests `margay install` with a kill at each system call that changes a file.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 use crate::install::tree::{Tree, files};
 
-/// All calls that change a file or its name; `?` marks those that some machines lack. `openat` is not among them, since
-/// a kill at the first call that changes the opened file leaves the same files.
+/// All system calls that change a file or a file's name; `?` marks calls that some machines lack. `openat` is omitted,
+/// because a kill at the first call that changes the opened file has the same result.
 const CALLS: [&str; 17] = [
     "?link",
     "linkat",
@@ -27,7 +27,8 @@ const CALLS: [&str; 17] = [
     "fchmodat",
 ];
 
-/// Runs `margay install` and kills it before it executes the call with this name and number. True if it was killed.
+/// Runs `margay install` and kills it before it executes the call with this name and number. Returns whether `margay
+/// install` was killed.
 fn killed(tree: &Tree, args: &[&str], call: &str, number: usize) -> bool {
     let output = Command::new("strace")
         .args(["-qq", "-o", "/dev/null", "-e", &format!("trace={call}")])
@@ -44,7 +45,7 @@ fn killed(tree: &Tree, args: &[&str], call: &str, number: usize) -> bool {
 }
 
 /// Kills `margay install` with these arguments at each of the [`CALLS`] in turn. `before` prepares each run, and
-/// `after` checks what is left. Returns the number of kills.
+/// `after` checks the files after the kill. Returns the number of kills.
 fn kill_everywhere(tree: &Tree, args: &[&str], before: impl Fn(), mut after: impl FnMut(&str)) -> usize {
     let mut places = 0;
     for call in CALLS {
@@ -55,7 +56,7 @@ fn kill_everywhere(tree: &Tree, args: &[&str], before: impl Fn(), mut after: imp
                 break;
             }
             places += 1;
-            // A working program is in place at any time.
+            // At any time, the plugin's path has a working program.
             let version = if args.contains(&"--main-plugin") { tree.main_version() } else { tree.version() };
             assert!(version == "v3.28.0" || version.starts_with("margay-"), "{version}");
             after(&format!("killed at {call} {number}"));
@@ -77,7 +78,7 @@ fn install_is_finished_or_undone_when_killed_anywhere() {
             let status = tree.install(&["--status"]);
             assert_eq!(status.code == Some(0), tree.version().starts_with("margay-ipam "), "{place}: {}", status.err);
             unfinished += usize::from(status.err.contains("was interrupted"));
-            // Alternates between repeating the installation first, and undoing it directly.
+            // Every second time, the test repeats the installation before it undoes the installation.
             repeat = !repeat;
             if repeat {
                 tree.install(&["--beside-calico"]).ok();

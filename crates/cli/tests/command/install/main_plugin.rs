@@ -1,4 +1,5 @@
-//! `margay install --main-plugin` replaces Calico's main plugin by Margay's, and restores it.
+//! Tests `margay install --main-plugin`, which replaces Calico's main plugin by Margay's main plugin and can restore
+//! Calico's plugin.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -13,7 +14,7 @@ use crate::install::tree::{Done, Tree, files};
 
 const STEP: [&str; 2] = ["--beside-calico", "--main-plugin"];
 
-/// A node on which Margay's IPAM plugin is installed already.
+/// Creates a node on which Margay's IPAM plugin is already installed.
 fn after_the_first_step() -> Tree {
     let tree = Tree::with_main_plugin();
     tree.install(&["--beside-calico"]).ok();
@@ -95,7 +96,7 @@ fn overwritten_main_plugin_is_told_and_repaired() {
 fn two_own_programs_are_told_and_merged() {
     let tree = after_the_first_step();
     tree.install(&STEP).ok();
-    // The state after an upgrade of Margay for which the second step was not repeated.
+    // The node is now as if Margay had been upgraded without a repetition of the second step.
     tree.install(&["--undo"]).ok();
     tree.install(&["--beside-calico"]).ok();
     fs::copy(tree.target(), tree.main_target()).unwrap();
@@ -135,7 +136,7 @@ fn install_is_refused_when_cluster_or_network_does_not_fit() {
     tree.install(&STEP).fails(&["there is no calico in"]);
 }
 
-/// Moves this thread to a machine with its own network.
+/// Moves this thread to separate mount and network namespaces.
 fn leave_this_machine() {
     unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET)
         .unwrap_or_else(|error| panic!("this test needs root: {error}"));
@@ -180,7 +181,7 @@ fn installed_main_plugin_wires_container() {
         assert_eq!(ip(&["route"]), "");
         let shown = tree.margay(&["ipam", "show", "-o", "json", "--store", &tree.store()]).ok().json();
         assert_eq!(shown["pools"][0]["in_use"], "0");
-        // The stand-in for Calico's plugin connects nothing.
+        // The stand-in for Calico's main plugin connects no container.
         tree.install(&["--undo"]).ok();
         assert!(call("ADD").ok().json()["ips"].is_null());
     };

@@ -1,7 +1,7 @@
-//! `margay install` on temporary trees, with a stand-in for Calico's plugin and a real etcd.
+//! Tests `margay install` on temporary trees, with a stand-in for Calico's plugin and a real etcd.
 //!
-//! Needs Margay's plugin, which `cargo build --profile ci -p margay-cni-plugin` puts beside the command. Like the
-//! plugin's tests, it needs root, `ip` and the bridge plugin.
+//! The tests need Margay's plugin, which `cargo build --profile ci -p margay-cni-plugin` puts beside the command. Like
+//! the plugin's tests, these tests need root, `ip` and the bridge plugin.
 
 mod kills;
 mod main_plugin;

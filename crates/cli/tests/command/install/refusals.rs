@@ -1,4 +1,4 @@
-//! Refused installations, which change nothing.
+//! Tests installations that `margay install` refuses. A refused installation changes nothing.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use crate::copy::copy_program;
 use crate::install::tree::{Done, Tree, files};
 use crate::tested::plugin;
 
-/// Checks that an installation is refused with these words, prints no secret, and changes nothing.
+/// Checks that `margay install` refuses to run, prints these words but no secret, and changes nothing.
 #[track_caller]
 fn refused(tree: &Tree, more: &[&str], words: &[&str]) {
     let before = files(&tree.bin());
@@ -24,7 +24,7 @@ fn install_is_refused_without_calico() {
     let tree = Tree::without_store();
     fs::remove_file(tree.networks().join("10-calico.conflist")).unwrap();
     refused(&tree, &[], &["no network in ", "\"ipam\": {\"type\": \"calico-ipam\"}", "--cni-conf-dir"]);
-    // Configurations of other plugins are not mistaken for Calico's, and unreadable ones are reported.
+    // The command does not mistake configurations of other plugins for Calico's, and reports unreadable configurations.
     fs::write(tree.networks().join("10-a.conf"), r#"{"name":"a","type":"bridge","ipam":{"type":"host-local"}}"#)
         .unwrap();
     fs::write(tree.networks().join("20-b.conf"), "{").unwrap();
@@ -77,7 +77,7 @@ fn install_is_refused_when_plugin_is_missing_or_not_ours() {
         &["is no plugin of Margay's: cannot be run: Permission denied", "--plugin FILE"],
     );
     fs::set_permissions(&file, Permissions::from_mode(0o755)).unwrap();
-    // The header of a program for another architecture.
+    // The changed bytes make the header one of a program for another architecture.
     let mut bytes = fs::read(&file).unwrap();
     bytes[18..20].copy_from_slice(&[0xf3, 0]);
     fs::write(&file, bytes).unwrap();
@@ -94,7 +94,7 @@ fn install_is_refused_when_user_may_not_write() {
     let open = Permissions::from_mode(0o755);
     fs::set_permissions(tree.root(), open).unwrap();
     let before = files(&tree.bin());
-    // The programs must be in a folder that the other user may read.
+    // The programs must be in a folder that the other user can read.
     for name in ["margay", "margay-ipam"] {
         copy_program(plugin().with_file_name(name), &tree.root().join(name));
     }
@@ -137,8 +137,8 @@ fn install_is_refused_when_another_runs() {
     let lock = fs::File::open(tree.bin().join(".margay")).unwrap();
     lock.lock().unwrap();
     tree.install(&["--undo"]).fails(&["another margay install works in", "try again"]);
-    // Unlocks explicitly: a process that another test is starting may have inherited the descriptor, so closing it
-    // would not unlock.
+    // The test unlocks the file explicitly. Closing the file might not release the lock, because a process that another
+    // test is starting may have inherited the file descriptor.
     lock.unlock().unwrap();
     tree.install(&["--undo"]).ok();
 }

@@ -1,4 +1,4 @@
-//! Where runtimes look for plugins.
+//! Tests how `margay install` finds the folders in which container runtimes look for plugins.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::install::tree::{Done, Tree};
 
-/// Runs `--status` with the configuration of a runtime, which is written to a file first.
+/// Writes the configuration of a container runtime to a file and runs `margay install --status` with this file.
 fn status(tree: &Tree, runtime: &str, text: &str) -> Done {
     let file = tree.root().join(runtime);
     fs::write(&file, text).unwrap();
@@ -32,13 +32,13 @@ fn containerd_is_asked_itself() {
     let done = status(&tree, "containerd", &format!("version = 2\n{section}\"{}\"\n", bin.display()));
     assert_eq!(folders(&done), std::slice::from_ref(&bin), "{}", done.err);
     assert!(done.err.contains("which is not Margay's"), "{}", done.err);
-    // An imported file overrides the main file.
+    // A file that containerd's main file imports overrides the main file.
     fs::write(parts.join("a.toml"), format!("version = 2\n{section}\"/elsewhere\"\n")).unwrap();
     let imports = format!("version = 2\nimports = [\"{}/*.toml\"]\n{section}\"{}\"\n", parts.display(), bin.display());
     let done = status(&tree, "containerd", &imports);
     assert_eq!(folders(&done), [PathBuf::from("/elsewhere")]);
     assert_eq!(folders(&status(&tree, "containerd", "version = 2\n")), [PathBuf::from("/opt/cni/bin")]);
-    // Docker's containerd runs no pods. Its file has the oldest format.
+    // Docker's containerd runs no pods. The configuration file of Docker's containerd has the oldest format.
     for dockers in
         ["disabled_plugins = [\"cri\"]\n", "version = 2\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n"]
     {

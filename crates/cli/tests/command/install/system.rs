@@ -1,4 +1,5 @@
-//! A CNI call with the installed plugin, as a runtime makes it: real bridge plugin, network namespace and etcd.
+//! Tests CNI calls of the installed plugin as a runtime makes them, with a real bridge plugin, network namespace and
+//! etcd.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -7,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::install::tree::{Done, NODE, Tree};
 
-/// A network namespace and a bridge, which are removed on drop.
+/// A network namespace and a bridge. Dropping the value removes both.
 struct Namespace {
     name: String,
     bridge: String,
@@ -30,7 +31,7 @@ impl Drop for Namespace {
     }
 }
 
-/// The folder that has the bridge plugin.
+/// Returns the folder that contains the bridge plugin.
 fn plugins() -> &'static str {
     let folders = ["/usr/lib/cni", "/opt/cni/bin", "/usr/libexec/cni"];
     let found = folders.into_iter().find(|folder| Path::new(folder).join("bridge").is_file());
@@ -59,7 +60,7 @@ fn installed_plugin_serves_real_calls() {
         let shown = tree.margay(&["ipam", "show", "-o", "json", "--store", &tree.store()]).ok().json();
         shown["pools"][0]["in_use"].as_str().unwrap().to_owned()
     };
-    // The stand-in for Calico's plugin assigns no address. A runtime sends DEL after a failed ADD.
+    // The stand-in for Calico's plugin assigns no address. A runtime calls DEL after a failed ADD.
     assert_ne!(call("ADD").code, Some(0));
     call("DEL");
     tree.install(&["--beside-calico"]).ok();

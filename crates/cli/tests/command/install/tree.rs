@@ -1,4 +1,4 @@
-//! A node with an installed Calico, in a temporary folder.
+//! Creates a node with an installed Calico in a temporary folder.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -14,11 +14,11 @@ use crate::tested::{command, plugin};
 
 pub(crate) const NODE: &str = "node-1";
 
-/// The files of a runtime and of Calico on a node.
+/// The files of a container runtime and of Calico on a node.
 #[derive(Debug)]
 pub(crate) struct Tree {
     root: TempDir,
-    /// The cluster's store, unless it is unreachable on purpose.
+    /// The cluster's etcd; `None` if the store is unreachable on purpose.
     etcd: Option<Etcd>,
 }
 
@@ -36,7 +36,7 @@ impl Done {
         self
     }
 
-    /// Checks that the command failed with these words.
+    /// Checks that the command failed and printed the given words.
     #[track_caller]
     pub(crate) fn fails(self, words: &[&str]) -> Self {
         assert_eq!(self.code, Some(1), "{}{}", self.out, self.err);
@@ -68,7 +68,7 @@ impl From<Output> for Done {
     }
 }
 
-/// Each file below a folder with what identifies it: inode, mode, modification time and content.
+/// Returns each file under a folder with the properties that identify it: inode, mode, modification time and content.
 pub(crate) fn files(folder: &Path) -> BTreeMap<PathBuf, (u64, u32, i64, Vec<u8>)> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -86,18 +86,19 @@ pub(crate) fn files(folder: &Path) -> BTreeMap<PathBuf, (u64, u32, i64, Vec<u8>)
 }
 
 impl Tree {
-    /// A node whose etcd has a pool.
+    /// Creates a node whose etcd has a pool.
     pub(crate) fn new() -> Self {
         let etcd = Etcd::start().unwrap();
         let url = etcd.url();
         let tree = Self::at(&url, Some(etcd));
         tree.put_document("Node", "nodes", NODE, &json!({}));
-        // Blocks of one address: the bridge plugin cannot set the route that Calico's plugins get with larger blocks.
+        // The blocks contain one address each. With larger blocks, the plugins get a route that the bridge plugin
+        // cannot set.
         tree.margay(&["pool", "create", "main", "10.78.0.0/24", "--block-size", "32", "--store", &tree.store()]).ok();
         tree
     }
 
-    /// A node whose etcd has a ready Calico, with both of Calico's plugins.
+    /// Creates a node with both of Calico's plugins. The node's etcd has the documents of a Calico that is ready.
     pub(crate) fn with_main_plugin() -> Self {
         let tree = Self::new();
         tree.put_document("ClusterInformation", "clusterinformations", "default", &json!({"datastoreReady": true}));
@@ -106,12 +107,12 @@ impl Tree {
         tree
     }
 
-    /// The store settings in Calico's network. No agent has written the node's name to a file here.
+    /// Returns the store settings for Calico's network. No agent has written the node's name to a file on this node.
     pub(crate) fn settings(&self) -> Value {
         json!({"datastore_type": "etcdv3", "etcd_endpoints": self.etcd_url(), "nodename_file_optional": true})
     }
 
-    /// Writes a Calico document to the etcd.
+    /// Writes a Calico document to etcd.
     pub(crate) fn put_document(&self, kind: &str, plural: &str, name: &str, spec: &Value) {
         let document =
             json!({"kind": kind, "apiVersion": "projectcalico.org/v3", "metadata": {"name": name}, "spec": spec});
@@ -123,7 +124,7 @@ impl Tree {
         });
     }
 
-    /// A node whose store is unreachable.
+    /// Creates a node whose store is unreachable.
     pub(crate) fn without_store() -> Self {
         Self::at(&format!("http://{}", crate::support::dead_address().unwrap()), None)
     }
@@ -167,22 +168,22 @@ impl Tree {
         self.etcd.as_ref().unwrap().url()
     }
 
-    /// Writes the plugin as calico-node does when it starts: under a temporary name, followed by a rename.
+    /// Writes Calico's IPAM plugin as calico-node does when it starts: under a temporary name, followed by a rename.
     pub(crate) fn calico_writes(&self, version: &str) {
         Self::write_program(&self.bin(), version);
     }
 
-    /// [`Self::calico_writes`] for the main plugin.
+    /// Like [`Self::calico_writes`], but for the main plugin.
     pub(crate) fn calico_writes_main(&self, version: &str) {
         Self::write_main_program(&self.bin(), version);
     }
 
-    /// Writes a stand-in for Calico's plugin into a folder. It prints its version and answers VERSION.
+    /// Writes a stand-in for Calico's IPAM plugin into a folder. The stand-in prints its version and answers VERSION.
     pub(crate) fn write_program(folder: &Path, version: &str) {
         Self::write_program_as("calico-ipam", folder, version);
     }
 
-    /// [`Self::write_program`] for the main plugin.
+    /// Like [`Self::write_program`], but for the main plugin.
     pub(crate) fn write_main_program(folder: &Path, version: &str) {
         Self::write_program_as("calico", folder, version);
     }
@@ -206,19 +207,19 @@ impl Tree {
         fs::write(self.networks().join("10-calico.conflist"), list.to_string()).unwrap();
     }
 
-    /// Runs a command without the tree's options.
+    /// Runs a `margay` command without the options for this tree.
     pub(crate) fn margay(&self, args: &[&str]) -> Done {
         self.command(args).output().unwrap().into()
     }
 
-    /// The command of [`Self::margay`], not started yet.
+    /// Returns the command that [`Self::margay`] would run.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(command());
         command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").args(args);
         command
     }
 
-    /// The arguments of `margay install` on this tree, with `more`.
+    /// Returns the arguments of `margay install` on this tree, followed by `more`.
     pub(crate) fn args(&self, more: &[&str]) -> Vec<String> {
         let text = |path: PathBuf| path.display().to_string();
         let mut args = vec!["install".to_owned()];
@@ -234,18 +235,18 @@ impl Tree {
         args
     }
 
-    /// Runs `margay install` on this tree.
+    /// Runs `margay install` on this tree with the further arguments `more`.
     pub(crate) fn install(&self, more: &[&str]) -> Done {
         let args = self.args(more);
         self.margay(&args.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    /// The version that the installed IPAM plugin prints.
+    /// Returns the version that the installed IPAM plugin prints.
     pub(crate) fn version(&self) -> String {
         Self::version_of(&self.target())
     }
 
-    /// The version that the installed main plugin prints.
+    /// Returns the version that the installed main plugin prints.
     pub(crate) fn main_version(&self) -> String {
         Self::version_of(&self.main_target())
     }

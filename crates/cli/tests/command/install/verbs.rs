@@ -1,4 +1,4 @@
-//! Installing, status, repairing and undoing.
+//! Tests that `margay install` installs, reports, repairs and removes the plugin.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -48,7 +48,7 @@ fn overwritten_plugin_is_told_and_repaired() {
     assert_eq!((&json["ours"], &json["runs"]["version"]), (&false.into(), &"v3.29.1".into()));
     assert_eq!(json["installed"][0]["overwritten"], true);
 
-    // The kept file is now the newer one, which belongs to the running Calico.
+    // The kept copy of Calico's plugin is now the newer version, which the running Calico wrote.
     tree.install(&["--beside-calico"]).ok().says(&["v3.29.1"]);
     let json = tree.install(&["--status", "-o", "json"]).ok().json();
     assert_eq!((&json["ours"], &json["runs"]["program"]), (&true.into(), &"margay".into()));
@@ -125,7 +125,7 @@ fn own_folder_counts_when_runtime_looks_there_first() {
     let both = ["--cni-bin-dir", own_text, "--cni-bin-dir", bin];
     tree.install(&[&install[..], &both].concat()).ok().says(&["already"]);
     tree.install(&[&["--status"][..], &both].concat()).ok().says(&[&format!("{own_text}/calico-ipam (Margay ")]);
-    // calico-node does not write into this folder, so it cannot overwrite the plugin there.
+    // calico-node does not write into the folder given with `--own-folder`, so it cannot overwrite the plugin there.
     tree.calico_writes("v3.29.0");
     tree.install(&[&["--status"][..], &both].concat()).ok();
 
@@ -140,7 +140,7 @@ fn install_never_leaves_node_without_plugin() {
     let own = tree.root().join("own");
     let own = own.to_str().unwrap();
     tree.install(&["--beside-calico", "--own-folder", own, "--cni-bin-dir", own]).ok();
-    // The runtime's folders have no other plugin of this name.
+    // The runtime's folders contain no other plugin named `calico-ipam`.
     tree.install(&["--undo", "--cni-bin-dir", own]).fails(&["there is no other calico-ipam", "nothing was changed"]);
     tree.install(&["--status", "--cni-bin-dir", own]).ok();
 }

@@ -1,4 +1,4 @@
-//! `margay export` and `margay import`.
+//! Tests `margay export` and `margay import`.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -25,7 +25,7 @@ fn round_trip(places: &Places, from: &Location, to: &Location) {
     assert_eq!(content(to), expected);
 }
 
-/// Exports a store to a file.
+/// Exports a store to a file and returns the file's path.
 fn exported(places: &Places, from: &Location) -> PathBuf {
     let file = places.path("export.jsonl");
     at(from, &["export", file.to_str().unwrap()]).answer();
@@ -38,14 +38,14 @@ fn import_works_between_all_kinds_of_store() {
     let (sled, redb, etcd, last) = (places.sled("a"), places.redb("b"), places.etcd(), places.sled("c"));
     calicos(&sled);
     ours(&sled, 70);
-    // This key is not IPAM's, so it is not exported.
+    // An export does not include this key, because the key does not belong to IPAM.
     write(&sled, [("/calico/resources/v3/projectcalico.org/profiles/x".to_owned(), b"{}".to_vec())]);
     round_trip(&places, &sled, &redb);
     assert!(content(&redb).len() < content(&sled).len());
     round_trip(&places, &redb, &etcd);
     round_trip(&places, &etcd, &last);
     assert_eq!(content(&last), moved(&sled));
-    // The imported store can be used.
+    // The imported store can release and assign addresses.
     assert_eq!(release(&last, "c7").unwrap().len(), 1);
     assign(&last, "new").unwrap();
 }
@@ -66,7 +66,8 @@ fn import_is_refused_when_store_is_not_empty() {
     assert_eq!(content(&to), before);
 }
 
-/// A command was killed when everything was done, before it printed its answer. A repeated run reports success.
+/// The import was killed after it had copied everything, but before it printed its answer. A repeated import reports
+/// success.
 #[test]
 fn import_finds_itself_done_when_repeated() {
     let places = Places::with_etcd();
@@ -120,7 +121,7 @@ fn export_goes_to_stdout_and_comes_from_backup() {
     let (file, backup) = (places.path("stdout.jsonl"), places.path("backup.jsonl"));
     fs::write(&file, &done.stdout).unwrap();
     at(&from, &["store", "backup", backup.to_str().unwrap()]).answer();
-    // Only the first and last lines differ: both commands write the same format.
+    // The two files differ only in their first and last lines, because export and backup write the same format.
     let rest =
         |path| fs::read_to_string(path).unwrap().split_once('\n').unwrap().1.rsplit_once("{").unwrap().0.to_owned();
     assert_eq!(rest(&file), rest(&backup));
@@ -137,7 +138,7 @@ fn import_renames_only_node() {
     // The handle of a node's own prefix ends with the node's name.
     at(&from, &["pool", "create", "racks", "10.128.0.0/16", "--prefix-length", "28"]).answer();
     at(&from, &["ipam", "assign-prefix", "racks", "--node", "node1"]).answer();
-    // Keys that the target had before stay.
+    // An import does not change keys that the target already had.
     let node = "/calico/resources/v3/projectcalico.org/nodes/worker-7";
     write(&to, [(node.to_owned(), br#"{"metadata":{"name":"worker-7"}}"#.to_vec())]);
     let file = exported(&places, &from);
@@ -176,7 +177,7 @@ fn import_renames_one_of_several_nodes() {
     let said = at(&to, &["import", name, "--as-node", "node2", "--from-node", "node1"]).failure();
     assert!(said.contains("a node node2 in the file already"), "{said}");
     assert!(!to.path().unwrap().exists());
-    // With this name the node's keys come last in the order of keys.
+    // With the node name `z`, the node's keys come last in the order of keys.
     let done = at(&to, &["import", name, "--as-node", "z", "--from-node", "node1"]);
     assert_eq!(done.code, 0, "{}", done.err);
     let hosts = |location, name: &str| {
@@ -197,7 +198,7 @@ fn import_writes_over_no_foreign_change() {
     let file = exported(&places, &from);
     let name = file.to_str().unwrap();
     at(&to, &["import", name]);
-    // The state after an interrupted import, if another process has written in the meantime.
+    // The target is now as if an import had been interrupted and another process had written to the store since.
     let mark = format!(
         r#"{{"way":"import","from":"{name}","to":"{to}","source":"{}","state":"copying","revision":1}}"#,
         fs::read_to_string(&file).unwrap().rsplit('"').nth(1).unwrap()

@@ -1,4 +1,4 @@
-//! Fills stores for the tests of moves.
+//! Creates and fills stores for the tests of exports, imports and migrations.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use crate::common::{Done, PATIENCE, margay};
 use crate::store::content::{Content, content, with_store, write};
 use crate::support::Etcd;
 
-/// A folder and perhaps an etcd for stores.
+/// A temporary folder for stores, and an etcd if the test needs one.
 #[derive(Debug)]
 pub(crate) struct Places {
     pub(crate) folder: TempDir,
@@ -22,12 +22,12 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Places for sled and redb stores.
+    /// Creates a temporary folder for sled and redb stores.
     pub(crate) fn new() -> Self {
         Self { folder: tempfile::tempdir().unwrap(), etcd: None }
     }
 
-    /// Places for sled, redb and etcd stores.
+    /// Creates a temporary folder for sled and redb stores, and starts an etcd.
     pub(crate) fn with_etcd() -> Self {
         Self { etcd: Some(Etcd::start().unwrap()), ..Self::new() }
     }
@@ -49,7 +49,7 @@ impl Places {
     }
 }
 
-/// Writes the documents of a real Calico cluster: 242 addresses in use, three nodes.
+/// Writes the documents of a real Calico cluster with 242 addresses in use and three nodes.
 pub(crate) fn calicos(location: &Location) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/calico/cluster.json");
     let documents: Vec<serde_json::Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
@@ -57,7 +57,7 @@ pub(crate) fn calicos(location: &Location) {
     write(location, documents.iter().map(|one| (text(one, "key"), text(one, "value").into_bytes())));
 }
 
-/// Makes a pool, and assigns addresses to `containers` containers.
+/// Creates a pool, and assigns addresses to `containers` containers.
 pub(crate) fn ours(location: &Location, containers: usize) {
     let url = location.to_string();
     margay(["--store", &url, "pool", "create", "lab", "10.99.0.0/16"]).answer();
@@ -94,12 +94,12 @@ fn on<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     with_store(location, Create::Never, async |open| work(&Ipam::new(open.store(), Nodes::FirstSeen)).await)
 }
 
-/// The keys of a store that a move includes.
+/// Returns the keys and values of a store that an export or a migration includes.
 pub(crate) fn moved(location: &Location) -> Content {
     content(location).into_iter().filter(|(key, _)| role_of(&Key::from(key.as_slice())).is_some()).collect()
 }
 
-/// Runs a command on a store.
+/// Runs a `margay` command on a store.
 pub(crate) fn at(location: &Location, args: &[&str]) -> Done {
     let url = location.to_string();
     margay(["--store", &url].into_iter().chain(args.iter().copied()))

@@ -1,16 +1,17 @@
-//! Files that earlier versions wrote. Each stays readable for ever, and its rows are written again unchanged.
+//! Tests files that earlier versions wrote. Every version must be able to read these files, and must write the rows of
+//! these files unchanged.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::common::Lab;
 
-/// The path of a file that an earlier version wrote.
+/// Returns the path of a file that an earlier version wrote.
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
-/// The lines with keys, which are all but the first and the last.
+/// Returns the lines of a file that contain keys: all lines except the first and the last.
 fn rows(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap();
     let lines: Vec<&str> = text.lines().collect();

@@ -1,4 +1,4 @@
-//! Unusable input files: empty ones, files of another kind, and files that are not text.
+//! Tests imports of unusable files: empty files, files of another kind, and files that are not text.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use datastore::Location;
 
 use crate::moving::fill::{Places, at};
 
-/// Runs an import. Returns the first line of its report, and the lines about what was left out.
+/// Runs an import. Returns the first line of the import's report, and the lines about records that were not imported.
 fn taken(location: &Location, args: &[&str]) -> (String, Vec<String>) {
     let done = at(location, args);
     let mut lines = done.out.lines().map(str::to_owned);
@@ -16,7 +16,7 @@ fn taken(location: &Location, args: &[&str]) -> (String, Vec<String>) {
     (first, left_out)
 }
 
-/// True if `ipam show` reports that the address is in use.
+/// Returns whether `ipam show` reports that the address is in use.
 fn is_held(location: &Location, address: &str) -> bool {
     at(location, &["ipam", "show", "--ip", address]).out.contains("is in use")
 }
@@ -87,7 +87,7 @@ fn podman_containers_are_left_out_without_id_or_address() {
         in_lab("", r#""10.22.0.10""#),
         in_lab("x y", r#""10.22.0.11""#),
         in_lab("c4", r#""10.22.0.300""#),
-        // Containers that do not run.
+        // The following containers are not running.
         in_lab("c5", r#""""#),
         in_lab("c6", "null"),
         r#"{"Id":"c7","NetworkSettings":null}"#.to_owned(),
@@ -170,7 +170,7 @@ items:
         expected
     );
 
-    // The file has pods: a pod that is not on a node, and a record without a pod.
+    // The file contains pods: a pod that is not on a node, and a record without a pod.
     let pods = "- {kind: Pod, metadata: {namespace: shop, name: web-0}, spec: {nodeName: \"\"}}\n- {kind: Pod, metadata: {namespace: shop, name: web-1}, spec: {nodeName: node1}}\n";
     fs::write(&file, records.to_owned() + pods).unwrap();
     let (_, left_out) = taken(&location, &args);
@@ -246,7 +246,7 @@ fn input_files_say_so_when_not_text() {
         let why = if content.is_empty() { "No resources specified" } else { why };
         assert!(said.contains(why), "{content:?}: {said}");
     }
-    // Like calicoctl, accepts a document with the byte order mark of UTF-8.
+    // Like calicoctl, `margay apply` accepts a document that begins with the UTF-8 byte order mark.
     fs::write(&file, [b"\xef\xbb\xbf", &json[..]].concat()).unwrap();
     at(&location, &["apply", "-f", path]).answer();
     let said = at(&location, &["ipam", "release", "--from-report", path]).failure();
@@ -267,7 +267,7 @@ fn configuration_says_so_when_not_text() {
     ] {
         fs::write(&file, content).unwrap();
         let said = crate::common::margay(["--config", file.to_str().unwrap(), "pool", "list"]).failure();
-        // For an empty file the message is Calico's.
+        // For an empty file, the error message equals Calico's message.
         let words = if content.is_empty() { "unknown APIVersion ''" } else { why };
         assert!(said.contains(words), "{content:?}: {said}");
         fs::write(folder.join("10-lab.conflist"), content).unwrap();

@@ -1,4 +1,4 @@
-//! Moves are killed at any moment and run again.
+//! Tests that imports and migrations can be killed at any moment and run again.
 
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -17,8 +17,8 @@ fn start(args: &[&str]) -> Child {
     command.args(args).env_clear().stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// Runs a command repeatedly and kills it a little later each time, until it is complete. `on_kill` checks what is left
-/// after each kill. Returns the number of kills.
+/// Runs a command repeatedly and kills the command a little later each time, until a run is complete. `on_kill` checks
+/// the stores after each kill. Returns the number of kills.
 fn kill_until_done(args: &[&str], whole: Duration, on_kill: impl Fn()) -> u32 {
     for round in 1.. {
         let mut child = start(args);
@@ -35,7 +35,8 @@ fn kill_until_done(args: &[&str], whole: Duration, on_kill: impl Fn()) -> u32 {
     0
 }
 
-/// Checks that a half-filled store assigns no address, and that a store without a mark has no document or all.
+/// Checks that a half-filled store refuses to assign addresses. Also checks that a store without a migration mark has
+/// either no document or all documents.
 fn refuses(to: &Location, all: &Content) {
     if to.path().is_some_and(|path| !path.join("store.id").exists()) {
         return;

@@ -1,4 +1,4 @@
-//! `margay export`, `import` and `migrate` on real sled, redb and etcd stores.
+//! Tests `margay export`, `import` and `migrate` on real sled, redb and etcd stores.
 
 mod files;
 pub(crate) mod fill;

@@ -1,4 +1,4 @@
-//! Takes over the addresses of host-local, podman and whereabouts.
+//! Tests that `margay import` takes over the addresses of host-local, podman and whereabouts.
 
 use std::fs;
 
@@ -27,7 +27,7 @@ fn take_over_from_host_local_and_back() {
         let json = at(&location, &[&args[..], &["-o", "json"]].concat()).json();
         assert_eq!((&json["taken_over"], &json["there_already"]), (&4.into(), &0.into()), "{json}");
 
-        // A second run, with some records that cannot be taken over.
+        // The second run also finds some records that cannot be taken over.
         file("10.99.0.1", "c3\r\neth0");
         file("10.88.0.1", "c4\r\neth0");
         file("10.99.0.8", "");
@@ -48,7 +48,7 @@ fn take_over_from_host_local_and_back() {
             assert!(done.out.contains(words), "{words}: {}", done.out);
         }
 
-        // Releases the address as the plugin's DEL does.
+        // The test releases the address as the plugin's DEL does.
         let freed: Vec<_> = release(&location, "c1").unwrap().iter().map(ToString::to_string).collect();
         assert_eq!(freed, ["10.99.0.5", "fd99::5"], "the addresses of eth1 stay");
         assert_eq!(release(&location, "c2").unwrap().len(), 1);
@@ -87,7 +87,7 @@ fn take_over_from_podman_with_real_containers() {
     let places = Places::new();
     let inspected = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/podman/inspect.json");
     let from = |file, network| ["import", "podman", file, "--network", network, "--node", "node1"];
-    // This container is in both networks.
+    // The container with this id is in both networks.
     let both = "container 4a9333997bb94eb1c0f49a33c0618aeaae40988c82dbdfbf24cc09bfc1035d18: it is in several networks";
     for location in [places.sled("a"), places.redb("b")] {
         at(&location, &["pool", "create", "lab", "10.99.0.0/16", "--gateway", "10.99.0.1"]).answer();
@@ -112,7 +112,7 @@ fn take_over_from_podman_with_real_containers() {
             again.out
         );
 
-        // Releases the address as the plugin's DEL does.
+        // The test releases the address as the plugin's DEL does.
         let freed = release(&location, "c1324005fc4bccdd9628c293f2bebdad61429af3e919e934417c38c5d460fe16").unwrap();
         assert_eq!(freed.iter().map(ToString::to_string).collect::<Vec<_>>(), ["10.99.3.7"]);
     }
@@ -122,7 +122,7 @@ fn take_over_from_podman_with_real_containers() {
 fn take_over_of_podman_file_names_right_command() {
     let places = Places::new();
     let path = places.path("ipam.db");
-    // The first page of a bbolt file: a header of 16 bytes, then the magic number.
+    // The first page of a bbolt file consists of a header of 16 bytes, the magic number and further data.
     let page: Vec<u8> = [&[0; 16][..], &0xED0C_DAED_u32.to_le_bytes(), &[0; 4076]].concat();
     fs::write(&path, page).unwrap();
     let said = at(&places.sled("a"), &["import", "podman", path.to_str().unwrap(), "--network", "lab"]).failure();
@@ -130,7 +130,7 @@ fn take_over_of_podman_file_names_right_command() {
     assert!(said.contains("podman inspect $(podman ps -q) | margay import podman - --network lab"), "{said}");
 }
 
-/// The output of kubectl about networks of whereabouts.
+/// The output of kubectl for networks that whereabouts manages.
 const RECORDS: &str = r#"
 apiVersion: v1
 kind: List
@@ -208,7 +208,7 @@ fn take_over_from_whereabouts_for_node_of_each_pod() {
         for words in ["lab.c2", "node2", "web-1", "shop"] {
             assert_eq!(shown.contains(words), is_cluster, "{words}: {shown}");
         }
-        // Releases as the plugin's DEL on node1 does. The other container is on node2.
+        // The test releases the address as the plugin's DEL on node1 does. The other container is on node2.
         let freed: Vec<_> = release(&location, "c1").unwrap().iter().map(ToString::to_string).collect();
         assert_eq!(freed, ["10.99.0.5", "fd99::5"]);
         assert_eq!(release(&location, "c2").unwrap().len(), 0);
@@ -230,7 +230,7 @@ fn take_over_from_whereabouts_without_pods_is_for_one_node() {
 
     let unknown = at(&location, &[&args[..], &["--range", "10.98.0.0/24"]].concat()).failure();
     assert!(unknown.contains("it has no IPPool of the range 10.98.0.0/24; it has 10.99.0.0/24"), "{unknown}");
-    // Two networks with the same addresses, distinguished by `network_name`.
+    // The two networks have the same addresses and are distinguished by `network_name`.
     let two = "kind: List\nitems:\n- {kind: IPPool, metadata: {name: blue-10.99.0.0-24}, spec: {range: 10.99.0.0/24}}\n\
         - {kind: IPPool, metadata: {name: green-10.99.0.0-24}, spec: {range: 10.99.0.0/24}}\n";
     fs::write(&file, two).unwrap();

@@ -1,4 +1,4 @@
-//! A migration, with plugins that use its source at the same time.
+//! Tests a migration while plugins use its source store.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -10,15 +10,15 @@ use crate::moving::fill::{Places, migrate, ours};
 use crate::store::content::{blocks, content, with_store, write};
 
 const CALLERS: usize = 4;
-/// Several times more than one opening reads.
+/// Number of blocks, several times more than a migration reads while it has the store open once.
 const BLOCKS: usize = 3000;
 
-/// Two keys of a caller, near the start and the end of the key range.
+/// Returns two keys of a caller, one near the start and one near the end of the key range.
 fn keys(caller: usize) -> [String; 2] {
     [format!("/calico/ipam/v2/assignment/caller-{caller}"), format!("/margay/v1/test-{caller}")]
 }
 
-/// Acts as a plugin: opens the store, commits once and closes it.
+/// Uses the store as a plugin does: opens the store, commits once and closes the store.
 fn call(location: &Location, caller: usize, round: usize) {
     with_store(location, Create::Never, async |open| {
         let ops = keys(caller).map(|key| Op::put(key, round.to_string()));

@@ -1,4 +1,4 @@
-//! `margay store backup`, and damaged backups.
+//! Tests `margay store backup`, and how restores handle damaged backups.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
@@ -20,7 +20,7 @@ fn backup_is_private_readable_file() {
         assert!(lines[0].starts_with("{\"margay_backup\":1,"), "{text}");
         assert_eq!(lines[1], r#"{"key":"/calico/ipam/v2/config","value":"{\"strictAffinity\":false}"}"#);
         assert_eq!(lines.len(), 3);
-        // Checks the checksum with the command from the book.
+        // The test also verifies the backup's checksum with the command from the book.
         let by_hand = std::process::Command::new("sh")
             .args(["-c", &format!("head -n -1 {} | sha256sum | cut -d' ' -f1", file.display())])
             .output()
@@ -54,7 +54,7 @@ fn backup_overwrites_file_only_by_force() {
     assert!(nowhere.contains("cannot write") && nowhere.contains("make the folder first"), "{nowhere}");
 }
 
-/// Changes one bit of each byte, and cuts the file at every length.
+/// The test changes one bit of each byte of a backup, and cuts the backup at every length.
 #[test]
 fn backup_is_refused_before_any_write_when_damaged() {
     let [lab, _] = Lab::each();
@@ -72,7 +72,8 @@ fn backup_is_refused_before_any_write_when_damaged() {
         assert!(!target.path().unwrap().parent().unwrap().exists(), "{what}: something was made");
         error
     };
-    // Changes a different bit of each byte. A unit test of the reader flips every bit without starting processes.
+    // The test changes a different bit of each byte. A unit test of the reader flips every bit without starting
+    // processes.
     for (at, bit) in (0..good.len()).zip((0..8).cycle()) {
         let mut bytes = good.clone();
         bytes[at] ^= 1 << bit;

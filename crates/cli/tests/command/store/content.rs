@@ -22,7 +22,7 @@ pub(crate) fn with_store<T>(location: &Location, create: Create, work: impl Asyn
     })
 }
 
-/// All keys and values of a store.
+/// Returns all keys and values of a store.
 pub(crate) fn content(location: &Location) -> Content {
     with_store(location, Create::Never, async |open| {
         let all = open.store().list(Range::All).await.unwrap();
@@ -54,7 +54,7 @@ pub(crate) fn write(location: &Location, rows: impl IntoIterator<Item = (String,
     });
 }
 
-/// `count` blocks of 16 kB each.
+/// Returns `count` blocks of 16 kB each.
 pub(crate) fn blocks(count: usize) -> impl Iterator<Item = (String, Vec<u8>)> {
     (0..count).map(|number| {
         let value = format!("{{\"block\":{number},\"text\":\"{}\"}}", "x".repeat(16_000));
@@ -62,7 +62,7 @@ pub(crate) fn blocks(count: usize) -> impl Iterator<Item = (String, Vec<u8>)> {
     })
 }
 
-/// Keys and values of unusual content and length.
+/// Returns keys and values of unusual content and length.
 pub(crate) fn odd_rows() -> Vec<(String, Vec<u8>)> {
     let long = vec![b'v'; 300_000];
     let all: Vec<u8> = (0..=255).collect();
@@ -77,7 +77,7 @@ pub(crate) fn odd_rows() -> Vec<(String, Vec<u8>)> {
     .to_vec()
 }
 
-/// A store of the other engine in the same lab.
+/// Returns the location of a store of the other engine in the same lab.
 pub(crate) fn other(lab: &Lab) -> Location {
     let path = lab.folder().join("other/store");
     let engine = if lab.location.facts().name == "redb" { "sled" } else { "redb" };
@@ -88,7 +88,7 @@ pub(crate) fn folder(location: &Location) -> &Path {
     location.path().unwrap()
 }
 
-/// The files beside a store's folder.
+/// Returns the paths of the files beside a store's folder.
 pub(crate) fn beside(location: &Location) -> Vec<PathBuf> {
     let folder = folder(location);
     let entries = std::fs::read_dir(folder.parent().unwrap()).unwrap();
@@ -97,7 +97,7 @@ pub(crate) fn beside(location: &Location) -> Vec<PathBuf> {
     found
 }
 
-/// Starts the program on a store.
+/// Starts `margay` as a process with the given arguments on a store.
 pub(crate) fn start(location: &Location, args: &[&str]) -> Child {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &location.to_string()]).args(args).env_clear();

@@ -1,4 +1,4 @@
-//! Full disks and read-only disks.
+//! Tests stores on full disks and on read-only disks.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::common::{Lab, margay};
 use crate::store::content::{blocks, content, write};
 
-/// A tmpfs, which is unmounted on drop. Needs root.
+/// A mounted tmpfs, which is unmounted when the value is dropped. Needs root.
 struct Mount(PathBuf);
 
 impl Mount {

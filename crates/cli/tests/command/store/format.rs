@@ -1,4 +1,4 @@
-//! `margay store create` and `margay store upgrade`: the formats of rows.
+//! Tests `margay store create` and `margay store upgrade`, which choose the format of a store's rows.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -39,7 +39,7 @@ fn format_of_new_store_is_either_and_never_over_another() {
     assert!(Lab::each()[0].margay("store create --format 3").err.contains("3 is not in 1..=2"));
 }
 
-/// Runs a program with the folder `$0` mounted over the plugin folder.
+/// Shell script that runs a program with the folder `$0` mounted over the plugin folder.
 const PLUGINS: &str = r#"mkdir -p /opt/cni/bin && mount --bind "$0" /opt/cni/bin && exec "$@""#;
 
 #[test]
@@ -61,7 +61,8 @@ fn format_upgrade_is_refused_while_older_plugin_is_there() {
         assert!(refused.err.contains("/opt/cni/bin/margay-ipam is of a version that cannot read"), "{}", refused.err);
         assert!(refused.err.contains("nothing was changed"), "{}", refused.err);
         assert!(lab.margay("store status").answer().contains("format 1\n"));
-        // Other programs with the plugin's file name do not matter, nor do plugins that can read the format.
+        // Two kinds of files do not prevent an upgrade: other programs with the plugin's file name, and plugins that
+        // can read the new format.
         assert_eq!(upgrade("another plugin\\n").code, 0);
         assert_eq!(upgrade("margay-ipam 0.1.0\\nCNI versions: 1.0.0\\nFormats of stores: 1, 2\\n").code, 0);
         assert!(lab.margay("store status").answer().contains("format 2\n"));

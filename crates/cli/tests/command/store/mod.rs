@@ -1,4 +1,4 @@
-//! `margay store` on real sled and redb stores.
+//! Tests `margay store` on real sled and redb stores.
 
 mod backup;
 pub(crate) mod content;

@@ -1,4 +1,4 @@
-//! `margay store status`.
+//! Tests `margay store status`.
 
 use std::fs;
 use std::sync::mpsc;
@@ -35,7 +35,7 @@ fn status_shows_store_when_unused() {
             }
             walk(folder)
         };
-        // The opening may have changed a file of sled.
+        // Opening the store may have changed the size of a sled file.
         let bytes = status["bytes"].as_u64().unwrap();
         assert!(bytes > 0 && bytes.abs_diff(files(folder(&lab.location))) < 1 << 20, "{status}");
 
@@ -65,7 +65,7 @@ fn status_shows_store_from_outside_when_in_use() {
             scope.spawn(move || {
                 with_store(location, Create::Never, async |_| {
                     holder.0.send(()).unwrap();
-                    // Ends the holder even if the test has failed.
+                    // If the test has failed, the closed channel ends the thread that keeps the store open.
                     let _ = holder.1.recv();
                 });
             });
@@ -73,7 +73,7 @@ fn status_shows_store_from_outside_when_in_use() {
             held.1.recv().unwrap();
             let waiting: Vec<_> =
                 (0..3).map(|_| scope.spawn(|| with_store(&lab.location, Create::Never, async |_| ()))).collect();
-            // The processes join the queue at different times.
+            // The processes join the queue for the store lock at different times.
             let status = loop {
                 let status = margay(["--store", &url, "store", "status", "-o", "json"]);
                 let found: serde_json::Value = serde_json::from_str(&status.out).unwrap();

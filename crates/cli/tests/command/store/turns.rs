@@ -1,4 +1,4 @@
-//! A backup, with plugins that use the store at the same time.
+//! Tests a backup while plugins use the store.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,14 +11,14 @@ use crate::common::{Lab, margay};
 use crate::store::content::{blocks, content, other, start, with_store, write};
 
 const CALLERS: usize = 8;
-/// Several times more than one opening reads.
+/// Number of blocks, several times more than a backup reads while it has the store open once.
 const BLOCKS: usize = 4000;
 
-/// Acts as a plugin: opens the store, commits once and closes it.
+/// Uses the store as a plugin does: opens the store, commits once and closes the store.
 fn call(lab: &Lab, caller: usize, round: usize) {
     with_store(&lab.location, Create::Never, async |open| {
         let store = open.store();
-        // Both keys change in one revision.
+        // Both keys of a caller change in one revision.
         let put = |key: String| kv::Op::put(key, round.to_string());
         let keys = [format!("/a/{caller}"), format!("/z/{caller}")];
         store.txn(kv::Txn::new().with_success(keys.map(put))).await.unwrap();
@@ -59,8 +59,8 @@ fn backup_lets_callers_take_turns_and_is_of_one_revision() {
                 }
                 assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
                 backups += 1;
-                // The queue is fair: all eight callers get the store before the backup's next opening, and it needs at
-                // least four openings.
+                // The lock queue is fair: all eight callers get the store before the backup opens it again. The backup
+                // opens the store at least four times.
                 if during < 2 * CALLERS {
                     over.store(true, Ordering::Relaxed);
                 }
@@ -94,7 +94,7 @@ fn backup_is_spoiled_when_store_is_replaced_meanwhile() {
     assert_eq!(replaced.code, 0, "{}", replaced.err);
     let done = backup.wait_with_output().unwrap();
     if done.status.success() {
-        // The kill came too late. The backup is complete, and of one of the two stores.
+        // The backup did not overlap with the restore, so it contains exactly one of the two stores.
         let target = other(&lab);
         let restored =
             margay(["--store", &target.to_string(), "store", "restore", "--replace", file.to_str().unwrap()]);

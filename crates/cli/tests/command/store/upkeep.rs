@@ -1,4 +1,4 @@
-//! `margay store verify`, `compact` and `upgrade`.
+//! Tests `margay store verify`, `compact` and `upgrade`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ fn files(path: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Changes one byte of a value at each place where the store's files contain it.
+/// Changes one byte of a value everywhere in the store's files.
 fn damage(location: &Location, needle: &[u8]) {
     let mut found = Vec::new();
     files(folder(location), &mut found);

@@ -1,4 +1,4 @@
-//! Clients and options that the API refuses.
+//! Tests clients and options that the daemon's etcd API refuses.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -56,11 +56,11 @@ fn api_survives_garbage_and_large_requests() {
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0; 4096], &[255; 100]] {
         let mut stream = TcpStream::connect(&api.address).unwrap();
         stream.set_read_timeout(Some(patient(Duration::from_secs(30)))).unwrap();
-        // The server may close the connection before everything is sent.
+        // The server may close the connection before the client has sent all bytes.
         let _ = stream.write_all(garbage);
         let _ = stream.read_to_end(&mut Vec::new());
     }
-    // Silent clients do not keep others out.
+    // Clients that send nothing do not prevent other clients from connecting.
     let silent: Vec<_> = (0..200).map(|_| TcpStream::connect(&api.address).unwrap()).collect();
     for bytes in [1_600_000, 1_900_000, 4_000_000] {
         let put = Running::start(api.etcdctl_command("put /t/large"), &"x".repeat(bytes)).end();

@@ -1,4 +1,4 @@
-//! Debian's etcdctl against the API.
+//! Tests etcd's API in the daemon with Debian's etcdctl.
 
 use std::io::{BufRead, BufReader};
 use std::thread::sleep;
@@ -70,7 +70,7 @@ fn etcdctl_watch_delivers_from_any_revision() {
     let mut watch = api.etcdctl_command(&format!("watch --prefix /t/ --rev {from} --prev-kv")).spawn().unwrap();
     let mut said = BufReader::new(watch.stdout.take().unwrap()).lines();
     let mut next = |count: usize| said.by_ref().take(count).map(Result::unwrap).collect::<Vec<_>>();
-    // etcdctl prints an empty line if there is no previous value.
+    // etcdctl prints an empty line if a key has no previous value.
     let mut first = next(3);
     if first[1].is_empty() {
         first = [first, next(2)].concat();
@@ -132,7 +132,7 @@ fn etcdctl_is_refused_with_reason_when_not_offered() {
         let refused = api.etcdctl(args);
         assert!(refused.code != Some(0) && refused.err.contains(text), "{args}: {refused:?}");
     }
-    // A client with a user name and password continues without them, as with an etcd that has no users.
+    // A client with a user name and password continues without them. An etcd without users behaves in the same way.
     assert_eq!(api.etcdctl("--user root:secret put /t/a 1").ok().out, "OK\n");
     api.end();
 }

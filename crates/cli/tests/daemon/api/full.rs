@@ -1,4 +1,4 @@
-//! The API on a full disk.
+//! Tests etcd's API in the daemon on a full disk.
 
 use std::fs;
 

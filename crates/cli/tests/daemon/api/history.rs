@@ -1,4 +1,4 @@
-//! The history limits that a daemon sets, and how clients of the API use the history.
+//! Tests the history limits that a daemon sets, and how clients of etcd's API use the history.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -10,7 +10,7 @@ use super::leases::lab_with_leases;
 use crate::lab::{ENGINES, Lab};
 use crate::programs::{margay, run};
 
-/// The daemon's metrics.
+/// Requests the daemon's metrics.
 fn metrics(socket: &std::path::Path) -> String {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n").unwrap();
@@ -39,7 +39,7 @@ fn history_bounds_stay_when_daemon_sets_them() {
         let wanted = [Some(20), Some(2 << 20), Some(7200), Some(0)];
         assert_eq!(bounds(&lab), wanted);
         api.end();
-        // Without a daemon, the plugin keeps to the same limits.
+        // Without a daemon, the plugin keeps the history within the same limits.
         for number in 0..15 {
             lab.add(&format!("c{number}")).ok();
             lab.del(&format!("c{number}")).ok();
@@ -65,7 +65,7 @@ fn history_bounds_need_store_that_can_have_them() {
         let refused = run(margay(words.iter().map(String::as_str)));
         assert!(refused.code == Some(1) && refused.err.contains("invalid value"), "{wrong}: {refused:?}");
     }
-    // With only `--listen`, such a store is served nevertheless.
+    // A store whose format keeps no history limits is still served with `--listen` alone.
     Api::start(&lab).end();
     assert_eq!(bounds(&lab)[3], None);
 }

@@ -1,4 +1,4 @@
-//! Leases through the API with etcdctl, on stores of format 2.
+//! Tests leases in the daemon's etcd API with etcdctl, on stores of format 2.
 
 use std::fs::{self, File};
 use std::thread::sleep;
@@ -17,7 +17,7 @@ pub(super) fn lab_with_leases(engine: &'static str) -> Lab {
     lab
 }
 
-/// Grants a lease. Returns its number in hexadecimal.
+/// Grants a lease and returns its id in hexadecimal.
 fn grant(api: &Api, seconds: u32) -> String {
     let out = api.etcdctl(&format!("lease grant {seconds}")).ok().out;
     out.split(' ').nth(1).unwrap_or_else(|| panic!("{out}")).to_owned()
@@ -47,7 +47,7 @@ fn leases_are_granted_listed_renewed_and_revoked() {
         );
         let renewed = api.etcdctl(&format!("lease keep-alive --once {lease}")).ok().out;
         assert_eq!(renewed, format!("lease {lease} keepalived with TTL(600)\n"));
-        // A put drops the key's lease unless it asks to keep it.
+        // A put removes the lease of its key unless the request asks to keep the lease.
         api.etcdctl("put /t/a 2 --ignore-lease").ok();
         api.etcdctl("put /t/b 2").ok();
         let reported = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
@@ -72,7 +72,7 @@ fn leases_end_in_time_and_watch_sees_it() {
     let lab = lab_with_leases("redb");
     let api = Api::start(&lab);
     let begun = Instant::now();
-    // Long enough for three calls of etcdctl.
+    // The short lease must last long enough for three calls of etcdctl.
     let seconds = u32::try_from(patient(Duration::from_secs(2)).as_secs()).unwrap();
     let (short, long) = (grant(&api, seconds), grant(&api, 600));
     for (key, lease) in [("/t/short", &short), ("/t/other", &short), ("/t/long", &long)] {
@@ -102,7 +102,7 @@ fn leases_get_full_time_at_start_but_not_after_hand_over() {
         let before = left(&api);
         assert!((300..599).contains(&before), "{before}");
         lab.held_open(async |_| {
-            // Leases continue to expire, and can be renewed, in the meantime.
+            // While another process has the store, leases continue to expire and can be renewed.
             assert!(left(&api) <= before);
         });
         assert!(left(&api) <= before, "{engine}");
@@ -110,7 +110,7 @@ fn leases_get_full_time_at_start_but_not_after_hand_over() {
             api.etcdctl(&format!("lease keep-alive --once {lease}")).ok();
         });
         assert!(left(&api) > before, "{engine}");
-        // Longer than a start takes.
+        // The wait must be longer than a start of the daemon.
         sleep(patient(Duration::from_millis(2100)));
         let before = left(&api);
         api.daemon.kill();
@@ -132,7 +132,7 @@ fn leases_end_late_while_another_process_has_store() {
         sleep(ttl + Duration::from_millis(1500));
         let renewed = api.etcdctl(&format!("lease keep-alive --once {lease}"));
         assert!(renewed.err.contains("requested lease not found"), "{renewed:?}");
-        // A write of another process is respected.
+        // The daemon respects a write that another process made.
         open.store().txn(kv::Txn::new().with_success([kv::Op::put("/t/kept", "x")])).await.unwrap();
     });
     wait_until("the key is gone", || !is_there(&api, "/t/a"));
@@ -152,14 +152,14 @@ fn lease_lock_passes_on_when_holder_is_killed() {
             command.stdout(File::create(file(who)).unwrap());
             Running::start(command, "")
         };
-        // etcdctl prints the key by which it holds the lock.
+        // etcdctl prints the name of its lock key once etcdctl has the lock.
         let holds = |who: &str| !fs::read_to_string(file(who)).unwrap().is_empty();
         let first = lock("first");
         wait_until("the first one has the lock", || holds("first"));
         let second = lock("second");
         sleep(Duration::from_millis(300));
         assert!(!holds("second"), "{engine}");
-        // The lease of the first process is not renewed any more, and expires.
+        // The lease of the killed first process is no longer renewed and expires.
         assert!(first.kill());
         wait_until("the second one has the lock", || holds("second"));
         assert!(second.kill());
@@ -237,7 +237,7 @@ fn leases_are_carried_by_backup() {
         lab.margay(&format!("store backup {}", file.display())).ok();
         api.etcdctl(&format!("lease revoke {lease}")).ok();
         lab.margay(&format!("store restore {} --replace", file.display())).ok();
-        // A read waits for the restored store. On a busy machine `lease timetolive` would time out first.
+        // A read waits until the restored store is open. On a busy machine, `lease timetolive` would time out first.
         api.etcdctl("get /t/a").ok();
         let reported = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
         assert!(reported.contains("granted with TTL(600s)") && reported.contains("[/t/a]"), "{engine}: {reported}");

@@ -1,4 +1,4 @@
-//! Mutual TLS: client and server present certificates.
+//! Tests mutual TLS: client and server present certificates.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -15,7 +15,7 @@ fn offered(lab: &Lab, files: &Certificates) -> Api {
     Api::start_with(lab, &[&["--listen", "https://127.0.0.1:0"][..], &tls].concat())
 }
 
-/// Calls etcdctl, which trusts this authority and may present a client certificate.
+/// Calls etcdctl, which trusts this certificate authority. With `client`, etcdctl presents a client certificate.
 fn call(api: &Api, files: &Certificates, authority: &str, client: bool) -> Ended {
     let path = |name: &str| files.path(name).display().to_string();
     let mut args = format!("--endpoints=https://{} --cacert={}", api.address, path(authority));
@@ -50,7 +50,7 @@ fn mutual_tls_reads_certificates_again_when_changed() {
     call(&api, &files, "authority.pem", true).ok();
     files.issue().unwrap();
     call(&api, &files, "authority.pem", true).ok();
-    // If the new file is unusable, the old certificate stays in use.
+    // If the daemon cannot use the new certificate file, the old certificate stays in use.
     sleep(Duration::from_millis(20));
     std::fs::write(files.path("server.pem"), "no certificate").unwrap();
     call(&api, &files, "authority.pem", true).ok();

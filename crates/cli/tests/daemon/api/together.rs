@@ -1,4 +1,5 @@
-//! The API together with Margay's programs: used through it, beside it, and while other processes have the store.
+//! Tests etcd's API together with Margay's programs. The programs use the API, run beside it, or have the store open
+//! meanwhile.
 
 use std::thread::{sleep, spawn};
 use std::time::Duration;
@@ -17,7 +18,7 @@ fn api_passes_every_conformance_rule() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, "10.76.0.0/24");
         let api = Api::start(&lab);
-        // The suite has its own time limit for each case.
+        // The conformance suite has a time limit for each case.
         let judged = Running::start(margay(["conformance", &api.url()]), "").end_within(patient(PATIENCE * 4));
         assert_eq!(judged.code, Some(0), "{engine}: {}\n{}", judged.out, judged.err);
         assert!(judged.out.contains(" passed, 0 failed"), "{engine}: {}", judged.out);
@@ -38,7 +39,7 @@ fn api_serves_plugins_and_commands_as_etcd_endpoints() {
             "etcd_endpoints": format!("http://{}", api.address),
             "ipam": { "type": "margay-ipam" },
         });
-        // On an etcd, nodes must be registered.
+        // When Margay uses an etcd, all nodes must be registered.
         let node = r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-1"},"spec":{}}"#;
         let key = "put /calico/resources/v3/projectcalico.org/nodes/node-1";
         Running::start(api.etcdctl_command(key), node).end().ok();

@@ -1,4 +1,5 @@
-//! The blocks of a pool, a block with its addresses, an address, and a walk through all blocks of a store.
+//! Answers requests for the blocks of a pool, for one block with its addresses, and for one address. Also visits all
+//! blocks of a store.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -26,7 +27,7 @@ use crate::http::answer::{HttpError, HttpResponse, json};
 /// Maximum number of blocks in an answer.
 const MAX_BLOCKS: usize = 10_000;
 
-/// A compact list of blocks.
+/// A compact list of blocks, as the page receives it.
 #[derive(Serialize)]
 struct BlockList<'a> {
     revision: i64,
@@ -34,7 +35,8 @@ struct BlockList<'a> {
     total: usize,
     /// The owners of the blocks. A block refers to its owner by index.
     owners: Vec<String>,
-    /// Network, index of the owner or -1, used, borrowed, in cooldown, reserved, free.
+    /// The columns of a row: network, index of the owner or -1, and the numbers of used, borrowed, cooling-down,
+    /// reserved and free addresses.
     blocks: Vec<(&'a IpNet, i64, usize, usize, usize, usize, usize)>,
 }
 
@@ -58,7 +60,7 @@ pub(super) async fn list_blocks(page: &PageContext, query: &Query) -> Result<Htt
             None => -1,
             Some(owner) => *owners.entry(owner).or_insert_with(|| {
                 names.push(owner.to_string());
-                // An answer never has more owners than blocks.
+                // The conversion cannot fail, because an answer never has more owners than blocks.
                 i64::try_from(names.len()).unwrap_or_default() - 1
             }),
         };
@@ -108,7 +110,7 @@ struct AddressDetails {
     #[serde(skip_serializing_if = "Option::is_none")]
     quarantined: Option<QuarantineEntry>,
     pool: Option<String>,
-    /// The block, if it exists.
+    /// The block of the address, if that block exists.
     block: Option<String>,
     owner: Option<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -146,7 +148,7 @@ pub(super) async fn show_address(page: &PageContext, query: &Query) -> Result<Ht
             reported.attributes(entry);
         }
     } else if let Holding::Held(entry) = page.operator.ipam().holding(ip, deadline()).await? {
-        // The block still exists, but its pool does not.
+        // The block of the address still exists, but the pool does not.
         reported.address.used = AddressUsage::Used;
         reported.address.holder = Some(AddressHolder::of(&entry));
         reported.attributes(&entry);
@@ -161,7 +163,7 @@ impl AddressDetails {
     }
 }
 
-/// Reads the block of a network, or returns `None` if it does not exist.
+/// Reads the block of a network, or returns `None` if the block does not exist.
 async fn read_block(page: &PageContext, cidr: Option<IpNet>) -> Result<Option<Block>, HttpError> {
     let Some(cidr) = cidr else { return Ok(None) };
     let Some(kv) = page.store.get(keys::block(cidr)).await? else { return Ok(None) };
@@ -187,13 +189,13 @@ pub(super) struct AddressRow {
     pub(super) used: AddressUsage,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) holder: Option<AddressHolder>,
-    /// When the address was assigned or released.
+    /// The time at which the address was assigned or released.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) since: Option<String>,
 }
 
 impl AddressRow {
-    /// Returns the row of an address. The block's cooldown must already be applied.
+    /// Returns the row of an address. The caller must already have applied the cooldown to the block.
     pub(super) fn of(block: &Block, ip: IpAddr, reservations: &Reservations) -> Self {
         let free = |used| Self { ip, used, holder: None, since: None };
         match block.lookup(ip) {
@@ -212,7 +214,8 @@ impl AddressRow {
     }
 }
 
-/// Calls `see` for each well-formed block of a revision (below 1: the newest) until it breaks. Returns the revision.
+/// Calls `see` for each well-formed block of the revision `at`, until `see` breaks. If `at` is less than 1, visits the
+/// blocks of the newest revision. Returns the visited revision.
 pub(super) async fn visit_blocks(
     store: &dyn Store,
     at: Revision,
@@ -221,7 +224,7 @@ pub(super) async fn visit_blocks(
     let mut pages = Pages::new(Range::Prefix(keys::blocks_prefix(None)), at);
     while let Some(page) = pages.next(store).await? {
         for kv in page {
-            // `check` reports damaged blocks.
+            // The loop skips damaged blocks, because `margay ipam check` reports them.
             let Ok(block) = Block::decode(&kv.key, kv.value.as_bytes()) else { continue };
             if see(block).is_break() {
                 return Ok(pages.revision());
@@ -231,7 +234,7 @@ pub(super) async fn visit_blocks(
     Ok(pages.revision())
 }
 
-/// The settings outside of a block that decide the state of an address.
+/// The settings that decide the state of an address together with its block: reservations and cooldown.
 pub(super) struct AddressRules {
     pub(super) reservations: Reservations,
     cooldown: i64,
@@ -246,7 +249,7 @@ impl AddressRules {
         Ok(Self { reservations, cooldown: ipam.config(deadline()).await?.cooldown_seconds() })
     }
 
-    /// Frees the addresses whose cooldown is over.
+    /// Frees the addresses of a block whose cooldown is over.
     pub(super) fn apply(&self, block: &mut Block) {
         _ = block.apply_cooldown(OffsetDateTime::now_utc(), self.cooldown);
     }

@@ -1,8 +1,7 @@
-//! The changes of a store: as a stream of server-sent events, and as the history of an address, a container, a pod or a
-//! node.
+//! Answers requests for a store's changes: as a stream of server-sent events, or as the history of an address, a
+//! container, a pod or a node.
 //!
-//! A stream reads nothing ahead. The next change is taken from the store's watch after the client has read the previous
-//! one.
+//! A stream takes the next change from the store's watch only after the client has read the previous change.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -33,20 +32,20 @@ use super::{Query, json_text_response};
 use crate::http::PageContext;
 use crate::http::answer::{ANSWER_TTL, HttpError, HttpResponse};
 
-/// Maximum number of events of one revision in an answer.
+/// Maximum number of events that a stream sends for one revision.
 const MAX_EVENTS_PER_REVISION: usize = 200;
 /// Maximum number of past revisions that a client may request.
 const MAX_RECENT_REVISIONS: i64 = 1000;
 /// How long to wait before a watch that has ended is restarted.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The events of one revision.
+/// The changes that one revision made, as the page shows them.
 #[derive(Serialize)]
 struct RevisionEvents {
     revision: i64,
     time: Option<String>,
     events: Vec<EventRow>,
-    /// The number of omitted events.
+    /// The number of events omitted because the revision has more than [`MAX_EVENTS_PER_REVISION`].
     more: usize,
 }
 
@@ -57,17 +56,18 @@ struct RevisionMark<'a> {
     reason: Option<&'a str>,
 }
 
-/// The keys of blocks, affinities, pools and reservations, and some other keys between them.
+/// Returns the range of keys that contains blocks, affinities, pools and reservations. The range also contains some
+/// other keys that lie between these keys.
 fn range() -> Range {
     let (first, last) = (keys::ipam_prefix(), keys::resources_prefix(ResourceKind::IpReservation));
     last.prefix_end().map_or(Range::Prefix(first.clone()), |end| Range::FromTo(first, end))
 }
 
-/// Where a client's stream starts.
+/// The revision at which a client's event stream starts.
 enum StreamStart {
-    /// After this revision, which the client has seen.
+    /// The stream starts after this revision, which the client has already received.
     After(Revision),
-    /// With this number of the newest revisions.
+    /// The stream starts with this number of the newest revisions.
     Recent(i64),
 }
 
@@ -83,7 +83,7 @@ impl StreamStart {
     }
 }
 
-/// Streams events.
+/// Answers a request with a stream of server-sent events.
 pub(super) async fn stream(
     page: &PageContext,
     request: &Request<Incoming>,
@@ -117,7 +117,8 @@ async fn watch(store: &dyn Store, start: Revision) -> kv::Result<WatchStream> {
     store.watch(WatchRequest::new(range(), start).with_prev(Prev::Return)).await
 }
 
-/// Returns the first of the newest `count` revisions that the store still has.
+/// Returns the first of the newest `count` revisions. If the store has compacted some of these revisions, returns the
+/// oldest revision that is still readable.
 async fn readable(store: &dyn Store, head: Revision, count: i64) -> kv::Result<Revision> {
     let wanted = Revision::new((head.get() - count + 1).max(1));
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::CountOnly).with_at(wanted);
@@ -145,14 +146,14 @@ impl EventFollower {
                 head.next()
             }
             StreamStart::After(seen) => seen.next(),
-            // A new client has missed nothing, even if little of the history is left.
+            // A new client has missed nothing, even if the store has compacted most of its history.
             StreamStart::Recent(count) => readable(&**store, head, count).await?,
         };
         follower.changes = watch(&**store, first).await?;
         Ok(follower)
     }
 
-    /// Returns the next piece of the stream, or `None` to end the stream.
+    /// Returns the next bytes of the event stream, or `None` to end the stream.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
             if let Some(ready) = self.ready.pop_front() {
@@ -188,7 +189,7 @@ impl EventFollower {
     }
 }
 
-/// Returns the event of a batch, or `None` if the page shows nothing of it.
+/// Returns a batch of changes as a server-sent event, or `None` if the page shows none of the changes.
 fn revision_events(batch: &Batch) -> Option<Bytes> {
     let resources = [ResourceKind::IpPool, ResourceKind::IpReservation];
     let is_resource = |key| resources.iter().any(|kind| keys::parse_resource(*kind, key).is_some());
@@ -207,26 +208,26 @@ fn revision_events(batch: &Batch) -> Option<Bytes> {
     Some(event("batch", Some(batch.revision), &document))
 }
 
-/// Formats a server-sent event. JSON has no line feeds.
+/// Formats a server-sent event. The JSON text contains no line feeds, so it fits on one `data:` line.
 fn event(name: &str, id: Option<Revision>, document: &impl Serialize) -> Bytes {
     let data = serde_json::to_string(document).unwrap_or_default();
     let id = id.map(|id| format!("id: {id}\n")).unwrap_or_default();
     format!("event: {name}\n{id}data: {data}\n\n").into()
 }
 
-/// Maximum number of events in an answer. Older events are omitted.
+/// Maximum number of events in a history. Older events are omitted.
 const MAX_HISTORY_EVENTS: usize = 500;
-/// Maximum number of attempts: the store may compact its history while it is read.
+/// Maximum number of attempts to read a history. An attempt fails if the store compacts the history meanwhile.
 const MAX_ATTEMPTS: usize = 3;
 
 #[derive(Default, Serialize)]
 struct EventHistory {
-    /// The oldest revision that can be read.
+    /// The oldest revision that the store can still read.
     oldest_revision: i64,
     oldest_time: Option<String>,
-    /// Newest first.
+    /// The events of the history, newest first.
     events: VecDeque<EventRow>,
-    /// Whether older events are omitted.
+    /// Whether older events are omitted from the history.
     more: bool,
 }
 
@@ -326,12 +327,13 @@ impl EventHistory {
     }
 }
 
-/// How long to wait for changes after the newest key. Deletions leave no key whose revision could be compared.
+/// How long to wait for further changes after the watch has reached the newest key. Deleted keys have no revision that
+/// could be compared.
 const QUIET_INTERVAL: Duration = Duration::from_millis(200);
-/// Maximum time between two changes until the watch has reached the newest key.
+/// Maximum time without a change until the watch has reached the newest key.
 const HISTORY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Calls `see` for every change in a range, from a revision up to now.
+/// Calls `see` for every change in a range, from a revision up to the present.
 async fn visit_changes_since(
     store: &dyn Store,
     range: &Range,

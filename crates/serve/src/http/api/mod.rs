@@ -1,4 +1,5 @@
-//! The JSON answers to the page. They are a contract between the page and the daemon of the same version only.
+//! Answers the page's requests with JSON documents. The documents are a contract only between the page and the daemon
+//! of the same version.
 
 mod blocks;
 mod events;
@@ -44,7 +45,7 @@ pub(super) async fn answer(question: &str, request: &Request<Incoming>, page: &A
     }
 }
 
-/// Returns a document that is already JSON.
+/// Returns a response for a document that is already JSON text.
 fn json_text_response(document: &str) -> HttpResponse {
     whole(StatusCode::OK, "application/json", document.to_owned())
 }
@@ -65,19 +66,19 @@ impl Query {
         self.0.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
     }
 
-    /// Returns a required value.
+    /// Returns the value of a required parameter.
     fn need(&self, name: &str) -> Result<&str, HttpError> {
         self.get(name).ok_or_else(|| HttpError::bad_request(format!("the question has no {name}")))
     }
 
-    /// Returns a required value that parses as `T`.
+    /// Returns the value of a required parameter, parsed as `T`.
     fn parsed<T: std::str::FromStr>(&self, name: &str) -> Result<T, HttpError> {
         let text = self.need(name)?;
         text.parse().map_err(|_| HttpError::bad_request(format!("{name} cannot be {text:?}")))
     }
 }
 
-/// Decodes the percent encoding of a URL.
+/// Decodes the percent encoding of a query parameter.
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -87,7 +88,7 @@ fn decoded(text: &str) -> String {
         let escaped = (byte == b'%').then(|| digit(ahead.next()).zip(digit(ahead.next()))).flatten();
         match escaped {
             Some((high, low)) => {
-                // Two hexadecimal digits fit in a byte.
+                // The conversion cannot fail, because two hexadecimal digits fit in a byte.
                 bytes.push(u8::try_from(high * 16 + low).unwrap_or_default());
                 rest = ahead;
             }

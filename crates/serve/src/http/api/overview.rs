@@ -1,4 +1,4 @@
-//! The overview of all pools and nodes, and the findings of a check.
+//! Answers requests for the overview of all pools and nodes, and for the findings of a check.
 
 use std::cmp::Reverse;
 
@@ -24,7 +24,7 @@ struct Overview {
     pools: Vec<PoolRow>,
     nodes: Vec<NodeRow>,
     nodes_total: usize,
-    /// The quotas with the highest use.
+    /// The quotas whose limits are most used.
     quotas: Vec<QuotaRow>,
     quotas_total: usize,
     /// The number of blocks outside of all pools.
@@ -39,7 +39,7 @@ struct PoolRow {
     name: String,
     cidr: String,
     block_size: u8,
-    /// The length of the pool's prefixes; absent for a pool of addresses.
+    /// The prefix length of a pool that assigns whole prefixes; absent for a pool that assigns addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefix_length: Option<u8>,
     enabled: bool,
@@ -50,7 +50,7 @@ struct PoolRow {
     reserved: Count,
     free: Count,
     blocks: usize,
-    /// The number of blocks without a free address.
+    /// The number of the pool's blocks without a free address.
     full: usize,
 }
 
@@ -69,7 +69,7 @@ impl PoolRow {
         let (used, borrowed, resting) =
             (count(AddressUse::Used), count(AddressUse::Borrowed), count(AddressUse::InCooldown));
         let free = usage.available;
-        // An address can be both in use and reserved. A bar shows it as in use.
+        // An address can be both assigned and reserved. The page's usage bar shows such an address as assigned.
         let held = [used, borrowed, resting].map(Count::from).into_iter().fold(free, Count::plus);
         Self {
             name: pool.name().to_owned(),
@@ -138,7 +138,7 @@ struct ProblemRow<'a> {
     severity: Severity,
     meaning: &'static str,
     subject: String,
-    /// The view of the page that shows the subject.
+    /// The view of the page that shows the subject of the finding.
     link: Option<PageLink>,
     what: &'a str,
     mend: &'static str,
@@ -174,7 +174,7 @@ pub(super) async fn problems(page: &PageContext) -> Result<HttpResponse, HttpErr
 async fn inspect_store(page: &PageContext) -> Result<String, HttpError> {
     let mut inspection = page.operator.inspect(AddressReporting::Findings, Deadline::after(READ_TIMEOUT)).await?;
     let (problems, total) = (inspection.problems(), inspection.findings.len());
-    // Problems come before information.
+    // Findings that are problems come before findings that only inform.
     inspection.findings.sort_by_key(|finding| !finding.is_problem());
     let store = quoted(&page.about.store);
     let reported = ProblemReport {
@@ -202,7 +202,7 @@ fn problem<'a>(finding: &'a Finding, store: &str) -> ProblemRow<'a> {
     }
 }
 
-/// Returns the command that mends a finding, or the next step if only a person can mend it.
+/// Returns the command that repairs a finding. If only a person can repair the finding, returns the next step instead.
 fn command(finding: &Finding, store: &str) -> Option<String> {
     if finding.mendable {
         return Some(format!("margay ipam check --store {store} --repair {} --apply", finding.code));
@@ -218,7 +218,7 @@ fn command(finding: &Finding, store: &str) -> Option<String> {
     })
 }
 
-/// Quotes a text so that a shell reads it as one word.
+/// Quotes a text for a shell, which then reads the text as one word.
 fn quoted(text: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b":/.,_+@%-=".contains(&byte);
     if text.bytes().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', "'\\''")) }

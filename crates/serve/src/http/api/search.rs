@@ -1,4 +1,4 @@
-//! The search for a part of a name, and the addresses of a container, a pod or a node.
+//! Searches for names that contain a text, and lists the addresses of a container, a pod or a node.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ struct SearchResult {
     blocks: Vec<String>,
     nodes: BTreeSet<String>,
     addresses: Vec<AddressMatch>,
-    /// Whether results are omitted.
+    /// Whether further results are omitted from the answer.
     more: bool,
 }
 
@@ -92,7 +92,7 @@ fn to_json_text(document: &impl Serialize) -> Result<String, HttpError> {
 enum SearchTerm {
     Address(IpAddr),
     Network(IpNet),
-    /// A part of a name, in lower case.
+    /// A part of a name to search for, in lower case.
     Text(String),
 }
 
@@ -158,11 +158,11 @@ impl SearchResult {
     }
 }
 
-/// The addresses and blocks of a container, a pod or a node.
+/// The addresses of a container, a pod or a node, and the blocks of a node.
 #[derive(Default, Serialize)]
 struct HolderAddresses {
     addresses: Vec<AddressMatch>,
-    /// Empty unless the holder is a node.
+    /// The node's blocks; empty if the holder is a container or a pod.
     blocks: Vec<HolderBlock>,
     more: bool,
 }
@@ -193,7 +193,7 @@ impl HolderQuery {
         }
     }
 
-    /// Returns whether an address with this entry belongs to the holder.
+    /// Returns whether an address with these attributes belongs to the holder.
     pub(super) fn has(&self, entry: &Attribute) -> bool {
         let holder = Holder::of(entry);
         match self {
