@@ -1,5 +1,5 @@
-//! A call of the main plugin, checked in Calico's order before a verb opens the store. Also the names of its endpoint
-//! and of its host interface, and the conversion of Mesos labels to valid labels.
+//! Prepares a call of the main plugin, with checks in Calico's order before a verb opens the store. This module also
+//! determines the names of the endpoint and of the host interface, and converts Mesos labels to valid labels.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -29,29 +29,29 @@ use crate::run::store_at;
 pub(super) struct MainContext<'a> {
     pub(super) invocation: &'a Invocation,
     pub(super) call: CniCall,
-    /// The configuration as the runtime passed it.
+    /// The network configuration as the runtime passed it.
     pub(super) stdin: Vec<u8>,
     pub(super) json: GoJson,
     pub(super) conf: MainConf,
     pub(super) workload: Workload,
-    /// The labels from the configuration, for a plain container.
+    /// The labels from the network configuration, for a plain container.
     pub(super) labels: Labels,
-    /// `CNI_ARGS` for the IPAM plugin, which starts with `IgnoreUnknown=1`.
+    /// The value of `CNI_ARGS` for the IPAM plugin, which starts with `IgnoreUnknown=1`.
     pub(super) args: String,
     pub(super) store: StoreAccess,
     pub(super) kubernetes: Kubernetes,
-    /// 0 means the kernel's default.
+    /// The MTU of the interfaces; 0 means the kernel's default.
     pub(super) mtu: u32,
     pub(super) device: Device,
-    /// The data plane. An invalid setting is kept as an error, since DEL does its other work first.
+    /// The data plane. An invalid setting is stored as an error, since DEL must do its other work before failing.
     dataplane: Result<Dataplane>,
 }
 
 impl<'a> MainContext<'a> {
-    /// Decodes and checks a call.
+    /// Decodes and checks a call of the main plugin.
     ///
     /// # Errors
-    /// Calico's texts, with code 999.
+    /// CNI error code 999 with Calico's message.
     pub(super) fn new(invocation: &'a Invocation, call: CniCall, json: GoJson, stdin: Vec<u8>) -> Result<Self> {
         let mut conf = MainConf::decode(&json)?;
         conf.net.store.called_as_calico_ipam = invocation.name == PluginName::CalicoIpam;
@@ -60,7 +60,8 @@ impl<'a> MainContext<'a> {
         }
         let lookup = |name: &str| invocation.environment.lookup(name);
         let location = datastore::for_netconf(&invocation.drivers, &conf.net.store, &lookup);
-        // Without Calico's agents, as on a store of one machine, the file is never written.
+        // On a machine without Calico's agents, for example with a store of one machine, no program writes the node
+        // name file.
         if location.as_ref().is_ok_and(Location::is_shared) || location.is_err() {
             conf.check_nodename_file(&invocation.host.nodename_file)?;
         }
@@ -115,12 +116,13 @@ impl<'a> MainContext<'a> {
         })
     }
 
-    /// Returns the path of the container's network namespace; empty without one.
+    /// Returns the path of the container's network namespace. The path is empty if the call names no namespace.
     pub(super) fn netns(&self) -> PathBuf {
         self.call.netns.clone().unwrap_or_default()
     }
 
-    /// True if the container's network namespace is the plugin's own, and `CNI_NETNS_OVERRIDE` does not allow that.
+    /// True if the container's network namespace is the plugin's own and `CNI_NETNS_OVERRIDE` does not allow the
+    /// plugin's own namespace.
     pub(super) fn is_own_netns(&self) -> bool {
         let netns = self.call.netns.as_deref().filter(|_| self.call.own_netns == OwnNetns::Refused);
         netns.is_some_and(|netns| env::is_own_netns(netns, &self.invocation.host.own_netns))
@@ -129,7 +131,7 @@ impl<'a> MainContext<'a> {
     /// Returns the data plane.
     ///
     /// # Errors
-    /// Calico's texts for an unknown data plane.
+    /// Calico's messages for an unknown data plane.
     pub(super) fn dataplane(&self) -> Result<&Dataplane> {
         self.dataplane.as_ref().map_err(Clone::clone)
     }
@@ -137,7 +139,7 @@ impl<'a> MainContext<'a> {
     /// Returns the routes in the container: the default routes, or for a pod the routes of host-local's configuration.
     ///
     /// # Errors
-    /// Calico's texts for malformed routes.
+    /// Calico's messages for malformed routes.
     pub(super) fn routes(&self) -> Result<Vec<IpNet>> {
         if self.workload.orchestrator == Orchestrator::Cni || self.conf.ipam_type != "host-local" {
             return Ok(default_routes());
@@ -168,8 +170,8 @@ impl<'a> MainContext<'a> {
         }
     }
 
-    /// Returns the allocator for an IPAM plugin that is this program. A store that is open exclusively has no daemon,
-    /// so the allocator works on the store directly.
+    /// Returns the allocator for an IPAM plugin that is this program. An exclusively opened store has no daemon, so the
+    /// allocator works on the store directly.
     pub(super) fn allocator(session: &Arc<Session>) -> Box<dyn Allocator> {
         match session.is_exclusive() {
             true => Box::new(DirectAllocator::within(Arc::clone(session))),
@@ -177,15 +179,15 @@ impl<'a> MainContext<'a> {
         }
     }
 
-    /// True if the store belongs to one machine, so that none of Calico's agents run.
+    /// True if the store belongs to one machine, where none of Calico's agents run.
     pub(super) fn is_alone(&self) -> bool {
         !self.store.location.is_shared()
     }
 
-    /// Checks that the datastore is ready for plugins. Reads no endpoints.
+    /// Checks that the datastore is ready for plugins. The check reads no endpoints.
     ///
     /// # Errors
-    /// As [`begin`](Self::begin).
+    /// The same errors as [`begin`](Self::begin).
     pub(super) fn check_ready(&self, session: &Session) -> Result<()> {
         let nothing =
             EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: PoolsToRead::Skipped };
@@ -195,7 +197,7 @@ impl<'a> MainContext<'a> {
     /// Reads endpoints and pools from the store, and checks that the datastore is ready for plugins.
     ///
     /// # Errors
-    /// Calico's texts for a store that does not answer or is not ready.
+    /// Calico's messages for a store that does not answer or is not ready.
     pub(super) fn begin(&self, session: &Session, query: EndpointQuery) -> Result<(PendingEndpoint, EndpointContext)> {
         let read = session.run(session.ipam().begin_endpoint(query, session.deadline()));
         let (pending, before) = read.map_err(|error| {
@@ -222,7 +224,7 @@ fn no_cluster_information() -> CniError {
     CniError::new(Code::Internal, text)
 }
 
-/// Number of characters after the prefix in a host interface's name, whose maximum length is 15.
+/// Number of characters after the prefix in a host interface's name. The maximum length of the whole name is 15.
 const INTERFACE_ID_CHARS: usize = 11;
 /// The prefix of a host interface's name, unless Felix has another prefix.
 const INTERFACE_PREFIX: &str = "cali";
