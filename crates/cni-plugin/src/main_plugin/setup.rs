@@ -226,7 +226,7 @@ fn no_cluster_information() -> CniError {
 
 /// Number of characters after the prefix in a host interface's name. The maximum length of the whole name is 15.
 const INTERFACE_ID_CHARS: usize = 11;
-/// The prefix of a host interface's name, unless Felix has another prefix.
+/// The prefix of a host interface's name, unless Felix is configured with another prefix.
 const INTERFACE_PREFIX: &str = "cali";
 
 /// The owner of an endpoint: a container or a pod.
@@ -240,10 +240,10 @@ pub(super) struct Workload {
 }
 
 impl Workload {
-    /// Returns the name of the endpoint of an interface.
+    /// Returns the name of the workload's endpoint for an interface.
     ///
     /// # Errors
-    /// Calico's text for a part that a name cannot have.
+    /// Calico's message for a part that an endpoint's name cannot have.
     pub(super) fn endpoint(&self, interface: &str) -> Result<String> {
         let parts = [&self.parts()[..], &[("endpoint", interface)]].concat();
         workload_endpoint_name(&parts).map_err(|error| CniError::internal(error.to_string()))
@@ -252,7 +252,7 @@ impl Workload {
     /// Returns the prefix of the names of the workload's endpoints.
     ///
     /// # Errors
-    /// Calico's text for a part that a name cannot have.
+    /// Calico's message for a part that an endpoint's name cannot have.
     pub(super) fn prefix(&self) -> Result<String> {
         let name = workload_endpoint_name(&self.parts()).map_err(|error| {
             let text = error.to_string().replacen("WorkloadEndpoint name", "WorkloadEndpoint prefix", 1);
@@ -268,9 +268,9 @@ impl Workload {
         })
     }
 
-    /// Returns the name of the host interface. `felix` is the text of FELIX_INTERFACEPREFIX. A pod's interface has a
-    /// name of its own, derived from a digest. A container's interface is named by the first characters of the
-    /// container's id.
+    /// Returns the name of the host interface. `felix` is the value of FELIX_INTERFACEPREFIX. The name of a pod's host
+    /// interface is derived from a digest. The name of a container's host interface contains the first characters of
+    /// the container's id.
     pub(super) fn host_interface(&self, felix: &str) -> String {
         match self.orchestrator {
             Orchestrator::Cni => {
@@ -283,7 +283,8 @@ impl Workload {
         }
     }
 
-    /// Returns an alternative name of a container's host interface, for when another container has the usual name.
+    /// Returns the alternative name of a container's host interface. The alternative is used if another container has
+    /// the usual name.
     pub(super) fn other_host_interface(&self) -> String {
         INTERFACE_PREFIX.to_owned() + &self.digest()
     }
@@ -301,7 +302,7 @@ impl Workload {
     }
 }
 
-/// Returns the first 11 hexadecimal digits of a text's SHA-1 digest, as Calico names pods' interfaces.
+/// Returns the first 11 hexadecimal digits of a text's SHA-1 digest, which Calico uses to name pods' interfaces.
 fn hex_digest(text: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
     let mut hex = String::new();
@@ -313,10 +314,10 @@ fn hex_digest(text: &str) -> String {
     hex
 }
 
-/// The label with the endpoint's namespace, as Mesos spells it.
+/// The label with the endpoint's namespace, as Mesos writes it.
 const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
 
-/// Cleans labels, and returns the namespace that one of them names.
+/// Cleans Mesos labels, and returns the namespace that one of the labels names.
 fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
     let mut namespace = None;
     let mut labels = Labels::new();
