@@ -67,7 +67,7 @@ pub(crate) struct OwnPool {
     pub(crate) ranges: Vec<(IpAddr, IpAddr)>,
     /// The number of the pool's set of ranges. An attachment gets one address from each set.
     pub(crate) set: usize,
-    /// The pool's index among the pools of its family.
+    /// The index of this pool among the pools of its address family.
     pub(crate) number: usize,
     /// True for `"subnet": "auto"`. Such a pool is found by its name, and a new pool gets a free network of the size of
     /// `subnet`.
@@ -170,7 +170,7 @@ pub(crate) fn refuse_on_calico(conf: &NetConf) -> Result<()> {
 }
 
 impl BridgedSettings {
-    /// Reads and checks the settings of a secondary network.
+    /// Reads the settings of a secondary network from its configuration, and checks these settings.
     ///
     /// # Errors
     /// CNI error code 7 for an invalid setting.
@@ -240,7 +240,7 @@ fn set_gateways(conf: &NetConf, network: &mut BridgedNetwork) -> Result<()> {
                 let message = format!("ipam.gateway {address} is in no subnet of the network");
                 return Err(CniError::config(message).with_details(GATEWAY_OUTSIDE));
             }
-            // This address is the gateway of all pools of its family, for example a link-local address.
+            // The configured address is the gateway of all pools of its family, for example a link-local address.
             Some(address) => *slot(network, *address) = Gateway::At(*address),
             None => network.gateways.extend(given),
         }
@@ -389,7 +389,7 @@ impl ResultRoute {
     }
 }
 
-/// Parses the routes of `ipam.routes`.
+/// Parses the list of routes in `ipam.routes`.
 ///
 /// # Errors
 /// CNI error code 7 if the value is not a list of routes.

@@ -112,7 +112,7 @@ pub(crate) enum OwnNetns {
 #[derive(Clone, Debug)]
 pub(crate) struct CniCall {
     pub(crate) verb: CniVerb,
-    /// The text of `CNI_COMMAND`.
+    /// The value of `CNI_COMMAND`.
     pub(crate) command: String,
     pub(crate) container: String,
     pub(crate) netns: Option<PathBuf>,
@@ -212,7 +212,7 @@ fn check_interface(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The network namespace of this thread.
+/// The path of the network namespace that the current thread is in.
 pub(crate) const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 
 /// True if `path` and `own` refer to the same network namespace. A path that does not exist refers to no namespace:

@@ -19,7 +19,7 @@ pub struct ParsedArgs {
 /// Parses `CNI_ARGS` as on a Calico network.
 ///
 /// # Errors
-/// The error message that the runtime gets.
+/// The CNI error message that the runtime would get.
 pub fn parse_args(text: &str) -> Result<ParsedArgs, String> {
     let args = CniArgs::parse(text, AddressForm::Bare).map_err(|error| error.message().to_owned())?;
     Ok(ParsedArgs { ip: args.ip, pod: args.pod, pod_namespace: args.pod_namespace })
@@ -28,7 +28,7 @@ pub fn parse_args(text: &str) -> Result<ParsedArgs, String> {
 /// Parses a network configuration as the main plugin does.
 ///
 /// # Errors
-/// The error message that the runtime gets.
+/// The CNI error message that the runtime would get.
 pub fn parse_main_conf(text: &[u8]) -> Result<(), String> {
     main_plugin::check_conf(text).map_err(|error| error.message().to_owned())
 }
@@ -36,7 +36,7 @@ pub fn parse_main_conf(text: &[u8]) -> Result<(), String> {
 /// Parses the output of an IPAM plugin and returns its addresses.
 ///
 /// # Errors
-/// The error message that the runtime gets.
+/// The CNI error message that the runtime would get.
 pub fn parse_ipam_result(text: &[u8]) -> Result<Vec<IpAddr>, String> {
     main_plugin::addresses_of_result(text).map_err(|error| error.message().to_owned())
 }

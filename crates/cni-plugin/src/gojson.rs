@@ -109,7 +109,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<GoJson, E> {
-        // JSON has no notation for infinity and NaN.
+        // JSON has no notation for infinity and NaN, so these values become null.
         Ok(Number::from_f64(value).map_or(GoJson::Null, GoJson::Number))
     }
 
@@ -167,7 +167,7 @@ fn escaped(json: &str) -> String {
     out
 }
 
-/// Quotes a text like Go's `%q`.
+/// Quotes a string like Go's format verb `%q`.
 pub(crate) fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -192,11 +192,11 @@ pub(crate) fn quoted(text: &str) -> String {
 
 fn push_escape(out: &mut String, c: char) {
     let code = u32::from(c);
-    // Writing to a string cannot fail.
+    // Writing to a `String` cannot fail.
     let _ = if code < 0x80 { write!(out, "\\x{code:02x}") } else { write!(out, "\\u{code:04x}") };
 }
 
-/// Formats texts like Go's `%q` of a list: `["a" "b"]`.
+/// Formats a list of strings like Go's format verb `%q`: `["a" "b"]`.
 pub(crate) fn quoted_list<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     format!("[{}]", texts.into_iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
@@ -262,7 +262,7 @@ fn syntax_error(text: &str, error: &serde_json::Error) -> String {
 pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, String> {
     let parsed = || {
         let (address, length) = text.split_once('/')?;
-        // Rust's parser would also accept a plus sign.
+        // Rust's integer parser would also accept a plus sign.
         let is_number = length.bytes().all(|byte| byte.is_ascii_digit());
         let length = length.parse().ok().filter(|_| is_number)?;
         IpNet::new(address.parse().ok()?, length).ok()
@@ -275,8 +275,8 @@ pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     text.parse().ok().map(|address: IpAddr| address.to_canonical())
 }
 
-/// Parses a hardware address of 6, 8 or 20 bytes: pairs of hexadecimal digits between colons or dashes, or groups of
-/// four between dots.
+/// Parses a hardware address of 6, 8 or 20 bytes. The text has pairs of hexadecimal digits between colons or dashes, or
+/// groups of four digits between dots.
 ///
 /// # Errors
 /// Go's error message for a malformed hardware address.
@@ -286,7 +286,7 @@ pub(crate) fn parse_mac(text: &str) -> Result<Vec<u8>, String> {
     let parsed = || {
         let mut bytes = Vec::new();
         for part in text.as_bytes().split(|byte| Some(*byte) == separator) {
-            // Rust's parser would also accept a sign.
+            // Rust's integer parser would also accept a plus sign.
             if part.len() != group || !part.iter().all(u8::is_ascii_hexdigit) {
                 return None;
             }
@@ -393,11 +393,11 @@ mod tests {
         assert_eq!(strings(r#" ["a", null, "ü"] "#).unwrap(), ["a", "", "ü"]);
         assert!(strings("null").unwrap().is_empty());
         for (text, error) in [
-            // These error messages come from recordings of Calico's plugin.
+            // Recordings of Calico's plugin contain the following error messages.
             ("10.66.0.0/24", "invalid character '.' after top-level value"),
             ("IPv4", "invalid character 'I' looking for beginning of value"),
             ("x", "invalid character 'x' looking for beginning of value"),
-            // These error messages come from Go's documentation and source.
+            // Go's documentation and source contain the following error messages.
             ("", "unexpected end of JSON input"),
             (r#"["a""#, "unexpected end of JSON input"),
             (r#"["a" "b"]"#, "invalid character '\"' after array element"),

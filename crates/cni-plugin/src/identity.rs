@@ -18,7 +18,7 @@ use crate::netconf::NetConf;
 pub struct Host {
     /// The kernel's host name.
     pub hostname: String,
-    /// The kernel's boot id, if it reports one.
+    /// The boot id of the running kernel, if the kernel reports a boot id.
     pub boot_id: Option<String>,
     /// The time of the plugin call.
     pub now: OffsetDateTime,
@@ -58,7 +58,7 @@ impl Host {
 #[derive(Clone, Debug)]
 pub(crate) struct ContainerIdentity {
     pub(crate) attachment: Attachment,
-    /// The namespace and the name of a pod.
+    /// The namespace and the name of the container's pod, if the container belongs to a pod.
     pub(crate) pod: Option<(String, String)>,
     /// The pod's namespace, or `default`.
     pub(crate) namespace: String,
@@ -258,7 +258,7 @@ mod tests {
         );
         assert_eq!(refused("{}", "", &[("CNI_IFNAME", "-")]), "endpoint = '-' (field must not begin with a '-')");
         let pod = "K8S_POD_NAME=p-;K8S_POD_NAMESPACE=n";
-        // A pod's endpoint is named after the pod, not after its container id.
+        // A pod's endpoint is named after the pod, not after the pod's container id.
         assert_eq!(refused("{}", pod, &[("CNI_CONTAINERID", "c-")]), "pod = 'p-' (field must not end with a '-')");
         let mut nameless = identity("{}", "", &[]);
         nameless.attachment.node.clear();

@@ -104,7 +104,7 @@ impl Invocation {
 pub struct ProcessOutcome {
     /// The exit status of the process: 0 or 1.
     pub exit: u8,
-    /// The text for standard output: one JSON document, or nothing.
+    /// The text for standard output: one JSON document, or the empty text.
     pub stdout: String,
     /// The text for standard error.
     pub stderr: String,

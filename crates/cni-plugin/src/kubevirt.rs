@@ -61,7 +61,7 @@ impl CniContext<'_> {
         }
     }
 
-    /// Subtracts the time that was spent from the store's time limit.
+    /// Subtracts the time that the Kubernetes requests took from the store's time limit.
     pub(crate) fn shorten_timeout(&mut self, spent: Duration) {
         self.store.patience = self.store.patience.saturating_sub(spent);
     }
@@ -93,7 +93,7 @@ fn vm_pod(identity: &ContainerIdentity, instance: VmInstance) -> VmPod {
 fn handle(network: &str, namespace: &str, machine: &str) -> String {
     let mut handle = format!("{network}{VM_INFIX}");
     let prefix = handle.len();
-    // Writing to a string cannot fail.
+    // Writing to a `String` cannot fail.
     let _ = write!(handle, "{namespace}.{machine}");
     if handle.len() <= MAX_HANDLE_BYTES {
         return handle;
@@ -108,7 +108,8 @@ fn handle(network: &str, namespace: &str, machine: &str) -> String {
     handle
 }
 
-/// Minimum number of characters of a checksum, even after a very long network name. Shorter checksums would collide.
+/// Minimum number of characters of a handle's checksum, even after a very long network name. Shorter checksums would
+/// collide.
 const MIN_SUM_CHARS: usize = 16;
 
 #[cfg(test)]

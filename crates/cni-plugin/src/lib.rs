@@ -1,4 +1,4 @@
-//! The CNI protocol, the IPAM plugin `margay-ipam` and the main plugin `margay-cni`.
+//! Implements the CNI protocol, the IPAM plugin `margay-ipam` and the main plugin `margay-cni`.
 //!
 //! [`run`] is the whole IPAM plugin except for process input and output. First, [`run`] reads the environment and the
 //! configuration, and checks both as Go's CNI library and Calico's `calico-ipam` do. Then an

@@ -192,7 +192,7 @@ pub(crate) struct RotationLimits {
     bytes: Option<u64>,
     /// Maximum age of a rotated file, in seconds.
     seconds: Option<i64>,
-    /// Maximum number of rotated files.
+    /// Maximum number of rotated log files.
     count: Option<usize>,
 }
 

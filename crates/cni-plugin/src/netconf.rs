@@ -482,7 +482,7 @@ mod tests {
             (r#"{"burst":1.5}"#, "number 1.5 burst of type int"),
             (r#"{"isGateway":"true"}"#, "string isGateway of type bool"),
             (r#"{"args":5}"#, "number args of type types.Args"),
-            // Only the first wrong value is reported.
+            // Only the first value of a wrong type is reported.
             (r#"{"qps":"1","ipam":5}"#, "string qps of type int"),
         ];
         for (text, expected) in cases {

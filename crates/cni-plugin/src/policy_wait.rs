@@ -11,8 +11,7 @@ use tokio::time::{sleep, timeout};
 const STATUS_FOLDER: &str = "/var/run/calico/endpoint-status";
 /// Pause between two checks for Felix's file. A check costs a few microseconds, and Felix takes longer than the pause.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The characters that Go escapes in a segment of a URL's path: all except letters, digits and the characters that are
-/// removed here.
+/// The characters that Go escapes in a segment of a URL's path: all characters except letters, digits and `-_.~$&+=:@`.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')

@@ -49,7 +49,7 @@ impl Assigner<'_> {
 const MAX_PROBE_MILLIS: u64 = 200;
 /// Maximum number of addresses that one ADD probes before it fails.
 const MAX_TRIES: usize = 3;
-/// Default bridge of the bridge plugin.
+/// The bridge that the bridge plugin uses by default.
 const DEFAULT_BRIDGE: &str = "cni0";
 
 /// The configured probe: the network interface to send it on, and how long the probe waits for an answer.

@@ -99,7 +99,7 @@ impl AddResult {
         Ok(Self { ips, routes, prefixes: prefixes(assigned), ..Self::default() })
     }
 
-    /// Builds the result for addresses that no IPAM plugin assigned.
+    /// Builds the result for addresses that were assigned without an IPAM plugin.
     pub(crate) fn of_addresses(addresses: &[IpAddr]) -> Self {
         let ip = |ip: &IpAddr| ResultIp { address: IpNet::from(*ip), gateway: None, interface: None };
         Self { ips: addresses.iter().map(ip).collect(), ..Self::default() }
@@ -288,7 +288,7 @@ enum ResultForm {
     Since100,
 }
 
-/// An empty `dns` object.
+/// Returns an empty `dns` object.
 fn no_dns() -> Value {
     Value::Object(Map::new())
 }

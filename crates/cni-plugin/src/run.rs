@@ -298,7 +298,7 @@ impl<'a> CniContext<'a> {
             return Ok(None);
         }
         let settings = BridgedSettings::from_conf(&self.conf)?;
-        // host-local's ranges belong to one node; whereabouts' ranges belong to the whole cluster.
+        // The ranges of host-local belong to one node; the ranges of whereabouts belong to the whole cluster.
         let is_of_node = settings.network.own_pools.iter().any(|pool| !pool.is_auto)
             && !ranges::is_whereabouts(&self.conf.ipam.whereabouts);
         if is_of_node && self.store.location.is_shared() {

@@ -11,7 +11,7 @@
 //! GC releases all attachments that the runtime does not list. By the CNI specification, the runtime's list is
 //! authoritative: an attachment that is not in the list is gone. GC therefore releases an address even if an interface
 //! still has it, for example in a container that the runtime failed to remove. In contrast, the operator's command
-//! `margay gc` relies on the network namespaces of the machine.
+//! `margay gc` relies on the state of the machine, for example its network namespaces.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -119,7 +119,7 @@ impl CniContext<'_> {
         identity.check_node()?;
         sticky::check(&self.conf)?;
         let assign = self.assignment(identity, network, Vec::new());
-        // A network without addresses needs no store.
+        // A network that assigns no addresses needs no store.
         if assign.wanted != RequestedAddresses::default() {
             allocator.status(&self.store, assign.into())?;
         }

@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(60);
 enum Reply {
     /// The bytes of a reply message.
     Message(Vec<u8>),
-    /// A gRPC status code and its message.
+    /// A gRPC status code and the status message.
     Status(&'static str, &'static str),
     /// The server never answers.
     Nothing,

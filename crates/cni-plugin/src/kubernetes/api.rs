@@ -195,11 +195,11 @@ pub(super) enum Login {
     Token(String),
     /// The path of a file with a bearer token. The file may be replaced at any time.
     TokenFile(PathBuf),
-    /// The user and the password.
+    /// The user and the password for Basic authentication.
     Password(String, String),
 }
 
-/// The value of an Authorization header, and the secret in it.
+/// The value of an Authorization header, and the secret in that value.
 pub(super) struct Credential {
     pub(super) header: HeaderValue,
     pub(super) secret: String,

@@ -87,7 +87,7 @@ pub(super) struct Proxy {
 }
 
 impl Proxy {
-    /// Parses the URL of a proxy.
+    /// Parses the URL of an HTTP proxy.
     ///
     /// # Errors
     /// An error for other kinds of proxies. The error does not repeat the URL, which may contain a password.
@@ -139,7 +139,7 @@ impl ApiRoute {
         self.proxy.as_ref().map_or(&self.address, |proxy| &proxy.address)
     }
 
-    /// Opens a connection to the server.
+    /// Opens a connection along this route to the server.
     pub(super) async fn open(&self) -> Result<Box<dyn ApiStream>, ApiFailure> {
         let ApiAddress { host, port, .. } = self.first();
         let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(ApiFailure::Unreachable)?;
@@ -366,7 +366,7 @@ impl ApiProblem {
 /// The reason why an API request failed. The two plugins word `Unreachable` and `Late` differently.
 #[derive(Debug)]
 pub(super) enum ApiFailure {
-    /// The connection could not be opened.
+    /// The connection to the server could not be opened.
     Unreachable(io::Error),
     /// The server did not answer within this time.
     Late(Duration),

@@ -139,7 +139,7 @@ impl HostLocal {
         })
     }
 
-    /// Returns the configuration for host-local.
+    /// Returns the configuration in the form that host-local gets.
     pub(crate) fn conf(&self) -> &Value {
         &self.conf
     }
@@ -184,7 +184,7 @@ fn destination(route: &Value) -> Result<Option<IpNet>, String> {
         return Err(format!("invalid IPAM routes section; expecting a dict, not: {}", gojson::printed(route)));
     };
     match route.get("dst") {
-        // This is Calico's error message for a route without a destination.
+        // Calico reports a route without a destination with this message.
         None => Err("invalid CIDR address: <nil>".to_owned()),
         Some(Value::String(text)) => gojson::parse_cidr(text).map(Some),
         Some(other) => {
@@ -203,7 +203,7 @@ fn family(net: &IpNet) -> usize {
     if matches!(net, IpNet::V4(_)) { V4 } else { V6 }
 }
 
-/// Returns the subnet of an `ipam` object, and the subnets of its ranges.
+/// Returns the subnet of an `ipam` object, and the subnets of the ranges in that object.
 fn subnets(ipam: &Value) -> impl Iterator<Item = &Value> {
     let ranges = ipam["ranges"].as_array().into_iter().flatten().filter_map(Value::as_array).flatten();
     [ipam].into_iter().chain(ranges).filter_map(|range| range.get("subnet"))

@@ -13,7 +13,7 @@ use super::Kubernetes;
 use super::api::{Api, Login};
 use super::dial::{self, ApiAddress, ApiProblem, ApiRoute, ClientIdentity, Proxy, TlsTrust};
 
-/// The folder with the service account's credentials in a pod.
+/// The folder in which a pod finds the credentials of its service account.
 const IN_CLUSTER_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 #[derive(Default, Deserialize)]

@@ -86,8 +86,7 @@ impl Kubernetes {
     pub(crate) fn from_conf(conf: &NetConf, environment: &Environment) -> Self {
         let policy = &conf.policy;
         let api_root = match conf.store.k8s_api_root.as_str() {
-            // This setting is the root for reading policies. Its path may end with an old API version, which is cut
-            // off.
+            // The policy's API root may end with the path of an old API version, which is cut off.
             "" => policy.api_root.split("/api/").next().unwrap_or_default(),
             root => root,
         };

@@ -72,7 +72,7 @@ pub(crate) struct PodFacts {
     floating_ips: Vec<String>,
 }
 
-/// A hardware address, from an annotation or an external data plane.
+/// A hardware address, taken from an annotation or from an external data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HardwareAddress {
     /// The 6, 8 or 20 bytes of the address. An interface gets only the first six bytes.
@@ -226,7 +226,7 @@ impl HardwareAddress {
         let mut text = String::new();
         for (at, byte) in bytes.iter().enumerate() {
             let separator = if at == 0 { "" } else { ":" };
-            // Writing to a string cannot fail.
+            // Writing to a `String` cannot fail.
             let _ = write!(text, "{separator}{byte:02x}");
         }
         Ok(Self { bytes, text })
@@ -354,7 +354,7 @@ pub(super) fn pod_cidrs(text: &[u8]) -> Option<Vec<String>> {
     Some(KubeObject::read(text)?.spec.pod_cidrs)
 }
 
-/// The parts of namespaces, pods and nodes that the plugin reads.
+/// The fields of namespaces, pods and nodes that the plugin reads.
 #[derive(Deserialize)]
 struct KubeObject {
     metadata: KubeMetadata,

@@ -62,7 +62,7 @@ fn pass_gates(setup: &MainContext<'_>) -> Result<()> {
     passed
 }
 
-/// A running ADD, with the state that it has read from the store.
+/// A running ADD, with the state that this ADD has read from the store.
 pub(super) struct AddOperation<'s, 'a> {
     pub(super) setup: &'s MainContext<'a>,
     session: Arc<Session>,
@@ -163,7 +163,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     /// Runs a future to completion, with the deadline of the plugin call.
     ///
     /// # Errors
-    /// Any error of the future.
+    /// Any error that the future returns.
     pub(super) fn run<T>(&self, future: impl AsyncFnOnce(Deadline) -> Result<T>) -> Result<T> {
         self.session.run(future(self.session.deadline()))
     }
@@ -475,7 +475,7 @@ fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Resu
     let stored = made.and_then(|()| add.store(&name, &facts).inspect_err(|_| remove_interfaces(add)));
     stored.inspect_err(|_| add.release(&plugin, &assigned))?;
     if add.found.is_some() {
-        // As in Calico, the result of a repeated ADD has only the addresses.
+        // As in Calico, the result of a repeated ADD contains only the addresses.
         let prefixes = assigned.prefixes;
         assigned = AddResult { prefixes, ..AddResult::of_addresses(&facts.addresses) };
     }

@@ -42,7 +42,7 @@ pub(super) fn check(setup: &MainContext<'_>) -> Result<String> {
         if error.code() == Code::TryAgain {
             return Err(error);
         }
-        // No IPAM plugin has a record of addresses that were assigned without one.
+        // For addresses that were assigned without an IPAM plugin, no IPAM plugin has a record.
         if !(setup.conf.feature_ip_addrs_no_ipam && setup.workload.orchestrator == Orchestrator::K8s) {
             wrong.push(format!("IPAM: {}", error.message()));
         }

@@ -36,9 +36,9 @@ pub(crate) struct MainConf {
     pub(crate) allow_ip_forwarding: bool,
     /// The value of `kubernetes.node_name`.
     pub(crate) kubernetes_node: String,
-    /// The keys and values of `args.org.apache.mesos.network_info.labels.labels`.
+    /// The keys and values of the Mesos labels in `args.org.apache.mesos.network_info.labels.labels`.
     pub(crate) mesos_labels: Vec<(String, String)>,
-    /// The datastore's settings as environment variables for the IPAM plugin: names and values.
+    /// The datastore's settings that the IPAM plugin gets as environment variables: pairs of name and value.
     pub(crate) variables: Vec<(&'static str, String)>,
 }
 
@@ -153,7 +153,7 @@ impl MainConf {
         files.try_for_each(|(_, path)| kubernetes::check_owner(Path::new(path)))
     }
 
-    /// Returns the configuration's MTU, or else the MTU in Calico's file; 0 means the kernel's default.
+    /// Returns the configured MTU or, if no MTU is configured, the MTU in Calico's file; 0 means the kernel's default.
     ///
     /// # Errors
     /// An error if the MTU file is required and missing, cannot be read, or is not a number, and if the MTU is out of

@@ -52,7 +52,7 @@ impl Allocator for EndpointAllocator<'_> {
 pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
     let session = match Session::open(&setup.store, Purpose::Release) {
         Ok(session) => Arc::new(session),
-        // A store that does not exist has no endpoint and no address.
+        // A store that does not exist contains no endpoint and no address.
         Err(VerbFailure::Store(error)) if is_no_store(&error, &setup.store.location) => {
             tracing::warn!(%error, "there is no endpoint");
             let unwired = unwire(setup, None);
@@ -93,7 +93,8 @@ fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     error
 }
 
-/// Releases the address and deletes the endpoint, in one commit if the IPAM plugin is this program.
+/// Releases the container's address and deletes its endpoint. If the IPAM plugin is this program, both happen in one
+/// commit.
 fn release(setup: &MainContext<'_>, session: Arc<Session>, endpoint: &EndpointToDelete) -> Result<()> {
     let plugin = setup.ipam_plugin();
     let released = match &plugin {

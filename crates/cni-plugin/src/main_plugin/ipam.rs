@@ -31,7 +31,7 @@ const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// The IPAM plugin of a network.
 #[derive(Debug)]
 pub(super) enum IpamPlugin {
-    /// This program under the given name.
+    /// This program, called under the given plugin name.
     Own(PluginName),
     /// Another program at this path.
     Other(PathBuf),
@@ -43,7 +43,7 @@ pub(super) struct IpamCall<'a> {
     pub(super) verb: CniVerb,
     /// The value of `CNI_ARGS` for the IPAM plugin.
     pub(super) args: &'a str,
-    /// The IPAM plugin's configuration, if it differs from the main plugin's.
+    /// The IPAM plugin's configuration; `None` if it equals the main plugin's configuration.
     pub(super) changed: Option<&'a [u8]>,
 }
 

@@ -21,7 +21,7 @@ use crate::result::AddResult;
 struct PodRequest {
     facts: PodFacts,
     routes: Vec<IpNet>,
-    /// The IPAM plugin's configuration, if it differs from the main plugin's.
+    /// The IPAM plugin's configuration; `None` if it equals the main plugin's configuration.
     changed: Option<Vec<u8>>,
 }
 

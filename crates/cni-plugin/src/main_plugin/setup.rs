@@ -136,7 +136,7 @@ impl<'a> MainContext<'a> {
         self.dataplane.as_ref().map_err(Clone::clone)
     }
 
-    /// Returns the routes in the container: the default routes, or for a pod the routes of host-local's configuration.
+    /// Returns the routes in the container: the default routes or, for a pod, the routes of host-local's configuration.
     ///
     /// # Errors
     /// Calico's messages for malformed routes.
@@ -217,7 +217,7 @@ impl<'a> MainContext<'a> {
     }
 }
 
-/// Returns the error for a cluster's store on which Calico has not been installed.
+/// Returns the error for a cluster on whose store Calico has not been installed.
 fn no_cluster_information() -> CniError {
     let text =
         "error getting ClusterInformation: resource does not exist: ClusterInformation(default) with error: <nil>";
@@ -307,7 +307,7 @@ fn hex_digest(text: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
     let mut hex = String::new();
     for byte in digest.as_ref().iter().take(INTERFACE_ID_CHARS.div_ceil(2)) {
-        // Writing to a string cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = write!(hex, "{byte:02x}");
     }
     hex.truncate(INTERFACE_ID_CHARS);

@@ -53,7 +53,7 @@ fn lost_reply_is_told_and_found_again() {
     let _in = runtime.enter();
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let conf = lab.conf_at(&[format!("http://{}", proxy.address())]);
-    // This ADD claims the node's block, so the next new revision assigns an address.
+    // The first ADD claims the node's block, so the next new revision assigns an address.
     Call::new("ADD", "c0", &conf).ok();
     let before = revision(&lab);
     // The delay is long enough to read the store between the commit and its answer.

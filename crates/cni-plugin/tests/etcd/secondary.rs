@@ -24,7 +24,7 @@ fn macvlan(lab: &Lab) -> Value {
     conf
 }
 
-/// Lists the keys with this prefix that are affinities to blocks of the pool.
+/// Lists the keys with this prefix that are block affinities in the network's pool.
 fn keys_of(lab: &Lab, prefix: &str) -> Vec<String> {
     let url = lab.etcds[0].url();
     let keys = runtime().block_on(async {

@@ -107,7 +107,7 @@ fn status_asks_all_members_each_minute_and_after_failure() {
         after.0 - before.0
     };
     assert_eq!((rounds(), rounds(), rounds()), (1, 0, 0));
-    // This failure is not a store error, so STATUS does not query the members after it.
+    // After a failure that is not a store error, STATUS does not query the members.
     call(&lab, None, "ADD", "c1").with("CNI_ARGS", "IP=192.0.2.1").run().refusal();
     assert_eq!(rounds(), 0);
     lab.etcds[0].signal(nix::sys::signal::Signal::SIGSTOP).unwrap();

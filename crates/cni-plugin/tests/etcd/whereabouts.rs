@@ -1,4 +1,4 @@
-//! Tests of secondary networks with whereabouts' keys on etcd: the first ADD of a cluster creates the pool.
+//! Tests of secondary networks with whereabouts' keys on etcd: the first ADD in a cluster creates the pool.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

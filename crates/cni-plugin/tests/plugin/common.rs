@@ -12,7 +12,7 @@ use ipnet::IpNet;
 use serde_json::Value;
 use testkit::process::start;
 
-/// An allocator with prepared answers, which records its requests.
+/// An allocator with prepared answers that records the requests that it gets.
 #[derive(Default)]
 pub(crate) struct Scripted {
     pub(crate) add: Option<Result<Vec<AssignedAddress>>>,

@@ -126,7 +126,7 @@ fn name_calico_ipam_takes_no_bridged_settings() {
         let (outcome, allocator) = add(&conf, "");
         assert_eq!(error_of(&outcome).0, 7, "{ipam}");
         assert!(allocator.added.borrow().is_empty());
-        // DEL releases a held address even after an error.
+        // DEL releases a held address even if the configuration is invalid for ADD.
         assert_eq!(call(PluginName::Margay, &environment("DEL"), conf.as_bytes(), &allocator).exit, 0);
     }
 }

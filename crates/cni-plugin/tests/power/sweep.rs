@@ -21,8 +21,8 @@ const MOST: u64 = 2_000;
 /// Number of ADDs on redb after which a commit has moved the journal to redb's file.
 const COMMITS: u64 = 40;
 
-/// Number of disk operations of one commit at which the call is killed. The longest commits of sled have more
-/// operations than other commits.
+/// Maximum number of kills during one commit. If a commit has more disk operations, as on sled, the kills are spread
+/// evenly over these operations.
 const KILLS: u64 = 60;
 
 /// Returns the kind of power cut after this many disk operations: the cut keeps almost none of the unsynced data, or

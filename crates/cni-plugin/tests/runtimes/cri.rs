@@ -46,7 +46,7 @@ tar -cf pause.tar manifest.json config.json layer.tar
 ctr --address /var/lib/containerd.sock --namespace k8s.io images import --snapshotter native pause.tar
 "#;
 
-// The structures below are the parts of the CRI's messages (runtime.v1) that the tests need.
+// The structures for the CRI's messages (runtime.v1) contain only the fields that the tests need.
 
 #[derive(Clone, PartialEq, Message)]
 struct RunPodSandbox {

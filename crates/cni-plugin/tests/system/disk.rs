@@ -1,4 +1,4 @@
-//! Tests with a full disk.
+//! Tests of the plugin on a full disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};

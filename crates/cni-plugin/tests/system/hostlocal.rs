@@ -49,7 +49,7 @@ fn configurations() -> Vec<Value> {
         json!({"subnet": "fd05::/64", "routes": [{"dst": "::/0"}]}),
         json!({"ranges": [[{"subnet": "10.5.0.0/24"}], [{"subnet": "fd05::/64", "gateway": "fd05::fe"}]],
                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}),
-        // This range is a small part of a large network.
+        // The range is a small part of a large network.
         json!({"ranges": [
             [{"subnet": "10.0.0.0/8", "rangeStart": "10.200.3.7", "rangeEnd": "10.200.3.9"}],
             [{"subnet": "fd05::/48", "rangeStart": "fd05::7:3", "rangeEnd": "fd05::7:9"}],
@@ -58,7 +58,7 @@ fn configurations() -> Vec<Value> {
             {"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.20", "rangeEnd": "10.5.0.29"},
             {"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.40", "rangeEnd": "10.5.0.49"},
         ]]}),
-        // These gateways of IPv6 networks are link-local and other addresses.
+        // The gateways of these IPv6 networks are link-local and other addresses.
         json!({"subnet": "fd05::/64", "gateway": "fe80::1", "routes": [{"dst": "::/0"}]}),
         json!({"ranges": [[{"subnet": "10.5.0.0/24"}], [{"subnet": "fd05::/64", "gateway": "2001:db8::1"}]]}),
         json!({"ranges": [[{"subnet": "fd05::/64", "gateway": "fe80::1"}, {"subnet": "fd06::/64", "gateway": "fe80::2"}]]}),

@@ -23,8 +23,8 @@ const MOST_HELD: usize = 3;
 const KILLED_CALLERS: u64 = 8;
 /// Total number of calls that are killed.
 const KILLS: u64 = 160;
-/// Maximum number of attachments that a caller adds until enough calls were killed. Even on a fast machine, a kill hits
-/// one of four calls.
+/// Maximum number of attachments that a caller adds before enough calls were killed. Even on a fast machine, a kill
+/// hits one of four calls.
 const MAX_ADDS: u64 = 8 * KILLS / KILLED_CALLERS;
 /// Maximum delay of a kill after the start of its call. Without concurrent callers a call takes a few milliseconds, and
 /// with these callers tens of milliseconds.

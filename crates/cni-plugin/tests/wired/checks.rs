@@ -40,7 +40,7 @@ const STOOD_IN_FOR: [&str; 19] = [
     "queues",
 ];
 
-/// Returns all tests of this module.
+/// Returns all tests of this module, each with its name.
 pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     let stood_in_for = STOOD_IN_FOR.iter().map(|name| {
         let test: Test = Box::new(|| play(case(name).unwrap(), Kind::Etcd, Mode::Child, &as_recorded));

@@ -11,7 +11,7 @@ use crate::{Kind, Mode};
 pub(crate) enum Edit {
     /// Sets the value at a path to this JSON. [`ANY`](crate::matching::ANY) matches any value, or the rest of a text.
     Is(&'static [&'static str], &'static str),
-    /// Removes the value at a path.
+    /// Removes the value at a path of the outcome.
     Gone(&'static [&'static str]),
     /// Replaces a text everywhere in the outcome.
     Text(&'static str, &'static str),

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// The store key of the endpoint of container `c1`.
 const ENDPOINT: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints/default/node1-cni-c1-eth0";
 
-/// Returns all tests of this module by name.
+/// Returns all tests of this module, each with its name.
 pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     let on = |kind: Kind, mode: Mode, name: &str, test: fn(&mut Stage)| -> (String, Test) {
         let name = format!("own/{}/{name}", kind.name());

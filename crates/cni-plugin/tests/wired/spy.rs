@@ -1,4 +1,5 @@
-//! The spy replaces an IPAM plugin in `CNI_PATH`. It records its environment and standard input, and runs the plugin.
+//! Runs the spy, which replaces an IPAM plugin in `CNI_PATH`. The spy records its environment and standard input, and
+//! runs the real IPAM plugin.
 //!
 //! The spy is the test program itself, called under the IPAM plugin's name.
 

@@ -26,7 +26,7 @@ pub(crate) fn as_recorded(stage: &mut Stage, call: &Call, step: &Value) -> Came 
     let interface = step["env"]["CNI_IFNAME"].as_str().unwrap();
     let host_interfaces = step["host"]["interfaces"].as_object();
     if step["do"] == "ADD" && step["exit"] == 0 {
-        // This interface is the one that did not exist before the ADD.
+        // The new interface is the one that did not exist before the ADD.
         let made = host_interfaces
             .unwrap()
             .keys()

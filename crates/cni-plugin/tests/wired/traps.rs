@@ -26,7 +26,7 @@ const DEADLINE: Duration = Duration::from_secs(14);
 /// Number of ADDs in which Felix must be faster than the plugin.
 const RACES: u32 = 40;
 
-/// Returns all tests of this module by name.
+/// Returns all tests of this module, each with its name.
 pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     let on = |kind: Kind, case: &'static str, name: &str, test: fn(&mut Stage)| -> (String, Test) {
         let name = format!("traps/{}/{name}", kind.name());

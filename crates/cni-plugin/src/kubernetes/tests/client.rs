@@ -43,7 +43,7 @@ async fn client_uses_one_connection_for_all_requests() {
 #[tokio::test]
 async fn client_reconnects_when_connection_was_closed() {
     let closing = Server::saying(Reply::Say("200 OK".into(), "connection: close\r\n".into(), NAMESPACE.into()));
-    // This test server closes the connection at the second request without an answer.
+    // The test server closes the connection at the second request without an answer.
     let rude = Server::start(|number, _| if number == 1 { Reply::Bytes(Vec::new()) } else { Reply::ok(NAMESPACE) });
     for server in [&closing, &rude] {
         let mut client = client(server);

@@ -145,8 +145,8 @@ impl Server {
                 tokio::spawn(async move {
                     match tls {
                         None => serve(socket, &answers, &seen).await,
-                        // The handshake fails for a client without a certificate, or one that does not trust this
-                        // server.
+                        // The TLS handshake fails for a client without a certificate, or for a client that does not
+                        // trust this server.
                         Some(tls) => {
                             if let Ok(stream) = tls.accept(socket).await {
                                 serve(stream, &answers, &seen).await;

@@ -21,7 +21,7 @@ use crate::kubernetes::Kubernetes;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// An authority and the certificates that it issued, in PEM form.
+/// A certificate authority and the certificates that the authority issued, in PEM form.
 pub(crate) struct Certificates {
     authority: String,
     /// The server's certificate and key, for 127.0.0.1 or for `api.example`.

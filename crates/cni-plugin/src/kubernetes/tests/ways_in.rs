@@ -20,7 +20,7 @@ fn api() -> Server {
     Server::saying(Reply::ok(r#"{"metadata":{}}"#))
 }
 
-/// Returns the value of a header in a request's head.
+/// Returns the value of the named header in a request's head.
 fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().find_map(|line| line.split_once(": ").filter(|(found, _)| *found == name)).map(|(_, value)| value)
 }
@@ -90,7 +90,8 @@ async fn login_configuration_beats_kubeconfig() {
     let policy = json!({"type": "k8s", "k8s_auth_token": "mine", "k8s_api_root": root});
     ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": policy}))).await;
     assert!(other.only_head().starts_with("GET /api/v1/namespaces/shop HTTP/1.1\r\n"));
-    // `kubernetes.k8s_api_root` overrides `policy.k8s_api_root`, and its whole path counts.
+    // The setting `kubernetes.k8s_api_root` overrides `policy.k8s_api_root`, and the whole path of the overriding root
+    // counts.
     let root = format!("{}/proxy/", server.url());
     ask(&kubernetes(&json!({"kubernetes": {"k8s_api_root": root}, "policy": policy}))).await;
     assert!(server.heads()[1].starts_with("GET /proxy/api/v1/namespaces/shop HTTP/1.1\r\n"));
@@ -264,7 +265,7 @@ async fn proxy_passes_on_what_it_cannot_read() {
     assert_eq!((server.heads().len(), server.connections()), (2, 1));
     let head = proxy.only_head();
     assert!(head.starts_with(&format!("CONNECT {0} HTTP/1.1\r\nhost: {0}\r\n", server.address)), "{head}");
-    // The Base64 form of `us@er:hidden`.
+    // The header contains the Base64 form of `us@er:hidden`.
     assert!(head.contains("\r\nproxy-authorization: Basic dXNAZXI6aGlkZGVu\r\n"), "{head}");
     assert!(!head.contains(TOKEN), "{head}");
 }

@@ -1,5 +1,5 @@
 //! Tests one late ADD, whose commit reaches etcd only after the DEL. If the pending commit of the ADD is recorded, no
-//! address leaks. Without the record one address leaks, and `margay ipam check` reports the address.
+//! address leaks. Without the record one address leaks, and the test must detect this leak.
 
 use std::fs;
 use std::path::PathBuf;

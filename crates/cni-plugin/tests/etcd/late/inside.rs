@@ -13,7 +13,7 @@ use crate::server::Etcd;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Number of bytes of etcd's log that are read in one step.
 const PIECE: usize = 256 * 1024;
-/// Socket states in `/proc/net/tcp`.
+/// The codes of socket states in `/proc/net/tcp`.
 const TIME_WAIT: &str = "06";
 const LISTEN: &str = "0A";
 

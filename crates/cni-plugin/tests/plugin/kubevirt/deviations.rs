@@ -165,7 +165,7 @@ impl Expected {
         }
     }
 
-    /// Expects an address to be held by this handle.
+    /// Expects an address in this block to be held by this handle, with the attributes `owner`.
     fn holds(&mut self, address: &str, handle: &str, block: &str, owner: &Value) {
         self.state["addresses"][address] = json!({"handle": handle, "attributes": owner});
         self.state["handles"][handle][block] = 1.into();

@@ -74,7 +74,7 @@ impl Stage {
         Self { _etcd: etcd, address, store: open.store(), _open: open, runtime, api, folder }
     }
 
-    /// Replaces the content of the store.
+    /// Replaces all documents of the store with a recorded state.
     fn load(&self, state: &State) {
         self.runtime.block_on(async {
             for kv in self.store.list(kv::Range::All).await.unwrap().kvs {
