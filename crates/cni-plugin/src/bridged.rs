@@ -69,8 +69,8 @@ pub(crate) struct OwnPool {
     pub(crate) set: usize,
     /// The index of this pool among the pools of its address family.
     pub(crate) number: usize,
-    /// True for `"subnet": "auto"`. Such a pool is found by its name, and a new pool gets a free network of the size of
-    /// `subnet`.
+    /// True for `"subnet": "auto"`. An automatic pool is found by its name, and a new pool gets a free network of the
+    /// size of `subnet`.
     pub(crate) is_auto: bool,
     /// The gateway that the configured ranges of this pool name.
     pub(crate) gateway: Option<IpAddr>,
@@ -104,8 +104,8 @@ pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinitio
     let definition = |pool: &OwnPool| {
         let network = pool.name.as_deref().unwrap_or(network);
         let mut name = pool_name(network);
-        // Several network names may map to one pool name. An automatic subnet does not tell such networks apart, so the
-        // pool name ends with a checksum.
+        // Several network names may map to one pool name. An automatic subnet does not tell networks with the same pool
+        // name apart, so the pool name ends with a checksum.
         if pool.is_auto && name != network {
             name += &format!("-{:08x}", start_of(network));
         }
@@ -314,8 +314,8 @@ fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
     of_v4.into_iter().chain(of_v6).enumerate().map(pool).collect()
 }
 
-/// Refuses pool keys that define no address. A configuration template without values renders such keys, and the network
-/// must not take its addresses from an arbitrary pool instead.
+/// Refuses pool keys that define no address. A configuration template without values renders keys without an address,
+/// and the network must not take its addresses from an arbitrary pool instead.
 fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     if has_ranges || ranges::is_whereabouts(&ipam.whereabouts) {
         return Ok(());

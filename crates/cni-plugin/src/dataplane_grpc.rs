@@ -101,7 +101,7 @@ impl GrpcDataplane {
     /// remaining time `left`.
     ///
     /// # Errors
-    /// The same errors as [`add`](Self::add).
+    /// Returns the same errors as [`add`](Self::add).
     pub(crate) async fn del(&self, interface: &str, netns: &str, left: Duration) -> Result<()> {
         let request = DelRequest {
             interface_name: interface.to_owned(),

@@ -150,8 +150,8 @@ pub(crate) fn indented<T: Serialize>(value: &T) -> String {
     escaped(&String::from_utf8_lossy(&bytes))
 }
 
-/// Escapes the characters that Go escapes in JSON. These characters occur only inside strings, so the text does not
-/// have to be parsed.
+/// Escapes the characters that Go escapes in JSON. The escaped characters occur only inside strings, so the text does
+/// not have to be parsed.
 fn escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {

@@ -33,7 +33,7 @@ impl CniContext<'_> {
     /// Finds the virtual machine whose address a pod had, even if the pod is gone.
     ///
     /// # Errors
-    /// The same errors as [`vm_of_add`](Self::vm_of_add), except for a pod that is gone.
+    /// Returns the same errors as [`vm_of_add`](Self::vm_of_add), except for a pod that is gone.
     pub(crate) fn vm_of_del(&mut self, identity: &ContainerIdentity) -> Result<Option<VmPod>> {
         Ok(match self.launcher(identity)? {
             Launcher::Ordinary | Launcher::Gone(None) => None,
@@ -52,7 +52,7 @@ impl CniContext<'_> {
         match &identity.pod {
             Some((namespace, pod)) if self.may_be_vms(identity) => {
                 let begun = Instant::now();
-                // The other half of the time is reserved for the store.
+                // Half of the time is reserved for the store.
                 let launcher = self.kubernetes.launcher(namespace, pod, self.store.patience / 2);
                 self.shorten_timeout(begun.elapsed());
                 launcher
@@ -61,7 +61,7 @@ impl CniContext<'_> {
         }
     }
 
-    /// Subtracts the time that the Kubernetes requests took from the store's time limit.
+    /// Subtracts, from the store's time limit, the time that requests to the Kubernetes API took.
     pub(crate) fn shorten_timeout(&mut self, spent: Duration) {
         self.store.patience = self.store.patience.saturating_sub(spent);
     }

@@ -160,7 +160,7 @@ impl ProbeRun<'_> {
         self.at.with_time_left(self.begun)
     }
 
-    /// Returns the addresses that the attachment had before the ADD. The container itself may answer for these
+    /// Returns the addresses that the attachment had before the ADD. The container itself may answer for its earlier
     /// addresses. Returns `None` if the addresses are unknown.
     fn held(&self) -> Option<Vec<IpAddr>> {
         if self.at.location.path().is_some_and(|path| !path.exists()) {

@@ -147,8 +147,8 @@ pub(crate) fn is_whereabouts(conf: &WhereaboutsConf) -> bool {
     has_elements(conf.ip_ranges.as_ref()) || is_given(conf.range.as_ref())
 }
 
-/// Returns the first whereabouts key of a configuration that does not define its addresses with whereabouts' keys. Such
-/// a key has no effect.
+/// Returns the first whereabouts key of a configuration that does not define its addresses with whereabouts' keys. A
+/// whereabouts key has no effect in a configuration that has no ranges of whereabouts.
 pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> {
     let keys = [
         ("range", conf.range.is_some()),

@@ -244,10 +244,10 @@ impl<'a> CniContext<'a> {
     }
 
     /// Carries out DEL. The container's addresses are released even if the container's network namespace looks like the
-    /// plugin's own namespace, and the error is returned afterwards. The process id in such a path may belong to a
-    /// process of the host by now. Without the release, the addresses would stay assigned however often the runtime
-    /// repeats DEL. The container's own addresses are also released if the Kubernetes API cannot tell whether the pod
-    /// runs a virtual machine.
+    /// plugin's own namespace, and the error is returned afterwards. The process id in the path of a network namespace
+    /// may belong to a process of the host by now. If DEL did not release the addresses, they would stay assigned
+    /// however often the runtime repeats DEL. The container's own addresses are also released if the Kubernetes API
+    /// cannot tell whether the pod runs a virtual machine.
     fn del(&mut self, allocator: &dyn Allocator) -> Result<()> {
         let own_netns = self.is_own_netns();
         let (_, identity) = self.identify()?;
@@ -379,7 +379,7 @@ fn check_counts(version: &str, wanted: &RequestedAddresses) -> Result<()> {
 }
 
 /// Converts an error about the choice of the store. On a Calico network, the error has Calico's exact message if Calico
-/// has such an error.
+/// reports the same error.
 fn store_error(error: &ConfigError, rules: NetworkRules, drivers: &Drivers) -> CniError {
     match rules {
         NetworkRules::Calico if *error == ConfigError::Kubernetes => {

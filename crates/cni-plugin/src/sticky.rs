@@ -33,9 +33,9 @@ pub(crate) fn check(conf: &NetConf) -> Result<()> {
     conf.ipam.sticky.as_ref().map_or(Ok(()), |value| read(value).map(drop))
 }
 
-/// Returns the sticky name of this container; returns `None` when sticky addresses are off or the container has no such
-/// label, annotation or pod. If the network configuration has no such label or annotation, the pod is read from the
-/// configured Kubernetes API, within `patience`.
+/// Returns the sticky name of this container; returns `None` when sticky addresses are off or the container lacks the
+/// configured label, annotation or pod name. A label or annotation that the network configuration does not contain is
+/// read from the pod in the Kubernetes API, if an API is configured, within `patience`.
 ///
 /// # Errors
 /// CNI error code 7 for an invalid setting, and any error of the Kubernetes API.

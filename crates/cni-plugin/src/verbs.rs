@@ -134,8 +134,8 @@ const ATTACHMENT_MEMBERS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/att
 /// Returns the valid attachments that the runtime lists: pairs of container id and interface.
 ///
 /// # Errors
-/// CNI error code 7 if the list is missing, or an element is not an attachment. In these cases GC must not release any
-/// address.
+/// CNI error code 7 if the list is missing, or an element is not an attachment. Without a valid list, GC must not
+/// release any address.
 pub(crate) fn valid_attachments(json: &GoJson) -> Result<BTreeSet<(String, String)>> {
     let member =
         ATTACHMENT_MEMBERS.into_iter().find(|name| json.member(name).is_some()).unwrap_or(ATTACHMENT_MEMBERS[0]);

@@ -129,7 +129,7 @@ impl ApiRoute {
         Ok(Some(way))
     }
 
-    /// True if a proxy forwards plain HTTP requests. Such requests must contain the server's full URL.
+    /// True if a proxy forwards plain HTTP requests. Forwarded requests must contain the server's full URL.
     pub(super) fn is_read_by_proxy(&self) -> bool {
         self.proxy.is_some() && !self.address.is_https
     }

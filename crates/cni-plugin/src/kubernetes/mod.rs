@@ -1,7 +1,7 @@
 //! Sends requests to the Kubernetes API for the labels of namespaces, which may choose pools, for the virtual machines
 //! that pods run, and for the facts about a pod's endpoint.
 //!
-//! Errors about virtual machines have Calico's exact messages where Calico has such an error.
+//! Errors about virtual machines have Calico's exact messages where Calico reports the same error.
 
 mod api;
 mod dial;
@@ -45,8 +45,8 @@ const NO_CONFIGURATION: &str =
 
 /// The configured address of the Kubernetes API and the login for it. The files that the settings name are read later.
 ///
-/// A value that is set here overrides the kubeconfig's value, as in Calico's plugin. Without a kubeconfig and an API
-/// root, the API of the cluster in which this process runs is used. The `Debug` output shows no secrets.
+/// A value that is set in this structure overrides the kubeconfig's value, as in Calico's plugin. Without a kubeconfig
+/// and an API root, the API of the cluster in which this process runs is used. The `Debug` output shows no secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Kubernetes {
     /// The path of the kubeconfig, from `kubernetes.kubeconfig`.
@@ -132,7 +132,7 @@ impl Kubernetes {
     /// Reads a pod, by one API request that takes at most `patience` and at most five seconds.
     ///
     /// # Errors
-    /// The same errors as [`KubeClient::pod`].
+    /// Returns the same errors as [`KubeClient::pod`].
     pub(crate) fn pod(&self, namespace: &str, pod: &str, patience: Duration) -> Result<KubePod> {
         let mut client = self.client()?;
         block_on(client.pod(namespace, pod, patience.min(API_TIMEOUT))).map_err(to_cni_error)?
@@ -219,7 +219,7 @@ pub(crate) struct KubeClient {
 }
 
 impl Kubernetes {
-    /// Returns a client for any number of API requests. This function reads files, but sends no request.
+    /// Returns a client for any number of API requests. Creating the client reads files, but sends no request.
     ///
     /// # Errors
     /// CNI error code 999, with Calico's messages if the API is not configured or the kubeconfig is missing.
@@ -251,7 +251,7 @@ impl KubeClient {
     /// Reads a pod from the Kubernetes API.
     ///
     /// # Errors
-    /// The same errors as [`namespace`](Self::namespace).
+    /// Returns the same errors as [`namespace`](Self::namespace).
     pub(crate) async fn pod(&mut self, namespace: &str, name: &str, left: Duration) -> Result<KubePod> {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
         self.object("pods", &[name, namespace], &path, left, KubePod::from_json).await
@@ -260,7 +260,7 @@ impl KubeClient {
     /// Reads the pod ranges of a node (`spec.podCIDRs`).
     ///
     /// # Errors
-    /// The same errors as [`namespace`](Self::namespace).
+    /// Returns the same errors as [`namespace`](Self::namespace).
     pub(crate) async fn node_pod_cidrs(&mut self, name: &str, left: Duration) -> Result<Vec<String>> {
         self.object("nodes", &[name], &format!("/api/v1/nodes/{name}"), left, pod_cidrs).await
     }
@@ -269,7 +269,7 @@ impl KubeClient {
     /// seconds.
     ///
     /// # Errors
-    /// The same errors as [`namespace`](Self::namespace).
+    /// Returns the same errors as [`namespace`](Self::namespace).
     pub(crate) async fn version(&mut self, left: Duration) -> Result<()> {
         let is_object = |body: &[u8]| matches!(body.trim_ascii_start().first(), Some(b'{')).then_some(());
         self.object("version", &[], "/version?timeout=2s", left, is_object).await

@@ -120,7 +120,7 @@ impl PodFacts {
         Ok(facts)
     }
 
-    /// Returns the facts for a pod that is not read from the Kubernetes API. The only profile of such a pod is the
+    /// Returns the facts for a pod that is not read from the Kubernetes API. The only profile of an unread pod is the
     /// network's profile.
     pub(crate) fn of_network(network: &str) -> Self {
         Self { profiles: vec![network.to_owned()], ..Self::default() }
@@ -162,7 +162,8 @@ impl PodFacts {
     /// notation. As in Calico, the last of several addresses of one family counts.
     ///
     /// # Errors
-    /// CNI error code 999 if the pod has no address of a floating address's family. Calico panics in this case.
+    /// CNI error code 999 if the pod has no address of a floating address's family. For such an annotation, Calico
+    /// itself panics.
     pub(crate) fn nats(&self, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, String)>> {
         let pair = |floating: &String| {
             let (is_v6, family) = if floating.contains(':') { (true, "IPv6") } else { (false, "IPv4") };

@@ -187,7 +187,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     /// Stores an endpoint document unchanged.
     ///
     /// # Errors
-    /// The same errors as [`store`](Self::store).
+    /// Returns the same errors as [`store`](Self::store).
     fn store_document(&mut self, endpoint: &WorkloadEndpoint, replaced: Option<Revision>) -> Result<()> {
         let orchestrator = self.setup.workload.orchestrator;
         let stored = self.session.run(self.pending.store(endpoint, replaced, orchestrator));

@@ -185,7 +185,7 @@ fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
 /// Time limit of the datastore's answer to the option `-t`.
 const DATASTORE_TEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Tests the datastore of a configuration. The function prints nothing if the datastore answers.
+/// Tests the datastore of a configuration. If the datastore answers, the test prints nothing.
 ///
 /// # Errors
 /// CNI error code 100, with the cause in the details.

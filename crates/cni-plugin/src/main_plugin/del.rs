@@ -57,7 +57,7 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
             tracing::warn!(%error, "there is no endpoint");
             let unwired = unwire(setup, None);
             let released = match setup.ipam_plugin() {
-                // The other IPAM plugin keeps its own records.
+                // An IPAM plugin that is another program keeps its own records.
                 Ok(plugin) if plugin.is_other() => setup.call_later(&plugin, CniVerb::Del, &DaemonAllocator::default()),
                 _ => Ok(()),
             };

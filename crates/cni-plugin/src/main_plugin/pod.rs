@@ -182,7 +182,7 @@ fn assign(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, wanted: &PodReque
 }
 
 /// Releases the addresses of the pod's stored endpoint that the endpoint's sandbox still holds. The wanted addresses
-/// may be held by such an earlier sandbox.
+/// may be among the addresses that an earlier sandbox of the pod holds.
 fn release_found(add: &mut AddOperation<'_, '_>) -> Result<()> {
     let Some((found, _)) = add.found.clone() else { return Ok(()) };
     let handle = handle_id(&add.setup.conf.net.name, found.container());

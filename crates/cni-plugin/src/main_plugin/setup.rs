@@ -187,7 +187,7 @@ impl<'a> MainContext<'a> {
     /// Checks that the datastore is ready for plugins. The check reads no endpoints.
     ///
     /// # Errors
-    /// The same errors as [`begin`](Self::begin).
+    /// Returns the same errors as [`begin`](Self::begin).
     pub(super) fn check_ready(&self, session: &Session) -> Result<()> {
         let nothing =
             EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: PoolsToRead::Skipped };

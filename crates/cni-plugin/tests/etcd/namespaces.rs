@@ -1,5 +1,5 @@
-//! Tests of pools that are chosen by the labels of a namespace. Such a pool costs one request to the Kubernetes API,
-//! and only if a pool has a selector.
+//! Tests of pools that are chosen by the labels of a namespace. Choosing a pool by labels costs one request to the
+//! Kubernetes API, and only where a pool has a selector.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;

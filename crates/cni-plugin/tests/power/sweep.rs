@@ -1,7 +1,7 @@
 //! Kills a plugin call at each disk operation in turn, lets the next call succeed, and then cuts the power.
 //!
 //! The killed process leaves changes that the next process sees, but that are not durable. The next process must make
-//! these changes durable before relying on them.
+//! the killed process's changes durable before relying on them.
 
 use std::thread;
 use std::time::Duration;

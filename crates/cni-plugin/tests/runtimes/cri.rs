@@ -30,7 +30,7 @@ restrict_oom_score_adj = true
 snapshotter = "native"
 "#;
 
-/// Builds the image of a pod's first process. This process serves a page instead of sleeping like Kubernetes' own.
+/// Builds the image of a pod's first process. The first process serves a page instead of sleeping like Kubernetes' own.
 const IMAGE: &str = r#"
 set -eu
 mkdir /var/lib/pause

@@ -58,8 +58,8 @@ fn trials<'a>(tests: &'a [Test], ignored: Option<&'a str>) -> impl Iterator<Item
     )
 }
 
-/// Returns why this host cannot run containers at all. A missing package is not such a reason: without the package, the
-/// tests fail.
+/// Returns why this host cannot run containers at all. A missing package does not count as a reason: without the
+/// package, the tests fail.
 fn cannot_here() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("containers with networks need root".to_owned());

@@ -138,8 +138,8 @@ pub(crate) fn containers_keep_their_addresses_over_a_reboot(engine: Engine) {
     after.nothing_is_left();
 }
 
-/// Checks and releases an address from an earlier boot whose container is not restarted. No runtime sends DEL for such
-/// an address.
+/// Checks and releases an address from an earlier boot whose container is not restarted. No runtime sends DEL for an
+/// address whose container is not restarted.
 fn what_an_earlier_boot_left(boot: &Boot<'_>, address: &str, earlier: &str) {
     assert_eq!(boot.boot_of(address), earlier);
     boot.run(&["margay", "ipam", "release", "--ip", address]);

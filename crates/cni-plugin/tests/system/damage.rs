@@ -129,8 +129,8 @@ fn presence(store: &Path) -> BTreeMap<&'static str, bool> {
 
 /// Runs the plugin calls of one round, and checks their outcomes.
 fn round(base: &Base, copy: &Path, random: &mut Random) {
-    // If the configuration defines the pool, the plugin may create a missing store. In this case, it is even more
-    // important that the plugin detects a lost store.
+    // If the configuration defines the pool, the plugin may create a missing store. Because a missing store may be
+    // created, the plugin must reliably detect a lost store.
     let ipam = if random.once_in(2) { json!({ "subnet": SUBNET }) } else { json!({ "ipv4_pools": [SUBNET] }) };
     let conf = embedded_conf(base.lab.engine, copy, "bridge", ipam);
     let containers: Vec<_> = base.held.keys().collect();

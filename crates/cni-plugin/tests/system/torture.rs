@@ -254,8 +254,8 @@ fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Sh
     shared
 }
 
-/// Runs sixteen concurrent first ADDs on a store that does not exist yet. Half of these ADDs are killed some time after
-/// their start and repeated.
+/// Runs sixteen concurrent first ADDs on a store that does not exist yet. Half of the first ADDs are killed some time
+/// after their start and repeated.
 fn first_adds(engine: Engine, round: u64) {
     let lab = Lab::new(engine);
     let shared = Shared::default();

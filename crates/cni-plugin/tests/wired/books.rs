@@ -64,7 +64,7 @@ pub(crate) fn stop_all() {
 pub(crate) struct Books {
     location: Location,
     runtime: Runtime,
-    /// The open store of a cluster. Several processes may have such a store open.
+    /// The open store of a cluster. Several processes may have a cluster's store open.
     open: Option<OpenStore>,
 }
 

@@ -68,7 +68,7 @@ const STAGES: [(&str, Kind, Mode); 4] = [
     ("redb/in_process", Kind::Redb, Mode::InProcess),
 ];
 
-/// Cases that wait most of their time. These cases start first, so the other cases run during the waits.
+/// Cases that wait most of their time. Slow cases start first, so the other cases run during the waits.
 const SLOW: [&str; 3] = ["readiness-gates", "datastore", "pod-policy-wait"];
 /// Number of threads that run cases. The number exceeds the usual number of processors, since some cases wait for a
 /// long time.
@@ -126,8 +126,8 @@ pub(crate) fn said(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// Returns why this host cannot run the tests at all. A missing package is not such a reason: without the package, the
-/// tests fail.
+/// Returns why this host cannot run the tests at all. A missing package does not count as a reason: without the
+/// package, the tests fail.
 fn cannot_here() -> Option<String> {
     if !geteuid().is_root() {
         return Some("networks of their own need root".to_owned());

@@ -8,8 +8,8 @@ use serde_json::Value;
 /// A placeholder in exceptions for any value, or for the rest of a text.
 pub(crate) const ANY: &str = "<any>";
 
-/// The beginnings of error messages of Go's JSON parser. Of a recorded text, only the part before such a message is
-/// compared.
+/// The beginnings of error messages of Go's JSON parser. Of a recorded text, only the part before a message of Go's
+/// parser is compared.
 const OF_GOS_PARSER: [&str; 3] = ["invalid character '", "unexpected end of JSON input", "json: cannot unmarshal "];
 
 /// The texts of numbered placeholders. Within a case, each placeholder stands for one text, and no two placeholders

@@ -57,7 +57,7 @@ impl Stage {
         if kind != Kind::Etcd {
             // An embedded store needs neither ClusterInformation nor Nodes.
             start.retain(|key, _| !key.contains("/clusterinformations/") && !key.contains("/nodes/"));
-            // The recorded host had no Felix, so nothing was masqueraded; without this change, the plugin would
+            // The recorded host had no Felix, so nothing was masqueraded; with `natOutgoing`, the plugin would
             // masquerade on an embedded store.
             let pools = start.iter_mut().filter(|(key, _)| key.contains("/ippools/"));
             pools.for_each(|(_, pool)| pool["spec"]["natOutgoing"] = json!(false));

@@ -133,7 +133,7 @@ impl<'a> Host<'a> {
     }
 
     /// Waits until the etcd member that was stopped has forwarded all requests that it received, and has applied all
-    /// commits. The next write through the member comes after these requests.
+    /// commits. The next write through the member comes after all earlier requests.
     pub(super) fn until_all_has_landed(&self) {
         until_nobody_is_connected(self.stopped());
         let until = Instant::now() + WAIT;

@@ -87,8 +87,8 @@ pub(super) struct Plan {
     pub(super) fate: Fate,
     pub(super) next: Next,
     pub(super) when: When,
-    /// True if the node releases its blocks while etcd is stopped. Only the other members of a cluster can process such
-    /// a release.
+    /// True if the node releases its blocks while etcd is stopped. Only the other members of a cluster can process a
+    /// release while one member is stopped.
     pub(super) gives_back: bool,
 }
 
