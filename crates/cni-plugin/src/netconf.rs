@@ -97,8 +97,8 @@ pub(crate) struct WhereaboutsConf {
 /// configuration.
 ///
 /// # Errors
-/// CNI error code 6 if the text is not a JSON object or the name is not a string. Code 7 if the name is missing or
-/// invalid.
+/// CNI error code 6 if the text is not a JSON object or the name is not a string. CNI error code 7 if the name is
+/// missing or invalid.
 pub(crate) fn check_name(text: &[u8]) -> Result<GoJson> {
     let decode = |reason: String| CniError::new(Code::Decode, format!("error unmarshall network config: {reason}"));
     let conf = GoJson::parse(text).map_err(decode)?;

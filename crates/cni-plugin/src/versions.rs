@@ -36,8 +36,8 @@ fn configured(conf: &GoJson) -> Result<&str> {
 /// Returns the configuration's CNI version, after checking that the version allows the verb of the call.
 ///
 /// # Errors
-/// CNI error code 1 for a version that is not supported or does not allow the verb. Code 4 for an unknown verb. Any
-/// error of [`configured`].
+/// CNI error code 1 for a version that is not supported or does not allow the verb. CNI error code 4 for an unknown
+/// verb. Any error of [`configured`].
 pub(crate) fn of_call<'c>(call: &CniCall, conf: &'c GoJson) -> Result<&'c str> {
     let since = match call.verb {
         CniVerb::Add | CniVerb::Del => None,
@@ -69,7 +69,7 @@ fn check_supported(version: &str) -> Result<()> {
 /// version.
 ///
 /// # Errors
-/// CNI error code 1 for a refused verb or version. Code 6 for a malformed version.
+/// CNI error code 1 for a refused verb or version. CNI error code 6 for a malformed version.
 fn check_verb(verb: &str, since: &str, version: &str) -> Result<()> {
     let refused =
         |whose: &str| Err(CniError::new(Code::IncompatibleVersion, format!("{whose} version does not allow {verb}")));

@@ -343,7 +343,8 @@ fn check_file(path: &Path, file: &File, why: &str) -> io::Result<Result<(), ApiP
     })
 }
 
-/// A problem with the Kubernetes API or its configuration, and advice about the problem. The texts contain no secrets.
+/// A problem with the Kubernetes API or its configuration, and advice about the problem. The problem's texts contain no
+/// secrets.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ApiProblem {
     pub(super) code: Code,

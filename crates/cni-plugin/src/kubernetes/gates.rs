@@ -27,8 +27,8 @@ struct GatePace {
 /// of the answer is ignored. Each gate has 30 seconds to open, and `left` limits the total time of all gates.
 ///
 /// # Errors
-/// CNI error code 999 with Calico's message for a gate that is not a URL or did not open in its 30 seconds. Code 11 if
-/// the time `left` was over first.
+/// CNI error code 999 with Calico's message for a gate that is not a URL or did not open in its 30 seconds. CNI error
+/// code 11 if the time `left` was over first.
 pub(crate) async fn wait(urls: &[String], left: Duration) -> Result<()> {
     wait_at(urls, left, GATE_PACE).await
 }

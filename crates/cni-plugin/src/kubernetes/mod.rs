@@ -241,8 +241,8 @@ impl KubeClient {
     /// Reads a namespace from the Kubernetes API.
     ///
     /// # Errors
-    /// CNI error code 999 with the messages of Kubernetes's own client. Code 11 if the API does not answer in time,
-    /// cannot be reached, or is temporarily unable to answer.
+    /// CNI error code 999 with the messages of Kubernetes's own client. CNI error code 11 if the API does not answer in
+    /// time, cannot be reached, or is temporarily unable to answer.
     pub(crate) async fn namespace(&mut self, name: &str, left: Duration) -> Result<KubeNamespace> {
         let path = format!("/api/v1/namespaces/{name}");
         self.object("namespaces", &[name], &path, left, |body| KubeNamespace::from_json(name, body)).await

@@ -162,8 +162,8 @@ impl PodFacts {
     /// notation. As in Calico, the last of several addresses of one family counts.
     ///
     /// # Errors
-    /// CNI error code 999 if the pod has no address of a floating address's family. For such an annotation, Calico
-    /// itself panics.
+    /// CNI error code 999 if the pod has no address of a floating address's family. Calico itself panics for a floating
+    /// address of a missing family.
     pub(crate) fn nats(&self, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, String)>> {
         let pair = |floating: &String| {
             let (is_v6, family) = if floating.contains(':') { (true, "IPv6") } else { (false, "IPv4") };

@@ -93,8 +93,8 @@ fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     error
 }
 
-/// Releases the container's address and deletes its endpoint. If the IPAM plugin is this program, both happen in one
-/// commit.
+/// Releases the container's address and deletes its endpoint. If the IPAM plugin is this program, the release and the
+/// deletion happen in one commit.
 fn release(setup: &MainContext<'_>, session: Arc<Session>, endpoint: &EndpointToDelete) -> Result<()> {
     let plugin = setup.ipam_plugin();
     let released = match &plugin {

@@ -331,8 +331,8 @@ fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
     (labels, namespace)
 }
 
-/// Cleans a label by Calico's rules. A slash becomes a dot. A run of other invalid characters becomes one dash. A run
-/// of dots and dashes with at least one dot becomes one dot. Dots and dashes at both ends are removed.
+/// Cleans a label by Calico's rules. A slash in a label becomes a dot. A run of other invalid characters becomes one
+/// dash. A run of dots and dashes with at least one dot becomes one dot. Dots and dashes at both ends are removed.
 fn clean_label(text: &str) -> String {
     let mut dashed = String::new();
     for c in text.chars() {

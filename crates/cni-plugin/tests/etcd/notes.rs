@@ -16,8 +16,8 @@ const BEFORE: &str = "notes-before";
 const AGAIN: &str = "an earlier assignment broke off; sending it again";
 const SOON: Duration = Duration::from_secs(20);
 
-/// Kills an ADD after it has sent its commit to a cluster whose address is unreachable afterwards. Returns the store's
-/// address.
+/// Kills an ADD after it has sent its commit to a cluster whose address is unreachable afterwards. Returns the address
+/// of the unreachable store.
 fn broken_off(lab: &Lab, container: &str) -> String {
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let store = format!("etcd://{}", proxy.address());

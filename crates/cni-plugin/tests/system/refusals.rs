@@ -74,7 +74,7 @@ fn store_belongs_to_another_user() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, SUBNET);
         let held = lab.add("c1").ok().address();
-        // The other user needs access to the program and the folder, but not to the store.
+        // The user that runs the plugin needs access to the program and the folder, but not to the store.
         let program_copy = lab.root.path().join("plugin");
         copy_program(plugin(), &program_copy);
         fs::set_permissions(&program_copy, Permissions::from_mode(0o755)).unwrap();

@@ -1,4 +1,4 @@
-//! Tests of the replay tests: these tests must accept the recorded outcome, and report any other outcome.
+//! Tests of the replay tests: the replay tests must accept the recorded outcome, and report any other outcome.
 
 use std::fs;
 use std::panic::AssertUnwindSafe;

@@ -10,8 +10,8 @@ use serde_json::Value;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Renamed {
     blocks: Vec<(IpNet, IpNet)>,
-    /// Addresses whose ordinal in the block differs from the recording. Calico's ADD uses up an address even if it
-    /// fails early; Margay's ADD does not.
+    /// Addresses whose ordinal in the block differs from the recording. Unlike Margay's ADD, Calico's ADD uses up an
+    /// address even if it fails early.
     addresses: Vec<(IpAddr, IpAddr)>,
 }
 

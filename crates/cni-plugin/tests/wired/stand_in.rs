@@ -1,5 +1,5 @@
 //! A stand-in for the plugin that does the recorded work with the commands `ip` and `sysctl`. The replay tests are
-//! tested with the stand-in: they must accept its work.
+//! tested with the stand-in: the replay tests must accept the stand-in's work.
 
 use std::collections::BTreeMap;
 use std::fs;
