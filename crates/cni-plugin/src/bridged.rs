@@ -1,5 +1,5 @@
-//! The kind of a network, and the settings of secondary networks: mask, gateway and routes, the weights of pools, and
-//! the pools that the configuration defines with the keys of host-local or whereabouts.
+//! Kinds of networks, and the settings of secondary networks: mask, gateway and routes, the weights of pools, and the
+//! pools that the network configuration defines with the keys of host-local or whereabouts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -23,10 +23,10 @@ use crate::ranges::{
 /// The kind of network that addresses are assigned for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
-    /// A routed network with Calico's rules and errors.
+    /// A routed network with Calico's rules and error messages.
     Calico,
-    /// A secondary network: IP subnets on a wire. The network, broadcast and gateway addresses of its pools are never
-    /// assigned to a container.
+    /// A secondary network, whose IP subnets are layer-2 segments. The network, broadcast and gateway addresses of a
+    /// secondary network's pools are never assigned to a container.
     Bridged(BridgedNetwork),
 }
 
@@ -35,18 +35,19 @@ pub(crate) enum Network {
 pub(crate) struct BridgedNetwork {
     pub(crate) gateway_v4: Gateway,
     pub(crate) gateway_v6: Gateway,
-    /// The gateways of a family with several pools. Each is the gateway of the pool that contains it, and takes
-    /// precedence over the pool's own gateway.
+    /// The gateways for a family with several pools. Each gateway applies to the pool that contains its address, and
+    /// takes precedence over the pool's own gateway.
     pub(crate) gateways: Vec<IpAddr>,
-    /// The pools that the configuration defines with the keys of host-local or whereabouts. If there are any, the
-    /// request names no other pools, and a missing store or pool is created.
+    /// The pools that the network configuration defines with the keys of host-local or whereabouts. If the
+    /// configuration defines pools, the request names no other pools, and a missing store or pool is created.
     pub(crate) own_pools: Vec<OwnPool>,
-    /// The weight of each pool, by its name or subnet; 1 by default.
+    /// The weight of each pool, by the pool's name or subnet. A pool without an entry has the weight 1.
     pub(crate) weights: BTreeMap<String, u32>,
 }
 
 impl BridgedNetwork {
-    /// Returns the number of the set of ranges that contains an address; `usize::MAX` without one.
+    /// Returns the number of the set of ranges that contains an address, or `usize::MAX` if no set contains the
+    /// address.
     pub(crate) fn set_of(&self, address: IpAddr) -> usize {
         let by_range = self.own_pools.iter().find(|pool| pool.has(address));
         let pool = by_range.or_else(|| self.own_pools.iter().find(|pool| pool.subnet.contains(&address)));
@@ -57,21 +58,21 @@ impl BridgedNetwork {
 /// A pool that a network's configuration defines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnPool {
-    /// The base of a new pool's name; `None` for the network's name.
+    /// The base of a new pool's name. `None` means the network's name.
     pub(crate) name: Option<String>,
-    /// The subnet, without host bits. The longest prefix is /30 or /126.
+    /// The pool's subnet, without host bits. The longest allowed prefix is /30 for IPv4 and /126 for IPv6.
     pub(crate) subnet: IpNet,
-    /// The assignable addresses: first and last address of each range, in ascending order, without overlap, inside the
-    /// subnet. Empty means the whole subnet.
+    /// The pool's assignable addresses: the first and last address of each range, in ascending order, without overlap,
+    /// inside the subnet. An empty list means the whole subnet.
     pub(crate) ranges: Vec<(IpAddr, IpAddr)>,
-    /// The number of the pool's set of ranges: an attachment gets one address of each set.
+    /// The number of the pool's set of ranges. An attachment gets one address from each set.
     pub(crate) set: usize,
-    /// The pool's index among the pools of its family.
+    /// The index of this pool among the pools of its address family.
     pub(crate) number: usize,
-    /// True for `"subnet": "auto"`: the pool is found by its name, and a new pool gets a free network of the size of
-    /// `subnet`.
+    /// True for `"subnet": "auto"`. An automatic pool is found by its name, and a new pool gets a free network of the
+    /// size of `subnet`.
     pub(crate) is_auto: bool,
-    /// The gateway in the settings of the ranges.
+    /// The gateway that the configured ranges of this pool name.
     pub(crate) gateway: Option<IpAddr>,
 }
 
@@ -95,15 +96,16 @@ impl OwnPool {
     }
 }
 
-/// Returns the definitions of a configuration's pools. Pools are named after the network. IPv6 pools have a suffix, so
-/// that a network may get a second family later. Further pools of a family are numbered.
+/// Returns the definitions of a configuration's pools. Pools are named after the network. The names of IPv6 pools have
+/// a suffix, because a network may get a second address family later. The names of further pools of one family are
+/// numbered.
 pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
     let used = if pools.iter().any(|pool| pool.is_auto) { used_here() } else { Vec::new() };
     let definition = |pool: &OwnPool| {
         let network = pool.name.as_deref().unwrap_or(network);
         let mut name = pool_name(network);
-        // Several network names may map to one pool name. An automatic subnet does not tell these networks apart, so a
-        // checksum does.
+        // Several network names may map to one pool name. An automatic subnet does not tell networks with the same pool
+        // name apart, so the pool name ends with a checksum.
         if pool.is_auto && name != network {
             name += &format!("-{:08x}", start_of(network));
         }
@@ -119,7 +121,7 @@ pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinitio
     pools.iter().map(definition).collect()
 }
 
-/// Lists the networks that this machine uses. A new pool with an automatic subnet avoids them.
+/// Lists the networks that this machine uses. A new pool with an automatic subnet avoids these networks.
 fn used_here() -> Vec<IpNet> {
     let mut used = host::routes().unwrap_or_else(|error| {
         tracing::warn!(%error, "the routes of this machine could not be read: a new subnet may overlap with one of them");
@@ -129,16 +131,16 @@ fn used_here() -> Vec<IpNet> {
     used
 }
 
-/// Converts a network's name to a pool's name, which allows fewer characters.
+/// Converts a network's name to a pool's name. Pool names allow fewer characters than network names.
 fn pool_name(network: &str) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     network.chars().map(letter).collect::<String>().trim_matches('-').to_owned()
 }
 
-/// The mask of the addresses in a result.
+/// The network mask of the addresses in a CNI result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PrefixMask {
-    /// The mask of the whole pool, which is one wire.
+    /// The mask of the whole pool, whose addresses share one layer-2 segment.
     #[default]
     Pool,
     Block,
@@ -153,10 +155,10 @@ pub(crate) struct BridgedSettings {
     pub(crate) probe: Option<Probe>,
 }
 
-/// Refuses the keys that have no meaning on a network of Calico's own plugin.
+/// Refuses the keys of secondary networks in the configuration of a Calico network.
 ///
 /// # Errors
-/// Code 7 for a key of secondary networks.
+/// CNI error code 7 for a key of secondary networks.
 pub(crate) fn refuse_on_calico(conf: &NetConf) -> Result<()> {
     let IpamConf { mask, gateway, routes, weights, probe, .. } = &conf.ipam;
     let keys = [("mask", mask), ("gateway", gateway), ("routes", routes), ("weights", weights), ("probe", probe)];
@@ -168,16 +170,16 @@ pub(crate) fn refuse_on_calico(conf: &NetConf) -> Result<()> {
 }
 
 impl BridgedSettings {
-    /// Reads and checks the settings of a secondary network.
+    /// Reads the settings of a secondary network from its configuration, and checks these settings.
     ///
     /// # Errors
-    /// Code 7 for an invalid setting.
+    /// CNI error code 7 for an invalid setting.
     pub(crate) fn from_conf(conf: &NetConf) -> Result<Self> {
         let own_pools = own_pools(conf)?;
         let weights = read_weights(conf, &own_pools)?;
         let has_gateway = conf.plugin == "ptp"
             || (conf.plugin == "bridge" && (conf.is_gateway || conf.is_default_gateway))
-            // host-local always names a gateway, and whereabouts only a configured one.
+            // host-local always returns a gateway, but whereabouts returns only a configured gateway.
             || (!own_pools.is_empty() && !ranges::is_whereabouts(&conf.ipam.whereabouts));
         let default = if has_gateway { Gateway::First } else { Gateway::Recorded };
         let mut network =
@@ -188,7 +190,7 @@ impl BridgedSettings {
     }
 }
 
-/// Returns the kind of a network by its settings, which a Calico network does not have.
+/// Returns the kind of a network. A network without settings for secondary networks is a Calico network.
 pub(crate) fn network_of(settings: Option<&BridgedSettings>) -> Network {
     settings.map_or(Network::Calico, |settings| Network::Bridged(settings.network.clone()))
 }
@@ -205,7 +207,7 @@ fn read_mask(value: Option<&GoJson>) -> Result<PrefixMask> {
     }
 }
 
-/// Sets the gateways of `ipam.gateway`, which override the gateways of the ranges.
+/// Applies the gateways in `ipam.gateway`, which override the gateways of the ranges.
 fn set_gateways(conf: &NetConf, network: &mut BridgedNetwork) -> Result<()> {
     let Some(given) = read_gateway(conf.ipam.gateway.as_ref())? else {
         (network.gateway_v4, network.gateway_v6) = (Gateway::First, Gateway::First);
@@ -238,7 +240,7 @@ fn set_gateways(conf: &NetConf, network: &mut BridgedNetwork) -> Result<()> {
                 let message = format!("ipam.gateway {address} is in no subnet of the network");
                 return Err(CniError::config(message).with_details(GATEWAY_OUTSIDE));
             }
-            // The gateway of all pools of its family, for example a link-local address.
+            // The configured address is the gateway of all pools of its family, for example a link-local address.
             Some(address) => *slot(network, *address) = Gateway::At(*address),
             None => network.gateways.extend(given),
         }
@@ -246,7 +248,8 @@ fn set_gateways(conf: &NetConf, network: &mut BridgedNetwork) -> Result<()> {
     Ok(())
 }
 
-/// Parses an address or a list of addresses; `None` for `"first"`. The empty text counts as absent, as for host-local.
+/// Parses a gateway address or a list of gateway addresses, and returns `None` for `"first"`. As in host-local, the
+/// empty text counts as absent.
 fn read_gateway(value: Option<&GoJson>) -> Result<Option<Vec<IpAddr>>> {
     let mut given = Vec::new();
     for element in value.map(GoJson::one_or_many).unwrap_or_default() {
@@ -259,8 +262,8 @@ fn read_gateway(value: Option<&GoJson>) -> Result<Option<Vec<IpAddr>>> {
     Ok(Some(given))
 }
 
-/// Reads the pools that the configuration defines. As in host-local, the runtime's ranges come first, then `subnet`
-/// with its keys, then `ranges`.
+/// Reads the pools that the network configuration defines. As in host-local, the runtime's ranges come first, then
+/// `subnet` with the keys beside it, then `ranges`.
 fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
     let ipam = &conf.ipam;
     let mut sets: Vec<Vec<AddressRange>> = Vec::new();
@@ -301,7 +304,7 @@ fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
     Ok(pools)
 }
 
-/// Returns the pools of `"subnet": "auto"`: a /24, and a /64 if IPv6 addresses are assigned, too.
+/// Returns the pools of `"subnet": "auto"`: a /24 pool for IPv4, and a /64 pool if IPv6 addresses are assigned as well.
 fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
     let v4 = conf.ipam.assign_ipv4.as_deref() != Some("false");
     let v6 = conf.ipam.assign_ipv6.as_deref() == Some("true");
@@ -311,8 +314,8 @@ fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
     of_v4.into_iter().chain(of_v6).enumerate().map(pool).collect()
 }
 
-/// Refuses keys that define no address. A template without values renders such keys, and the network must not take its
-/// addresses from an arbitrary pool instead.
+/// Refuses pool keys that define no address. A configuration template without values renders keys without an address,
+/// and the network must not take its addresses from an arbitrary pool instead.
 fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     if has_ranges || ranges::is_whereabouts(&ipam.whereabouts) {
         return Ok(());
@@ -324,8 +327,8 @@ fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     })
 }
 
-/// Returns the pools of a set of ranges, one for each subnet, in order of first use. An empty set has no pools.
-/// `others` are the pools of the previous sets.
+/// Returns the pools of a set of ranges: one pool for each subnet, in the order in which the ranges first use the
+/// subnets. An empty set has no pools. `others` are the pools of the previous sets.
 fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<Vec<OwnPool>> {
     let mut pools: Vec<OwnPool> = Vec::new();
     for AddressRange { subnet, first, last, gateway } in ranges {
@@ -355,7 +358,7 @@ fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<V
     Ok(pools)
 }
 
-/// A route in a result.
+/// A route in a CNI result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct ResultRoute {
     pub(crate) dst: IpNet,
@@ -365,7 +368,7 @@ pub(crate) struct ResultRoute {
     pub(crate) options: RouteOptions,
 }
 
-/// The members of a route other than its destination and gateway; printed since CNI 0.3.0.
+/// The fields of a route other than its destination and gateway. CNI results contain these fields since version 0.3.0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct RouteOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -386,10 +389,10 @@ impl ResultRoute {
     }
 }
 
-/// Parses the routes of `ipam.routes`.
+/// Parses the list of routes in `ipam.routes`.
 ///
 /// # Errors
-/// Code 7 for a value that is not a list of routes.
+/// CNI error code 7 if the value is not a list of routes.
 fn read_routes(value: Option<&GoJson>) -> Result<Vec<ResultRoute>> {
     match value {
         None => Ok(Vec::new()),
@@ -414,7 +417,7 @@ fn read_route(element: &GoJson) -> Result<ResultRoute> {
         Some(GoJson::Number(number)) if number.is_i64() => Ok(number.as_i64()),
         Some(_) => Err(CniError::config(format!("ipam.routes: {name} is not a whole number"))),
     };
-    // 0 means absent for these three, but is a valid table and scope.
+    // For these three fields, 0 means absent, although 0 is a valid routing table and a valid scope.
     let positive = |name: &str| number(name).map(|number| number.filter(|number| *number != 0));
     let options = RouteOptions {
         mtu: positive("mtu")?,
@@ -426,13 +429,13 @@ fn read_route(element: &GoJson) -> Result<ResultRoute> {
     Ok(ResultRoute { dst, gw, options })
 }
 
-/// The weight of each pool, by its entry in `ipv4_pools` or `ipv6_pools`, or by its subnet.
+/// The weight of each pool, by the pool's entry in `ipv4_pools` or `ipv6_pools`, or by its subnet.
 pub(crate) type PoolWeights = BTreeMap<String, u32>;
 
-/// Reads `ipam.weights`.
+/// Reads the weights of pools in `ipam.weights`.
 ///
 /// # Errors
-/// Code 7 for an invalid weight, and for a pool that the network does not have.
+/// CNI error code 7 for an invalid weight, and for a pool that the network does not have.
 fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<PoolWeights> {
     let wrong = || CniError::config("ipam.weights must be an object with a whole number for each pool");
     let members = match &conf.ipam.weights {
@@ -456,15 +459,15 @@ fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<PoolWeights> {
     members.iter().map(weight).collect()
 }
 
-/// Moves one of the pools to the front, the same pool each time for one container. Over many containers, each pool is
-/// first in proportion to its weight, which is 1 by default. The order of the other pools stays.
+/// Moves one of the pools to the front, always the same pool for one container. Over many containers, the share of each
+/// pool at the front is proportional to its weight, which is 1 by default. The other pools keep their order.
 pub(crate) fn choose_first<T>(weights: &PoolWeights, container: &str, pools: &mut [T], name: impl Fn(&T) -> String) {
     if weights.is_empty() {
         return;
     }
     let each: Vec<u64> =
         pools.iter().map(|pool| weights.get(&name(pool)).map_or(1, |weight| (*weight).into())).collect();
-    // Multiplicative hash: container ids that differ only in their last digit get distant numbers.
+    // A multiplicative hash gives distant numbers to container ids that differ only in their last digit.
     let number = start_of(container).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     let Some(mut place) = number.checked_rem(each.iter().sum()) else { return };
     for (index, weight) in each.into_iter().enumerate() {

@@ -1,6 +1,6 @@
-//! The client of an external data plane: a program that makes the interfaces of containers, called by gRPC.
+//! The client of an external data plane: a program that creates the interfaces of containers on requests over gRPC.
 //!
-//! The messages belong to the service `cni.CniDataplane` (proto3), with Calico's field numbers.
+//! The request and reply messages belong to the gRPC service `cni.CniDataplane` (proto3), with Calico's field numbers.
 
 use std::collections::BTreeMap;
 use std::future::{Ready, ready};
@@ -27,29 +27,29 @@ use tower::Service;
 use crate::gojson::{GoJson, printed, quoted, untyped};
 use crate::kubernetes::{ApiStream, HardwareAddress};
 
-/// Time limit of a call, as in Calico's plugin.
+/// Time limit of a gRPC call to the data plane, as in Calico's plugin.
 const CALL_TIMEOUT: Duration = Duration::from_secs(5);
 const SOCKET_ADVICE: &str =
     "dataplane_options.socket is the address of the program that makes this network's interfaces; check that it runs";
 
-/// The data plane of a network, which makes the interfaces of containers.
+/// The data plane of a network, which creates the interfaces of containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Dataplane {
-    /// The kernel's, through netlink.
+    /// The kernel's data plane, configured through netlink.
     Linux,
-    /// An external program's, through gRPC.
+    /// An external program that is called through gRPC.
     Grpc(GrpcDataplane),
 }
 
-/// The socket of an external data plane, and the options that the configuration passes to it.
+/// The socket of an external data plane, and the options that the network configuration passes to that data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GrpcDataplane {
     target: String,
-    /// The members of `dataplane_options` that are texts.
+    /// The fields of `dataplane_options` whose values are strings.
     options: BTreeMap<String, String>,
 }
 
-/// The interfaces that the external data plane has made.
+/// A container's interface that the external data plane has created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CreatedInterface {
     pub(crate) host_interface: String,
@@ -58,11 +58,11 @@ pub(crate) struct CreatedInterface {
 }
 
 impl Dataplane {
-    /// Reads `dataplane_options`; without them the data plane is the kernel's. Names of members are case-sensitive, as
-    /// in Calico.
+    /// Reads `dataplane_options`. Without these options, the kernel is the data plane. As in Calico, field names are
+    /// case-sensitive.
     ///
     /// # Errors
-    /// Calico's texts, code 999, for an unknown `type`, or a missing `socket`.
+    /// CNI error code 999 with Calico's message for an unknown `type` or a missing `socket`.
     pub(crate) fn choose(options: Option<&GoJson>) -> Result<Self> {
         let options = options.map_or(Value::Null, untyped);
         let kind = match options.get("type") {
@@ -82,11 +82,11 @@ impl Dataplane {
 }
 
 impl GrpcDataplane {
-    /// Requests the interface of a container, and fills in `dataplane_options` of the request. Takes at most five
-    /// seconds and the time that is left.
+    /// Requests the creation of a container's interface, and fills in `dataplane_options` of the request. The request
+    /// takes at most five seconds, and at most the remaining time `left`.
     ///
     /// # Errors
-    /// Calico's texts, code 999: the program cannot be reached, or refuses.
+    /// CNI error code 999 with Calico's message if the data plane cannot be reached or refuses the request.
     pub(crate) async fn add(&self, mut request: AddRequest, left: Duration) -> Result<CreatedInterface> {
         request.dataplane_options.clone_from(&self.options);
         let reply: AddReply = self.call("/cni.CniDataplane/Add", request, left).await?;
@@ -97,10 +97,11 @@ impl GrpcDataplane {
         Ok(CreatedInterface { host_interface: reply.host_interface_name, mac })
     }
 
-    /// Requests the removal of a container's interface. Takes at most five seconds and the time that is left.
+    /// Requests the removal of a container's interface. The request takes at most five seconds, and at most the
+    /// remaining time `left`.
     ///
     /// # Errors
-    /// As [`add`](Self::add).
+    /// Returns the same errors as [`add`](Self::add).
     pub(crate) async fn del(&self, interface: &str, netns: &str, left: Duration) -> Result<()> {
         let request = DelRequest {
             interface_name: interface.to_owned(),
@@ -121,7 +122,7 @@ impl GrpcDataplane {
         let mut request = Request::new(request);
         request.set_timeout(patience);
         let answer = timeout_at(deadline, self.ask(path, request)).await;
-        // The library checks the time, too, but its error has another text.
+        // The gRPC library enforces the time limit as well, but its error message differs from Go's.
         let late = || Status::deadline_exceeded("context deadline exceeded");
         let answer = answer.unwrap_or_else(|_| Err(late()));
         answer.map_err(|status| reported(&if Instant::now() < deadline { status } else { late() }))
@@ -134,7 +135,7 @@ impl GrpcDataplane {
     {
         let (authority, stream) = connect(&self.target).await?;
         let broken = |error: tonic::transport::Error| {
-            // Only the source of the error has the reason.
+            // Only the source of this error contains the reason.
             unavailable(&std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string))
         };
         let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(broken)?;
@@ -146,10 +147,11 @@ impl GrpcDataplane {
     }
 }
 
-/// Connects to a target in the notation of Go's gRPC. Also returns the server name for requests.
+/// Connects to a target in the notation of Go's gRPC. Returns the server name for requests together with the
+/// connection.
 async fn connect(target: &str) -> Result<(String, Box<dyn ApiStream>), Status> {
     let dialed = |network: &str, address: &str, error: &io::Error| {
-        // Go's text has no error number.
+        // Go's error message contains no error number.
         let reason = error.to_string().to_lowercase();
         let reason = reason.split(" (os error").next().unwrap_or_default();
         unavailable(&format!("dial {network} {address}: connect: {reason}"))
@@ -161,18 +163,18 @@ async fn connect(target: &str) -> Result<(String, Box<dyn ApiStream>), Status> {
     let address = ["dns:///", "passthrough:///", "dns:"].iter().find_map(|scheme| target.strip_prefix(scheme));
     let address = address.unwrap_or(target);
     let stream = TcpStream::connect(address).await.map_err(|error| dialed("tcp", address, &error))?;
-    // Do not delay packets: a request is one packet, and the client waits for its answer.
+    // Disable Nagle's algorithm: a request is one packet, and the client waits for the answer.
     let _ = stream.set_nodelay(true);
     Ok((address.to_owned(), Box::new(stream)))
 }
 
-/// Returns Go's error for an unreachable server.
+/// Returns the error that Go's gRPC client reports for an unreachable server.
 fn unavailable(reason: &str) -> Status {
     let reason = quoted(&format!("transport: Error while dialing: {reason}"));
     Status::unavailable(format!("connection error: desc = {reason}"))
 }
 
-/// Formats an error like Go's gRPC.
+/// Formats an error status like Go's gRPC client.
 fn reported(status: &Status) -> CniError {
     let code = match status.code() {
         Code::Cancelled => "Canceled".to_owned(),
@@ -185,7 +187,7 @@ fn refusal(message: &str) -> CniError {
     CniError::internal(format!("grpc dataplane error: {message}"))
 }
 
-/// A connector that returns a connection that is open already, once.
+/// A connector that returns an already open connection, but only once.
 struct OnceConnector(Option<Box<dyn ApiStream>>);
 
 impl Service<Uri> for OnceConnector {
@@ -215,12 +217,12 @@ pub(crate) struct AddRequest {
     pub(crate) settings: Option<ContainerSettings>,
     #[prost(message, repeated, tag = "5")]
     pub(crate) container_ips: Vec<IpConfig>,
-    /// The routes' destinations, in CIDR notation.
+    /// The destinations of the routes in the container, in CIDR notation.
     #[prost(string, repeated, tag = "6")]
     pub(crate) container_routes: Vec<String>,
     #[prost(message, optional, tag = "7")]
     pub(crate) workload: Option<WorkloadIds>,
-    /// The members of `dataplane_options` that are texts.
+    /// The fields of `dataplane_options` whose values are strings.
     #[prost(btree_map = "string, string", tag = "8")]
     pub(crate) dataplane_options: BTreeMap<String, String>,
 }
@@ -242,15 +244,15 @@ pub(crate) struct IpConfig {
 }
 
 impl IpConfig {
-    /// Takes the address with the prefix length that the IPAM plugin returned.
+    /// Converts an address, with the prefix length that the IPAM plugin returned.
     pub(crate) fn new(address: IpNet, gateway: Option<IpAddr>) -> Self {
-        // Go prints a missing address like this.
+        // Go prints a missing gateway address as `<nil>`.
         let gateway = gateway.map_or_else(|| "<nil>".to_owned(), |gateway| gateway.to_string());
         Self { address: address.to_string(), gateway }
     }
 }
 
-/// The workload that owns the interface: its endpoint, and a pod's annotations.
+/// The workload that owns the interface: its endpoint, and the annotations of a pod.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct WorkloadIds {
     #[prost(string, tag = "1")]

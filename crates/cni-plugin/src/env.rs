@@ -1,5 +1,5 @@
-//! The environment that a plugin is called in: the `CNI_*` variables and their checks, the `KEY=value` pairs of
-//! `CNI_ARGS`, and the check for the plugin's own network namespace.
+//! Reads the environment of a plugin call: the `CNI_*` variables and the `KEY=value` pairs of `CNI_ARGS`. This module
+//! also checks that the container is not in the plugin's own network namespace.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,27 +15,29 @@ use crate::gojson::{quoted, quoted_list};
 /// Maximum length of an interface's name on Linux, in bytes.
 const MAX_INTERFACE_NAME: usize = 15;
 
-/// A copy of environment variables. The plugin reads its variables only from here, never from the process directly.
+/// A copy of the environment variables. The plugin reads environment variables only from this copy, never from the
+/// process directly.
 #[derive(Clone, Debug, Default)]
 pub struct Environment(BTreeMap<OsString, OsString>);
 
 impl Environment {
-    /// Copies the variables of this process.
+    /// Copies the environment variables of this process.
     pub fn of_this_process() -> Self {
         Self(std::env::vars_os().collect())
     }
 
-    /// Returns a variable; an empty variable counts as not set.
+    /// Returns an environment variable. An empty variable counts as not set.
     pub fn get(&self, name: &str) -> Option<&OsString> {
         self.0.get(std::ffi::OsStr::new(name)).filter(|value| !value.is_empty())
     }
 
-    /// Returns a variable as text; empty if it is not set. Bytes that are not UTF-8 become replacement characters.
+    /// Returns an environment variable as text; the text is empty if the variable is not set. Bytes that are not UTF-8
+    /// become replacement characters.
     pub fn text(&self, name: &str) -> String {
         self.get(name).map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// False for a variable that is not UTF-8.
+    /// False for an environment variable that is not UTF-8.
     fn is_text(&self, name: &str) -> bool {
         self.get(name).is_none_or(|value| value.to_str().is_some())
     }
@@ -49,7 +51,7 @@ impl Environment {
         self.0.iter()
     }
 
-    /// Returns a variable as text if it is set, even if it is empty.
+    /// Returns an environment variable as text if the variable is set, even if its value is empty.
     pub fn lookup(&self, name: &str) -> Option<String> {
         self.0.get(std::ffi::OsStr::new(name)).map(|value| value.to_string_lossy().into_owned())
     }
@@ -61,7 +63,7 @@ impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment 
     }
 }
 
-/// An operation of CNI.
+/// A CNI operation, as named by `CNI_COMMAND`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CniVerb {
     Add,
@@ -70,7 +72,7 @@ pub(crate) enum CniVerb {
     Gc,
     Status,
     Version,
-    /// Any other word. It is refused only after the configuration was read.
+    /// Any other value of `CNI_COMMAND`. An unknown verb is refused only after the network configuration was read.
     Unknown,
 }
 
@@ -80,7 +82,7 @@ impl CniVerb {
         verbs.into_iter().find(|verb| verb.name() == word).unwrap_or(Self::Unknown)
     }
 
-    /// The verb as CNI spells it.
+    /// Returns the CNI spelling of the verb.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Add => "ADD",
@@ -93,24 +95,24 @@ impl CniVerb {
         }
     }
 
-    /// True for a verb about one attachment.
+    /// True for a verb that concerns one attachment.
     fn has_attachment(self) -> bool {
         matches!(self, Self::Add | Self::Del | Self::Check)
     }
 }
 
-/// Whether a container may have the plugin's own network namespace (`CNI_NETNS_OVERRIDE`).
+/// Whether a container may be in the plugin's own network namespace (`CNI_NETNS_OVERRIDE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OwnNetns {
     Refused,
     Accepted,
 }
 
-/// The values of the `CNI_*` variables. A value that the verb does not need may be empty.
+/// The values of the `CNI_*` environment variables. A value that the verb does not need may be empty.
 #[derive(Clone, Debug)]
 pub(crate) struct CniCall {
     pub(crate) verb: CniVerb,
-    /// The text of `CNI_COMMAND`.
+    /// The value of `CNI_COMMAND`.
     pub(crate) command: String,
     pub(crate) container: String,
     pub(crate) netns: Option<PathBuf>,
@@ -120,17 +122,17 @@ pub(crate) struct CniCall {
 }
 
 impl CniCall {
-    /// Returns the error for an unknown verb.
+    /// Returns the error for an unknown CNI verb.
     pub(crate) fn unknown(&self) -> CniError {
         CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", self.command))
     }
 
-    /// Reads and checks the variables in the order of Go's CNI library: first the form of each variable that the verb
-    /// needs, then all missing ones at once. `CNI_PATH` is required as in the library, although the specification does
-    /// not require it.
+    /// Reads and checks the `CNI_*` variables in the order of Go's CNI library. The form of each variable that the verb
+    /// needs is checked first, and all missing variables are reported together. As in the library, `CNI_PATH` is
+    /// required, although the CNI specification does not require it.
     ///
     /// # Errors
-    /// Code 4 for a variable that is missing or malformed.
+    /// CNI error code 4 for a variable that is missing or malformed.
     pub(crate) fn from_environment(env: &Environment) -> Result<Self> {
         let command = env.text("CNI_COMMAND");
         let verb = CniVerb::parse(&command);
@@ -159,7 +161,8 @@ impl CniCall {
             let message = format!("required env variables [{}] missing", missing.join(","));
             return Err(CniError::new(Code::InvalidEnvironment, message));
         }
-        // Lossy conversion would give two different interfaces or workloads the same name, and so the same address.
+        // A lossy conversion could give two different interfaces or workloads the same name, and therefore the same
+        // address.
         let odd = ["CNI_IFNAME", "CNI_ARGS"].into_iter().find(|name| !env.is_text(name));
         if let Some(name) = odd.filter(|_| verb == CniVerb::Add) {
             return Err(CniError::new(Code::InvalidEnvironment, format!("{name} is not UTF-8")));
@@ -209,19 +212,19 @@ fn check_interface(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// The network namespace of this thread.
+/// The path of the network namespace that the current thread is in.
 pub(crate) const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 
-/// True if `path` and `own` refer to the same namespace. A path that does not exist refers to none: runtimes keep the
-/// path after the namespace is gone.
+/// True if `path` and `own` refer to the same network namespace. A path that does not exist refers to no namespace:
+/// runtimes keep the path after the namespace is gone.
 ///
-/// The path is only stat'ed, never opened: it may be anything, for example a pipe.
+/// The function only calls stat on the path and never opens the file, which may be anything, for example a pipe.
 pub(crate) fn is_own_netns(path: &Path, own: &Path) -> bool {
     let Ok(theirs) = fs::metadata(path) else { return false };
     fs::metadata(own).is_ok_and(|ours| (theirs.st_dev(), theirs.st_ino()) == (ours.st_dev(), ours.st_ino()))
 }
 
-/// Returns the error for a container in the plugin's own network namespace.
+/// Returns the error for a container that is in the plugin's own network namespace.
 pub(crate) fn own_netns_error() -> CniError {
     CniError::new(Code::InvalidNetns, "plugin's netns and netns from CNI_NETNS should not be the same")
 }
@@ -233,41 +236,42 @@ const KUBERNETES_KEYS: [&str; 5] =
 /// The keys that Calico's plugin accepts when ADD parses `CNI_ARGS` a second time.
 const ADDRESS_KEYS: [&str; 2] = ["IgnoreUnknown", "IP"];
 
-/// The accepted notation of an address.
+/// The accepted notation of an address in `CNI_ARGS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressForm {
-    /// Only an address.
+    /// An address without a prefix length.
     Bare,
-    /// An address, optionally with a prefix length, which is ignored.
+    /// An address, optionally with a prefix length that is ignored.
     BareOrCidr,
 }
 
-/// The values in `CNI_ARGS`; an absent value is empty.
+/// The values in `CNI_ARGS`. An absent value is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CniArgs {
     pub(crate) ip: Option<IpAddr>,
     pub(crate) pod: String,
     pub(crate) pod_namespace: String,
-    /// `CNI_TEST_NAMESPACE`, which only Calico's own tests set.
+    /// The value of `CNI_TEST_NAMESPACE`, which only Calico's own tests set.
     pub(crate) test_namespace: String,
-    /// `MARGAY_STICKY`: the sticky name of the workload. `CNI_ARGS` must then have `IgnoreUnknown=1`, too, since CNI's
-    /// library and Calico do not know the key.
+    /// The value of `MARGAY_STICKY`: the sticky name of the workload. `CNI_ARGS` must also contain `IgnoreUnknown=1`,
+    /// because Go's CNI library and Calico do not know `MARGAY_STICKY`.
     pub(crate) sticky: String,
 }
 
 impl CniArgs {
-    /// Parses the text. An unknown key is an error unless `IgnoreUnknown` is true anywhere in the text.
+    /// Parses the text of `CNI_ARGS`. An unknown key is an error unless `IgnoreUnknown` is true anywhere in the text.
     ///
     /// # Errors
-    /// Code 999, with the texts of Go's CNI library.
+    /// CNI error code 999 with the messages of Go's CNI library.
     pub(crate) fn parse(text: &str, form: AddressForm) -> Result<Self> {
         load_args(text, &KUBERNETES_KEYS, form)
     }
 
-    /// Repeats the second parse of Calico's ADD. Without `IgnoreUnknown` it refuses the Kubernetes keys as unknown.
+    /// Parses `CNI_ARGS` again as Calico's ADD does. Without `IgnoreUnknown`, this second parse refuses the Kubernetes
+    /// keys as unknown.
     ///
     /// # Errors
-    /// Code 999 for an unknown key.
+    /// CNI error code 999 for an unknown key.
     pub(crate) fn check_again(text: &str) -> Result<()> {
         load_args(text, &ADDRESS_KEYS, AddressForm::Bare).map(|_| ())
     }
@@ -310,7 +314,7 @@ fn load_args(text: &str, known: &[&str], form: AddressForm) -> Result<CniArgs> {
     }
 }
 
-/// Splits a pair, which must have exactly one `=`.
+/// Splits a `KEY=value` pair, which must contain exactly one `=`.
 fn split_pair(pair: &str) -> Result<(&str, &str)> {
     pair.split_once('=')
         .filter(|(_, value)| !value.contains('='))
@@ -328,7 +332,7 @@ fn parse_bool(value: &str) -> Result<bool, String> {
 /// Parses an address. As in Go, an IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) becomes the IPv4 address.
 ///
 /// # Errors
-/// Go's text if the text is not an address.
+/// Go's error message if the text is not an address.
 pub(crate) fn parse_address(text: &str, form: AddressForm) -> Result<IpAddr, String> {
     let bare = text.parse::<IpAddr>().ok();
     let found = match form {
@@ -387,7 +391,7 @@ mod tests {
         assert_eq!(error(&bad), (4, "invalid characters in containerID".into(), "a b".into()));
         assert_eq!(error(&bad[1..]).1, "interface name contains / or : or whitespace characters");
         assert_eq!(error(&bad[2..]).1, "required env variables [CNI_PATH] missing");
-        // GC needs neither variable, so it does not check them.
+        // GC needs neither variable, so GC does not check them.
         assert!(call(&[bad[0], bad[1], ("CNI_COMMAND", "GC")]).is_ok());
     }
 

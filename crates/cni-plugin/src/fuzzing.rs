@@ -1,34 +1,34 @@
-//! Parsers of the plugins, for the fuzzers of this source tree. Not a stable interface.
+//! Exposes parsers of the plugins to the fuzzers of this source tree. The functions are not a stable interface.
 
 use std::net::IpAddr;
 
 use crate::env::{AddressForm, CniArgs};
 use crate::{kubernetes, main_plugin};
 
-/// The values in `CNI_ARGS`; an absent value is empty.
+/// The values in `CNI_ARGS`. An absent value is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParsedArgs {
-    /// `IP`.
+    /// The value of `IP`.
     pub ip: Option<IpAddr>,
-    /// `K8S_POD_NAME`.
+    /// The value of `K8S_POD_NAME`.
     pub pod: String,
-    /// `K8S_POD_NAMESPACE`.
+    /// The value of `K8S_POD_NAMESPACE`.
     pub pod_namespace: String,
 }
 
 /// Parses `CNI_ARGS` as on a Calico network.
 ///
 /// # Errors
-/// The error message that the runtime gets.
+/// The CNI error message that the runtime would get.
 pub fn parse_args(text: &str) -> Result<ParsedArgs, String> {
     let args = CniArgs::parse(text, AddressForm::Bare).map_err(|error| error.message().to_owned())?;
     Ok(ParsedArgs { ip: args.ip, pod: args.pod, pod_namespace: args.pod_namespace })
 }
 
-/// Parses the configuration of a network as the main plugin does.
+/// Parses a network configuration as the main plugin does.
 ///
 /// # Errors
-/// The error message that the runtime gets.
+/// The CNI error message that the runtime would get.
 pub fn parse_main_conf(text: &[u8]) -> Result<(), String> {
     main_plugin::check_conf(text).map_err(|error| error.message().to_owned())
 }
@@ -36,7 +36,7 @@ pub fn parse_main_conf(text: &[u8]) -> Result<(), String> {
 /// Parses the output of an IPAM plugin and returns its addresses.
 ///
 /// # Errors
-/// The error message that the runtime gets.
+/// The CNI error message that the runtime would get.
 pub fn parse_ipam_result(text: &[u8]) -> Result<Vec<IpAddr>, String> {
     main_plugin::addresses_of_result(text).map_err(|error| error.message().to_owned())
 }
@@ -44,7 +44,7 @@ pub fn parse_ipam_result(text: &[u8]) -> Result<Vec<IpAddr>, String> {
 /// Parses a kubeconfig.
 ///
 /// # Errors
-/// The problem, without any part of the text.
+/// A description of the problem that contains no part of the kubeconfig's text.
 pub fn parse_kubeconfig(text: &[u8]) -> Result<(), String> {
     kubernetes::check_kubeconfig(text)
 }

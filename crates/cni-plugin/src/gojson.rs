@@ -1,5 +1,5 @@
-//! JSON as Go's `encoding/json` reads and prints it, for texts that runtimes see; and the values in annotations and
-//! configurations, as Go's libraries parse them and print them in errors.
+//! Reads and prints JSON as Go's `encoding/json` does, for texts that runtimes see. This module also parses values in
+//! annotations and configurations as Go's libraries do, and prints values as in Go's error messages.
 
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;
@@ -11,7 +11,7 @@ use serde_json::error::Category;
 use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::{Map, Number, Value};
 
-/// A JSON value. The members of objects stay in the order of the text, and repeated members stay.
+/// A JSON value. The fields of an object keep the order of the text, and repeated fields are kept.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum GoJson {
     Null,
@@ -23,10 +23,10 @@ pub(crate) enum GoJson {
 }
 
 impl GoJson {
-    /// Parses a whole text. Objects and arrays may be nested 127 deep.
+    /// Parses a whole JSON text. Objects and arrays may be nested 127 deep.
     ///
     /// # Errors
-    /// The syntax error and its position, never a part of the text, which may have secrets.
+    /// The syntax error and its position. The error contains no part of the text, which may have secrets.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         if text.starts_with(b"\xef\xbb\xbf") {
             return Err("it begins with a byte order mark; save the file without one".to_owned());
@@ -37,7 +37,7 @@ impl GoJson {
         })
     }
 
-    /// Returns the name of this kind of value in Go's errors.
+    /// Returns the name that Go's error messages use for this kind of JSON value.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",
@@ -49,29 +49,29 @@ impl GoJson {
         }
     }
 
-    /// Returns the last non-null member with this name, which is case-insensitive.
+    /// Returns the last non-null field with this name. Names are compared case-insensitively.
     pub(crate) fn member(&self, name: &str) -> Option<&Self> {
         let Self::Object(members) = self else { return None };
         let named = members.iter().filter(|(key, value)| key.eq_ignore_ascii_case(name) && *value != Self::Null);
         named.map(|(_, value)| value).next_back()
     }
 
-    /// Returns the text of the last non-null member with this name; empty without such a member.
+    /// Returns the text of the last non-null field with this name; the text is empty without such a field.
     ///
     /// # Errors
-    /// The [kind](Self::kind) of the first member with this name that is not a text.
+    /// The [kind](Self::kind) of the first field with this name that is not a string.
     pub(crate) fn text_member(&self, name: &str) -> Result<&str, &'static str> {
         let Self::Object(members) = self else { return Ok("") };
         let named = members.iter().filter(|(key, value)| key.eq_ignore_ascii_case(name) && *value != Self::Null);
         named.map(|(_, value)| value.as_str().ok_or_else(|| value.kind())).try_fold("", |_, text| text)
     }
 
-    /// Returns the text of a string.
+    /// Returns the text of a JSON string.
     pub(crate) fn as_str(&self) -> Option<&str> {
         if let Self::String(text) = self { Some(text) } else { None }
     }
 
-    /// Returns the elements of an array; any other value counts as a list of one.
+    /// Returns the elements of a JSON array. Any other value counts as a list with one element.
     pub(crate) fn one_or_many(&self) -> &[Self] {
         if let Self::Array(elements) = self { elements } else { std::slice::from_ref(self) }
     }
@@ -109,7 +109,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<GoJson, E> {
-        // JSON has no notation for infinity and NaN.
+        // JSON has no notation for infinity and NaN, so these values become null.
         Ok(Number::from_f64(value).map_or(GoJson::Null, GoJson::Number))
     }
 
@@ -138,19 +138,20 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 }
 
-/// Renders a value like Go's `json.MarshalIndent` with four blanks: no newline at the end; `<`, `>`, `&` and the two
-/// line separators escaped.
+/// Renders a value like Go's `json.MarshalIndent` with an indent of four spaces. The text does not end with a newline.
+/// The characters `<`, `>`, `&` and the two Unicode line separators are escaped.
 pub(crate) fn indented<T: Serialize>(value: &T) -> String {
     let mut bytes = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(b"    "));
-    // Serializing plain structs into memory cannot fail. If it did, tests would notice the empty output.
+    // Serializing plain structs into memory cannot fail. If serializing failed, tests would notice the empty output.
     if value.serialize(&mut serializer).is_err() {
         bytes.clear();
     }
     escaped(&String::from_utf8_lossy(&bytes))
 }
 
-/// Adds Go's escapes. These characters occur only inside strings, so the text needs no parser.
+/// Escapes the characters that Go escapes in JSON. The escaped characters occur only inside strings, so the text does
+/// not have to be parsed.
 fn escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -166,7 +167,7 @@ fn escaped(json: &str) -> String {
     out
 }
 
-/// Quotes a text like Go's `%q`.
+/// Quotes a string like Go's format verb `%q`.
 pub(crate) fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -191,16 +192,16 @@ pub(crate) fn quoted(text: &str) -> String {
 
 fn push_escape(out: &mut String, c: char) {
     let code = u32::from(c);
-    // Writing to a string cannot fail.
+    // Writing to a `String` cannot fail.
     let _ = if code < 0x80 { write!(out, "\\x{code:02x}") } else { write!(out, "\\u{code:04x}") };
 }
 
-/// Formats texts like Go's `%q` of a list: `["a" "b"]`.
+/// Formats a list of strings like Go's format verb `%q`: `["a" "b"]`.
 pub(crate) fn quoted_list<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     format!("[{}]", texts.into_iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
-/// Pairs of a `serde_json` error and Go's text for the character at its position.
+/// Pairs of a `serde_json` error message and Go's message for the character at the error's position.
 const SYNTAX_ERRORS: [(&str, &str); 10] = [
     ("trailing characters", "after top-level value"),
     ("expected value", "looking for beginning of value"),
@@ -214,10 +215,10 @@ const SYNTAX_ERRORS: [(&str, &str); 10] = [
     ("control character", "in string literal"),
 ];
 
-/// Parses a list of texts in JSON. As in Go, null is an empty list, and null within a list is an empty text.
+/// Parses a JSON list of strings. As in Go, null is an empty list, and null within a list is an empty string.
 ///
 /// # Errors
-/// Go's text if the text is not JSON, or not a list of texts.
+/// Go's error message if the text is not JSON, or not a list of strings.
 pub(crate) fn strings(text: &str) -> Result<Vec<String>, String> {
     let json: GoJson = serde_json::from_str(text).map_err(|error| syntax_error(text, &error))?;
     let elements = match json {
@@ -233,8 +234,8 @@ pub(crate) fn strings(text: &str) -> Result<Vec<String>, String> {
     elements.into_iter().map(text).collect()
 }
 
-/// Returns Go's text for an error of `serde_json`. The text is approximate where the two parsers check in a different
-/// order.
+/// Returns Go's message for an error of `serde_json`. The message is approximate where the two parsers check in a
+/// different order.
 fn syntax_error(text: &str, error: &serde_json::Error) -> String {
     if error.is_eof() {
         return "unexpected end of JSON input".to_owned();
@@ -257,11 +258,11 @@ fn syntax_error(text: &str, error: &serde_json::Error) -> String {
 /// Parses a network in CIDR notation and clears the host bits.
 ///
 /// # Errors
-/// Go's text for a malformed value.
+/// Go's error message for a malformed network.
 pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, String> {
     let parsed = || {
         let (address, length) = text.split_once('/')?;
-        // Rust's parser would also accept a plus sign.
+        // Rust's integer parser would also accept a plus sign.
         let is_number = length.bytes().all(|byte| byte.is_ascii_digit());
         let length = length.parse().ok().filter(|_| is_number)?;
         IpNet::new(address.parse().ok()?, length).ok()
@@ -269,23 +270,23 @@ pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, String> {
     parsed().map(|net| net.trunc()).ok_or_else(|| format!("invalid CIDR address: {text}"))
 }
 
-/// Parses an address. An IPv4-mapped IPv6 address becomes the IPv4 address.
+/// Parses an IP address. An IPv4-mapped IPv6 address becomes the IPv4 address.
 pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     text.parse().ok().map(|address: IpAddr| address.to_canonical())
 }
 
-/// Parses a hardware address of 6, 8 or 20 bytes: pairs of hexadecimal digits between colons or dashes, or groups of
-/// four between dots.
+/// Parses a hardware address of 6, 8 or 20 bytes. The text has pairs of hexadecimal digits between colons or dashes, or
+/// groups of four digits between dots.
 ///
 /// # Errors
-/// Go's text for a malformed value.
+/// Go's error message for a malformed hardware address.
 pub(crate) fn parse_mac(text: &str) -> Result<Vec<u8>, String> {
     let group = if text.as_bytes().get(4) == Some(&b'.') { 4 } else { 2 };
     let separator = text.as_bytes().get(group).copied().filter(|byte| b":-.".contains(byte));
     let parsed = || {
         let mut bytes = Vec::new();
         for part in text.as_bytes().split(|byte| Some(*byte) == separator) {
-            // Rust's parser would also accept a sign.
+            // Rust's integer parser would also accept a plus sign.
             if part.len() != group || !part.iter().all(u8::is_ascii_hexdigit) {
                 return None;
             }
@@ -293,7 +294,7 @@ pub(crate) fn parse_mac(text: &str) -> Result<Vec<u8>, String> {
                 bytes.push(u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()?);
             }
         }
-        // Dots separate groups of four digits; colons and dashes separate pairs.
+        // Dots separate groups of four hexadecimal digits; colons and dashes separate pairs.
         let fits = (separator == Some(b'.')) == (group == 4);
         ([6, 8, 20].contains(&bytes.len()) && fits).then_some(bytes)
     };
@@ -303,8 +304,8 @@ pub(crate) fn parse_mac(text: &str) -> Result<Vec<u8>, String> {
     })
 }
 
-/// Converts a value as Go decodes it into `interface{}`: members of objects sorted, and the last of several members
-/// with one name.
+/// Converts a JSON value as Go decodes JSON into `interface{}`: object fields are sorted, and the last of several
+/// fields with one name counts.
 pub(crate) fn untyped(json: &GoJson) -> Value {
     match json {
         GoJson::Null => Value::Null,
@@ -318,7 +319,7 @@ pub(crate) fn untyped(json: &GoJson) -> Value {
     }
 }
 
-/// Formats a value like Go's `%v`.
+/// Formats a JSON value like Go's `%v`.
 pub(crate) fn printed(value: &Value) -> String {
     let joined = |parts: Vec<String>| parts.join(" ");
     match value {
@@ -337,8 +338,8 @@ fn members_printed(members: &Map<String, Value>) -> Vec<String> {
     printed
 }
 
-/// Formats a number like Go's `%v`: the fewest digits, with an exponent from a million on, or after more than four
-/// zeros.
+/// Formats a number like Go's `%v`, with the fewest digits. The number gets an exponent from one million on, and below
+/// one ten-thousandth.
 fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let parts = scientific.split_once('e').and_then(|(digits, power)| Some((digits, power.parse::<i32>().ok()?)));
@@ -392,11 +393,11 @@ mod tests {
         assert_eq!(strings(r#" ["a", null, "ü"] "#).unwrap(), ["a", "", "ü"]);
         assert!(strings("null").unwrap().is_empty());
         for (text, error) in [
-            // From recordings of Calico's plugin.
+            // Recordings of Calico's plugin contain the following error messages.
             ("10.66.0.0/24", "invalid character '.' after top-level value"),
             ("IPv4", "invalid character 'I' looking for beginning of value"),
             ("x", "invalid character 'x' looking for beginning of value"),
-            // From Go's documentation and source.
+            // Go's documentation and source contain the following error messages.
             ("", "unexpected end of JSON input"),
             (r#"["a""#, "unexpected end of JSON input"),
             (r#"["a" "b"]"#, "invalid character '\"' after array element"),

@@ -1,4 +1,5 @@
-//! The identity of a caller: node, container, pod, and the attributes that are recorded with each address.
+//! The identity of a plugin call: the node, the container or pod, and the attributes that are recorded with each
+//! address.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,23 +13,23 @@ use time::OffsetDateTime;
 use crate::env::{CniArgs, CniCall};
 use crate::netconf::NetConf;
 
-/// The machine that a call runs on.
+/// The machine that a plugin call runs on.
 #[derive(Clone, Debug)]
 pub struct Host {
     /// The kernel's host name.
     pub hostname: String,
-    /// The kernel's boot id, if it reports one.
+    /// The boot id of the running kernel, if the kernel reports a boot id.
     pub boot_id: Option<String>,
-    /// The time of the call.
+    /// The time of the plugin call.
     pub now: OffsetDateTime,
-    /// The file with the node's name, unless the configuration names another file.
+    /// The file with the node's name, unless the network configuration names another file.
     pub nodename_file: PathBuf,
-    /// A path of the plugin's own network namespace.
+    /// A path that refers to the plugin's own network namespace.
     pub own_netns: PathBuf,
 }
 
 impl Host {
-    /// Reads the facts of the machine that this process runs on.
+    /// Reads the host name, boot id and time of the machine that this process runs on.
     pub fn of_this_process() -> Self {
         Self {
             hostname: host::hostname(),
@@ -44,8 +45,8 @@ impl Host {
         host::short_boot(self.boot_id.as_deref()?)
     }
 
-    /// Returns the node's name. The first of these counts: the configuration's `nodename`, the content of the node name
-    /// file, the configuration's old `hostname`, the host name in lower case.
+    /// Returns the node's name, from the first of these sources that has a name: `nodename` in the configuration, the
+    /// node name file, the old setting `hostname`, the kernel's host name in lower case.
     pub(crate) fn node(&self, conf: &NetConf) -> String {
         let file = if conf.nodename_file.is_empty() { &self.nodename_file } else { Path::new(&conf.nodename_file) };
         let names = host::NodeNames { given: &conf.nodename, file, former: &conf.hostname, hostname: &self.hostname };
@@ -53,11 +54,11 @@ impl Host {
     }
 }
 
-/// A container or a pod, as the store identifies it.
+/// A container or a pod as identified in the store.
 #[derive(Clone, Debug)]
 pub(crate) struct ContainerIdentity {
     pub(crate) attachment: Attachment,
-    /// The namespace and the name of a pod.
+    /// The namespace and the name of the container's pod, if the container belongs to a pod.
     pub(crate) pod: Option<(String, String)>,
     /// The pod's namespace, or `default`.
     pub(crate) namespace: String,
@@ -84,14 +85,14 @@ impl ContainerIdentity {
         Self { attachment, pod, namespace, netns: call.netns.as_deref().and_then(host::network_namespace) }
     }
 
-    /// Refuses an identity that Calico could not name a WorkloadEndpoint after.
+    /// Refuses an identity from which Calico could not build the name of a WorkloadEndpoint.
     ///
     /// # Errors
-    /// Code 999 with Calico's text.
+    /// CNI error code 999 with Calico's message.
     pub(crate) fn check_endpoint_name(&self) -> Result<()> {
         let Attachment { node, container, interface, .. } = &self.attachment;
         if node.is_empty() {
-            // Only this text of Calico's omits the value.
+            // Calico's message for a missing node is the only one that omits the invalid value.
             let reason = "error constructing WorkloadEndpoint name: error with field node (field should be assigned)";
             return Err(CniError::internal(reason));
         }
@@ -103,10 +104,10 @@ impl ContainerIdentity {
         workload_endpoint_name(&parts).map(|_| ()).map_err(|error| CniError::internal(error.to_string()))
     }
 
-    /// Refuses a node without a name.
+    /// Refuses a call if the node has no name.
     ///
     /// # Errors
-    /// Code 7 without a name.
+    /// CNI error code 7 if the node has no name.
     pub(crate) fn check_node(&self) -> Result<()> {
         if self.attachment.node.is_empty() {
             return Err(no_node_error());
@@ -136,7 +137,7 @@ impl ContainerIdentity {
         attributes
     }
 
-    /// Returns the handle that old versions of Calico used.
+    /// Returns the handle that old versions of Calico used for this container.
     pub(crate) fn old_handle(&self) -> String {
         match &self.pod {
             Some((namespace, pod)) => format!("{namespace}.{pod}"),
@@ -228,7 +229,7 @@ mod tests {
         let plain = identity(r#"{"name":"a","nodename":"n1"}"#, "K8S_POD_NAME=cart", &[]);
         assert_eq!((plain.namespace.as_str(), plain.old_handle().as_str()), ("default", "c1"));
         assert!(!plain.attributes(host().now).contains_key("pod"));
-        // A file that is not a namespace is not recorded.
+        // A path that is not a network namespace is not recorded.
         let netns = |path: &str| {
             let identity = identity("{}", "", &[("CNI_NETNS", path)]);
             identity.attributes(host().now).get("margay.io/netns").cloned()
@@ -257,7 +258,7 @@ mod tests {
         );
         assert_eq!(refused("{}", "", &[("CNI_IFNAME", "-")]), "endpoint = '-' (field must not begin with a '-')");
         let pod = "K8S_POD_NAME=p-;K8S_POD_NAMESPACE=n";
-        // A pod's endpoint is named after the pod, not after its container id.
+        // A pod's endpoint is named after the pod, not after the pod's container id.
         assert_eq!(refused("{}", pod, &[("CNI_CONTAINERID", "c-")]), "pod = 'p-' (field must not end with a '-')");
         let mut nameless = identity("{}", "", &[]);
         nameless.attachment.node.clear();

@@ -1,7 +1,8 @@
-//! The input of a call except for its configuration (the program's name, the environment, the machine), and its outcome
-//! (the output and exit status of the process). Every error becomes CNI's error JSON, and so does a panic.
+//! The input of a plugin call except for its configuration (the program's name, the environment, the machine), and the
+//! outcome of the call (the output and exit status of the process). Every error and every panic becomes CNI's error
+//! JSON.
 //!
-//! DEL starts a second process, which removes the container's interface and may outlive the plugin: see
+//! DEL starts a second process that removes the container's interface and may outlive the plugin: see
 //! [`wiring::disconnect`].
 
 use std::any::Any;
@@ -21,52 +22,52 @@ use crate::env::Environment;
 use crate::gojson;
 use crate::identity::Host;
 
-/// Where the log goes.
+/// The destination of log messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogDestination {
-    /// Standard error and, if configured, a file, for the rest of the process.
+    /// Log messages go to standard error and, if configured, to a file, until the process exits.
     Process,
-    /// The plugin sets up no log: a test or a caller may have set up its own.
+    /// The plugin sets up no log: a test or a caller may have set up its own log.
     Untouched,
 }
 
-/// Everything that a call of the plugin depends on, except for standard input.
+/// All inputs of a plugin call, except for standard input.
 #[derive(Clone, Debug)]
 pub struct Invocation {
     /// The drivers of the stores that this program supports.
     pub drivers: Drivers,
     /// The name that the plugin runs under.
     pub name: PluginName,
-    /// The environment of the call.
+    /// The environment variables of the plugin call.
     pub environment: Environment,
-    /// The machine that the call runs on.
+    /// The machine that the plugin call runs on.
     pub host: Host,
-    /// Where the log goes.
+    /// The destination of log messages.
     pub logging: LogDestination,
 }
 
-/// The name that the plugin runs under.
+/// The name that the IPAM plugin runs under.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginName {
-    /// `margay-ipam`, or any name other than `calico-ipam` and `calico`.
+    /// The name `margay-ipam`, or any name other than `calico-ipam` and `calico`.
     Margay,
-    /// `calico-ipam` or `calico`: every network is treated as a Calico network.
+    /// The name `calico-ipam` or `calico`. Under these names, the plugin treats every network as a Calico network.
     CalicoIpam,
 }
 
-/// The program to run in this process.
+/// The kind of program that this process runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
     /// The main plugin, which connects containers to their network.
     Main,
     /// The IPAM plugin.
     Ipam,
-    /// The second process of a DEL: see [`wiring::disconnect`].
+    /// The second process of a DEL, which removes the interface: see [`wiring::disconnect`].
     Remover,
 }
 
 impl ProgramKind {
-    /// Chooses the program by `argv[0]`, which may be a path: `margay-cni` and `calico` are the main plugin.
+    /// Chooses the kind of program by `argv[0]`, which may be a path: `margay-cni` and `calico` are the main plugin.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         match argument.and_then(|argument| Path::new(argument).file_name()).and_then(OsStr::to_str) {
             Some("margay-cni" | "calico") => Self::Main,
@@ -77,7 +78,7 @@ impl ProgramKind {
 }
 
 impl PluginName {
-    /// Chooses the name by `argv[0]`, which may be a path.
+    /// Chooses the plugin name by `argv[0]`, which may be a path.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         let file = argument.and_then(|argument| Path::new(argument).file_name());
         let file = file.and_then(OsStr::to_str);
@@ -86,7 +87,7 @@ impl PluginName {
 }
 
 impl Invocation {
-    /// Returns the invocation of this process, for a program with these stores.
+    /// Returns the invocation of this process for a program that supports the stores of `drivers`.
     pub fn of_this_process(drivers: Drivers) -> Self {
         Self {
             drivers,
@@ -98,24 +99,24 @@ impl Invocation {
     }
 }
 
-/// The output and the exit status of the process.
+/// The output and the exit status of the plugin's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessOutcome {
-    /// The exit status: 0 or 1.
+    /// The exit status of the process: 0 or 1.
     pub exit: u8,
-    /// The text for standard output: one JSON document, or nothing.
+    /// The text for standard output: one JSON document, or the empty text.
     pub stdout: String,
     /// The text for standard error.
     pub stderr: String,
 }
 
 impl ProcessOutcome {
-    /// Returns success with a text for standard output.
+    /// Returns a successful outcome with a text for standard output.
     pub(crate) fn success(stdout: String) -> Self {
         Self { exit: 0, stdout, stderr: String::new() }
     }
 
-    /// Runs a call and converts its result, error or panic.
+    /// Runs a plugin call and converts its result, error or panic to a process outcome.
     pub(crate) fn of(call: impl FnOnce() -> Result<String>) -> Self {
         match catch_panic(call) {
             Ok(stdout) => Self::success(stdout),
@@ -127,14 +128,14 @@ impl ProcessOutcome {
     }
 }
 
-/// Runs a call and converts a panic to an error.
+/// Runs a plugin call and converts a panic to an error.
 pub(crate) fn catch_panic<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
-    // Unwind safe: after a panic nothing that the call borrowed is used again.
+    // The call is unwind safe: after a panic, nothing that the call borrowed is used again.
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| Err(panic_error(&*payload)))
 }
 
-/// Renders an error for standard output as Go's CNI library does: indented by four, without `cniVersion` and without a
-/// newline at the end.
+/// Renders an error for standard output as Go's CNI library does: indented by four spaces, without `cniVersion` and
+/// without a newline at the end.
 pub(crate) fn to_json(error: &CniError) -> String {
     #[derive(Serialize)]
     struct PrintedError<'a> {
@@ -151,12 +152,12 @@ thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Silences panic messages in the whole process. The code that catches a panic reports it: [`run`](crate::run) in its
-/// error, a store's adapter in its own error.
+/// Silences panic messages in the whole process. The code that catches a panic reports it: [`run`](crate::run) and each
+/// store's adapter return an error.
 pub fn install_hook() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string);
-        // The thread-local is gone while a thread shuts down; the location is not reported then.
+        // The thread-local is gone while a thread shuts down; in that case the panic's location is not reported.
         let _ = PLACE.try_with(|last| last.replace(place));
     }));
 }
@@ -169,21 +170,21 @@ fn panic_error(payload: &(dyn Any + Send)) -> CniError {
         .with_details("it is not known whether the call was carried out, DEL is safe to repeat; please report this")
 }
 
-/// The `argv[0]` that makes this program the remover.
+/// The `argv[0]` that makes this program the remover, the second process of a DEL.
 pub(crate) const REMOVER_NAME: &str = "margay-remover";
 
-/// Starts the remover in the network namespace of this thread. It does not inherit the plugin's standard streams: a
-/// runtime reads the plugin's output until every holder of the pipe closes it.
+/// Starts the remover in the network namespace of this thread. The remover does not inherit the plugin's standard
+/// streams, because a runtime reads the plugin's output until every holder of the pipe closes it.
 pub(crate) fn start_remover(interface: &str) -> io::Result<Child> {
     let mut remover = Command::new("/proc/self/exe");
     remover.arg0(REMOVER_NAME).arg(interface).env_clear();
     remover.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }
 
-/// Runs the remover. Its argument is the name of the interface.
+/// Runs the remover. The remover's argument is the name of the interface.
 ///
 /// # Returns
-/// The exit status: see [`wiring::remove_interface`]; 255 without a name.
+/// Returns the exit status of [`wiring::remove_interface`], or 255 if the name is missing.
 pub(crate) fn run_remover(mut arguments: impl Iterator<Item = OsString>) -> u8 {
     let interface = arguments.next().and_then(|name| name.into_string().ok());
     interface.map_or(u8::MAX, |interface| wiring::remove_interface(&interface))

@@ -1,11 +1,12 @@
-//! The CNI protocol, the IPAM plugin `margay-ipam` and the main plugin `margay-cni`.
+//! Implements the CNI protocol, the IPAM plugin `margay-ipam` and the main plugin `margay-cni`.
 //!
-//! [`run`] is the whole IPAM plugin except for process input and output. It reads the environment and the
-//! configuration, checks both as Go's CNI library and Calico's `calico-ipam` do, has an [`Allocator`](agent::Allocator)
-//! do the work in the store, and prints the result in the CNI version of the configuration.
+//! [`run`] is the whole IPAM plugin except for process input and output. First, [`run`] reads the environment and the
+//! configuration, and checks both as Go's CNI library and Calico's `calico-ipam` do. Then an
+//! [`Allocator`](agent::Allocator) changes the store, and [`run`] prints the result in the CNI version of the
+//! configuration.
 //!
-//! `netconf` reads the configuration. `run` turns it into a verb, which the crate `agent` carries out. `main_plugin` is
-//! the main plugin, and `logging` writes the log.
+//! The module `netconf` reads the network configuration. The module `run` converts the configuration to a verb, which
+//! the crate `agent` carries out. The module `main_plugin` is the main plugin, and the module `logging` writes the log.
 
 mod bridged;
 mod dataplane_grpc;

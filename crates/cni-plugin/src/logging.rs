@@ -1,15 +1,16 @@
-//! The log, which goes to standard error and, if configured, to a file, but never to standard output.
+//! Writes the log to standard error and, if configured, to a file, but never to standard output.
 //!
-//! Many processes write the log file at once, each for a few milliseconds. Its name, limits and rotated names
-//! (`cni-2026-11-21T02-41-03.956.log`) are the same as in Calico's plugins, which may write to the same file. Calico's
-//! plugins rotate with Go's library lumberjack. That library is made for one process, and so are the Rust libraries:
-//! each caches the size of its open file, and renames the file without a lock. So this module has its own rotation.
+//! Many processes write the log file concurrently, each for a few milliseconds. The log file's name, limits and rotated
+//! names (`cni-2026-11-21T02-41-03.956.log`) are the same as in Calico's plugins, which may write to the same file.
+//! Calico's plugins rotate their log with Go's library lumberjack. Lumberjack and the Rust libraries for log rotation
+//! are made for one process: each caches the size of its open file, and renames the file without a lock. Margay
+//! therefore has its own log rotation.
 //!
-//! A line is one write at the end of the file, under a lock (`flock`) on that very file. A process that has got the
-//! lock checks whether the file still has its name. If not, another process has rotated the file meanwhile, and the
-//! process opens the new file. So only the holder of the lock on the named file renames it: no file is renamed twice,
-//! and no line goes to a rotated file. The lock ends with its process. If another process holds the lock for longer
-//! than a second, the line is written anyway, but the file is not rotated.
+//! A log line is one write at the end of the file, under a lock (`flock`) on the file itself. After getting the lock, a
+//! process checks whether the file still has its name. If the name is gone, another process has rotated the file, and
+//! the process opens the new file. Only the holder of the lock on the named file renames that file, so no file is
+//! renamed twice, and no line goes to a rotated file. The kernel releases the lock when its holder exits. If another
+//! process holds the lock for longer than a second, the line is written anyway, but the file is not rotated.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -33,8 +34,8 @@ use tracing_subscriber::registry::{Extensions, ExtensionsMut, LookupSpan, SpanDa
 
 use crate::netconf::NetConf;
 
-/// Sets up the log of this process as the configuration says. If the log file cannot be opened, the call continues
-/// without it. Only the first call in a process has an effect.
+/// Sets up the log of this process according to the network configuration. If the log file cannot be opened, the plugin
+/// call continues without the file. Only the first call of this function in a process has an effect.
 pub(crate) fn install(conf: &NetConf) {
     let (level, file) = (conf.log_level.as_str(), conf.log_file.as_str());
     let limits = RotationLimits::new(conf.log_max_size, conf.log_max_age, conf.log_max_count);
@@ -46,7 +47,7 @@ pub(crate) fn install(conf: &NetConf) {
     };
     let lines = fmt::layer().with_ansi(false).with_target(false).with_writer(LogWriters { file });
     let subscriber = NoSpans.with(lines).with(reported(filter(level)));
-    // On an error the process has a log already, which stays.
+    // An error means that the process already has a log, which is kept.
     if tracing::subscriber::set_global_default(subscriber).is_ok()
         && let Some(error) = problem
     {
@@ -54,8 +55,8 @@ pub(crate) fn install(conf: &NetConf) {
     }
 }
 
-/// A base for log layers that keeps no spans: a call creates none. The registry of `tracing_subscriber` allocates room
-/// for the spans of thousands of threads, which takes 1 % of a cold ADD.
+/// A base for log layers that stores no spans, because a plugin call creates no spans. The registry of
+/// `tracing_subscriber` allocates room for the spans of thousands of threads, which takes 1 % of a cold ADD.
 struct NoSpans;
 
 impl Subscriber for NoSpans {
@@ -86,7 +87,7 @@ impl<'a> LookupSpan<'a> for NoSpans {
     }
 }
 
-/// The data of a stored span. The type has no value, since [`NoSpans`] stores none.
+/// The data of a stored span. `NoSpan` has no values, since [`NoSpans`] stores no spans.
 enum NoSpan {}
 
 impl SpanData<'_> for NoSpan {
@@ -111,7 +112,7 @@ impl SpanData<'_> for NoSpan {
     }
 }
 
-/// The destinations of log lines: standard error and, if configured, the file.
+/// The destinations of log lines: standard error and, if configured, the log file.
 struct LogWriters {
     file: Option<LogFile>,
 }
@@ -124,8 +125,8 @@ impl<'a> MakeWriter<'a> for LogWriters {
     }
 }
 
-/// A writer to all destinations that never fails: an address may be committed by now, and a closed standard error or a
-/// full disk must not turn that into an error.
+/// A log writer for all destinations that never fails. An address may already be committed, and a closed standard error
+/// or a full disk must not turn the commit into an error.
 struct LogLine<'a> {
     file: Option<&'a LogFile>,
 }
@@ -144,7 +145,7 @@ impl Write for LogLine<'_> {
     }
 }
 
-/// Parses a level, in upper or lower case: debug, info, warning or error. Any other text is info.
+/// Parses a log level, in upper or lower case: debug, info, warning or error. Any other text means info.
 fn filter(level: &str) -> LevelFilter {
     match level.to_ascii_lowercase().as_str() {
         "debug" => LevelFilter::DEBUG,
@@ -154,48 +155,50 @@ fn filter(level: &str) -> LevelFilter {
     }
 }
 
-/// Prefixes of the names of Margay's own crates.
+/// Prefixes of the log targets of Margay's own crates.
 const OWN_TARGETS: [&str; 9] =
     ["agent", "backend_", "cni_plugin", "datastore", "host", "ipam_core", "kv", "margay", "wiring"];
 
-/// Returns the filter for a level. Libraries log only warnings and errors: at `debug`, those for clusters log every
-/// frame that they send or receive.
+/// Returns the log filter for a level. Libraries log only warnings and errors: at `debug`, the libraries for clusters
+/// would log every network frame.
 fn reported(level: LevelFilter) -> Targets {
     Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(OWN_TARGETS.map(|target| (target, level)))
 }
 
-/// Format of the time, in UTC, in a rotated file's name. Such texts sort by time.
+/// Format of the UTC time in a rotated file's name. The formatted times sort chronologically.
 const STAMP_FORMAT: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]-[minute]-[second].[subsecond digits:3]");
-/// A text in this format with zeros for its digits.
+/// A time in [`STAMP_FORMAT`] whose digits are all zeros.
 const STAMP_SHAPE: &str = "0000-00-00T00-00-00.000";
 
 const MEGABYTE_BYTES: u64 = 1024 * 1024;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
-/// How long a process waits for the lock. After one timeout, the process does not wait for it again.
+/// How long a process waits for the lock on the log file. After one timeout, the process never waits for the lock
+/// again.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause between two tries to get the lock. Writing a line takes less.
+/// Pause between two attempts to lock the log file. Writing a line takes less time.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// Maximum number of times that a line finds the file just rotated by another process.
+/// Maximum number of attempts to write a line while other processes keep rotating the log file.
 const MAX_WRITE_ATTEMPTS: usize = 100;
-/// Maximum number of milliseconds by which a rotated file's name may be ahead of the clock, so that it sorts last.
+/// Maximum number of milliseconds by which the time in a rotated file's name may be ahead of the clock. A later time
+/// makes the name sort last.
 const MAX_STAMP_AHEAD_MILLIS: u64 = 1000;
 
-/// How large a log file may grow, and how many rotated files are kept for how long. `None` means no limit.
+/// The maximum size of a log file, and the maximum number and age of rotated files. `None` means no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RotationLimits {
-    /// Maximum size of a file. Only a longer line may exceed it.
+    /// Maximum size of a log file, in bytes. Only a file with a single longer line may exceed the maximum.
     bytes: Option<u64>,
-    /// Maximum age of a rotated file.
+    /// Maximum age of a rotated file, in seconds.
     seconds: Option<i64>,
-    /// Maximum number of rotated files.
+    /// Maximum number of rotated log files.
     count: Option<usize>,
 }
 
 impl RotationLimits {
-    /// Reads the settings of a configuration, in megabytes, days and files: 0 means the default, a negative number no
-    /// limit.
+    /// Converts the configured limits, in megabytes, days and files: 0 means the default, and a negative number means
+    /// no limit.
     pub(crate) fn new(size: i64, age: i64, count: i64) -> Self {
         let given =
             |value: i64, default: i64| Some(if value == 0 { default } else { value }).filter(|value| *value > 0);
@@ -219,17 +222,17 @@ struct LogFile {
 
 #[derive(Debug)]
 struct LogFileState {
-    /// The file that had the path at the last write.
+    /// The file that was at the path at the last write.
     file: Option<File>,
     patience: Duration,
 }
 
 impl LogFile {
-    /// Opens the file (mode 0600) for appending, and removes rotated files that are too old or too many. A missing
+    /// Opens the log file (mode 0600) for appending, and removes rotated files that are too old or too many. A missing
     /// folder is created (mode 0755).
     ///
     /// # Errors
-    /// An error of opening the file.
+    /// Any I/O error of opening the log file.
     pub(crate) fn open(path: impl Into<PathBuf>, limits: RotationLimits) -> io::Result<Self> {
         let path = path.into();
         if let Some(folder) = path.parent() {
@@ -241,10 +244,10 @@ impl LogFile {
         Ok(log)
     }
 
-    /// Appends a line.
+    /// Appends a line to the log file.
     ///
     /// # Errors
-    /// An error of writing the line.
+    /// Any I/O error of writing the line.
     pub(crate) fn write(&self, line: &[u8]) -> io::Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..MAX_WRITE_ATTEMPTS {
@@ -257,14 +260,14 @@ impl LogFile {
             if !has_name(&self.path, &metadata) {
                 continue;
             }
-            // Never rename a device.
+            // Never rename a device file.
             let is_full = is_locked && metadata.is_file() && self.is_full(metadata.len(), line);
             if is_full && self.rotate(OffsetDateTime::now_utc()).is_ok() {
                 continue;
             }
             let written = (&file).write_all(line);
             if is_locked {
-                // If this fails, closing the file ends the lock.
+                // If unlocking fails, closing the file releases the lock.
                 let _ = file.unlock();
             }
             state.file = Some(file);
@@ -278,12 +281,12 @@ impl LogFile {
         length > 0 && self.limits.bytes.is_some_and(|most| with_line > most)
     }
 
-    /// Renames the file to a rotated one. The caller holds the lock on the file.
+    /// Renames the log file to a rotated file. The caller holds the lock on the log file.
     fn rotate(&self, now: OffsetDateTime) -> io::Result<()> {
         let rotated = self.rotated();
         let times = (0..MAX_STAMP_AHEAD_MILLIS).map(|later| stamp(now + Duration::from_millis(later)));
-        // The newest file gets the name that sorts last, even if several are rotated in one millisecond, unless a clock
-        // was far ahead.
+        // The newest file gets the name that sorts last, even if several files are rotated in one millisecond. A clock
+        // that was far ahead is the only exception.
         let is_last = |stamp: &String| rotated.last().is_none_or(|newest| stamp > newest);
         let free = times.clone().find(is_last).or_else(|| times.clone().find(|stamp| !rotated.contains(stamp)));
         let free = free.ok_or(io::ErrorKind::AlreadyExists)?;
@@ -292,7 +295,7 @@ impl LogFile {
         Ok(())
     }
 
-    /// Lists the times of the existing rotated files.
+    /// Lists the times in the names of the existing rotated files.
     fn rotated(&self) -> BTreeSet<String> {
         let (prefix, suffix) = self.around_stamp();
         let stamp = |name: String| Some(name.strip_prefix(&prefix)?.strip_suffix(&suffix)?.to_owned());
@@ -312,7 +315,7 @@ impl LogFile {
         (format!("{stem}-"), suffix.to_owned())
     }
 
-    /// Removes rotated files that are too old or too many. Several processes may do this at once.
+    /// Removes rotated files that are too old or too many. Several processes may run this function concurrently.
     fn remove_old(&self, now: OffsetDateTime) {
         let RotationLimits { seconds, count, .. } = self.limits;
         let oldest = seconds.and_then(|seconds| now.checked_sub(time::Duration::seconds(seconds))).map(stamp);
@@ -320,19 +323,21 @@ impl LogFile {
             let is_surplus = count.is_some_and(|count| place >= count);
             let is_old = oldest.as_ref().is_some_and(|oldest| stamp < oldest);
             if is_surplus || is_old {
-                // Another process may have removed the file already. The next rotation retries any other failure.
+                // Another process may have removed the file already. After any other failure, the next rotation tries
+                // again.
                 let _ = fs::remove_file(self.at(stamp));
             }
         }
     }
 }
 
-/// Opens a file for appending; creates it if it is missing.
+/// Opens a file for appending, and creates the file if it is missing.
 fn append_to(path: &Path) -> io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-/// Locks a file. False if another process holds the lock for too long, or the file system has no locks.
+/// Locks a file. Returns false if another process holds the lock for too long, or if the file system does not support
+/// locks.
 fn lock(file: &File, patience: &mut Duration) -> bool {
     let mut left = *patience;
     loop {
@@ -350,7 +355,7 @@ fn lock(file: &File, patience: &mut Duration) -> bool {
     }
 }
 
-/// True if `path` refers to this file.
+/// True if `path` refers to the open file.
 fn has_name(path: &Path, file: &fs::Metadata) -> bool {
     fs::metadata(path).is_ok_and(|named| (named.dev(), named.ino()) == (file.dev(), file.ino()))
 }
@@ -361,7 +366,7 @@ fn names_beside(path: &Path) -> impl Iterator<Item = String> {
 }
 
 fn stamp(at: OffsetDateTime) -> String {
-    // Every time has the parts of the format, so writing it cannot fail.
+    // Every time has all components of the format, so formatting cannot fail.
     at.format(STAMP_FORMAT).unwrap_or_default()
 }
 
@@ -420,7 +425,8 @@ mod tests {
         }
     }
 
-    /// Variables that make a process of this test program write lines: the log file, and the number of the process.
+    /// Environment variables that make a process of this test program write log lines: the path of the log file, and
+    /// the number of the process.
     const FILE: &str = "MARGAY_TEST_LOG_FILE";
     const WRITER: &str = "MARGAY_TEST_LOG_WRITER";
     const PROCESSES: usize = 16;
@@ -434,7 +440,7 @@ mod tests {
         format!("writer {writer:02} line {number:03} {}", "x".repeat(number % 60))
     }
 
-    /// Returns the names of all files in the log's folder, including the log, in order.
+    /// Returns the sorted names of all files in the log's folder, including the log.
     fn names(path: &Path) -> Vec<String> {
         let mut names: Vec<_> = names_beside(path).collect();
         names.sort();
@@ -449,7 +455,7 @@ mod tests {
             let open = || LogFile::open(&path, limits(MOST.into(), None)).unwrap();
             let mut log = open();
             for number in 0..LINES {
-                // Half of the processes open the file for each line, as many short calls of the plugin do.
+                // Half of the processes open the log file for each line, as many short calls of the plugin do.
                 if writer.is_multiple_of(2) {
                     log = open();
                 }
@@ -479,7 +485,7 @@ mod tests {
         let all = (0..PROCESSES).flat_map(|writer| (0..LINES).map(move |number| (line(writer, number), 1)));
         assert_eq!(found, all.collect());
         let bytes: usize = found.keys().map(|line| line.len() + 1).sum();
-        // A file is rotated only when it has no room for the next line.
+        // A log file is rotated only if it has no room for the next line.
         let most_files = bytes / (usize::from(MOST) - line(0, 59).len()) + 1;
         assert!(names(&path).len() <= most_files, "{} files for {bytes} bytes", names(&path).len());
     }
@@ -509,7 +515,7 @@ mod tests {
         assert_eq!(left(RotationLimits::new(0, 0, 2)), 2, "the newest two");
         assert!(folder.path().join(&old[0]).exists() && folder.path().join(&old[1]).exists());
         assert!(others.iter().all(|name| folder.path().join(name).exists()));
-        // A rotation removes old files, too, and files of one millisecond get different names.
+        // A rotation also removes old files, and files that are rotated in one millisecond get different names.
         let log = LogFile::open(&path, limits(10, Some(3))).unwrap();
         for number in 0..20 {
             log.write(format!("line {number:02}\n").as_bytes()).unwrap();
@@ -520,13 +526,13 @@ mod tests {
         let texts: Vec<_> = kept.iter().map(|name| fs::read_to_string(folder.path().join(name)).unwrap()).collect();
         assert_eq!(texts, ["line 16\n", "line 17\n", "line 18\n"]);
         assert_eq!(fs::read_to_string(&path).unwrap(), "line 19\n");
-        // A name from a clock that was ahead does not prevent rotation.
+        // A rotated file whose name is ahead of the clock does not prevent further rotations.
         let ahead = format!("cni-{}.log", stamp(now + time::Duration::days(4000)));
         fs::write(folder.path().join(&ahead), "x").unwrap();
         log.write(b"line 20\n").unwrap();
         assert!(folder.path().join(&ahead).exists());
         assert_eq!(fs::read_to_string(&path).unwrap(), "line 20\n");
-        // A line that is longer than the limit is kept, too.
+        // A line that is longer than the size limit is kept as well.
         log.write(b"a line that is too long\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "a line that is too long\n");
     }
@@ -580,7 +586,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         log.write(b"three\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
-        // Neither a missing folder nor a full device can be written to, and nothing is renamed.
+        // Writing to a missing folder or a full device fails, and no file is renamed.
         fs::remove_dir_all(folder.path()).unwrap();
         assert!(log.write(b"four\n").is_err());
         let full = LogFile::open("/dev/full", limits(1, Some(1))).unwrap();

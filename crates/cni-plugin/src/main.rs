@@ -1,4 +1,4 @@
-//! Both plugins in one program: the main plugin `margay-cni`, which also runs as `calico`, and the IPAM plugin
+//! Contains both plugins in one program: the main plugin `margay-cni`, which also runs as `calico`, and the IPAM plugin
 //! `margay-ipam`, which also runs as `calico-ipam`.
 
 #[cfg(any(target_env = "musl", test))]

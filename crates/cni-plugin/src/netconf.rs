@@ -1,4 +1,4 @@
-//! The network configuration on standard input, decoded as Go decodes it.
+//! Decodes the network configuration on standard input as Go decodes it.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,14 +9,15 @@ use datastore::NetConfStore;
 use crate::env::is_valid_name;
 use crate::gojson::GoJson;
 
-/// Default time limit of a call on a cluster's store.
+/// Default time limit of a plugin call on a cluster's store.
 const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The members of a configuration that both plugins read. An absent member is empty.
+/// The fields of a network configuration that both plugins read. An absent field is empty.
 ///
-/// The configuration is decoded as Go decodes it into Calico's structure. Names are case-insensitive, unknown members
-/// are ignored, null counts as absent, the last of several members wins, and the first value of a wrong type is the
-/// error. The settings of secondary networks stay undecoded until ADD needs them, so that a DEL never fails on them.
+/// The configuration is decoded as Go decodes it into Calico's structure. Field names are case-insensitive, unknown
+/// fields are ignored, and null counts as absent. The last of several fields with one name wins, and the first value of
+/// a wrong type is the error. The settings of secondary networks stay undecoded until ADD needs them, because a DEL
+/// must never fail on these settings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NetConf {
     pub(crate) name: String,
@@ -27,41 +28,43 @@ pub(crate) struct NetConf {
     pub(crate) lock_file: String,
     pub(crate) log_level: String,
     pub(crate) log_file: String,
-    /// `log_file_max_size` in megabytes, `log_file_max_age` in days, and `log_file_max_count`; 0 means the default.
+    /// The values of `log_file_max_size` in megabytes, `log_file_max_age` in days, and `log_file_max_count`. The value
+    /// 0 means the default.
     pub(crate) log_max_size: i64,
     pub(crate) log_max_age: i64,
     pub(crate) log_max_count: i64,
     pub(crate) store: NetConfStore,
-    /// `datastore_timeout`, in seconds.
+    /// The value of `datastore_timeout`, in seconds.
     timeout: Option<i64>,
     /// True if a request may use only one block (`windows_use_single_network`).
     pub(crate) single_block: bool,
-    /// `bridge` and `master`: the interfaces of the main plugins, which a probe uses.
+    /// The values of `bridge` and `master`: the interfaces of the main plugins, which a probe uses.
     pub(crate) bridge: Option<GoJson>,
     pub(crate) master: Option<GoJson>,
     pub(crate) is_gateway: bool,
     pub(crate) is_default_gateway: bool,
     pub(crate) ipam: IpamConf,
     pub(crate) policy: PolicyConf,
-    /// `args.cni.ips`.
+    /// The value of `args.cni.ips`.
     pub(crate) args_ips: Option<GoJson>,
-    /// `args.cni.labels`.
+    /// The value of `args.cni.labels`.
     pub(crate) args_labels: Option<GoJson>,
-    /// `runtimeConfig.ips`.
+    /// The value of `runtimeConfig.ips`.
     pub(crate) runtime_ips: Option<GoJson>,
-    /// `runtimeConfig.ipRanges`.
+    /// The value of `runtimeConfig.ipRanges`.
     pub(crate) runtime_ranges: Option<GoJson>,
-    /// `runtimeConfig["io.kubernetes.cri.pod-annotations"]`.
+    /// The value of `runtimeConfig["io.kubernetes.cri.pod-annotations"]`.
     pub(crate) runtime_annotations: Option<GoJson>,
     pub(crate) prev_result: Option<GoJson>,
 }
 
-/// The object `ipam`.
+/// The `ipam` object of a network configuration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IpamConf {
-    /// `assign_ipv4`: only the text `false` has an effect, and turns IPv4 off.
+    /// The value of `assign_ipv4`. Only the text `false` has an effect: it turns IPv4 off.
     pub(crate) assign_ipv4: Option<String>,
-    /// `assign_ipv6`: `true` turns IPv6 on. `false` turns it off if the configuration itself defines IPv6 pools.
+    /// The value of `assign_ipv6`. The text `true` turns IPv6 on. The text `false` turns IPv6 off if the configuration
+    /// itself defines IPv6 pools.
     pub(crate) assign_ipv6: Option<String>,
     pub(crate) ipv4_pools: Vec<String>,
     pub(crate) ipv6_pools: Vec<String>,
@@ -78,22 +81,24 @@ pub(crate) struct IpamConf {
     pub(crate) whereabouts: WhereaboutsConf,
 }
 
-/// The keys of `ipam` that define a network's addresses for whereabouts.
+/// The keys of `ipam` that define a network's addresses in the notation of whereabouts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WhereaboutsConf {
     pub(crate) range: Option<GoJson>,
     pub(crate) range_start: Option<GoJson>,
     pub(crate) range_end: Option<GoJson>,
     pub(crate) exclude: Option<GoJson>,
-    /// `ipRanges`: a list of objects with the keys above.
+    /// The value of `ipRanges`: a list of objects with the keys `range`, `range_start`, `range_end` and `exclude`.
     pub(crate) ip_ranges: Option<GoJson>,
     pub(crate) network_name: Option<GoJson>,
 }
 
-/// Parses a configuration and checks the network's name as CNI does, before anything else in the configuration.
+/// Parses a network configuration. As in CNI, the network's name is checked before all other values of the
+/// configuration.
 ///
 /// # Errors
-/// Code 6 if the text is not a JSON object or the name is not a string; code 7 if the name is missing or invalid.
+/// CNI error code 6 if the text is not a JSON object or the name is not a string. CNI error code 7 if the name is
+/// missing or invalid.
 pub(crate) fn check_name(text: &[u8]) -> Result<GoJson> {
     let decode = |reason: String| CniError::new(Code::Decode, format!("error unmarshall network config: {reason}"));
     let conf = GoJson::parse(text).map_err(decode)?;
@@ -115,10 +120,10 @@ pub(crate) fn check_name(text: &[u8]) -> Result<GoJson> {
 }
 
 impl NetConf {
-    /// Decodes the members that concern the plugin.
+    /// Decodes the fields of the network configuration that concern the plugin.
     ///
     /// # Errors
-    /// Code 999 with Go's text for the first value of a wrong type.
+    /// CNI error code 999 with Go's message for the first value of a wrong type.
     pub(crate) fn decode(json: &GoJson) -> Result<Self> {
         let mut conf = Self::default();
         let mut decoder = Decoder::default();
@@ -127,10 +132,11 @@ impl NetConf {
         Ok(conf)
     }
 
-    /// Returns how long a call on a cluster's store may take.
+    /// Returns the time limit of a plugin call on a cluster's store.
     ///
     /// # Errors
-    /// Code 7 unless `datastore_timeout` is from 1 to 90 seconds. Calico's plugin takes at most 90.
+    /// CNI error code 7 unless `datastore_timeout` is from 1 to 90 seconds. Calico's plugin also takes at most 90
+    /// seconds.
     pub(crate) fn patience(&self) -> Result<Duration> {
         match self.timeout.map(u64::try_from) {
             None => Ok(DEFAULT_STORE_TIMEOUT),
@@ -188,7 +194,7 @@ impl NetConf {
             "etcd_key_file" => d.string(&mut store.etcd_key_file, value, "etcd_key_file"),
             "etcd_cert_file" => d.string(&mut store.etcd_cert_file, value, "etcd_cert_file"),
             "etcd_ca_cert_file" => d.string(&mut store.etcd_ca_cert_file, value, "etcd_ca_cert_file"),
-            // The plugin ignores these members. As in Calico, a wrong type is still an error.
+            // The plugin ignores the values of these fields. As in Calico, a wrong type is still an error.
             "etcd_authority" | "etcd_scheme" | "calico_api_group" => d.string(&mut String::new(), value, name),
             "datastore_timeout" => self.timeout = d.int(value, name),
             "log_file_max_size" => d.keep_int(&mut self.log_max_size, value, name),
@@ -212,7 +218,7 @@ impl NetConf {
     }
 }
 
-/// The members of the object `policy` that concern the Kubernetes API.
+/// The fields of the object `policy` that concern the Kubernetes API.
 #[derive(Clone, Default)]
 pub(crate) struct PolicyConf {
     pub(crate) kind: String,
@@ -224,7 +230,7 @@ pub(crate) struct PolicyConf {
 }
 
 impl fmt::Debug for PolicyConf {
-    /// Omits everything but the kind: the other members may be secrets.
+    /// Shows only the kind of the policy, because the other fields may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Policy").field("kind", &self.kind).finish_non_exhaustive()
     }
@@ -279,15 +285,15 @@ fn keep_if(wanted: bool, target: &mut Option<GoJson>, value: &GoJson) {
     }
 }
 
-/// Decodes values and keeps the first error of a wrong type. `path` is the path from the top of the configuration to a
-/// value, as Go's errors print it.
+/// Decodes values and keeps the first error about a wrong type. `path` is the path from the top of the configuration to
+/// a value, as Go's error messages print it.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     error: Option<String>,
 }
 
 impl Decoder {
-    /// Calls `each` with the lower-case name and the value of every member.
+    /// Calls `each` with the lower-case name and the value of every field.
     pub(crate) fn members(
         &mut self,
         value: &GoJson,
@@ -359,7 +365,7 @@ impl Decoder {
     pub(crate) fn wrong(&mut self, value: &GoJson, path: &str, kind: &str) {
         self.error.get_or_insert_with(|| {
             let found = match value {
-                // If a number does not fit an integer, Go's error quotes it.
+                // If a number does not fit in an integer, Go's error message quotes the number.
                 GoJson::Number(number) if kind == "int" => format!("number {number}"),
                 other => other.kind().to_owned(),
             };
@@ -367,10 +373,10 @@ impl Decoder {
         });
     }
 
-    /// Reports the first error.
+    /// Returns the first error that the decoder has kept.
     ///
     /// # Errors
-    /// Code 999 for the first value of a wrong type.
+    /// CNI error code 999 for the first value of a wrong type.
     pub(crate) fn finish(self) -> Result<()> {
         self.error.map_or(Ok(()), |error| Err(CniError::internal(format!("failed to load netconf: {error}"))))
     }
@@ -476,7 +482,7 @@ mod tests {
             (r#"{"burst":1.5}"#, "number 1.5 burst of type int"),
             (r#"{"isGateway":"true"}"#, "string isGateway of type bool"),
             (r#"{"args":5}"#, "number args of type types.Args"),
-            // Only the first wrong value is reported.
+            // Only the first value of a wrong type is reported.
             (r#"{"qps":"1","ipam":5}"#, "string qps of type int"),
         ];
         for (text, expected) in cases {

@@ -1,4 +1,4 @@
-//! The wait for a pod's network policy: Felix, Calico's agent, creates a file when a pod's rules are in place.
+//! Waits for the network policy of a pod: Felix, Calico's agent, creates a file when the pod's rules are active.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,11 +7,11 @@ use agent::{CniError, Result};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::time::{sleep, timeout};
 
-/// The folder of Felix's files, unless the configuration names another folder.
+/// The folder of the files that Felix creates, unless the configuration names another folder.
 const STATUS_FOLDER: &str = "/var/run/calico/endpoint-status";
-/// Pause between two checks for the file. A check costs a few microseconds, and Felix takes longer.
+/// Pause between two checks for Felix's file. A check costs a few microseconds, and Felix takes longer than the pause.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// The characters that Go escapes in a segment of a URL's path: all but letters, digits and the characters below.
+/// The characters that Go escapes in a segment of a URL's path: all characters except letters, digits and `-_.~$&+=:@`.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'_')
@@ -24,7 +24,7 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b':')
     .remove(b'@');
 
-/// The wait that a pod needs before it starts: the folder of the files and the longest wait.
+/// How a pod waits for its network policy: the folder of Felix's files, and the maximum wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PolicyWait {
     folder: PathBuf,
@@ -32,10 +32,10 @@ pub(crate) struct PolicyWait {
 }
 
 impl PolicyWait {
-    /// Reads `policy_setup_timeout_seconds` and `endpoint_status_dir`; `None` for a wait of 0 seconds.
+    /// Reads `policy_setup_timeout_seconds` and `endpoint_status_dir`; returns `None` for a timeout of 0 seconds.
     ///
     /// # Errors
-    /// Calico's text, code 999, for a negative number.
+    /// CNI error code 999 with Calico's message for a negative number.
     pub(crate) fn new(seconds: i64, folder: &str) -> Result<Option<Self>> {
         let wrong = |_| {
             CniError::internal(format!("invalid pod startup delay of {seconds}"))
@@ -46,8 +46,8 @@ impl PolicyWait {
         Ok((!longest.is_zero()).then(|| Self { folder: folder.into(), longest }))
     }
 
-    /// Waits for the file of a pod's endpoint, at most for the configured time and the time that is left. A missing
-    /// file is only a warning in the log: as in Calico, a pod without rules is better than none.
+    /// Waits for Felix's file about a pod's endpoint, at most for the configured time and the remaining time of the
+    /// call. A missing file is only logged as a warning: as in Calico, a pod without rules is better than no pod.
     pub(crate) async fn wait(&self, namespace: &str, pod: &str, endpoint: &str, left: Duration) {
         let file = self.folder.join(file_name(namespace, pod, endpoint));
         let longest = self.longest.min(left);
@@ -68,7 +68,7 @@ async fn appears(file: &Path) {
 
 fn file_name(namespace: &str, pod: &str, endpoint: &str) -> String {
     let escaped = |part| utf8_percent_encode(part, ESCAPED).to_string();
-    // Namespace and pod name together are one escaped segment.
+    // The namespace and the pod name together are one escaped segment of the file's name.
     format!("k8s {}%2F{} {}", escaped(namespace), escaped(pod), escaped(endpoint))
 }
 
@@ -112,7 +112,7 @@ mod tests {
         let status = folder.path().join("status");
         let wait = PolicyWait::new(i64::MAX, status.to_str().unwrap()).unwrap().unwrap();
         let (taken, ()) = tokio::join!(took(&wait, LONG), async {
-            // The folder is created during the wait, too.
+            // The test creates the folder only during the wait.
             sleep(Duration::from_millis(200)).await;
             fs::create_dir(&status).unwrap();
             fs::write(status.join("k8s shop%2Fpod2 eth0"), "").unwrap();

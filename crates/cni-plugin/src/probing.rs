@@ -1,8 +1,10 @@
-//! The assignment of an ADD: with the labels of the pod's namespace if a pool is chosen by them, and with the probe of
-//! a secondary network, which assigns a new address only if no device on the wire answers for it.
+//! Assigns the addresses of an ADD. If a pool is chosen by namespace labels, this module reads the labels of the pod's
+//! namespace. On a secondary network with a probe, it assigns a new address only if no device on the layer-2 segment
+//! answers for the address.
 //!
-//! The plugin probes between the commit of the ADD and its result, on the container's node: the daemon never waits for
-//! the wire. If the plugin is killed meanwhile, an ordinary allocation remains, which the runtime's DEL releases.
+//! The plugin probes between the commit of the ADD and the ADD's result, on the container's node, so the daemon never
+//! waits for a probe. If the plugin is killed during the probe, an ordinary allocation remains, which the runtime's DEL
+//! releases.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -16,7 +18,7 @@ use crate::gojson::GoJson;
 use crate::kubernetes::Kubernetes;
 use crate::netconf::NetConf;
 
-/// The allocator for one pod's ADD, and the Kubernetes API for the labels of its namespace.
+/// The allocator for one pod's ADD, and the Kubernetes API that has the labels of the pod's namespace.
 #[derive(Clone, Copy)]
 pub(crate) struct Assigner<'a> {
     pub(crate) allocator: &'a dyn Allocator,
@@ -25,8 +27,8 @@ pub(crate) struct Assigner<'a> {
 }
 
 impl Assigner<'_> {
-    /// Assigns addresses. If a pool's selector needs the namespace's labels, they are read within the time for the
-    /// store and added to the request.
+    /// Assigns addresses. If a pool's selector needs the labels of the namespace, the labels are read within the
+    /// store's time limit and added to the request.
     ///
     /// # Errors
     /// Any error of the allocator or of the Kubernetes API.
@@ -43,14 +45,14 @@ impl Assigner<'_> {
     }
 }
 
-/// Maximum and default wait for an answer, in milliseconds.
+/// Maximum and default time that a probe waits for an answer, in milliseconds.
 const MAX_PROBE_MILLIS: u64 = 200;
-/// Maximum number of addresses tried for one ADD.
+/// Maximum number of addresses that one ADD probes before it fails.
 const MAX_TRIES: usize = 3;
-/// Default bridge of the bridge plugin.
+/// The bridge that the bridge plugin uses by default.
 const DEFAULT_BRIDGE: &str = "cni0";
 
-/// The configured probe: its interface and how long it waits for an answer.
+/// The configured probe: the network interface to send it on, and how long the probe waits for an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Probe {
     pub(crate) interface: String,
@@ -58,10 +60,10 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// Reads `ipam.probe`; `None` if probes are off.
+    /// Reads `ipam.probe`; returns `None` if probes are off.
     ///
     /// # Errors
-    /// Code 7 for an invalid setting, or if the interface is not known.
+    /// CNI error code 7 for an invalid setting, or if the interface for the probe is not known.
     pub(crate) fn from_conf(conf: &NetConf) -> Result<Option<Self>> {
         let mut timeout = MAX_PROBE_MILLIS;
         let mut interface = "";
@@ -86,7 +88,7 @@ impl Probe {
         let bridge = conf.bridge.as_ref().and_then(GoJson::as_str).filter(|name| !name.is_empty());
         let wire = match conf.plugin.as_str() {
             "bridge" => bridge.or(Some(DEFAULT_BRIDGE)),
-            // The containers' wire is a VLAN of the master, on which the machine has no interface.
+            // The containers are connected to a VLAN of the master, on which the machine has no interface.
             "vlan" => None,
             _ => conf.master.as_ref().and_then(GoJson::as_str),
         };
@@ -101,7 +103,7 @@ impl Probe {
     /// Carries out ADD with a probe of the new addresses.
     ///
     /// # Errors
-    /// Any error of ADD; code 11 if devices use all addresses that were tried, or a requested address.
+    /// Any error of ADD. CNI error code 11 if devices use all probed addresses, or a requested address.
     pub(crate) fn add(
         &self,
         at: &StoreAccess,
@@ -118,7 +120,7 @@ fn wrong(reason: &str) -> CniError {
     CniError::config(format!("ipam.probe: {reason}"))
 }
 
-/// A running ADD with a probe.
+/// A running ADD with a probe of its addresses.
 struct ProbeRun<'a> {
     interface: &'a str,
     ask: &'a dyn Fn(&[IpAddr]) -> Vec<ProbeResult>,
@@ -134,7 +136,7 @@ impl ProbeRun<'_> {
         let Some(before) = self.held() else { return self.assign() };
         let assigned = self.assign()?;
         let settled = self.settle(before.clone(), assigned);
-        // If the container had addresses before, it keeps them until its DEL.
+        // A container that had addresses before the ADD keeps these addresses until its DEL.
         if settled.is_err() && before.is_empty() {
             let (attachment, old_handle) = (self.attachment(), self.old_handle.to_owned());
             let (addresses, namespace) = (Vec::new(), self.add.request.attributes.get(NAMESPACE).cloned());
@@ -158,8 +160,8 @@ impl ProbeRun<'_> {
         self.at.with_time_left(self.begun)
     }
 
-    /// Returns the addresses that the attachment has before the ADD, for which the container itself may answer. `None`
-    /// if they are unknown.
+    /// Returns the addresses that the attachment had before the ADD. The container itself may answer for its earlier
+    /// addresses. Returns `None` if the addresses are unknown.
     fn held(&self) -> Option<Vec<IpAddr>> {
         if self.at.location.path().is_some_and(|path| !path.exists()) {
             return Some(Vec::new());
@@ -174,11 +176,12 @@ impl ProbeRun<'_> {
         None
     }
 
-    /// Probes new addresses, and replaces those that a device uses.
+    /// Probes new addresses, and replaces the addresses that a device uses.
     fn settle(&mut self, mut known: Vec<IpAddr>, mut assigned: Vec<AssignedAddress>) -> Result<Vec<AssignedAddress>> {
         let mut devices = Vec::new();
         for attempt in 1..=MAX_TRIES {
-            // Do not probe a prefix: it is routed to its container, so no other device can use it on a wire.
+            // Do not probe a prefix: a prefix is routed to its container, so no other device on a layer-2 segment can
+            // use it.
             let addresses = assigned.iter().filter(|assigned| assigned.prefix_length.is_none());
             let mut new: Vec<IpAddr> = addresses.map(AssignedAddress::interface_ip).collect();
             new.retain(|address| !known.contains(address));
@@ -204,8 +207,8 @@ impl ProbeRun<'_> {
             .with_details("the addresses are in quarantine: margay ipam quarantine list; the next ADD tries others"))
     }
 
-    /// Returns the addresses that devices use, each with the reason for its quarantine. A probe that fails does not
-    /// delay or fail the ADD.
+    /// Returns the addresses that devices use, each with the reason for its quarantine. A failed probe does not delay
+    /// or fail the ADD.
     fn foreign(&self, addresses: &[IpAddr]) -> Vec<(IpAddr, String)> {
         let mut found = Vec::new();
         for (address, probed) in addresses.iter().zip((self.ask)(addresses)) {
@@ -278,7 +281,7 @@ mod tests {
         assert!(probe(cases[0].0).unwrap_err().details().contains("ipam.probe.interface"));
     }
 
-    /// An allocator that assigns 10.0.0.1, 10.0.0.2 and so on, or the requested addresses.
+    /// A test allocator that assigns 10.0.0.1, 10.0.0.2 and so on, or the requested addresses.
     #[derive(Default)]
     struct Books {
         last: RefCell<u8>,
@@ -349,7 +352,8 @@ mod tests {
         request.into()
     }
 
-    /// Runs ADD on a wire where devices use these addresses. Also returns the probed addresses.
+    /// Runs ADD on a layer-2 segment where devices use these addresses. Returns the probed addresses together with the
+    /// result.
     fn add(books: &Books, add: &Add, devices: &[u8]) -> (Result<Vec<IpAddr>>, Vec<IpAddr>) {
         let probed = RefCell::new(Vec::new());
         let devices = ips(devices);
@@ -377,7 +381,7 @@ mod tests {
         assert_eq!((done.unwrap(), probed), (ips(&[3]), ips(&[1, 2, 3])));
         let reason = "a device answered on eth1".to_owned();
         assert_eq!(*books.quarantined.borrow(), [(ips(&[1])[0], reason.clone()), (ips(&[2])[0], reason)]);
-        // The container itself may answer for its address now.
+        // The container itself may answer for the address that it has now.
         let (done, probed) = add(&books, &request(&[], 1), &[3]);
         assert_eq!((done.unwrap(), probed), (ips(&[3]), Vec::new()));
     }
@@ -409,7 +413,7 @@ mod tests {
         assert!(error.message().contains("address 10.0.0.9 was requested"), "{error}");
         assert!(books.held.borrow().is_empty() && books.quarantined.borrow().is_empty());
         assert_eq!(add(&books, &request(&[9], 0), &[]).0.unwrap(), ips(&[9]), "once the device is gone");
-        // The container keeps the addresses that it had before.
+        // After a refused ADD, the container keeps the addresses that it had before.
         add(&books, &request(&[8, 9], 0), &[8]).0.unwrap_err();
         assert_eq!(*books.held.borrow(), ips(&[8, 9]).into_iter().collect());
     }

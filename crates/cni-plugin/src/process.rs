@@ -1,4 +1,5 @@
-//! The process of a call: its arguments, streams and exit status, and the texts for people who run the program by hand.
+//! Runs the plugin as a process: its arguments, streams and exit status, and the texts for people who run the program
+//! by hand.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
@@ -11,8 +12,8 @@ use crate::invocation::{self, Invocation, ProcessOutcome, ProgramKind, install_h
 use crate::run::run;
 use crate::{main_plugin, versions};
 
-/// Runs the whole program, both plugins, with these stores. The program's own name (`argv[0]`) decides which plugin
-/// runs.
+/// Runs the whole program, which contains both plugins, with support for these stores. The program's own name
+/// (`argv[0]`) decides which plugin runs.
 pub fn main(drivers: Drivers) -> ExitCode {
     install_hook();
     let mut arguments = std::env::args_os();
@@ -28,8 +29,8 @@ pub fn main(drivers: Drivers) -> ExitCode {
     };
     match print(&outcome) {
         Ok(()) => ExitCode::from(outcome.exit),
-        // Standard output is broken, so only the exit status can report this. The addresses that ADD assigned stay
-        // assigned until the runtime's DEL.
+        // Standard output is broken, so only the exit status can report the failure. The addresses that ADD assigned
+        // stay assigned until the runtime's DEL.
         Err(_) => ExitCode::FAILURE,
     }
 }
@@ -58,14 +59,14 @@ Options, with which nothing is read or changed:
 Pools and addresses are managed with the command margay: margay --help
 ";
 
-/// Answers an option on the command line; `None` for anything that is not an option of the plugin. Runtimes pass no
-/// arguments at all.
+/// Answers an option on the command line; returns `None` for an argument that is not an option of the plugin. Runtimes
+/// pass no arguments.
 pub fn answer_option(option: Option<&OsStr>) -> Option<ProcessOutcome> {
     let stdout = match option?.to_str()? {
-        // Calico's plugins have `-v`.
+        // Calico's plugins also accept `-v`.
         "-V" | "-v" | "--version" => {
             let (version, cni) = (env!("CARGO_PKG_VERSION"), versions::SUPPORTED_VERSIONS.join(", "));
-            // `margay store upgrade` parses the last line.
+            // `margay store upgrade` parses the last line of the version text.
             format!("margay-ipam {version}\nCNI versions: {cni}\nFormats of stores: 1, 2\n")
         }
         "-h" | "--help" => HELP.to_owned(),

@@ -1,8 +1,9 @@
-//! The address ranges of a configuration, with the keys of host-local and of whereabouts: `range`, `range_start`,
-//! `range_end`, `exclude`, `ipRanges` and `network_name`.
+//! Parses the address ranges of a network configuration, with the keys of host-local and of whereabouts: `range`,
+//! `range_start`, `range_end`, `exclude`, `ipRanges` and `network_name`.
 //!
-//! whereabouts' ranges follow whereabouts' own rules: a range may have host bits, or be `FIRST-LAST/LENGTH`, and the
-//! first and the last address of its network are never assigned. One address of each range is assigned.
+//! Ranges for whereabouts follow the rules of whereabouts: a range may have host bits, or be `FIRST-LAST/LENGTH`, and
+//! the first and the last address of a range's network are never assigned. A container gets one address from each
+//! range.
 
 use std::net::IpAddr;
 
@@ -22,10 +23,10 @@ pub(crate) fn is_given(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| value.as_str() != Some(""))
 }
 
-/// Parses an address. In the error, `setting` names the value and `or` the alternatives to an address.
+/// Parses an address. The error message names the value by `setting`, and lists the alternatives to an address in `or`.
 ///
 /// # Errors
-/// Code 7 if the value is not an address.
+/// CNI error code 7 if the value is not an address.
 pub(crate) fn address_at(value: &GoJson, setting: &str, or: &str) -> Result<IpAddr> {
     let wrong = |found: &str| CniError::config(format!("{setting} must be an address{or}, not {found}"));
     let text = value.as_str().ok_or_else(|| wrong(&format!("a JSON {}", value.kind())))?;
@@ -41,10 +42,10 @@ pub(crate) struct AddressRange {
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// Parses a setting of host-local, a list of lists of objects, and appends its sets of ranges to `sets`.
+/// Parses a setting of host-local, a list of lists of objects, and appends the setting's sets of ranges to `sets`.
 ///
 /// # Errors
-/// Code 7 for a malformed setting.
+/// CNI error code 7 for a malformed setting.
 pub(crate) fn read_sets(value: Option<&GoJson>, setting: &str, sets: &mut Vec<Vec<AddressRange>>) -> Result<()> {
     let wrong = || CniError::config(format!("{setting} must be a list of lists of objects with a subnet"));
     let Some(value) = value else { return Ok(()) };
@@ -63,10 +64,10 @@ pub(crate) fn read_sets(value: Option<&GoJson>, setting: &str, sets: &mut Vec<Ve
     Ok(())
 }
 
-/// Parses a range of a subnet. The default ends are the first and the last usable address.
+/// Parses a range of a subnet. By default, the range starts with the first and ends with the last usable address.
 ///
 /// # Errors
-/// Code 7 for a malformed range.
+/// CNI error code 7 for a malformed range.
 pub(crate) fn read_range(
     subnet: &GoJson,
     first: Option<&GoJson>,
@@ -111,7 +112,8 @@ pub(crate) fn read_range(
         Some(gateway) if gateway.is_ipv4() != first.is_ipv4() => {
             return Err(of_another_family(gateway, subnet));
         }
-        // An IPv6 gateway outside of the subnet is allowed: many routers are configured by their link-local address.
+        // An IPv6 gateway outside of the subnet is allowed, because many routers are configured by their link-local
+        // address.
         Some(gateway) if gateway.is_ipv4() && !subnet.contains(&gateway) => {
             return Err(CniError::config(format!("gateway {gateway} is outside of subnet {subnet}"))
                 .with_details(GATEWAY_OUTSIDE));
@@ -121,12 +123,12 @@ pub(crate) fn read_range(
     Ok(AddressRange { subnet, first, last, gateway })
 }
 
-/// Returns the error for a gateway of another family than its subnet.
+/// Returns the error for a gateway whose address family differs from the subnet's.
 pub(crate) fn of_another_family(gateway: IpAddr, subnet: IpNet) -> CniError {
     CniError::config(format!("gateway {gateway} is of another family than subnet {subnet}"))
 }
 
-/// Returns the default range of host-local in a subnet: all addresses but the first and, for IPv4, the last.
+/// Returns the default range of host-local in a subnet: all addresses except the first and, for IPv4, except the last.
 fn usable(subnet: IpNet) -> (IpAddr, IpAddr) {
     match subnet {
         IpNet::V4(net) => {
@@ -140,13 +142,13 @@ fn usable(subnet: IpNet) -> (IpAddr, IpAddr) {
     }
 }
 
-/// True if a configuration defines its addresses with whereabouts' keys.
+/// True if a network configuration defines its addresses with whereabouts' keys.
 pub(crate) fn is_whereabouts(conf: &WhereaboutsConf) -> bool {
     has_elements(conf.ip_ranges.as_ref()) || is_given(conf.range.as_ref())
 }
 
-/// Returns a key of whereabouts in a configuration whose addresses are not defined by whereabouts' keys, where the key
-/// means nothing.
+/// Returns the first whereabouts key of a configuration that does not define its addresses with whereabouts' keys. A
+/// whereabouts key has no effect in a configuration that has no ranges of whereabouts.
 pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> {
     let keys = [
         ("range", conf.range.is_some()),
@@ -163,10 +165,10 @@ fn has_elements(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| *value != GoJson::Array(Vec::new()))
 }
 
-/// Returns `network_name`; the empty text counts as absent.
+/// Returns the value of `network_name`. The empty text counts as absent.
 ///
 /// # Errors
-/// Code 7 if the value is not a text, or has no letter or digit.
+/// CNI error code 7 if the value is not a string, or contains no letter or digit.
 pub(crate) fn network_name(conf: &WhereaboutsConf) -> Result<Option<String>> {
     match &conf.network_name {
         None => Ok(None),
@@ -176,11 +178,11 @@ pub(crate) fn network_name(conf: &WhereaboutsConf) -> Result<Option<String>> {
     }
 }
 
-/// Parses the sets of ranges: one set for `range` and one for each element of `ipRanges`. A set has several ranges if
-/// `exclude` splits it.
+/// Parses the sets of ranges: one set for `range` and one set for each element of `ipRanges`. A set has several ranges
+/// if `exclude` splits it.
 ///
 /// # Errors
-/// Code 7 for a malformed range, or a range without an assignable address.
+/// CNI error code 7 for a malformed range, or a range without an assignable address.
 pub(crate) fn read_whereabouts(conf: &WhereaboutsConf) -> Result<Vec<Vec<AddressRange>>> {
     let mut sets = Vec::new();
     if conf.range.as_ref().is_some_and(|range| range.as_str().is_none()) {
@@ -255,7 +257,7 @@ fn read_whereabouts_range(
     Ok(spans.into_iter().filter_map(range).collect())
 }
 
-/// Parses the networks of `exclude`. A network may have host bits. A single address is a network of its own.
+/// Parses the networks in `exclude`. A network may have host bits. A single address counts as a network.
 fn excluded(value: Option<&GoJson>) -> Result<Vec<IpNet>> {
     let wrong = |found: &str| CniError::config(format!("ipam.exclude: {found} is neither a network nor an address"));
     let elements = match value {
@@ -271,7 +273,8 @@ fn excluded(value: Option<&GoJson>) -> Result<Vec<IpNet>> {
     elements.iter().map(read).collect()
 }
 
-/// Returns the parts of a span of addresses outside of all these networks, in ascending order. Addresses are numbers.
+/// Returns the parts of a span of addresses outside of all excluded networks, in ascending order. Addresses are
+/// represented as integers.
 fn without(first: u128, last: u128, excluded: impl Iterator<Item = IpNet>) -> Vec<(u128, u128)> {
     let mut excluded: Vec<(u128, u128)> = excluded.map(bounds).collect();
     excluded.sort_unstable();

@@ -1,5 +1,5 @@
-//! Results of ADD in each version of CNI: the plugin's own, those that another IPAM plugin printed, and the earlier
-//! ones that CHECK and DEL get as `prevResult`.
+//! Parses and prints results of ADD in each CNI version: the plugin's own results, the output of another IPAM plugin,
+//! and the `prevResult` that CHECK and DEL get.
 
 use std::net::IpAddr;
 
@@ -14,8 +14,8 @@ use crate::env::{AddressForm, parse_address};
 use crate::gojson::{self, GoJson};
 use crate::versions;
 
-/// The member of a result that lists the assigned prefixes. CNI has no member for prefixes, and its readers ignore
-/// unknown members.
+/// The field of a CNI result that lists the assigned prefixes. CNI defines no field for prefixes, and readers of CNI
+/// results ignore unknown fields.
 const PREFIXES_MEMBER: &str = "margay.io/prefixes";
 
 /// A result of ADD. The plugin's own results list IPv4 addresses before IPv6 addresses.
@@ -24,13 +24,13 @@ pub(crate) struct AddResult {
     pub(crate) interfaces: Vec<ResultPart<ResultInterface>>,
     pub(crate) ips: Vec<ResultIp>,
     pub(crate) routes: Vec<ResultPart<ResultRoute>>,
-    /// The assigned prefixes. `ips` has one address of each, and the container owns the whole prefix.
+    /// The assigned prefixes. `ips` contains one address of each prefix, and the container owns the whole prefix.
     pub(crate) prefixes: Vec<IpNet>,
-    /// The object `dns`; `None` if it is empty.
+    /// The object `dns` of the result; `None` if the object is empty.
     pub(crate) dns: Option<Value>,
 }
 
-/// A part of a result, either made here or passed on as another plugin printed it.
+/// A part of a result, either created by this program or taken unchanged from another plugin's output.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum ResultPart<T> {
@@ -38,7 +38,7 @@ pub(crate) enum ResultPart<T> {
     Theirs(Value),
 }
 
-/// An interface of a result.
+/// An interface in a CNI result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct ResultInterface {
     pub(crate) name: String,
@@ -50,21 +50,22 @@ pub(crate) struct ResultInterface {
     pub(crate) sandbox: Option<String>,
 }
 
-/// An address of a result.
+/// An address in a CNI result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ResultIp {
     pub(crate) address: IpNet,
     pub(crate) gateway: Option<IpAddr>,
-    /// The index of the address's interface in `interfaces`.
+    /// The index in `interfaces` of the interface that has the address.
     pub(crate) interface: Option<usize>,
 }
 
 impl AddResult {
-    /// Builds Calico's result. An address has the prefix length of its block, a wanted address that of a host, and a
-    /// prefix its own. Each printed address, host bits included, has a route.
+    /// Builds the result that Calico's plugin would return. A chosen address has the prefix length of its block, a
+    /// requested address has the length of a host address, and a prefix has its own length. For each printed address,
+    /// host bits included, the result has a route.
     ///
     /// # Errors
-    /// An invalid prefix length, which the allocator never returns.
+    /// An error for an invalid prefix length, which the allocator never returns.
     pub(crate) fn calico(assigned: &[AssignedAddress], wanted: &[IpAddr]) -> Result<Self> {
         let prefix =
             |a: &AssignedAddress| if wanted.contains(&a.ip) { host_prefix(a.ip) } else { a.block.prefix_len() };
@@ -74,17 +75,18 @@ impl AddResult {
         Ok(Self { ips, routes, prefixes: prefixes(assigned), ..Self::default() })
     }
 
-    /// Removes the routes, as Calico does for the target of a migration, whose traffic must still go to the source.
+    /// Removes the routes of the result. Calico omits the routes for the target of a migration, whose traffic must
+    /// still go to the source.
     pub(crate) fn without_routes(mut self) -> Self {
         self.routes.clear();
         self
     }
 
-    /// Builds the result as host-local would: the mask of the pool (or of the block, if configured), the gateway, and
-    /// the configured routes.
+    /// Builds the result that host-local would return: with the mask of the pool (or of the block, if configured), the
+    /// gateway, and the configured routes.
     ///
     /// # Errors
-    /// An invalid prefix length, which the allocator never returns.
+    /// An error for an invalid prefix length, which the allocator never returns.
     pub(crate) fn bridged(assigned: &[AssignedAddress], settings: &BridgedSettings) -> Result<Self> {
         let prefix = |a: &AssignedAddress| match settings.mask {
             PrefixMask::Pool => a.pool.prefix_len(),
@@ -97,16 +99,16 @@ impl AddResult {
         Ok(Self { ips, routes, prefixes: prefixes(assigned), ..Self::default() })
     }
 
-    /// Builds the result for addresses that no IPAM plugin assigned.
+    /// Builds the result for addresses that were assigned without an IPAM plugin.
     pub(crate) fn of_addresses(addresses: &[IpAddr]) -> Self {
         let ip = |ip: &IpAddr| ResultIp { address: IpNet::from(*ip), gateway: None, interface: None };
         Self { ips: addresses.iter().map(ip).collect(), ..Self::default() }
     }
 
-    /// Parses the output of an IPAM plugin, in any version of CNI.
+    /// Parses the output of an IPAM plugin, in any CNI version.
     ///
     /// # Errors
-    /// The text is not JSON, or not a result.
+    /// An error if the text is not JSON, or not a CNI result.
     pub(crate) fn parse(text: &[u8]) -> Result<Self> {
         let wrong = |reason: String| CniError::internal(format!("failed to unmarshal raw result: {reason}"));
         let result: Value = serde_json::from_slice(text).map_err(|error| wrong(error.to_string()))?;
@@ -134,14 +136,14 @@ impl AddResult {
         Ok(parsed)
     }
 
-    /// Returns the addresses without prefix lengths.
+    /// Returns the addresses of the result without prefix lengths.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         self.ips.iter().map(|ip| ip.address.addr()).collect()
     }
 
-    /// Converts an IPAM plugin's result to a main plugin's, as Calico does. The main plugin's interfaces follow those
-    /// of the IPAM plugin. Each address belongs to the last interface, has no gateway, and is printed as a single
-    /// address or with the length of its prefix.
+    /// Converts an IPAM plugin's result to a main plugin's result, as Calico does. The interfaces of the main plugin
+    /// follow the interfaces of the IPAM plugin. Each address belongs to the last interface, has no gateway, and is
+    /// printed as a single address or with the length of its prefix.
     pub(crate) fn on(mut self, interfaces: [ResultInterface; 2]) -> Self {
         self.interfaces.extend(interfaces.map(ResultPart::Ours));
         let last = self.interfaces.len() - 1;
@@ -154,10 +156,10 @@ impl AddResult {
         self
     }
 
-    /// Renders the result in a supported CNI version: indented by four, without a newline at the end.
+    /// Renders the result in a supported CNI version, indented by four spaces, without a newline at the end.
     ///
     /// # Errors
-    /// A result without an address, in a version before 0.3.0.
+    /// An error for a result without an address in a CNI version before 0.3.0.
     pub(crate) fn to_json(&self, version: &str) -> Result<String> {
         if versions::is_before(version, "0.3.0") {
             self.before_030(version)
@@ -221,8 +223,8 @@ impl AddResult {
         Ok(gojson::indented(&PrintedOldResult { version, ip4, ip6, prefixes: &self.prefixes, dns }))
     }
 
-    /// Renders a result for CNI 0.3.0 and later. Before 1.0.0 each address has its IP version, `dns` is always there,
-    /// and there is no MTU.
+    /// Renders a result for CNI 0.3.0 and later. Before CNI 1.0.0, each address has its IP version, `dns` is always
+    /// present, and interfaces have no MTU.
     fn since_030(&self, version: &str, form: ResultForm) -> String {
         #[derive(Serialize)]
         struct PrintedIp {
@@ -270,7 +272,7 @@ impl AddResult {
 }
 
 impl ResultPart<ResultRoute> {
-    /// True for an IPv4 route; `None` for another plugin's route without a destination.
+    /// True for an IPv4 route. Returns `None` for another plugin's route without a destination.
     fn is_v4(&self) -> Option<bool> {
         match self {
             Self::Ours(route) => Some(route.dst.addr().is_ipv4()),
@@ -279,19 +281,19 @@ impl ResultPart<ResultRoute> {
     }
 }
 
-/// The form of a result of CNI 0.3.0 and later.
+/// The JSON fields of a result of CNI 0.3.0 and later.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ResultForm {
     Before100,
     Since100,
 }
 
-/// An empty `dns` object.
+/// Returns an empty `dns` object.
 fn no_dns() -> Value {
     Value::Object(Map::new())
 }
 
-/// Returns the error for a result before 0.3.0 without an address.
+/// Returns the error for a result without an address in a CNI version before 0.3.0.
 pub(crate) fn no_addresses() -> CniError {
     CniError::internal("cannot convert: no valid IP addresses")
 }
@@ -317,7 +319,7 @@ fn in_order(assigned: &[AssignedAddress], prefix: impl Fn(&AssignedAddress) -> u
     sorted.map(ip).collect()
 }
 
-/// Returns the object `dns` of another plugin's result; `None` if all its members are empty.
+/// Returns the object `dns` of another plugin's result; returns `None` if all fields of `dns` are empty.
 fn dns(value: Option<&Value>) -> Option<Value> {
     let members = value?.as_object()?;
     let is_empty = |value: &Value| match value {
@@ -333,7 +335,7 @@ fn ip(value: &Value, name: &str) -> Result<ResultIp, String> {
     let text = |name: &str| value.get(name).and_then(Value::as_str);
     let address = text(name).ok_or_else(|| format!("an address lacks the text {name}"))?;
     let parsed = address.parse().map_err(|_| format!("invalid CIDR address: {address}"))?;
-    // Go reads an invalid address as no address.
+    // Go decodes an invalid address as no address.
     Ok(ResultIp { address: parsed, gateway: text("gateway").and_then(|gateway| gateway.parse().ok()), interface: None })
 }
 
@@ -345,10 +347,10 @@ fn list(value: Option<&Value>) -> Result<Vec<Value>, String> {
     }
 }
 
-/// Returns the addresses in a result of CNI 0.3.0 or later; empty without a result.
+/// Returns the addresses in a result of CNI 0.3.0 or later. The list is empty without a result.
 ///
 /// # Errors
-/// Code 6 if the value is not a result.
+/// CNI error code 6 if the value is not a CNI result.
 pub(crate) fn previous_addresses(result: Option<&GoJson>) -> Result<Vec<IpAddr>> {
     let Some(result) = result else { return Ok(Vec::new()) };
     let decode = |reason: &str| CniError::new(Code::Decode, format!("could not parse prevResult: {reason}"));
@@ -370,7 +372,7 @@ pub(crate) fn previous_addresses(result: Option<&GoJson>) -> Result<Vec<IpAddr>>
 }
 
 /// Returns the prefixes in a result of the main plugin, which prints single addresses as /32 and /128. Runtimes drop
-/// members that CNI does not define, such as `margay.io/prefixes`.
+/// fields that CNI does not define, such as `margay.io/prefixes`.
 pub(crate) fn previous_prefixes(result: Option<&GoJson>) -> Vec<IpNet> {
     let Some(GoJson::Array(ips)) = result.and_then(|result| result.member("ips")) else { return Vec::new() };
     let networks = ips.iter().filter_map(|ip| ip.member("address")?.as_str()?.parse::<IpNet>().ok());
@@ -408,7 +410,7 @@ mod tests {
         AddResult::bridged(assigned, &BridgedSettings::from_conf(&conf).unwrap()).unwrap()
     }
 
-    /// The text without indentation, for readable expectations.
+    /// Returns a result as JSON without indentation, for readable expectations.
     fn compact(result: &AddResult, version: &str) -> String {
         let json = result.to_json(version).unwrap();
         json.lines().map(str::trim_start).collect::<String>().replace("\": ", "\":")
@@ -486,7 +488,7 @@ mod tests {
         assert!(AddResult::bridged(&[wrong], &BridgedSettings::from_conf(&conf).unwrap()).is_err());
     }
 
-    /// The main plugin's result for the text that an IPAM plugin printed.
+    /// Returns the main plugin's result for the output of an IPAM plugin.
     fn answered(version: &str, assigned: &[u8], mtu: Option<u32>) -> Value {
         let inside =
             ResultInterface { name: "eth0".to_owned(), mac: Some("m".to_owned()), mtu, sandbox: Some("/n".to_owned()) };

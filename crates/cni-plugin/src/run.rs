@@ -1,4 +1,4 @@
-//! The IPAM plugin without process input and output.
+//! Runs the IPAM plugin, except for process input and output.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -26,13 +26,13 @@ use crate::sticky::sticky;
 use crate::verbs::{self, unavailable};
 use crate::{logging, ranges, versions};
 
-/// Maximum number of bytes read from standard input. Real configurations have a few thousand.
+/// Maximum number of bytes that are read from standard input. Real network configurations have a few thousand bytes.
 const MAX_STDIN_BYTES: u64 = 4 << 20;
 
-/// The lock file that Calico's plugins use.
+/// The lock file that Calico's plugins use by default.
 const DEFAULT_HOST_LOCK_FILE: &str = "/var/run/calico/ipam.lock";
 
-/// Carries out the verb in the environment. Every error becomes CNI's error JSON, and so does a panic.
+/// Carries out the CNI verb in the environment of `invocation`. Every error and every panic becomes CNI's error JSON.
 pub fn run(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allocator) -> ProcessOutcome {
     if invocation.environment.get("CNI_COMMAND").is_none() {
         return ProcessOutcome { exit: 0, stdout: String::new(), stderr: about() };
@@ -73,7 +73,7 @@ fn configured(
     allocator: &dyn Allocator,
 ) -> Result<Option<AddResult>> {
     if call.verb == CniVerb::Gc {
-        // GC without a valid list fails before anything else in the configuration is checked.
+        // GC without a valid list of attachments fails before the rest of the configuration is checked.
         verbs::valid_attachments(json)?;
     }
     let conf = NetConf::decode(json)?;
@@ -96,7 +96,7 @@ pub(crate) fn read(stdin: &mut dyn Read) -> Result<Vec<u8>> {
     Ok(text)
 }
 
-/// A call of the IPAM plugin with its decoded configuration.
+/// A call of the IPAM plugin with its decoded network configuration.
 pub(crate) struct CniContext<'a> {
     pub(crate) host: &'a Host,
     pub(crate) call: CniCall,
@@ -107,10 +107,10 @@ pub(crate) struct CniContext<'a> {
 }
 
 impl<'a> CniContext<'a> {
-    /// Decodes a call of the plugin under this name. `variables` override the environment.
+    /// Decodes a call of the IPAM plugin under this name. `variables` override the environment.
     ///
     /// # Errors
-    /// Any error of the configuration.
+    /// Any error of the network configuration.
     pub(crate) fn new(
         invocation: &'a Invocation,
         name: PluginName,
@@ -137,10 +137,10 @@ impl<'a> CniContext<'a> {
         Ok(Self { host: &invocation.host, call, conf, rules, store, kubernetes })
     }
 
-    /// Carries out the verb of the call, if `version` allows it. Only ADD has a result.
+    /// Carries out the verb of the call, if the CNI version `version` allows the verb. Only ADD returns a result.
     ///
     /// # Errors
-    /// Any error of the verb.
+    /// Any error of the CNI verb.
     pub(crate) fn carry_out(
         mut self,
         json: &GoJson,
@@ -158,7 +158,7 @@ impl<'a> CniContext<'a> {
         Ok(None)
     }
 
-    /// Carries out ADD. The network namespace is checked before anything is assigned.
+    /// Carries out ADD. The network namespace is checked before any address is assigned.
     fn add(&mut self, version: &str, allocator: &dyn Allocator) -> Result<AddResult> {
         if self.is_own_netns() {
             return Err(env::own_netns_error());
@@ -178,7 +178,7 @@ impl<'a> CniContext<'a> {
         request.sticky = sticky;
         check_counts(version, &request.wanted)?;
         let these = request.wanted.these.clone();
-        // As for Calico, an ADD that asks for no address needs no store. A virtual machine may have addresses anyway.
+        // As in Calico, an ADD that requests no address needs no store. A virtual machine may still have addresses.
         let asks_for_nothing = request.wanted == RequestedAddresses::default() && vm.is_none();
         let add = Add { request, vm };
         let assigner = Assigner { allocator, kubernetes: &self.kubernetes, namespace: &namespace };
@@ -196,7 +196,7 @@ impl<'a> CniContext<'a> {
         }
     }
 
-    /// Returns the workload that keeps the addresses of an ADD.
+    /// Returns the sticky name of the workload that keeps the addresses of an ADD.
     ///
     /// # Errors
     /// Any error of [`sticky`].
@@ -243,10 +243,11 @@ impl<'a> CniContext<'a> {
         assign
     }
 
-    /// Carries out DEL. The container's addresses are released even if its network namespace looks like the plugin's
-    /// own, and the error is returned afterwards: the process id in such a path may belong to a process of the host by
-    /// now. Without the release, the addresses would stay assigned however often the runtime calls. The container's own
-    /// addresses are also released if the Kubernetes API cannot say whether the pod runs a virtual machine.
+    /// Carries out DEL. The container's addresses are released even if the container's network namespace looks like the
+    /// plugin's own namespace, and the error is returned afterwards. The process id in the path of a network namespace
+    /// may belong to a process of the host by now. If DEL did not release the addresses, they would stay assigned
+    /// however often the runtime repeats DEL. The container's own addresses are also released if the Kubernetes API
+    /// cannot tell whether the pod runs a virtual machine.
     fn del(&mut self, allocator: &dyn Allocator) -> Result<()> {
         let own_netns = self.is_own_netns();
         let (_, identity) = self.identify()?;
@@ -255,7 +256,7 @@ impl<'a> CniContext<'a> {
             Err(error) => (None, Some(error)),
         };
         let old_handle = identity.old_handle();
-        // DEL must succeed even if the runtime passes an unreadable result.
+        // DEL must succeed even if the runtime passes an unreadable `prevResult`.
         let addresses = result::previous_addresses(self.conf.prev_result.as_ref()).unwrap_or_default();
         let attachment = identity.attachment;
         let namespace = identity.pod.map(|(namespace, _)| namespace);
@@ -288,7 +289,7 @@ impl<'a> CniContext<'a> {
         Ok((args, identity))
     }
 
-    /// Returns the settings of a secondary network; `None` for a Calico network.
+    /// Returns the settings of a secondary network; returns `None` for a Calico network.
     pub(crate) fn bridged_settings(&self) -> Result<Option<BridgedSettings>> {
         if self.rules == NetworkRules::Calico {
             if is_routed(&self.conf) {
@@ -297,7 +298,7 @@ impl<'a> CniContext<'a> {
             return Ok(None);
         }
         let settings = BridgedSettings::from_conf(&self.conf)?;
-        // host-local's ranges belong to one node; whereabouts' ranges belong to the whole cluster.
+        // The ranges of host-local belong to one node; the ranges of whereabouts belong to the whole cluster.
         let is_of_node = settings.network.own_pools.iter().any(|pool| !pool.is_auto)
             && !ranges::is_whereabouts(&self.conf.ipam.whereabouts);
         if is_of_node && self.store.location.is_shared() {
@@ -309,9 +310,9 @@ impl<'a> CniContext<'a> {
         Ok(Some(settings))
     }
 
-    /// Returns how many IPv4 and IPv6 addresses to choose. If the configuration defines pools, their families count. On
-    /// a secondary network a wanted address replaces a chosen one; on a Calico network any wanted address replaces all
-    /// chosen ones.
+    /// Returns how many IPv4 and how many IPv6 addresses the allocator chooses. If the configuration defines pools, the
+    /// families of these pools count. On a secondary network, a requested address replaces one chosen address; on a
+    /// Calico network, any requested address replaces all chosen addresses.
     pub(crate) fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (usize, usize) {
         let ipam = &self.conf.ipam;
         let own_pools = match network {
@@ -321,7 +322,8 @@ impl<'a> CniContext<'a> {
         };
         let of = |v4: bool| own_pools.iter().filter(move |pool| pool.is_v4() == v4);
         let is_wanted = |v4: bool| wanted.iter().any(|address| address.is_ipv4() == v4);
-        // If a family has several sets of ranges, each set gets a chosen address unless a wanted address is in it.
+        // If a family has several sets of ranges, each set gets a chosen address, unless a requested address is in that
+        // set.
         let count = |v4: bool| {
             let sets: BTreeSet<usize> = of(v4).map(|pool| pool.set).collect();
             let has_wanted =
@@ -342,21 +344,22 @@ impl<'a> CniContext<'a> {
     }
 }
 
-/// True if the network's main plugin is `calico`, or `margay-cni`, which does the same.
+/// True if the network's main plugin is `calico`, or the equivalent `margay-cni`.
 fn is_routed(conf: &NetConf) -> bool {
     matches!(conf.plugin.as_str(), "calico" | "margay-cni")
 }
 
-/// Returns the location, the lock file and the timeout of a configuration's store.
+/// Returns the location, the lock file and the timeout of the configured store.
 ///
 /// # Errors
-/// Code 7 for an invalid timeout.
+/// CNI error code 7 for an invalid timeout.
 pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAccess> {
     let lock_file = if conf.lock_file.is_empty() { DEFAULT_HOST_LOCK_FILE } else { &conf.lock_file };
     Ok(StoreAccess { location, lock_file: lock_file.into(), patience: conf.patience()?, spent: Duration::ZERO })
 }
 
-/// Refuses a request whose addresses a result before CNI 0.3.0 cannot express, before anything is assigned.
+/// Refuses a request whose addresses cannot be expressed in a result before CNI 0.3.0. The check runs before any
+/// address is assigned.
 fn check_counts(version: &str, wanted: &RequestedAddresses) -> Result<()> {
     if !versions::is_before(version, "0.3.0") {
         return Ok(());
@@ -375,8 +378,8 @@ fn check_counts(version: &str, wanted: &RequestedAddresses) -> Result<()> {
     Ok(())
 }
 
-/// Converts an error about the choice of the store. On a Calico network, errors that Calico has as well are Calico's to
-/// the letter.
+/// Converts an error about the choice of the store. On a Calico network, the error has Calico's exact message if Calico
+/// reports the same error.
 fn store_error(error: &ConfigError, rules: NetworkRules, drivers: &Drivers) -> CniError {
     match rules {
         NetworkRules::Calico if *error == ConfigError::Kubernetes => {
@@ -387,12 +390,12 @@ fn store_error(error: &ConfigError, rules: NetworkRules, drivers: &Drivers) -> C
     }
 }
 
-/// Returns the wanted addresses of all three sources: `IP` in `CNI_ARGS`, `args.cni.ips` and `runtimeConfig.ips`, in
-/// this order. The specification gives no source precedence over another, so all addresses are wanted. Duplicates are
-/// dropped.
+/// Returns the requested addresses of three sources: `IP` in `CNI_ARGS`, `args.cni.ips` and `runtimeConfig.ips`, in
+/// this order. The CNI specification gives no source precedence over another source, so all addresses are requested.
+/// Duplicates are dropped.
 ///
 /// # Errors
-/// Code 7 for a text that is not an address.
+/// CNI error code 7 for a text that is not an address.
 pub(crate) fn wanted_addresses(conf: &NetConf, args: &CniArgs) -> Result<Vec<IpAddr>> {
     let mut wanted: Vec<IpAddr> = args.ip.into_iter().collect();
     for (setting, value) in [("args.cni.ips", &conf.args_ips), ("runtimeConfig.ips", &conf.runtime_ips)] {

@@ -1,4 +1,4 @@
-//! The sticky name of a workload: `ipam.sticky`, `args.cni.labels`, `MARGAY_STICKY` in `CNI_ARGS`.
+//! Determines the sticky name of a workload, from `ipam.sticky`, `args.cni.labels` or `MARGAY_STICKY` in `CNI_ARGS`.
 
 use std::time::Duration;
 
@@ -11,15 +11,15 @@ use crate::gojson::{GoJson, quoted};
 use crate::kubernetes::Kubernetes;
 use crate::netconf::NetConf;
 
-/// Default wait of a released sticky address.
+/// Default time for which a released sticky address waits for its workload.
 const DEFAULT_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The source of a sticky name.
+/// The source of a workload's sticky name.
 #[derive(Debug, PartialEq, Eq)]
 enum StickySource<'a> {
-    /// The pod's namespace and name.
+    /// The namespace and name of the pod.
     Pod,
-    /// `K8S_POD_NAME` alone, which is the container's name under podman.
+    /// The value of `K8S_POD_NAME` alone, which is the container's name under podman.
     Container,
     Label(&'a str),
     Annotation(&'a str),
@@ -28,17 +28,17 @@ enum StickySource<'a> {
 /// Checks the setting `ipam.sticky`.
 ///
 /// # Errors
-/// Code 7 for an invalid setting.
+/// CNI error code 7 for an invalid setting.
 pub(crate) fn check(conf: &NetConf) -> Result<()> {
     conf.ipam.sticky.as_ref().map_or(Ok(()), |value| read(value).map(drop))
 }
 
-/// Returns the sticky name of this container; `None` when sticky addresses are off or the container has no such label,
-/// annotation or pod. If the configuration has no such label or annotation, the pod is read from the Kubernetes API, if
-/// one is configured, within `patience`.
+/// Returns the sticky name of this container; returns `None` when sticky addresses are off or the container lacks the
+/// configured label, annotation or pod name. A label or annotation that the network configuration does not contain is
+/// read from the pod in the Kubernetes API, if an API is configured, within `patience`.
 ///
 /// # Errors
-/// Code 7 for an invalid setting; any error of the Kubernetes API.
+/// CNI error code 7 for an invalid setting, and any error of the Kubernetes API.
 pub(crate) fn sticky(
     conf: &NetConf,
     args: &CniArgs,
@@ -76,7 +76,7 @@ pub(crate) fn sticky(
     Ok(Some(Sticky { name, wait }))
 }
 
-/// Parses `"pod"`, or an object with `by` and `for`.
+/// Parses the value of `ipam.sticky`: `"pod"`, or an object with `by` and `for`.
 fn read(value: &GoJson) -> Result<(StickySource<'_>, Option<Duration>)> {
     let by = match value {
         GoJson::Object(_) => value.member("by"),
@@ -103,7 +103,7 @@ fn wrong_by() -> CniError {
     CniError::config("ipam.sticky.by must be \"pod\", \"container\", \"label:NAME\" or \"annotation:NAME\"")
 }
 
-/// Parses a whole number with `s`, `m`, `h` or `d`, or `forever`, which is `None`.
+/// Parses a waiting time: a whole number with `s`, `m`, `h` or `d`, or `forever`, which is returned as `None`.
 fn wait(text: &str) -> Result<Option<Duration>> {
     let wrong =
         || CniError::config("ipam.sticky.for must be a time such as \"90s\", \"15m\", \"2h\", \"3d\" or \"forever\"");
@@ -131,7 +131,7 @@ fn non_empty_text(value: Option<&GoJson>) -> Option<String> {
     value.and_then(GoJson::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
-/// Reads the label or annotation of the pod from the Kubernetes API, if one is configured.
+/// Reads the label or annotation of the pod from the Kubernetes API, if an API is configured.
 fn read_from_pod(
     conf: &NetConf,
     pod: Option<&(String, String)>,

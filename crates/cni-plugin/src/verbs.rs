@@ -1,15 +1,17 @@
-//! CHECK, STATUS and GC of the IPAM plugin.
+//! Carries out CHECK, STATUS and GC of the IPAM plugin.
 //!
-//! CHECK fails if the store has an address of the container as free or as another container's, or has no address of the
-//! container. A runtime ends a container whose CHECK fails, so an unknown state is a success and a line in the log.
+//! CHECK fails if the store lists an address of the container as free or as another container's, or lists no address
+//! for the container. A runtime stops a container whose CHECK fails, so CHECK succeeds and writes a log line if the
+//! state is unknown.
 //!
-//! STATUS reports whether this configuration and its store can serve an ADD now. When STATUS fails, a runtime takes the
-//! whole node out of service, and the node's pods are evicted. So a pool without a free address is not a failure.
+//! STATUS reports whether an ADD with this configuration and its store would succeed now. When STATUS fails, a runtime
+//! takes the whole node out of service, and the node's pods are evicted. STATUS therefore succeeds for a pool without a
+//! free address.
 //!
-//! GC releases all attachments that the runtime does not list. The specification makes the runtime's list the
-//! authority: an attachment that is not in the list is gone. So GC releases an address even if an interface still has
-//! it, for example in a container that the runtime failed to remove. The operator's `margay gc` relies on the evidence
-//! of the machine instead.
+//! GC releases all attachments that the runtime does not list. By the CNI specification, the runtime's list is
+//! authoritative: an attachment that is not in the list is gone. GC therefore releases an address even if an interface
+//! still has it, for example in a container that the runtime failed to remove. In contrast, the operator's command
+//! `margay gc` relies on the state of the machine, for example its network namespaces.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -29,7 +31,7 @@ use crate::{result, sticky};
 impl CniContext<'_> {
     pub(crate) fn check(&self, allocator: &dyn Allocator) -> Result<()> {
         let (_, identity) = self.identify()?;
-        // A virtual machine's address is held under its own handle, which only the Kubernetes API could identify.
+        // The address of a virtual machine has a handle of its own, which only the Kubernetes API could identify.
         let is_vms = self.may_be_vms(&identity);
         let check = Check {
             old_handle: identity.old_handle(),
@@ -71,7 +73,7 @@ impl CniContext<'_> {
                 }
             }
         }
-        // Without a `prevResult`, CHECK can only find that the container holds no address at all.
+        // Without a `prevResult`, CHECK can only detect that the container holds no address.
         let nothing = found.standings.is_empty() && found.held.is_empty() && !self.asks_for_nothing();
         let what = match wrong.as_slice() {
             [] if nothing => "no address is recorded".to_owned(),
@@ -93,10 +95,11 @@ impl CniContext<'_> {
     }
 }
 
-/// The container id in the request of STATUS. No container has it, since ids begin with a letter or a digit.
+/// The container id in STATUS's request to the store. No container has this id, since container ids begin with a letter
+/// or a digit.
 const STATUS_CONTAINER: &str = "-status";
 
-/// Sets code 50, which STATUS has for every error.
+/// Sets the error code to 50, which STATUS returns for every error.
 pub(crate) fn unavailable(error: CniError) -> CniError {
     error.with_code(Code::Unavailable)
 }
@@ -116,7 +119,7 @@ impl CniContext<'_> {
         identity.check_node()?;
         sticky::check(&self.conf)?;
         let assign = self.assignment(identity, network, Vec::new());
-        // A network without addresses needs no store.
+        // A network that assigns no addresses needs no store.
         if assign.wanted != RequestedAddresses::default() {
             allocator.status(&self.store, assign.into())?;
         }
@@ -124,14 +127,15 @@ impl CniContext<'_> {
     }
 }
 
-/// The member of the configuration that lists the attachments, and its former name in CNI's specification: libcni
-/// writes both.
+/// The configuration field that lists the valid attachments, and the field's former name in the CNI specification.
+/// libcni writes both fields.
 const ATTACHMENT_MEMBERS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
-/// Returns the container ids and interfaces that are in use, as the runtime lists them.
+/// Returns the valid attachments that the runtime lists: pairs of container id and interface.
 ///
 /// # Errors
-/// Code 7 if there is no list, or an element is not an attachment. Nothing may be released then.
+/// CNI error code 7 if the list is missing, or an element is not an attachment. Without a valid list, GC must not
+/// release any address.
 pub(crate) fn valid_attachments(json: &GoJson) -> Result<BTreeSet<(String, String)>> {
     let member =
         ATTACHMENT_MEMBERS.into_iter().find(|name| json.member(name).is_some()).unwrap_or(ATTACHMENT_MEMBERS[0]);
@@ -164,7 +168,7 @@ impl CniContext<'_> {
     }
 }
 
-/// Logs how many addresses were released or left, and why.
+/// Logs how many addresses GC released or kept, and why.
 fn log_collected(collected: &GcSummary, network: &str) {
     let GcSummary { released, changed, young, undated, unmarked } = collected;
     tracing::info!(

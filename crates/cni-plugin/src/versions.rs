@@ -1,4 +1,4 @@
-//! The CNI versions that the plugin supports, and the verbs that a configuration's version allows.
+//! Lists the CNI versions that the plugin supports, and checks which verbs a configuration's version allows.
 
 use agent::{CniError, Code, Result};
 
@@ -8,19 +8,19 @@ use crate::gojson::{GoJson, quoted, quoted_list};
 /// The CNI versions that the plugin supports, oldest first.
 pub const SUPPORTED_VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
-/// The newest supported version.
+/// The newest supported CNI version.
 const NEWEST_VERSION: &str = "1.1.0";
 
-/// Returns the output of VERSION, newline included. It does not depend on the configuration.
+/// Returns the output of VERSION, newline included. The output does not depend on the configuration.
 pub(crate) fn version_reply() -> String {
     let supported: Vec<_> = SUPPORTED_VERSIONS.iter().map(|version| quoted(version)).collect();
     format!("{{\"cniVersion\":{},\"supportedVersions\":[{}]}}\n", quoted(NEWEST_VERSION), supported.join(","))
 }
 
-/// Returns the configuration's version; an absent, null or empty version is 0.1.0.
+/// Returns the configuration's CNI version. An absent, null or empty version means 0.1.0.
 ///
 /// # Errors
-/// Code 6 if it is not a string.
+/// CNI error code 6 if the version is not a string.
 fn configured(conf: &GoJson) -> Result<&str> {
     let wrong = |kind| {
         let into = "into Go struct field .cniVersion of type string";
@@ -33,11 +33,11 @@ fn configured(conf: &GoJson) -> Result<&str> {
     Ok(if version.is_empty() { "0.1.0" } else { version })
 }
 
-/// Returns the configuration's version after the check that it allows the verb of the call.
+/// Returns the configuration's CNI version, after checking that the version allows the verb of the call.
 ///
 /// # Errors
-/// Code 1 for a version that is not supported or does not allow the verb; code 4 for an unknown verb; any error of
-/// [`configured`].
+/// CNI error code 1 for a version that is not supported or does not allow the verb. CNI error code 4 for an unknown
+/// verb. Any error of [`configured`].
 pub(crate) fn of_call<'c>(call: &CniCall, conf: &'c GoJson) -> Result<&'c str> {
     let since = match call.verb {
         CniVerb::Add | CniVerb::Del => None,
@@ -53,10 +53,10 @@ pub(crate) fn of_call<'c>(call: &CniCall, conf: &'c GoJson) -> Result<&'c str> {
     Ok(version)
 }
 
-/// Refuses a version that is not literally a supported one.
+/// Refuses a version that is not literally one of the supported CNI versions.
 ///
 /// # Errors
-/// Code 1 for an unsupported version.
+/// CNI error code 1 for an unsupported version.
 fn check_supported(version: &str) -> Result<()> {
     if SUPPORTED_VERSIONS.contains(&version) {
         return Ok(());
@@ -65,10 +65,11 @@ fn check_supported(version: &str) -> Result<()> {
     Err(CniError::new(Code::IncompatibleVersion, "incompatible CNI versions").with_details(details))
 }
 
-/// Refuses a verb that is newer than the configuration's version, and a version newer than the newest supported one.
+/// Refuses a verb that is newer than the configuration's CNI version, and a CNI version newer than the newest supported
+/// version.
 ///
 /// # Errors
-/// Code 1 for a refused verb or version; code 6 for a malformed version.
+/// CNI error code 1 for a refused verb or version. CNI error code 6 for a malformed version.
 fn check_verb(verb: &str, since: &str, version: &str) -> Result<()> {
     let refused =
         |whose: &str| Err(CniError::new(Code::IncompatibleVersion, format!("{whose} version does not allow {verb}")));
@@ -82,12 +83,12 @@ fn check_verb(verb: &str, since: &str, version: &str) -> Result<()> {
     check_supported(version)
 }
 
-/// True if `version` is older than `other`.
+/// True if the CNI version `version` is older than `other`.
 pub(crate) fn is_before(version: &str, other: &str) -> bool {
     matches!((parse(version), parse(other)), (Ok(a), Ok(b)) if a < b)
 }
 
-/// Parses up to three numbers with dots between them; missing numbers are 0.
+/// Parses a CNI version: up to three numbers with dots between them. Missing numbers are 0.
 fn parse(version: &str) -> Result<[i64; 3]> {
     let wrong = |message: String| CniError::new(Code::Decode, message);
     let mut numbers = [0; 3];

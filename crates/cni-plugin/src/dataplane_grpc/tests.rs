@@ -1,4 +1,4 @@
-//! Tests of the client against an HTTP/2 server with configurable answers.
+//! Tests of the data plane client against an HTTP/2 server with configurable answers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -13,25 +13,25 @@ use super::*;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A server's answer to a call.
+/// A test server's answer to a gRPC call.
 #[derive(Clone)]
 enum Reply {
-    /// A reply message.
+    /// The bytes of a reply message.
     Message(Vec<u8>),
-    /// A gRPC status code and its message.
+    /// A gRPC status code and the status message.
     Status(&'static str, &'static str),
-    /// No answer, ever.
+    /// The server never answers.
     Nothing,
 }
 
-/// The calls that a server received: path, authority, message.
+/// The calls that a test server received: the path, authority and message of each call.
 type Calls = Arc<Mutex<Vec<(String, String, Vec<u8>)>>>;
 
 async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, reply: Reply, calls: Calls) {
     let Ok(mut connection) = h2::server::handshake(stream).await else { return };
     while let Some(Ok((request, mut respond))) = connection.accept().await {
         let (reply, calls) = (reply.clone(), Arc::clone(&calls));
-        // Answer in a task, since the connection must be polled meanwhile.
+        // Answer in a separate task, since the connection must be polled meanwhile.
         tokio::spawn(async move {
             let (head, mut body) = request.into_parts();
             let mut bytes = Vec::new();
@@ -62,7 +62,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, reply: Reply, calls:
     }
 }
 
-/// A server on a Unix socket, and the calls that it received.
+/// A test server on a Unix socket, and the calls that it received.
 struct Server {
     folder: tempfile::TempDir,
     calls: Calls,
@@ -251,7 +251,7 @@ async fn grpc_error_when_answer_is_not_grpc() {
     }
 }
 
-/// Encodes a length-delimited field: tag, length, content.
+/// Encodes a length-delimited protobuf field: tag, length, content.
 fn bytes(number: u8, content: &[u8]) -> Vec<u8> {
     [&[number << 3 | 2, u8::try_from(content.len()).unwrap()], content].concat()
 }
@@ -260,7 +260,7 @@ fn text(number: u8, text: &str) -> Vec<u8> {
     bytes(number, text.as_bytes())
 }
 
-/// Encodes a varint field with a value below 128.
+/// Encodes a protobuf varint field with a value below 128.
 fn number(number: u8, value: u8) -> Vec<u8> {
     vec![number << 3, value]
 }

@@ -1,4 +1,4 @@
-//! Authenticated requests to the Kubernetes API, on one connection for as long as it stays open.
+//! Sends authenticated requests to the Kubernetes API, and reuses one connection while the server keeps it open.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,43 +16,43 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::dial::{self, ApiFailure, ApiProblem, ApiRoute};
 
-/// Maximum size of a response, in bytes. Namespaces, pods and virtual machines are smaller.
+/// Maximum size of an API response, in bytes. Real namespaces, pods and virtual machines are smaller.
 const MAX_RESPONSE_BYTES: usize = 4 << 20;
-/// Maximum number of characters of the API's message in an error.
+/// Maximum number of characters that an error quotes of the API's message.
 const MAX_MESSAGE_CHARS: usize = 1000;
 /// Maximum number of retries of a request that the API could not serve (`Retry-After`).
 const MAX_RETRIES: usize = 10;
-/// Maximum time limit of a request.
+/// The longest time limit of a single API request.
 const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-/// Minimum pause before a retry.
+/// Minimum pause before an API request is retried.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) const CHECK_ADDRESS: &str = "check that the Kubernetes API runs, and that this host can reach it";
 
-/// A connection to the API with its credentials.
+/// A connection to the Kubernetes API, with the credentials for its requests.
 pub(super) struct Api {
     pub(super) way: ApiRoute,
-    /// The prefix of every request's path, from the API's URL.
+    /// The prefix of every request's path, taken from the API's URL.
     pub(super) prefix: String,
     pub(super) login: Login,
-    /// The User-Agent header.
+    /// The User-Agent header of API requests.
     pub(super) agent: &'static str,
-    /// The connection of the previous request, for reuse.
+    /// The connection of the previous request, kept for reuse.
     pub(super) kept: Option<SendRequest<Empty<Bytes>>>,
-    /// The secret of the login, which error texts must not contain.
+    /// The secret of the login, which error messages must not contain.
     pub(super) secret: String,
 }
 
-/// A response of the API.
+/// A response of the Kubernetes API.
 #[derive(Debug)]
 pub(super) struct ApiResponse {
     pub(super) status: StatusCode,
     pub(super) body: Bytes,
-    /// The pause before a retry, if the API could not serve the request.
+    /// The pause before the request is retried, if the API could not serve it.
     pause: Option<Duration>,
 }
 
-/// The body of an error response.
+/// The body of an error response of the Kubernetes API.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct ApiStatus {
@@ -61,12 +61,12 @@ pub(super) struct ApiStatus {
 }
 
 impl Api {
-    /// Returns the API's URL, for messages.
+    /// Returns the API's URL for use in messages.
     pub(super) fn url(&self) -> String {
         format!("{}{}", self.way.address.url(), self.prefix)
     }
 
-    /// Sends a GET request for a path. `left` limits all tries together.
+    /// Sends a GET request for a path. `left` limits the total time of all attempts.
     pub(super) async fn get(&mut self, path: &str, left: Duration) -> Result<ApiResponse, ApiFailure> {
         let deadline = deadline(left);
         match timeout_at(deadline, self.get_with_retries(path, deadline)).await {
@@ -75,7 +75,7 @@ impl Api {
         }
     }
 
-    /// Retries a request while the API asks for it, as Kubernetes's own client does.
+    /// Retries a request while the API asks for a retry, as Kubernetes's own client does.
     async fn get_with_retries(&mut self, path: &str, deadline: Instant) -> Result<ApiResponse, ApiFailure> {
         for _ in 0..MAX_RETRIES {
             let answer = self.get_once(path).await?;
@@ -89,7 +89,8 @@ impl Api {
 
     async fn get_once(&mut self, path: &str) -> Result<ApiResponse, ApiFailure> {
         if let Some(kept) = self.kept.take().filter(|kept| !kept.is_closed()) {
-            // The server may close an idle connection at any time, so a request on a kept connection may be sent twice.
+            // The server may close an idle connection at any time. A request that fails on a reused connection is
+            // therefore sent again.
             if let Ok(answer) = self.exchange(kept, path).await {
                 return Ok(answer);
             }
@@ -138,7 +139,7 @@ impl Api {
         ApiProblem::transient(format!("the connection to {} broke: {error}", self.url()), CHECK_ADDRESS)
     }
 
-    /// Parses an error response. Its message is shortened, and the login's secret is masked in it.
+    /// Parses an error response of the API. The API's message is shortened, and the login's secret is masked in it.
     pub(super) fn status(&self, answer: &ApiResponse) -> ApiStatus {
         let mut status: ApiStatus = serde_json::from_slice(&answer.body).unwrap_or_default();
         if !self.secret.is_empty() {
@@ -150,7 +151,7 @@ impl Api {
         status
     }
 
-    /// Returns the text of Kubernetes's own client for an error response.
+    /// Returns the message of Kubernetes's own client for an error response.
     pub(super) fn complaint(&self, answer: &ApiResponse, kind: &str, name: &str) -> String {
         let message = self.status(answer).message;
         match answer.status {
@@ -161,14 +162,14 @@ impl Api {
         }
     }
 
-    /// Returns Go's text for a request without a connection.
+    /// Returns Go's error message for a request that got no connection.
     pub(super) fn no_connection(&self, path: &str, error: &std::io::Error) -> String {
-        // Go's text has no error number.
+        // Go's error message contains no error number.
         let reason = error.to_string().to_lowercase();
         let reason = reason.split(" (os error").next().unwrap_or_default();
         let first = self.way.first();
         let by = if self.way.proxy.is_some() { "proxyconnect tcp: " } else { "" };
-        // An error without a number comes from the name lookup.
+        // An error without an error number comes from the name lookup.
         let what = match error.raw_os_error() {
             Some(_) => format!("dial tcp {}: connect: {reason}", first.with_port()),
             None => format!("dial tcp: lookup {}: {reason}", first.host),
@@ -177,7 +178,7 @@ impl Api {
     }
 }
 
-/// Returns the deadline for the time that is left, at most [`MAX_REQUEST_TIMEOUT`] from now.
+/// Returns the deadline of a request that has the time `left`, at most [`MAX_REQUEST_TIMEOUT`] from now.
 pub(super) fn deadline(left: Duration) -> Instant {
     Instant::now() + left.min(MAX_REQUEST_TIMEOUT)
 }
@@ -189,23 +190,23 @@ fn pause(headers: &HeaderMap) -> Option<Duration> {
 
 /// The login of a user in a kubeconfig, other than a client certificate.
 pub(super) enum Login {
-    /// No credentials.
+    /// The kubeconfig's user has no credentials.
     Unnamed,
     Token(String),
-    /// The path of a file with a token. The file may be replaced at any time.
+    /// The path of a file with a bearer token. The file may be replaced at any time.
     TokenFile(PathBuf),
-    /// The user and the password.
+    /// The user and the password for Basic authentication.
     Password(String, String),
 }
 
-/// The value of an Authorization header, and the secret in it.
+/// The value of an Authorization header, and the secret in that value.
 pub(super) struct Credential {
     pub(super) header: HeaderValue,
     pub(super) secret: String,
 }
 
 impl Login {
-    /// Returns the credential for the next request, and reads the token's file again.
+    /// Returns the credential for the next request. The token file is read again for each request.
     pub(super) fn credential(&self) -> Result<Option<Credential>, ApiProblem> {
         let (scheme, secret) = match self {
             Self::Unnamed => return Ok(None),

@@ -1,5 +1,5 @@
-//! Connections to an HTTP server, directly or through a proxy, with or without TLS. Also the trusted authorities, the
-//! files with credentials, and the reasons why a request failed.
+//! Opens connections to an HTTP server, directly or through a proxy, with or without TLS. This module also reads the
+//! trusted certificate authorities and the credential files, and defines the reasons why a request failed.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -29,7 +29,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
 
-/// A connection, with or without TLS.
+/// A connection to a server, with or without TLS.
 pub(crate) trait ApiStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ApiStream for T {}
 
@@ -39,12 +39,12 @@ pub(super) struct ApiAddress {
     is_https: bool,
     pub(super) host: String,
     pub(super) port: u16,
-    /// The host and port as in the URL.
+    /// The host and port as written in the URL.
     pub(super) authority: String,
 }
 
 impl ApiAddress {
-    /// Parses the address; `None` unless the URL is an HTTP or HTTPS URL.
+    /// Parses the address of a server; returns `None` unless the URL is an HTTP or HTTPS URL.
     pub(super) fn of(uri: &Uri) -> Option<Self> {
         let is_https = match uri.scheme_str()? {
             "https" => true,
@@ -64,7 +64,7 @@ impl ApiAddress {
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     }
 
-    /// Returns the URL without its path.
+    /// Returns the server's URL without its path.
     pub(super) fn url(&self) -> String {
         let scheme = if self.is_https { "https" } else { "http" };
         format!("{scheme}://{}", self.authority)
@@ -80,17 +80,17 @@ pub(super) fn password(uri: &Uri) -> Option<HeaderValue> {
     Some(header)
 }
 
-/// An HTTP proxy that is connected to without TLS.
+/// An HTTP proxy to which the client connects without TLS.
 pub(super) struct Proxy {
     address: ApiAddress,
     pub(super) authorization: Option<HeaderValue>,
 }
 
 impl Proxy {
-    /// Parses the URL of a proxy.
+    /// Parses the URL of an HTTP proxy.
     ///
     /// # Errors
-    /// Another kind of proxy. The error does not repeat the URL, which may have a password.
+    /// An error for other kinds of proxies. The error does not repeat the URL, which may contain a password.
     pub(super) fn new(url: &str) -> Result<Self, ApiProblem> {
         let unsupported = || {
             ApiProblem::new(
@@ -112,8 +112,8 @@ pub(super) struct ApiRoute {
 }
 
 impl ApiRoute {
-    /// Builds a route; `None` if the server's name is invalid. `tls` is called for HTTPS only. `server_name` replaces
-    /// the host as the name in the server's certificate.
+    /// Builds a route; returns `None` if the server's name is invalid. `tls` is called for HTTPS only. `server_name`
+    /// replaces the host as the name that the server's certificate must have.
     pub(super) fn new(
         address: ApiAddress,
         proxy: Option<Proxy>,
@@ -129,21 +129,21 @@ impl ApiRoute {
         Ok(Some(way))
     }
 
-    /// True if a proxy forwards plain HTTP requests, which must then have the server's full URL.
+    /// True if a proxy forwards plain HTTP requests. Forwarded requests must contain the server's full URL.
     pub(super) fn is_read_by_proxy(&self) -> bool {
         self.proxy.is_some() && !self.address.is_https
     }
 
-    /// Returns the address of the first peer: the proxy or the server itself.
+    /// Returns the address to connect to first: the proxy's or the server's.
     pub(super) fn first(&self) -> &ApiAddress {
         self.proxy.as_ref().map_or(&self.address, |proxy| &proxy.address)
     }
 
-    /// Opens a connection to the server.
+    /// Opens a connection along this route to the server.
     pub(super) async fn open(&self) -> Result<Box<dyn ApiStream>, ApiFailure> {
         let ApiAddress { host, port, .. } = self.first();
         let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(ApiFailure::Unreachable)?;
-        // Do not delay packets: a request is one packet, and the client waits for its answer.
+        // Disable Nagle's algorithm: a request is one packet, and the client waits for the answer.
         let _ = stream.set_nodelay(true);
         let stream: Box<dyn ApiStream> = match &self.proxy {
             Some(proxy) if self.address.is_https => self.connect_through(proxy, stream).await?,
@@ -159,7 +159,7 @@ impl ApiRoute {
         Ok(Box::new(connector.connect(name.clone(), stream).await.map_err(refused)?))
     }
 
-    /// Opens a tunnel through a proxy (CONNECT).
+    /// Opens a tunnel through a proxy with the HTTP method CONNECT.
     async fn connect_through(&self, proxy: &Proxy, stream: TcpStream) -> Result<Box<dyn ApiStream>, ApiProblem> {
         let shown = proxy.address.url();
         let advice = "check proxy-url in the kubeconfig, and what the proxy allows";
@@ -191,13 +191,13 @@ impl ApiRoute {
     }
 }
 
-/// The rule by which a server's certificate is trusted.
+/// The rule for trusting a server's certificate.
 pub(super) enum TlsTrust {
-    /// Trusts the authorities of this system.
+    /// Trusts the certificate authorities of this system.
     System,
-    /// Trusts only these authorities, in PEM form.
+    /// Trusts only these certificate authorities, in PEM form.
     Authority(Vec<u8>),
-    /// Trusts every certificate (`insecure-skip-tls-verify`).
+    /// Trusts every server certificate (`insecure-skip-tls-verify`).
     Everyone,
 }
 
@@ -237,7 +237,7 @@ pub(super) fn tls_config(trust: &TlsTrust, identity: Option<&ClientIdentity>) ->
     builder.with_client_auth_cert(certificates, key).map_err(|_| unusable("the client certificate"))
 }
 
-/// Parses certificates of authorities; `None` if there are none or one is invalid.
+/// Parses the certificates of authorities; returns `None` if the text contains no certificate or an invalid one.
 fn authorities(pem: &[u8]) -> Option<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
@@ -246,7 +246,7 @@ fn authorities(pem: &[u8]) -> Option<RootCertStore> {
     (!roots.is_empty()).then_some(roots)
 }
 
-/// Accepts every certificate, but only from a server that has its key.
+/// A TLS verifier that accepts every certificate, but only from a server that has the certificate's key.
 #[derive(Debug)]
 struct UncheckedVerifier(Arc<CryptoProvider>);
 
@@ -285,16 +285,16 @@ impl ServerCertVerifier for UncheckedVerifier {
     }
 }
 
-/// Maximum size of a file with credentials, in bytes. Real files are far smaller.
+/// Maximum size of a credential file, in bytes. Real credential files are far smaller.
 const MAX_CREDENTIAL_BYTES: u64 = 1 << 20;
 const WHY_KUBERNETES: &str =
     "the plugin logs in to the Kubernetes API or verifies that API with this file: only its owner may write to it";
 const WHY_ETCD: &str = "the plugin logs in to etcd or verifies etcd with this file: only its owner may write to it";
-/// The permission bits that let users other than the owner write.
+/// The permission bits that let users other than the owner write to a file.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Reads a file with credentials. A file that other users than the owner may write to is refused: those users could
-/// change the plugin's login, or make the plugin trust another server.
+/// Reads a credential file. A file that users other than its owner may write to is refused: those users could change
+/// the plugin's login, or make the plugin trust another server.
 pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
     let shown = path.display();
     let unreadable = |error: io::Error| {
@@ -318,7 +318,7 @@ pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
 }
 
 /// Checks the owner and mode of a file with etcd's key or certificates, like [`read_credentials`]. A file that cannot
-/// be opened passes, since etcd's client reports it.
+/// be opened is accepted, since etcd's client reports the problem.
 pub(crate) fn check_owner(path: &Path) -> agent::Result<()> {
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path);
     match opened.and_then(|file| check_file(path, &file, WHY_ETCD)) {
@@ -343,7 +343,8 @@ fn check_file(path: &Path, file: &File, why: &str) -> io::Result<Result<(), ApiP
     })
 }
 
-/// A problem with the API or its configuration, and advice about it. The texts have no secrets.
+/// A problem with the Kubernetes API or its configuration, and advice about the problem. The problem's texts contain no
+/// secrets.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ApiProblem {
     pub(super) code: Code,
@@ -352,25 +353,25 @@ pub(super) struct ApiProblem {
 }
 
 impl ApiProblem {
-    /// Returns a problem that does not go away without a change.
+    /// Returns a problem that persists until a user changes something.
     pub(super) fn new(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::Internal, what: what.into(), advice: advice.into() }
     }
 
-    /// Returns a problem that may be gone a little later.
+    /// Returns a problem that may disappear without any change.
     pub(super) fn transient(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::TryAgain, ..Self::new(what, advice) }
     }
 }
 
-/// The reason why a request failed. The two plugins report the first two in different words.
+/// The reason why an API request failed. The two plugins word `Unreachable` and `Late` differently.
 #[derive(Debug)]
 pub(super) enum ApiFailure {
-    /// The connection could not be opened.
+    /// The connection to the server could not be opened.
     Unreachable(io::Error),
-    /// There was no answer within this time.
+    /// The server did not answer within this time.
     Late(Duration),
-    /// Any other failure.
+    /// Any other reason for the failed request.
     Reported(ApiProblem),
 }
 

@@ -1,5 +1,5 @@
-//! The configuration of the IPAM plugin host-local, in which a placeholder may stand for a range of this node's pods
-//! (`spec.podCIDRs`).
+//! The configuration of the IPAM plugin host-local. A placeholder in the configuration stands for a pod range of this
+//! node (`spec.podCIDRs`).
 
 use agent::{CniError, Result};
 use ipnet::IpNet;
@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use crate::gojson::{self, GoJson};
 
-/// For each family, the placeholder (in upper or lower case) of the node's range, and the network that replaces it on
-/// DEL.
+/// For each family, the placeholder (in upper or lower case) of the node's pod range, and the network that replaces the
+/// placeholder on DEL.
 const PLACEHOLDERS: [(&str, &str); 2] = [("usePodCidr", "0.0.0.0/0"), ("usePodCidrIPv6", "::/0")];
 const V4: usize = 0;
 const V6: usize = 1;
@@ -18,7 +18,7 @@ const V6: usize = 1;
 pub(crate) enum DefaultRoutes {
     /// The container gets only the configured routes.
     Replaced,
-    /// The container gets both (`include_default_routes`).
+    /// The container gets both the configured and the default routes (`include_default_routes`).
     Kept,
 }
 
@@ -29,25 +29,25 @@ pub(crate) struct HostLocal {
 }
 
 impl HostLocal {
-    /// Checks a configuration whose `ipam.type` is `host-local`. Names of members are case-sensitive, as in Calico.
+    /// Checks a configuration whose `ipam.type` is `host-local`. As in Calico, field names are case-sensitive.
     ///
     /// # Errors
-    /// Calico's text, code 999, if `ipam`, `ipam.ranges` or an element of it is malformed.
+    /// CNI error code 999 with Calico's message if `ipam`, `ipam.ranges` or an element of `ipam.ranges` is malformed.
     pub(crate) fn new(conf: &GoJson) -> Result<Self> {
         let conf = gojson::untyped(conf);
         check_shape(&conf["ipam"]).map_err(CniError::internal)?;
         Ok(Self { conf })
     }
 
-    /// True if the configuration has a placeholder, so that ADD of a pod needs the node's ranges.
+    /// True if the configuration contains a placeholder. An ADD of a pod must then read the node's pod ranges.
     pub(crate) fn wants_pod_cidrs(&self) -> bool {
         subnets(&self.conf["ipam"]).any(|subnet| placeholder(subnet).is_some())
     }
 
-    /// Replaces placeholders with the node's ranges, its `spec.podCIDRs`.
+    /// Replaces the placeholders with the node's pod ranges (`spec.podCIDRs`).
     ///
     /// # Errors
-    /// Calico's text, code 999, if the node lacks a wanted range, or has two of one family.
+    /// CNI error code 999 with Calico's message if the node lacks a wanted range, or has two ranges of one family.
     pub(crate) fn with_pod_cidrs(mut self, node: &str, cidrs: &[String]) -> Result<Self> {
         let mut found = [None, None];
         for cidr in cidrs {
@@ -71,10 +71,10 @@ impl HostLocal {
         Ok(self)
     }
 
-    /// Returns the configuration for DEL, which host-local carries out by the container's id alone. A network of all
-    /// addresses replaces each placeholder, so DEL needs no request to the API. A placeholder beside another range of
-    /// its family is removed, because newer versions of host-local refuse overlapping ranges, and so would never
-    /// release an address.
+    /// Returns the configuration for host-local's DEL, which needs only the container's id. Each placeholder is
+    /// replaced with a network of all addresses, so DEL needs no request to the API. A placeholder beside another range
+    /// of its family is removed, because newer versions of host-local refuse overlapping ranges and would never release
+    /// an address.
     pub(crate) fn for_del(mut self) -> Self {
         let mut taken = [false, false];
         for subnet in subnets(&self.conf["ipam"]).chain(ranges_of_runtime(&self.conf)) {
@@ -82,7 +82,7 @@ impl HostLocal {
                 taken[family(&net)] = true;
             }
         }
-        // Returns whether the range with this subnet stays.
+        // The closure returns whether the range with this subnet is kept.
         let mut settle = |subnet: &mut Value| match placeholder(subnet) {
             Some(family) if taken[family] => false,
             Some(family) => {
@@ -107,11 +107,12 @@ impl HostLocal {
         self
     }
 
-    /// Returns the routes of a pod's container: the destinations in `ipam.routes`, in order, or the default routes.
-    /// Gateways are ignored, since all packets go through the host.
+    /// Returns the routes of a pod's container: the destinations in `ipam.routes`, in order, or the default routes. The
+    /// gateways of routes are ignored, since all packets go through the host.
     ///
     /// # Errors
-    /// Calico's text, code 999, for a malformed list of routes. Calico panics for an element that is not an object.
+    /// CNI error code 999 with Calico's message for a malformed list of routes. For a list element that is not an
+    /// object, Calico itself panics.
     pub(crate) fn routes(&self, default: DefaultRoutes) -> Result<Vec<IpNet>> {
         let ipam = &self.conf["ipam"];
         let listed = match &ipam["routes"] {
@@ -138,7 +139,7 @@ impl HostLocal {
         })
     }
 
-    /// Returns the configuration for host-local.
+    /// Returns the configuration in the form that host-local gets.
     pub(crate) fn conf(&self) -> &Value {
         &self.conf
     }
@@ -163,7 +164,7 @@ fn check_shape(ipam: &Value) -> Result<(), String> {
         }
     };
     for set in sets {
-        // Calico's text prints an empty list instead of the value.
+        // Calico's error message shows an empty list instead of the value.
         let ranges =
             set.as_array().ok_or("failed to parse host-local IPAM range set; was expecting a list, not: []")?;
         ranges.iter().try_for_each(|range| dict(range).map(drop))?;
@@ -177,13 +178,13 @@ fn dict(value: &Value) -> Result<&Map<String, Value>, String> {
     value.as_object().ok_or_else(wrong)
 }
 
-/// Returns the destination of a route, if it has one.
+/// Returns the destination of a route, if the route has a destination.
 fn destination(route: &Value) -> Result<Option<IpNet>, String> {
     let Value::Object(route) = route else {
         return Err(format!("invalid IPAM routes section; expecting a dict, not: {}", gojson::printed(route)));
     };
     match route.get("dst") {
-        // Calico's text for a route without a destination.
+        // Calico reports a route without a destination with this message.
         None => Err("invalid CIDR address: <nil>".to_owned()),
         Some(Value::String(text)) => gojson::parse_cidr(text).map(Some),
         Some(other) => {
@@ -192,7 +193,7 @@ fn destination(route: &Value) -> Result<Option<IpNet>, String> {
     }
 }
 
-/// Returns the family of the range that a placeholder stands for; `None` for any other subnet.
+/// Returns the family of the pod range that a placeholder stands for; returns `None` for any other subnet.
 fn placeholder(subnet: &Value) -> Option<usize> {
     let text = subnet.as_str()?;
     PLACEHOLDERS.iter().position(|(name, _)| text.eq_ignore_ascii_case(name))
@@ -202,13 +203,13 @@ fn family(net: &IpNet) -> usize {
     if matches!(net, IpNet::V4(_)) { V4 } else { V6 }
 }
 
-/// Returns the subnet of an `ipam` object, and the subnets of its ranges.
+/// Returns the subnet of an `ipam` object, and the subnets of the ranges in that object.
 fn subnets(ipam: &Value) -> impl Iterator<Item = &Value> {
     let ranges = ipam["ranges"].as_array().into_iter().flatten().filter_map(Value::as_array).flatten();
     [ipam].into_iter().chain(ranges).filter_map(|range| range.get("subnet"))
 }
 
-/// [`subnets`], but mutable.
+/// Returns the same subnets as [`subnets`], but mutable.
 fn subnets_mut(ipam: &mut Value) -> Vec<&mut Value> {
     let mut found = Vec::new();
     for (name, value) in ipam.as_object_mut().into_iter().flatten() {
@@ -326,10 +327,10 @@ mod tests {
             let refused = host_local(ipam).unwrap_err();
             assert_eq!((refused.code().number(), refused.message()), (999, error));
         }
-        // The last of several members counts, and names are case-sensitive.
+        // The last of several fields with one name counts, and names are case-sensitive.
         assert!(host_local(r#"{"ranges":"x","ranges":[]}"#).is_ok());
         assert!(HostLocal::new(&GoJson::parse(br#"{"IPAM":{}}"#).unwrap()).is_err());
-        // host-local itself reports a subnet that is not a text.
+        // host-local itself reports a subnet that is not a string.
         assert!(!host_local(r#"{"subnet":5}"#).unwrap().wants_pod_cidrs());
     }
 

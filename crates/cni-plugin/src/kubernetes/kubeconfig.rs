@@ -1,4 +1,5 @@
-//! Access to the Kubernetes API: by a kubeconfig, by the network configuration itself, or from within the cluster.
+//! Determines the address and login of the Kubernetes API from a kubeconfig, from the network configuration, or from
+//! the cluster that the process runs in.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use super::Kubernetes;
 use super::api::{Api, Login};
 use super::dial::{self, ApiAddress, ApiProblem, ApiRoute, ClientIdentity, Proxy, TlsTrust};
 
-/// The folder with the service account's credentials in a pod.
+/// The folder in which a pod finds the credentials of its service account.
 const IN_CLUSTER_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 #[derive(Default, Deserialize)]
@@ -79,10 +80,11 @@ struct KubeconfigUser {
 }
 
 impl Kubernetes {
-    /// Prepares access to the API, with the content of all files. `agent` is the User-Agent of requests.
+    /// Prepares access to the API and reads all files for it. `agent` is the User-Agent header of requests.
     ///
-    /// The network configuration overrides the kubeconfig, as for Kubernetes's own client. If it sets another server,
-    /// the kubeconfig's server name does not apply. If it sets an authority, `insecure-skip-tls-verify` does not apply.
+    /// As in Kubernetes's own client, the network configuration overrides the kubeconfig. If the network configuration
+    /// sets another server, the kubeconfig's server name does not apply. If the network configuration sets an
+    /// authority, `insecure-skip-tls-verify` does not apply.
     pub(super) fn access(&self, agent: &'static str) -> Result<Api, ApiProblem> {
         let (mut cluster, mut user) = match (self.kubeconfig.as_os_str().is_empty(), self.api_root.is_empty()) {
             (false, _) => read_kubeconfig(&self.kubeconfig)?,
@@ -123,7 +125,7 @@ impl Kubernetes {
     }
 }
 
-/// Reads the cluster and the user of the current context, with relative paths resolved.
+/// Reads the cluster and the user of the kubeconfig's current context, and resolves relative paths.
 fn read_kubeconfig(path: &Path) -> Result<(KubeconfigCluster, KubeconfigUser), ApiProblem> {
     parse_kubeconfig(&dial::read_credentials(path)?, path)
 }
@@ -132,7 +134,7 @@ fn parse_kubeconfig(text: &[u8], path: &Path) -> Result<(KubeconfigCluster, Kube
     let shown = path.display();
     let wrong = |what: String| ApiProblem::new(what, "compare it with: kubectl config view");
     let config: Kubeconfig = serde_saphyr::from_slice(text).map_err(|error| {
-        // The parser's text quotes a part of the file, which may have secrets.
+        // The parser's error message quotes a part of the kubeconfig, which may contain secrets.
         let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
         wrong(format!("the kubeconfig {shown} cannot be read: something is wrong{line}"))
     })?;
@@ -176,7 +178,7 @@ fn connect(cluster: KubeconfigCluster, user: KubeconfigUser, agent: &'static str
         }
     };
     let login = login(user)?;
-    // Report an unreadable credential before any request.
+    // Report an unreadable credential before the first request.
     login.credential()?;
     let server_name = cluster.tls_server_name.filter(|name| !name.is_empty());
     let way = ApiRoute::new(address, proxy, server_name, || dial::tls_config(&trust, identity.as_ref()))?;
@@ -190,7 +192,7 @@ fn connect(cluster: KubeconfigCluster, user: KubeconfigUser, agent: &'static str
     })
 }
 
-/// Chooses the login. A token file takes precedence over a token, as in Kubernetes's own client.
+/// Chooses the login of a kubeconfig's user. As in Kubernetes's own client, a token file takes precedence over a token.
 fn login(user: KubeconfigUser) -> Result<Login, ApiProblem> {
     let refused = [
         (user.exec, "a login by a program (exec)"),
@@ -214,12 +216,12 @@ fn login(user: KubeconfigUser) -> Result<Login, ApiProblem> {
     })
 }
 
-/// Parses a kubeconfig, for the fuzzers. The error is the problem's text.
+/// Parses a kubeconfig, for the fuzzers. The returned error is the problem's text.
 pub(crate) fn check_kubeconfig(text: &[u8]) -> Result<(), String> {
     parse_kubeconfig(text, Path::new("/etc/kubeconfig")).map(drop).map_err(|problem| format!("{problem:?}"))
 }
 
-/// Returns the content of a `-data` setting, or else of a file.
+/// Returns the content of a `-data` setting or, without such a setting, of a file.
 fn content(data: Option<&str>, file: Option<&Path>) -> Result<Option<Vec<u8>>, ApiProblem> {
     if let Some(data) = data.filter(|data| !data.is_empty()) {
         let decoded = STANDARD.decode(data.trim());

@@ -1,7 +1,7 @@
-//! Requests to the Kubernetes API, for the labels of a container's namespace, by which pools may be chosen, for the
-//! virtual machine that a pod runs, and for the facts of a pod's endpoint.
+//! Sends requests to the Kubernetes API for the labels of namespaces, which may choose pools, for the virtual machines
+//! that pods run, and for the facts about a pod's endpoint.
 //!
-//! Errors about virtual machines have Calico's exact texts where Calico has such an error.
+//! Errors about virtual machines have Calico's exact messages where Calico reports the same error.
 
 mod api;
 mod dial;
@@ -35,33 +35,33 @@ pub(crate) use pod::{AllowedAnnotations, HardwareAddress, KubePod, KubePort, Pod
 
 /// The prefix of the names of pods that may run a virtual machine of KubeVirt.
 pub(crate) const LAUNCHER_PREFIX: &str = "virt-launcher-";
-/// Maximum time for all requests of one lookup.
+/// Maximum time for all API requests of one lookup.
 const API_TIMEOUT: Duration = Duration::from_secs(5);
 /// The User-Agent of the IPAM plugin's requests.
 const IPAM_USER_AGENT: &str = concat!("margay-ipam/", env!("CARGO_PKG_VERSION"));
-/// The text of Kubernetes's own client.
+/// The error message of Kubernetes's own client for a missing configuration.
 const NO_CONFIGURATION: &str =
     "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable";
 
-/// The configured address of the Kubernetes API and the login for it. Files are not read yet.
+/// The configured address of the Kubernetes API and the login for it. The files that the settings name are read later.
 ///
-/// A value that is set here overrides the kubeconfig's, as in Calico's plugin. Without a kubeconfig and an API root,
-/// the API is that of the cluster in which this process runs. `Debug` shows no secrets.
+/// A value that is set in this structure overrides the kubeconfig's value, as in Calico's plugin. Without a kubeconfig
+/// and an API root, the API of the cluster in which this process runs is used. The `Debug` output shows no secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Kubernetes {
-    /// `kubernetes.kubeconfig`.
+    /// The path of the kubeconfig, from `kubernetes.kubeconfig`.
     pub(crate) kubeconfig: PathBuf,
-    /// `kubernetes.k8s_api_root`, or else `policy.k8s_api_root`: a URL.
+    /// The URL of the API, from `kubernetes.k8s_api_root`, or else from `policy.k8s_api_root`.
     pub(crate) api_root: String,
-    /// `policy.k8s_auth_token`.
+    /// The bearer token, from `policy.k8s_auth_token`.
     pub(crate) token: String,
-    /// `policy.k8s_certificate_authority`, a file.
+    /// The path of the authority's certificate, from `policy.k8s_certificate_authority`.
     pub(crate) authority: PathBuf,
-    /// `policy.k8s_client_certificate`, a file.
+    /// The path of the client certificate, from `policy.k8s_client_certificate`.
     pub(crate) certificate: PathBuf,
-    /// `policy.k8s_client_key`, a file.
+    /// The path of the client key, from `policy.k8s_client_key`.
     pub(crate) key: PathBuf,
-    /// `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`.
+    /// The values of `KUBERNETES_SERVICE_HOST` and `KUBERNETES_SERVICE_PORT`.
     pub(crate) service: Option<(String, String)>,
 }
 
@@ -76,17 +76,17 @@ impl fmt::Debug for Kubernetes {
 }
 
 impl Kubernetes {
-    /// True if the labels of namespaces are read. As in Calico's plugin, that requires a kubeconfig or Kubernetes's
-    /// policy; otherwise namespaces have no labels.
+    /// True if the labels of namespaces are read from the Kubernetes API. As in Calico's plugin, reading labels
+    /// requires a kubeconfig or Kubernetes's policy; otherwise namespaces have no labels.
     pub(crate) fn are_looked_up(conf: &NetConf) -> bool {
         !conf.store.kubeconfig.is_empty() || conf.policy.kind == "k8s"
     }
 
-    /// Reads the settings of the API from the configuration and the environment.
+    /// Reads the API's settings from the network configuration and the environment.
     pub(crate) fn from_conf(conf: &NetConf, environment: &Environment) -> Self {
         let policy = &conf.policy;
         let api_root = match conf.store.k8s_api_root.as_str() {
-            // The root for reading policies. It may end with the path of an old version of the API, which is cut off.
+            // The policy's API root may end with the path of an old API version, which is cut off.
             "" => policy.api_root.split("/api/").next().unwrap_or_default(),
             root => root,
         };
@@ -102,26 +102,26 @@ impl Kubernetes {
         }
     }
 
-    /// True if neither the configuration nor the environment names the API.
+    /// True if neither the network configuration nor the environment names the Kubernetes API.
     fn is_unconfigured(&self) -> bool {
         self.kubeconfig.as_os_str().is_empty() && self.api_root.is_empty() && self.service.is_none()
     }
 
-    /// Reads the virtual machine that a pod runs, by up to three requests. Together they take at most `patience` and at
-    /// most five seconds.
+    /// Reads the virtual machine that a pod runs, by up to three API requests. All requests together take at most
+    /// `patience` and at most five seconds.
     ///
     /// # Errors
-    /// Code 999 with Calico's text; `details` has advice.
+    /// CNI error code 999 with Calico's message; `details` has advice.
     pub(crate) fn launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher> {
         self.find_launcher(namespace, pod, patience.min(API_TIMEOUT)).map_err(|problem| {
             CniError::internal(format!("failed to get VMI info: {}", problem.what)).with_details(problem.advice)
         })
     }
 
-    /// Reads the labels of a namespace, by one request that takes at most `patience` and at most five seconds.
+    /// Reads the labels of a namespace, by one API request that takes at most `patience` and at most five seconds.
     ///
     /// # Errors
-    /// Calico's text and the reason; `details` has advice.
+    /// Calico's message with the reason; `details` has advice.
     pub(crate) fn labels(&self, namespace: &str, patience: Duration) -> Result<Labels> {
         self.read_labels(namespace, patience.min(API_TIMEOUT)).map_err(|problem| {
             let message = format!("failed to get namespace {namespace}: {}", problem.what);
@@ -129,10 +129,10 @@ impl Kubernetes {
         })
     }
 
-    /// Reads a pod, by one request that takes at most `patience` and at most five seconds.
+    /// Reads a pod, by one API request that takes at most `patience` and at most five seconds.
     ///
     /// # Errors
-    /// As [`KubeClient::pod`].
+    /// Returns the same errors as [`KubeClient::pod`].
     pub(crate) fn pod(&self, namespace: &str, pod: &str, patience: Duration) -> Result<KubePod> {
         let mut client = self.client()?;
         block_on(client.pod(namespace, pod, patience.min(API_TIMEOUT))).map_err(to_cni_error)?
@@ -167,7 +167,7 @@ impl Kubernetes {
     }
 }
 
-/// Runs a future on this thread.
+/// Runs a future to completion on this thread.
 fn block_on<F: Future>(future: F) -> Result<F::Output, ApiProblem> {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| ApiProblem::transient(format!("cannot start: {error}"), ""))?;
@@ -182,7 +182,7 @@ fn timeout_problem(api: &Api, patience: Duration) -> ApiProblem {
     ApiProblem::transient(what, CHECK_ADDRESS)
 }
 
-/// Converts an error response to a request for labels.
+/// Returns the problem for an error response to a request for labels.
 fn refusal_problem(api: &Api, status: StatusCode) -> ApiProblem {
     let url = api.url();
     match status {
@@ -204,7 +204,7 @@ fn refusal_problem(api: &Api, status: StatusCode) -> ApiProblem {
     }
 }
 
-/// True for a text that can be the name of an object, and so a segment of a path.
+/// True for a text that can be the name of a Kubernetes object, and is therefore safe as a segment of a path.
 fn is_dns_name(name: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     name.chars().all(is_letter) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -212,17 +212,17 @@ fn is_dns_name(name: &str) -> bool {
 
 const MAIN_USER_AGENT: &str = concat!("margay/", env!("CARGO_PKG_VERSION"));
 
-/// A client of the Kubernetes API for several requests. Needs a tokio runtime with time and I/O; shut that runtime down
-/// in the background, since a name lookup may still be running.
+/// A client of the Kubernetes API for several requests. The client needs a tokio runtime with time and I/O. That
+/// runtime must be shut down in the background, since a name lookup may still be running.
 pub(crate) struct KubeClient {
     api: Api,
 }
 
 impl Kubernetes {
-    /// Returns a client for any number of requests. Reads files, and sends nothing yet.
+    /// Returns a client for any number of API requests. Creating the client reads files, but sends no request.
     ///
     /// # Errors
-    /// Code 999; Calico's texts where the API is not configured, or the kubeconfig is missing.
+    /// CNI error code 999, with Calico's messages if the API is not configured or the kubeconfig is missing.
     pub(crate) fn client(&self) -> Result<KubeClient> {
         if self.is_unconfigured() {
             return Err(CniError::internal(NO_CONFIGURATION).with_details("set kubernetes.kubeconfig"));
@@ -238,43 +238,45 @@ impl Kubernetes {
 }
 
 impl KubeClient {
-    /// Reads a namespace.
+    /// Reads a namespace from the Kubernetes API.
     ///
     /// # Errors
-    /// The texts of Kubernetes's own client, code 999; code 11 if the API does not answer in time, cannot be reached,
-    /// or is unable to answer now.
+    /// CNI error code 999 with the messages of Kubernetes's own client. CNI error code 11 if the API does not answer in
+    /// time, cannot be reached, or is temporarily unable to answer.
     pub(crate) async fn namespace(&mut self, name: &str, left: Duration) -> Result<KubeNamespace> {
         let path = format!("/api/v1/namespaces/{name}");
         self.object("namespaces", &[name], &path, left, |body| KubeNamespace::from_json(name, body)).await
     }
 
-    /// Reads a pod.
+    /// Reads a pod from the Kubernetes API.
     ///
     /// # Errors
-    /// As [`namespace`](Self::namespace).
+    /// Returns the same errors as [`namespace`](Self::namespace).
     pub(crate) async fn pod(&mut self, namespace: &str, name: &str, left: Duration) -> Result<KubePod> {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
         self.object("pods", &[name, namespace], &path, left, KubePod::from_json).await
     }
 
-    /// Reads the ranges of a node's pods, `spec.podCIDRs`.
+    /// Reads the pod ranges of a node (`spec.podCIDRs`).
     ///
     /// # Errors
-    /// As [`namespace`](Self::namespace).
+    /// Returns the same errors as [`namespace`](Self::namespace).
     pub(crate) async fn node_pod_cidrs(&mut self, name: &str, left: Duration) -> Result<Vec<String>> {
         self.object("nodes", &[name], &format!("/api/v1/nodes/{name}"), left, pod_cidrs).await
     }
 
-    /// Checks that the API answers, by a request for its version. The request limits the API to two seconds.
+    /// Checks that the API answers, by a request for the API's version. The request asks the API to answer within two
+    /// seconds.
     ///
     /// # Errors
-    /// As [`namespace`](Self::namespace).
+    /// Returns the same errors as [`namespace`](Self::namespace).
     pub(crate) async fn version(&mut self, left: Duration) -> Result<()> {
         let is_object = |body: &[u8]| matches!(body.trim_ascii_start().first(), Some(b'{')).then_some(());
         self.object("version", &[], "/version?timeout=2s", left, is_object).await
     }
 
-    /// Reads the object at a path. The names in the path are not trusted: they come from a runtime or a file.
+    /// Reads the API object at a path. The names in the path are not trusted, because they come from a runtime or a
+    /// file.
     async fn object<T>(
         &mut self,
         kind: &str,
@@ -336,39 +338,40 @@ fn to_cni_error(problem: ApiProblem) -> CniError {
     CniError::new(problem.code, problem.what).with_details(problem.advice)
 }
 
-/// The only version of KubeVirt's objects that the plugin uses.
+/// The only API version of KubeVirt's objects that the plugin uses.
 const KUBEVIRT_VERSION: &str = "kubevirt.io/v1";
 /// The label of a pod that is the target of a virtual machine's migration.
 const MIGRATION_LABEL: &str = "kubevirt.io/migrationJobUID";
 const LAUNCHER_ADVICE: &str = "the plugin reads the pod, its virtualmachineinstance and its virtualmachine with what kubernetes.kubeconfig \
                       names; check that file, the rights of its user (get on all three), and that this host reaches the API";
 
-/// A running instance of a virtual machine, as seen from one of its pods.
+/// A running instance of a KubeVirt virtual machine, as seen from one of its pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct VmInstance {
     /// The name of both the instance and the virtual machine.
     pub(crate) name: String,
     pub(crate) uid: String,
-    /// The uid of the virtual machine, if the instance belongs to one.
+    /// The uid of the virtual machine, if the instance belongs to a virtual machine.
     pub(crate) machine: Option<String>,
     /// The uid of the migration whose target is the pod.
     pub(crate) migration: Option<String>,
-    /// True if the virtual machine (or an instance without one) is deleted or being deleted.
+    /// True if the virtual machine (or an instance without a virtual machine) is deleted or being deleted.
     pub(crate) ends: bool,
 }
 
-/// How a pod relates to a virtual machine.
+/// The relation of a pod to a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Launcher {
     /// The pod runs no virtual machine.
     Ordinary,
-    /// The pod runs this instance.
+    /// The pod runs this instance of a virtual machine.
     Of(VmInstance),
-    /// The pod is gone. By its name it ran this machine, if the API reports the machine's state.
+    /// The pod is gone. According to its name, the pod ran this virtual machine, if the API reports the machine's
+    /// state.
     Gone(Option<VmInstance>),
 }
 
-/// Returns a member of an object that is a text; empty without one.
+/// Returns the text of an object's string field; the text is empty without such a field.
 fn text_of<'v>(object: &'v Value, name: &str) -> &'v str {
     object[name].as_str().unwrap_or_default()
 }
@@ -380,10 +383,10 @@ fn owner_of<'v>(metadata: &'v Value, kind: &str, counts: impl Fn(&Value) -> bool
 }
 
 impl Kubernetes {
-    /// Reads the virtual machine that a pod runs, by up to three requests that together take at most `patience`.
+    /// Reads the virtual machine that a pod runs, by up to three API requests that together take at most `patience`.
     ///
     /// # Errors
-    /// The API did not answer, or KubeVirt's objects are inconsistent. A pod that is gone is not an error.
+    /// An error if the API did not answer, or KubeVirt's objects are inconsistent. A pod that is gone is not an error.
     fn find_launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher, ApiProblem> {
         if !is_dns_name(namespace) || !is_dns_name(pod) {
             return Err(ApiProblem::new("this is no name of a pod", "K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS"));
@@ -402,7 +405,7 @@ impl Kubernetes {
     }
 }
 
-/// A sequence of requests about one namespace.
+/// A sequence of API requests about one namespace.
 struct LauncherQuery<'a> {
     api: Api,
     namespace: &'a str,
@@ -445,7 +448,7 @@ impl LauncherQuery<'_> {
         }))
     }
 
-    /// Reads the metadata of an object that an instance requires.
+    /// Reads the metadata of an API object that must exist for an instance of a virtual machine.
     async fn get_required(&mut self, kind: &str, name: &str, instance: &str) -> Result<Value, ApiProblem> {
         let found = self.get(kind, name).await.and_then(|found| found.map_err(launcher_problem));
         found.map_err(|problem| {
@@ -454,8 +457,8 @@ impl LauncherQuery<'_> {
         })
     }
 
-    /// Finds the machine of a deleted pod by the pod's name, to which KubeVirt adds five characters. `None` if the API
-    /// does not report the machine's state.
+    /// Finds the virtual machine of a deleted pod by the pod's name: KubeVirt appends five characters to the machine's
+    /// name. Returns `None` if the API does not report the machine's state.
     async fn vm_of_deleted_pod(&mut self, pod: &str) -> Option<VmInstance> {
         let name = pod.strip_prefix(LAUNCHER_PREFIX)?.rsplit_once('-')?.0;
         let mut ends = true;
@@ -468,7 +471,7 @@ impl LauncherQuery<'_> {
         Some(VmInstance { name: name.to_owned(), ends, ..VmInstance::default() })
     }
 
-    /// Reads the metadata of an object. The inner error is the API's text for a missing object.
+    /// Reads the metadata of an API object. The inner error is the API's message for a missing object.
     async fn get(&mut self, kind: &str, name: &str) -> Result<Result<Value, String>, ApiProblem> {
         let Self { api, namespace, patience } = self;
         if !is_dns_name(name) {

@@ -1,5 +1,5 @@
-//! The objects of the Kubernetes API that the plugin reads, and the facts of a pod's endpoint, which follow from the
-//! pod, its namespace and the allowed annotations.
+//! The objects of the Kubernetes API that the plugin reads, and the facts about a pod's endpoint. The facts are derived
+//! from the pod, its namespace and the allowed annotations.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,19 +20,19 @@ const POOLS_V4: &str = "cni.projectcalico.org/ipv4pools";
 const POOLS_V6: &str = "cni.projectcalico.org/ipv6pools";
 const SOURCE_PREFIXES: &str = "cni.projectcalico.org/allowedSourcePrefixes";
 
-/// The IPAM plugins that have pools: Calico's and Margay's.
+/// The types of the IPAM plugins that have pools: Calico's and Margay's.
 const PLUGINS_WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
-/// Maximum length of a label's value, in bytes. The names of longer service accounts do not become a label.
+/// Maximum length of a label's value, in bytes. The name of a service account becomes a label only within this limit.
 const MAX_LABEL_BYTES: usize = 63;
 
-/// The configuration's settings about annotations.
+/// The settings of the network configuration that decide which annotations are allowed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AllowedAnnotations<'a> {
-    /// `ipam.type`.
+    /// The value of `ipam.type`.
     pub(crate) ipam: &'a str,
-    /// `feature_control.ip_addrs_no_ipam`.
+    /// The value of `feature_control.ip_addrs_no_ipam`.
     pub(crate) ip_addrs_no_ipam: bool,
-    /// `feature_control.floating_ips`.
+    /// The value of `feature_control.floating_ips`.
     pub(crate) floating_ips: bool,
 }
 
@@ -42,50 +42,52 @@ impl AllowedAnnotations<'_> {
     }
 }
 
-/// The facts about a pod that its endpoint and its wiring need.
+/// The facts about a pod that its endpoint and its wiring depend on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodFacts {
     /// The pod's labels, and the labels that Calico adds: `projectcalico.org/namespace`,
-    /// `projectcalico.org/orchestrator` and, if the name is short enough, `projectcalico.org/serviceaccount`.
+    /// `projectcalico.org/orchestrator` and, if the account's name is short enough, `projectcalico.org/serviceaccount`.
     pub(crate) labels: BTreeMap<String, String>,
-    /// The pod's annotations unchanged, for external data planes.
+    /// The pod's unchanged annotations, for external data planes.
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) generate_name: String,
     pub(crate) service_account: String,
-    /// `kns.<namespace>`, and `ksa.<namespace>.<account>` for a pod with an account.
+    /// The names of profiles: `kns.<namespace>`, and `ksa.<namespace>.<account>` for a pod with a service account.
     pub(crate) profiles: Vec<String>,
-    /// The ports in the order in which the endpoint lists them.
+    /// The pod's ports, in the order in which the endpoint lists them.
     pub(crate) ports: Vec<KubePort>,
-    /// Names or CIDRs of pools, not checked. An empty list counts as no choice.
+    /// The unchecked names or CIDRs of the pools that the annotations choose. An empty list counts as no choice.
     pools_v4: Option<Vec<String>>,
     pools_v6: Option<Vec<String>>,
-    /// Whether the pod gets an IPv4 address, and whether it gets an IPv6 address.
+    /// Two flags: whether the pod gets an IPv4 address, and whether the pod gets an IPv6 address.
     pub(crate) families: Option<(bool, bool)>,
-    /// Addresses to request from the IPAM plugin, at most one of a family.
+    /// The addresses to request from the IPAM plugin, at most one of each family.
     pub(crate) ip_addrs: Option<Vec<IpAddr>>,
-    /// Addresses to use without the IPAM plugin, at most one of a family.
+    /// The addresses to use without the IPAM plugin, at most one of each family.
     pub(crate) ip_addrs_no_ipam: Option<Vec<IpAddr>>,
     pub(crate) mac: Option<HardwareAddress>,
-    /// Networks without host bits, in the order of the annotation.
+    /// The allowed source networks without host bits, in the order of the annotation.
     pub(crate) allowed_source_prefixes: Vec<String>,
-    /// Valid floating addresses, in the annotation's notation.
+    /// The valid floating addresses, in the annotation's notation.
     floating_ips: Vec<String>,
 }
 
-/// A hardware address, from an annotation or an external data plane.
+/// A hardware address, taken from an annotation or from an external data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HardwareAddress {
-    /// 6, 8 or 20 bytes. An interface gets the first six.
+    /// The 6, 8 or 20 bytes of the address. An interface gets only the first six bytes.
     pub(crate) bytes: Vec<u8>,
-    /// All bytes in lower-case hexadecimal, separated by colons.
+    /// All bytes of the address in lower-case hexadecimal, separated by colons.
     pub(crate) text: String,
 }
 
 impl PodFacts {
-    /// Evaluates all annotations before anything is made. Calico finds some of the errors only after the networking.
+    /// Evaluates all annotations before any interface is created. Calico detects some of these errors only after it has
+    /// set up the interface.
     ///
     /// # Errors
-    /// Calico's texts, code 999. A malformed floating address has an error of Margay's own, since Calico panics.
+    /// CNI error code 999 with Calico's message. For a malformed floating address the message is Margay's own, since
+    /// Calico panics.
     pub(crate) fn new(namespace: &KubeNamespace, pod: KubePod, allowed: &AllowedAnnotations<'_>) -> Result<Self> {
         if pod.node.is_empty() {
             return Err(CniError::internal("error with field node (field should be assigned)")
@@ -118,16 +120,17 @@ impl PodFacts {
         Ok(facts)
     }
 
-    /// Returns the facts of a pod that is not read. Its only profile is the network's.
+    /// Returns the facts for a pod that is not read from the Kubernetes API. The only profile of an unread pod is the
+    /// network's profile.
     pub(crate) fn of_network(network: &str) -> Self {
         Self { profiles: vec![network.to_owned()], ..Self::default() }
     }
 
-    /// Returns the configuration for the IPAM plugin, with the pools and families of the annotations; `None` without
-    /// such annotations.
+    /// Returns the configuration for the IPAM plugin, with the pools and families of the annotations; returns `None`
+    /// without such annotations.
     ///
     /// # Errors
-    /// Calico's text, code 999, if `ipam` is not an object.
+    /// CNI error code 999 with Calico's message if `ipam` is not an object.
     pub(crate) fn ipam_conf(&self, conf: &GoJson) -> Result<Option<Value>> {
         if self.pools_v4.is_none() && self.pools_v6.is_none() && self.families.is_none() {
             return Ok(None);
@@ -155,11 +158,12 @@ impl PodFacts {
         }
     }
 
-    /// Returns pairs of a pod's address and the floating address that leads to it, in the annotation's notation. The
-    /// last of several addresses of a family counts, as in Calico.
+    /// Returns pairs of a pod's address and the floating address that leads to the pod's address, in the annotation's
+    /// notation. As in Calico, the last of several addresses of one family counts.
     ///
     /// # Errors
-    /// Code 999 if the pod has no address of a floating address's family. Calico panics.
+    /// CNI error code 999 if the pod has no address of a floating address's family. Calico itself panics for a floating
+    /// address of a missing family.
     pub(crate) fn nats(&self, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, String)>> {
         let pair = |floating: &String| {
             let (is_v6, family) = if floating.contains(':') { (true, "IPv6") } else { (false, "IPv4") };
@@ -173,7 +177,8 @@ impl PodFacts {
         self.floating_ips.iter().map(pair).collect()
     }
 
-    /// Evaluates each annotation on its own: the pod's or, if that is absent or empty, the namespace's.
+    /// Reads the pool annotations, each from the pod or, if the pod's annotation is absent or empty, from the
+    /// namespace.
     fn choose_pools(&mut self, namespace: &KubeNamespace, pod: &KubePod) -> Result<(), String> {
         let said = |name| annotation(&pod.annotations, name).or_else(|| annotation(&namespace.annotations, name));
         self.pools_v4 = said(POOLS_V4).map(gojson::strings).transpose()?;
@@ -216,13 +221,13 @@ impl HardwareAddress {
     /// Parses a hardware address.
     ///
     /// # Errors
-    /// Go's text for a malformed address.
+    /// Go's error message for a malformed hardware address.
     pub(crate) fn read(text: &str) -> Result<Self, String> {
         let bytes = gojson::parse_mac(text)?;
         let mut text = String::new();
         for (at, byte) in bytes.iter().enumerate() {
             let separator = if at == 0 { "" } else { ":" };
-            // Writing to a string cannot fail.
+            // Writing to a `String` cannot fail.
             let _ = write!(text, "{separator}{byte:02x}");
         }
         Ok(Self { bytes, text })
@@ -235,7 +240,7 @@ fn hardware_address(text: &str) -> Result<HardwareAddress> {
     })
 }
 
-/// Returns an annotation unless it is empty.
+/// Returns the value of an annotation unless the value is empty.
 fn annotation<'a>(annotations: &'a BTreeMap<String, String>, name: &str) -> Option<&'a str> {
     annotations.get(name).map(String::as_str).filter(|text| !text.is_empty())
 }
@@ -254,7 +259,7 @@ fn source_prefixes(annotations: &BTreeMap<String, String>) -> Result<Vec<String>
     prefixes.iter().map(masked).collect()
 }
 
-/// Parses an annotation's addresses: at least one, and at most one of a family.
+/// Parses the addresses in an annotation: at least one address, and at most one address of each family.
 fn one_of_a_family(text: &str, name: &str) -> Result<Vec<IpAddr>, String> {
     let texts =
         list(text).map_err(|reason| format!("failed to parse IPs {text} for annotation \"{name}\": {reason}"))?;
@@ -287,7 +292,7 @@ fn floating_ips(annotations: &BTreeMap<String, String>, allowed: &AllowedAnnotat
     }
 }
 
-/// A namespace of Kubernetes.
+/// A Kubernetes namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KubeNamespace {
     pub(crate) name: String,
@@ -295,16 +300,16 @@ pub(crate) struct KubeNamespace {
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
-/// A pod of Kubernetes.
+/// A Kubernetes pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct KubePod {
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) generate_name: String,
     pub(crate) service_account: String,
-    /// The node that the pod is scheduled to; empty before that.
+    /// The node that the pod is scheduled to; empty before the pod is scheduled.
     pub(crate) node: String,
-    /// The ports that an endpoint can have; init containers' ports come last.
+    /// The ports that an endpoint can have; the ports of init containers come last.
     pub(crate) ports: Vec<KubePort>,
 }
 
@@ -312,16 +317,16 @@ pub(crate) struct KubePod {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KubePort {
     pub(crate) name: String,
-    /// `TCP`, `UDP` or `SCTP`.
+    /// The protocol of the port: `TCP`, `UDP` or `SCTP`.
     pub(crate) protocol: &'static str,
     pub(crate) port: u16,
-    /// 0 for no host port.
+    /// The host port; 0 means none.
     pub(crate) host_port: u16,
     pub(crate) host_ip: String,
 }
 
 impl KubeNamespace {
-    /// Parses a namespace; `None` if the text is not an object of the API.
+    /// Parses a namespace; returns `None` if the text is not an object of the Kubernetes API.
     pub(super) fn from_json(name: &str, text: &[u8]) -> Option<Self> {
         let KubeMetadata { labels, annotations, .. } = KubeObject::read(text)?.metadata;
         Some(Self { name: name.to_owned(), labels, annotations })
@@ -329,7 +334,7 @@ impl KubeNamespace {
 }
 
 impl KubePod {
-    /// Parses a pod; `None` if the text is not an object of the API.
+    /// Parses a pod; returns `None` if the text is not an object of the Kubernetes API.
     pub(super) fn from_json(text: &[u8]) -> Option<Self> {
         let KubeObject { metadata, spec } = KubeObject::read(text)?;
         let PodSpec { node_name, service_account_name, containers, init_containers, .. } = spec;
@@ -345,12 +350,12 @@ impl KubePod {
     }
 }
 
-/// Parses the ranges of a node's pods; `None` if the text is not an object of the API.
+/// Parses the pod ranges of a node; returns `None` if the text is not an object of the Kubernetes API.
 pub(super) fn pod_cidrs(text: &[u8]) -> Option<Vec<String>> {
     Some(KubeObject::read(text)?.spec.pod_cidrs)
 }
 
-/// The parts of namespaces, pods and nodes that the plugin reads.
+/// The fields of namespaces, pods and nodes that the plugin reads.
 #[derive(Deserialize)]
 struct KubeObject {
     metadata: KubeMetadata,
@@ -359,7 +364,8 @@ struct KubeObject {
 }
 
 impl KubeObject {
-    /// Drops the parser's error: it quotes a part of the text, and a pod has secrets.
+    /// Parses an API object, and drops the parser's error: the error quotes a part of the text, and a pod may contain
+    /// secrets.
     fn read(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
     }
@@ -413,7 +419,8 @@ struct ContainerPort {
 }
 
 impl ContainerPort {
-    /// Converts a port; `None` if an endpoint cannot have it: policies and port maps need a name or a host port.
+    /// Converts a port of a container; returns `None` if an endpoint cannot have the port. Policies and port maps need
+    /// a name or a host port.
     fn into_port(self) -> Option<KubePort> {
         let protocol = match self.protocol.as_str() {
             "" | "TCP" => "TCP",
@@ -432,7 +439,7 @@ impl ContainerPort {
     }
 }
 
-/// Treats null as absent.
+/// Deserializes a value, with null treated as absent.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }

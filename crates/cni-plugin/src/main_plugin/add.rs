@@ -1,9 +1,9 @@
-//! ADD of the main plugin: its open store, its steps and how to undo them, and the ADD of a plain container, which
-//! belongs to no pod.
+//! Carries out ADD of the main plugin: the open store, the steps of ADD and how to undo them, and the ADD of a plain
+//! container, which belongs to no pod.
 //!
-//! The kernel or an external data plane makes the interfaces of a container. On a store of one machine the plugin
+//! The kernel or an external data plane creates the interfaces of a container. On a store of one machine, the plugin
 //! enables forwarding on the host, and masquerades the pools with `natOutgoing`. On etcd, and on a machine where
-//! calico-node runs, Felix does both, and the plugin does neither.
+//! calico-node runs, Felix sets forwarding and masquerading, and the plugin changes neither.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,12 +27,12 @@ use crate::invocation;
 use crate::kubernetes::gates;
 use crate::result::{AddResult, ResultInterface};
 
-/// Carries out ADD.
+/// Carries out ADD of the main plugin.
 ///
 /// # Errors
-/// Calico's texts. The call has then undone its work.
+/// An error with Calico's message. A failed ADD has undone its changes.
 pub(super) fn add(setup: &MainContext<'_>) -> Result<String> {
-    // Calico detects this only after all the work, and does not undo the work.
+    // Calico detects this error only after all changes, and does not undo the changes.
     if setup.is_own_netns() {
         return Err(env::own_netns_error());
     }
@@ -47,8 +47,8 @@ pub(super) fn add(setup: &MainContext<'_>) -> Result<String> {
     answer
 }
 
-/// Waits for the readiness gates of the configuration, once the store is ready. The time limit of the call starts
-/// afterwards.
+/// Waits for the readiness gates of the configuration after the store is ready. The time limit of the plugin call
+/// starts after the gates have opened.
 fn pass_gates(setup: &MainContext<'_>) -> Result<()> {
     let gates = &setup.conf.readiness_gates;
     if gates.is_empty() {
@@ -62,12 +62,12 @@ fn pass_gates(setup: &MainContext<'_>) -> Result<()> {
     passed
 }
 
-/// A running ADD, with the state that it has read from the store.
+/// A running ADD, with the state that this ADD has read from the store.
 pub(super) struct AddOperation<'s, 'a> {
     pub(super) setup: &'s MainContext<'a>,
     session: Arc<Session>,
     pending: PendingEndpoint,
-    /// The workload's stored endpoint.
+    /// The stored endpoint of the workload, and the endpoint's revision.
     pub(super) found: Option<(WorkloadEndpoint, Revision)>,
     outgoing: OutgoingRules,
 }
@@ -76,7 +76,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     /// Reads the endpoints of the workload and, for masquerading, the pools.
     ///
     /// # Errors
-    /// Any store error; a workload whose name an endpoint cannot have.
+    /// Any store error, or an error for a workload whose name an endpoint cannot have.
     pub(super) fn begin(setup: &'s MainContext<'a>, session: Arc<Session>) -> Result<Self> {
         let workload = &setup.workload;
         let prefix = workload.prefix();
@@ -89,7 +89,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         let (pending, before) = setup.begin(&session, query)?;
         prefix?;
         let EndpointContext { endpoints, pools, .. } = before;
-        // calico-node writes this file. One of Margay's own networks may run beside calico-node.
+        // calico-node writes the node name file. A network of Margay's own may run beside calico-node.
         let has_felix = !setup.is_alone() || setup.invocation.host.nodename_file.exists();
         let outgoing =
             if has_felix { OutgoingRules::by_calico() } else { OutgoingRules::by_us(&setup.store.location, &pools) };
@@ -103,11 +103,11 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.setup.workload.host_interface(&felix)
     }
 
-    /// Wires the container. If another container has the planned name of the host interface, the plan gets another
-    /// name: the ids of two containers may start with the same characters.
+    /// Wires the container. If another container already has the planned name of the host interface, the plan gets
+    /// another name: the ids of two containers may start with the same characters.
     ///
     /// # Errors
-    /// The text of [`wiring::Error`]. The container has no interface then.
+    /// The message of [`wiring::Error`]. After an error, the container has no interface.
     pub(super) fn connect(&self, plan: &mut Plan) -> Result<ConnectResult> {
         let (netns, deadline) = (self.setup.netns(), Instant::now() + WIRING_TIMEOUT);
         let wired = match wiring::connect(&netns, plan, deadline) {
@@ -118,21 +118,22 @@ impl<'s, 'a> AddOperation<'s, 'a> {
             done => done,
         };
         let wired = wired.map_err(wiring_error)?;
-        // Change the host's settings last: a container that cannot be wired must not change them.
+        // Change the host's settings last, because a container that cannot be wired must not change the settings.
         self.outgoing.ensure(&plan.addresses).inspect_err(|_| self.disconnect())?;
         Ok(wired)
     }
 
-    /// True if the container has this interface.
+    /// True if the container has the named interface.
     ///
     /// # Errors
-    /// The text of [`wiring::Error`].
+    /// The message of [`wiring::Error`].
     fn has_interface(&self, name: &str) -> Result<bool> {
         wiring::has_interface(&self.setup.netns(), name, Instant::now() + WIRING_TIMEOUT).map_err(wiring_error)
     }
 
-    /// Removes the container's interface after a failure. It removes the pair by the container's end, since a newer ADD
-    /// of the same pod may have replaced the host's end. An error is only logged, since the runtime calls DEL, too.
+    /// Removes the container's interface after a failure. The pair is removed through the container's end, since a
+    /// newer ADD of the same pod may have replaced the host's end. An error is only logged, since the runtime calls DEL
+    /// as well.
     pub(super) fn disconnect(&self) {
         let (netns, interface) = (self.setup.netns(), &self.setup.call.interface);
         if let Err(error) =
@@ -147,30 +148,30 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         MainContext::allocator(&self.session)
     }
 
-    /// Releases the store if the IPAM plugin is another program, which may need it.
+    /// Releases the store if the IPAM plugin is another program, which may need the store.
     pub(super) fn release_store(&self, plugin: &IpamPlugin) {
         if plugin.is_other() {
             self.pause();
         }
     }
 
-    /// Lets other processes open the store until this call needs it again.
+    /// Lets other processes open the store until the plugin call needs the store again.
     pub(super) fn pause(&self) {
         self.session.pause();
     }
 
-    /// Runs a future to its end, with the deadline of the call.
+    /// Runs a future to completion, with the deadline of the plugin call.
     ///
     /// # Errors
-    /// Any error of the future.
+    /// Any error that the future returns.
     pub(super) fn run<T>(&self, future: impl AsyncFnOnce(Deadline) -> Result<T>) -> Result<T> {
         self.session.run(future(self.session.deadline()))
     }
 
-    /// Stores the endpoint: a new one, or the stored one with these facts.
+    /// Stores the endpoint: a new endpoint, or the already stored endpoint with these facts.
     ///
     /// # Errors
-    /// Another call has stored the endpoint meanwhile; any other store error.
+    /// An error if another plugin call has stored the endpoint in the meantime, and any other store error.
     pub(super) fn store(&mut self, name: &str, facts: &EndpointFacts) -> Result<()> {
         let (endpoint, replaced) = match &self.found {
             Some((found, revision)) => {
@@ -183,18 +184,18 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.store_document(&endpoint, replaced)
     }
 
-    /// Stores a document unchanged.
+    /// Stores an endpoint document unchanged.
     ///
     /// # Errors
-    /// As [`store`](Self::store).
+    /// Returns the same errors as [`store`](Self::store).
     fn store_document(&mut self, endpoint: &WorkloadEndpoint, replaced: Option<Revision>) -> Result<()> {
         let orchestrator = self.setup.workload.orchestrator;
         let stored = self.session.run(self.pending.store(endpoint, replaced, orchestrator));
         stored.map_err(|error| explain(error, NetworkRules::Calico).into())
     }
 
-    /// Releases the addresses of a failed call, unless the container had one of them before: a release always includes
-    /// all addresses of the container. An error is only logged, since the runtime calls DEL, too.
+    /// Releases the addresses of a failed ADD, unless the container had one of the addresses before: a release always
+    /// includes all addresses of the container. An error is only logged, since the runtime calls DEL as well.
     pub(super) fn release(&mut self, plugin: &IpamPlugin, assigned: &AddResult) {
         let had = self.found.as_ref().filter(|(found, _)| found.container() == self.setup.call.container);
         let had = had.map(|(found, _)| found.addresses()).unwrap_or_default();
@@ -212,7 +213,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         }
     }
 
-    /// Releases an address, unless it belongs to another container by now.
+    /// Releases an address, unless the address belongs to another container by now.
     ///
     /// # Errors
     /// Any store error.
@@ -224,10 +225,10 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         }
     }
 
-    /// Returns the text that ADD prints.
+    /// Returns the CNI result that ADD prints.
     ///
     /// # Errors
-    /// A result without an address, in a version before 0.3.0.
+    /// An error for a result without an address in a CNI version before 0.3.0.
     pub(super) fn answer(&self, assigned: AddResult, host_interface: &str, mac: &str) -> Result<String> {
         let setup = self.setup;
         let outside = ResultInterface { name: host_interface.to_owned(), ..ResultInterface::default() };
@@ -237,7 +238,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
             mtu: Some(setup.mtu).filter(|mtu| *mtu > 0),
             sandbox: Some(setup.netns().to_string_lossy().into_owned()),
         };
-        // As in Calico, a configuration without a version gets a result of version 0.2.0.
+        // As in Calico, a configuration without a version gets a result of CNI version 0.2.0.
         let version = setup.json.text_member("cniVersion").unwrap_or("");
         assigned.on([outside, inside]).to_json(if version.is_empty() { "0.2.0" } else { version })
     }
@@ -251,11 +252,11 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     }
 }
 
-/// Makes the interfaces, and records the host interface's name and the container's MAC address in `facts`.
+/// Creates the interfaces, and records the host interface's name and the container's MAC address in `facts`.
 ///
 /// # Errors
-/// The text of [`wiring::Error`], or of the external data plane, which gets no prefix. The container has no interface
-/// then.
+/// The message of [`wiring::Error`], or the message of the external data plane without a prefix. After an error, the
+/// container has no interface.
 pub(super) fn make_interfaces(
     add: &AddOperation<'_, '_>,
     mut plan: Plan,
@@ -273,7 +274,7 @@ pub(super) fn make_interfaces(
             routes_addresses(&plan)?;
             let request = dataplane_request(add, &plan, assigned, annotations, name, facts);
             let made = add.run(async |deadline| program.add(request, deadline.remaining()).await);
-            // The external data plane may have made the interfaces despite the error.
+            // The external data plane may have created the interfaces despite the error.
             let made = made.inspect_err(|_| remove_interfaces(add))?;
             facts.interface = made.host_interface;
             facts.mac = made.mac.text;
@@ -282,15 +283,15 @@ pub(super) fn make_interfaces(
     Ok(())
 }
 
-/// Refuses prefixes for an external data plane. Its protocol has no member for prefixes: it would route the first
-/// address of a prefix to the container, and no others.
+/// Refuses prefixes for an external data plane. The data plane's protocol has no field for prefixes: only the first
+/// address of a prefix would be routed to the container.
 fn routes_addresses(plan: &Plan) -> Result<()> {
     let Some(prefix) = plan.prefixes.first() else { return Ok(()) };
     let error = format!("the program of dataplane_options routes single addresses, and {prefix} is a prefix");
     Err(CniError::internal(error).with_details("name pools of addresses in ipam, or leave dataplane_options out"))
 }
 
-/// Removes the interfaces of a failed call. An error is only logged, since the runtime calls DEL, too.
+/// Removes the interfaces of a failed ADD. An error is only logged, since the runtime calls DEL as well.
 pub(super) fn remove_interfaces(add: &AddOperation<'_, '_>) {
     match add.setup.dataplane() {
         Ok(Dataplane::Grpc(program)) => {
@@ -348,38 +349,38 @@ fn dataplane_request(
     }
 }
 
-/// The rules for packets that leave the machine; `None` where Felix sets them.
+/// The rules for packets that leave the machine; `None` where Felix sets the rules.
 struct OutgoingRules(Option<MasqueradedPools>);
 
-/// The pools of a store whose addresses are masqueraded, and all its pools.
+/// The pools of a store whose addresses are masqueraded, and all pools of that store.
 struct MasqueradedPools {
     /// The instance name of the store's daemon.
     store: String,
     masqueraded: Vec<IpNet>,
-    /// Includes disabled pools, whose running containers keep their addresses.
+    /// All pools of the store, including disabled pools, whose running containers keep their addresses.
     all: Vec<IpNet>,
 }
 
 impl OutgoingRules {
-    /// Returns rules that the plugin sets, for all pools of the store at this location.
+    /// Returns outgoing rules that the plugin sets, for all pools of the store at this location.
     fn by_us(location: &Location, pools: &[Pool]) -> Self {
         let store = served::instance(location).unwrap_or_default();
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
         Self(Some(MasqueradedPools { store, masqueraded, all: pools.iter().map(Pool::cidr).collect() }))
     }
 
-    /// Returns no rules, since Felix sets them.
+    /// Returns no outgoing rules, since Felix sets them.
     fn by_calico() -> Self {
         Self(None)
     }
 
     /// Enables forwarding and masquerading for a container with these addresses.
     ///
-    /// The rules are rebuilt for all current pools. So the rules of a changed or deleted pool disappear with the next
-    /// container of any pool. A failure is an error only if this container needs the rules.
+    /// The rules are rebuilt for all current pools. The rules of a changed or deleted pool therefore disappear with the
+    /// next container of any pool. A failure is an error only if this container needs the rules.
     ///
     /// # Errors
-    /// The text of [`wiring::Error`], after the address that needs masquerading.
+    /// The message of [`wiring::Error`], after the address that needs masquerading.
     fn ensure(&self, addresses: &[IpAddr]) -> Result<()> {
         let Some(MasqueradedPools { store, masqueraded, all }) = &self.0 else { return Ok(()) };
         let is_masqueraded = |address: &IpAddr| masqueraded.iter().any(|network| network.contains(address));
@@ -393,17 +394,17 @@ impl OutgoingRules {
             }
             (Err(error), None) => tracing::warn!(%error, "the rules for pools with natOutgoing stay as they are"),
         }
-        // Packets between containers of this machine need forwarding for IPv6 only.
+        // Packets between containers of this machine need IP forwarding for IPv6 only.
         let forwarded: Vec<IpAddr> =
             addresses.iter().filter(|address| address.is_ipv6() || is_masqueraded(address)).copied().collect();
         ensure_forwarding(&forwarded).map_err(wiring_error)
     }
 }
 
-/// Carries out ADD of a plain container.
+/// Carries out ADD of a plain container, which belongs to no pod.
 ///
 /// # Errors
-/// Calico's texts. The call has then undone its work.
+/// An error with Calico's message. A failed ADD has undone its changes.
 fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if add.setup.conf.feature_ip_addrs_no_ipam {
         let text = "requested feature is not supported for this runtime: ip_addrs_no_ipam";
@@ -417,14 +418,15 @@ fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if has_lost_it { wire_container(add, found.profiles()) } else { join_network(add, &found, revision) }
 }
 
-/// Adds another network's profile to the endpoint of a container that has its interface already. Nothing else changes.
+/// Adds another network's profile to the endpoint of a container that already has its interface. The rest of the
+/// endpoint is unchanged.
 fn join_network(add: &mut AddOperation<'_, '_>, endpoint: &WorkloadEndpoint, revision: Revision) -> Result<String> {
     let assigned = AddResult::of_addresses(&endpoint.addresses());
     add.store_document(endpoint, Some(revision))?;
     add.answer(assigned, endpoint.interface(), endpoint.mac())
 }
 
-/// Returns the facts of a container's endpoint before it has addresses.
+/// Returns the facts about a container's endpoint before the container has addresses.
 fn container_facts(add: &AddOperation<'_, '_>, interface: String, profiles: Vec<String>) -> EndpointFacts {
     let setup = add.setup;
     EndpointFacts {
@@ -446,19 +448,19 @@ fn container_facts(add: &AddOperation<'_, '_>, interface: String, profiles: Vec<
     }
 }
 
-/// Wires the container and stores its endpoint with these profiles. If the container has an endpoint already, it has
-/// lost its interface together with its network namespace. IPAM then chooses addresses again, since the old ones may
-/// have been released.
+/// Wires the container and stores its endpoint with these profiles. A container that already has an endpoint has lost
+/// its interface together with its network namespace. The IPAM plugin then chooses addresses again, since the old
+/// addresses may have been released.
 fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Result<String> {
     let setup = add.setup;
     let name = setup.workload.endpoint(&setup.call.interface)?;
     let mut facts = container_facts(add, add.host_interface(), profiles);
-    // Check the names first; Calico checks them after all the work.
+    // Check the names first; Calico checks the names only after all changes.
     check_endpoint(&name, &facts).map_err(CniError::internal)?;
     let plugin = setup.ipam_plugin()?;
     add.release_store(&plugin);
     if add.found.is_some() && plugin.is_other() {
-        // Not every IPAM plugin accepts a second ADD of one attachment.
+        // Not every IPAM plugin accepts a second ADD for the same attachment.
         add.release_all(&plugin);
     }
     let mut assigned = plugin.call(&setup.ipam_call(CniVerb::Add), &*add.allocator())?;
@@ -473,14 +475,14 @@ fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Resu
     let stored = made.and_then(|()| add.store(&name, &facts).inspect_err(|_| remove_interfaces(add)));
     stored.inspect_err(|_| add.release(&plugin, &assigned))?;
     if add.found.is_some() {
-        // As in Calico, the result of a repeated ADD has only the addresses.
+        // As in Calico, the result of a repeated ADD contains only the addresses.
         let prefixes = assigned.prefixes;
         assigned = AddResult { prefixes, ..AddResult::of_addresses(&facts.addresses) };
     }
     add.answer(assigned, &facts.interface, &facts.mac)
 }
 
-/// Removes the label of an endpoint's namespace, which Calico sets on its own.
+/// Removes the label of an endpoint's namespace, because Calico sets this label separately.
 fn endpoint_labels(mut labels: Labels) -> Labels {
     labels.remove("projectcalico.org.namespace");
     labels

@@ -1,8 +1,8 @@
-//! CHECK and STATUS of the main plugin, and its option `-t`.
+//! Carries out CHECK and STATUS of the main plugin, and the option `-t`.
 //!
 //! CHECK compares the interface, addresses, routes, sysctls, endpoint and allocation of a container with the work of
-//! its ADD. STATUS reports whether an ADD can be served now. The option `-t` reports whether the datastore of a
-//! configuration answers.
+//! the container's ADD. STATUS reports whether an ADD would succeed now. The option `-t` reports whether the datastore
+//! of a configuration answers.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -25,10 +25,10 @@ use crate::kubernetes::HardwareAddress;
 use crate::result;
 use crate::run::read;
 
-/// Carries out CHECK. Calico's plugin prints `OK` without a check; this plugin prints it after a comparison.
+/// Carries out CHECK. Calico's plugin prints `OK` without a check; Margay prints `OK` after a comparison.
 ///
 /// # Errors
-/// Each difference, in the details; any error of the store or of the IPAM plugin.
+/// An error that lists each difference in its details, and any error of the store or of the IPAM plugin.
 pub(super) fn check(setup: &MainContext<'_>) -> Result<String> {
     let addresses = result::previous_addresses(setup.conf.net.prev_result.as_ref())?;
     let mut wrong = Vec::new();
@@ -38,11 +38,11 @@ pub(super) fn check(setup: &MainContext<'_>) -> Result<String> {
         Some(endpoint) => compare(setup, endpoint, &addresses, &mut wrong),
     }
     if let Err(error) = allocation {
-        // If the store does not answer, nothing is known about the container.
+        // If the store does not answer, the state of the container is unknown.
         if error.code() == Code::TryAgain {
             return Err(error);
         }
-        // No IPAM plugin has a record of addresses that were assigned without one.
+        // For addresses that were assigned without an IPAM plugin, no IPAM plugin has a record.
         if !(setup.conf.feature_ip_addrs_no_ipam && setup.workload.orchestrator == Orchestrator::K8s) {
             wrong.push(format!("IPAM: {}", error.message()));
         }
@@ -87,7 +87,7 @@ fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, R
         return Ok((endpoint, Ok(())));
     }
     let plugin = setup.ipam_plugin()?;
-    // Close the store for another IPAM plugin, which may need it.
+    // Close the store for another IPAM plugin, which may need the store.
     let session = match plugin {
         IpamPlugin::Own(_) => Some(session),
         IpamPlugin::Other(_) => {
@@ -104,8 +104,8 @@ fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, R
     Ok((endpoint, allocation))
 }
 
-/// True if the container joined this network after another network, whose addresses it keeps. IPAM assigned nothing in
-/// this network.
+/// True if the container joined this network after another network, whose addresses the container keeps. IPAM assigned
+/// no address in the joined network.
 fn has_joined(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint) -> bool {
     let (profiles, network) = (endpoint.profiles(), &setup.conf.net.name);
     setup.workload.orchestrator == Orchestrator::Cni
@@ -118,7 +118,7 @@ pub(super) fn close_session(session: Arc<Session>) {
     }
 }
 
-/// Compares the endpoint with the call and with the runtime's `prevResult`.
+/// Compares the stored endpoint with the plugin call and with the runtime's `prevResult`.
 fn compare(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint, addresses: &[IpAddr], wrong: &mut Vec<String>) {
     let name = endpoint.name();
     if endpoint.container() != setup.call.container {
@@ -138,16 +138,17 @@ fn compare(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint, addresses: &[Ip
     }
 }
 
-/// Time limit of the datastore.
+/// Time limit of the datastore's answer to STATUS.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(900);
-/// The error codes of another plugin that does not support the verb, or not in this version.
+/// The error codes of another IPAM plugin that does not support the verb, or does not support the verb in this CNI
+/// version.
 pub(super) const UNKNOWN_VERB: [u32; 2] = [1, 4];
 
 /// Carries out STATUS. Only the IPAM plugin checks an embedded store. STATUS does not fail while other processes have
 /// that store open.
 ///
 /// # Errors
-/// Code 50, with the reason why no ADD can be served.
+/// CNI error code 50, with the reason why an ADD would fail.
 pub(super) fn status(setup: &MainContext<'_>) -> Result<String> {
     ready(setup).map_err(|error| error.with_code(Code::Unavailable))
 }
@@ -181,13 +182,13 @@ fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
     Ok(session.run(rights.check(&*session.store(), vec![key]))?)
 }
 
-/// Time limit of the datastore.
+/// Time limit of the datastore's answer to the option `-t`.
 const DATASTORE_TEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Tests the datastore of a configuration. Nothing is printed if the datastore answers.
+/// Tests the datastore of a configuration. If the datastore answers, the test prints nothing.
 ///
 /// # Errors
-/// Code 100, with the cause in the details.
+/// CNI error code 100, with the cause in the details.
 pub(super) fn test_datastore(invocation: &Invocation, stdin: &mut dyn Read) -> Result<String> {
     let failed = |error: CniError| {
         CniError::new(Code::Unreachable, "data store connection failed").with_details(error.message())

@@ -1,4 +1,4 @@
-//! The main plugin's part of a network configuration.
+//! Decodes the main plugin's part of a network configuration.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -16,9 +16,9 @@ const MTU_FILE: &str = "/var/lib/calico/mtu";
 /// A network configuration as the main plugin reads it, decoded like [`NetConf`]. An absent value is empty.
 #[derive(Debug, Default)]
 pub(crate) struct MainConf {
-    /// The members that both plugins read.
+    /// The fields of the configuration that both plugins read.
     pub(crate) net: NetConf,
-    /// `ipam.type`.
+    /// The value of `ipam.type`.
     pub(crate) ipam_type: String,
     mtu: i64,
     require_mtu_file: bool,
@@ -26,27 +26,27 @@ pub(crate) struct MainConf {
     device_type: String,
     pub(crate) nodename_file_optional: bool,
     pub(crate) readiness_gates: Vec<String>,
-    /// `policy_setup_timeout_seconds`.
+    /// The value of `policy_setup_timeout_seconds`.
     pub(crate) policy_timeout: i64,
-    /// `endpoint_status_dir`.
+    /// The value of `endpoint_status_dir`.
     pub(crate) status_folder: String,
     pub(crate) include_default_routes: bool,
     pub(crate) feature_ip_addrs_no_ipam: bool,
     pub(crate) feature_floating_ips: bool,
     pub(crate) allow_ip_forwarding: bool,
-    /// `kubernetes.node_name`.
+    /// The value of `kubernetes.node_name`.
     pub(crate) kubernetes_node: String,
-    /// The keys and values of `args.org.apache.mesos.network_info.labels.labels`.
+    /// The keys and values of the Mesos labels in `args.org.apache.mesos.network_info.labels.labels`.
     pub(crate) mesos_labels: Vec<(String, String)>,
-    /// The datastore's settings as environment variables for the IPAM plugin: names and values.
+    /// The datastore's settings that the IPAM plugin gets as environment variables: pairs of name and value.
     pub(crate) variables: Vec<(&'static str, String)>,
 }
 
 impl MainConf {
-    /// Decodes the members that concern the main plugin.
+    /// Decodes the fields of the configuration that concern the main plugin.
     ///
     /// # Errors
-    /// Code 999 with Go's text for the first value of a wrong type.
+    /// CNI error code 999 with Go's message for the first value of a wrong type.
     pub(crate) fn decode(json: &GoJson) -> Result<Self> {
         let mut conf = Self::default();
         let mut decoder = Decoder::default();
@@ -142,21 +142,22 @@ impl MainConf {
         }
     }
 
-    /// Refuses etcd's key and certificate files if other users than the owner may write to them: those users could make
-    /// the plugin trust another etcd. A missing file is reported when the store is opened.
+    /// Refuses etcd's key and certificate files if users other than the owner may write to the files: those users could
+    /// make the plugin trust another etcd. A missing file is reported when the store is opened.
     ///
     /// # Errors
-    /// A refused file, with the command that corrects its mode.
+    /// An error that names the refused file, with the command that corrects the file's mode.
     pub(crate) fn check_credentials(&self) -> Result<()> {
         let is_file = |name: &str| ["ETCD_KEY_FILE", "ETCD_CERT_FILE", "ETCD_CA_CERT_FILE"].contains(&name);
         let mut files = self.variables.iter().filter(|(name, _)| is_file(name));
         files.try_for_each(|(_, path)| kubernetes::check_owner(Path::new(path)))
     }
 
-    /// Returns the configuration's MTU, or else the MTU in Calico's file; 0 means the kernel's default.
+    /// Returns the configured MTU or, if no MTU is configured, the MTU in Calico's file; 0 means the kernel's default.
     ///
     /// # Errors
-    /// The file is required and missing, or its text is not a number.
+    /// An error if the MTU file is required and missing, cannot be read, or is not a number, and if the MTU is out of
+    /// range.
     pub(crate) fn mtu(&self) -> Result<u32> {
         let failed = |reason: String| CniError::internal(format!("failed to read MTU file: {reason}"));
         let from_file = match fs::read_to_string(MTU_FILE) {
@@ -175,15 +176,15 @@ impl MainConf {
         u32::try_from(mtu).map_err(|_| CniError::config(format!("mtu {mtu} is out of range")))
     }
 
-    /// Returns the number of queues of both ends of the pair.
+    /// Returns the number of queues of each end of the interface pair.
     pub(crate) fn queues(&self) -> u32 {
         u32::try_from(self.num_queues).unwrap_or(1).max(1)
     }
 
-    /// Returns the kind of the pair.
+    /// Returns the device type of the interface pair.
     ///
     /// # Errors
-    /// An unknown `device_type`.
+    /// An error for an unknown `device_type`.
     pub(crate) fn device(&self) -> Result<Device> {
         match self.device_type.as_str() {
             "" | "veth" => Ok(Device::Veth),
@@ -195,10 +196,10 @@ impl MainConf {
         }
     }
 
-    /// Refuses a configuration whose node name file must exist and does not.
+    /// Refuses a configuration whose required node name file does not exist.
     ///
     /// # Errors
-    /// The file is missing.
+    /// An error if the required node name file is missing.
     pub(crate) fn check_nodename_file(&self, default: &Path) -> Result<()> {
         if self.nodename_file_optional {
             return Ok(());

@@ -1,10 +1,10 @@
-//! DEL and GC of the main plugin. DEL removes a container's interface, address and endpoint. GC removes them for every
-//! attachment that the runtime does not list.
+//! Carries out DEL and GC of the main plugin. DEL removes a container's interface, address and endpoint. GC removes the
+//! interface, address and endpoint of every attachment that the runtime does not list.
 //!
-//! An endpoint does not name its network. It belongs to a network if the network's name is its first profile, or if its
-//! container holds one of its addresses in this network. So GC of a network that a container joined later does not
-//! remove the endpoint. GC keeps an endpoint if it, or one of its addresses, is younger than a minute: the runtime's
-//! list may be older.
+//! An endpoint does not name its network. An endpoint belongs to a network if the network's name is the endpoint's
+//! first profile, or if the endpoint's container holds one of the endpoint's addresses in this network. GC of a network
+//! that a container joined later therefore does not remove the endpoint. GC keeps an endpoint if the endpoint or one of
+//! its addresses is younger than a minute, because the runtime's list may be older.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -44,20 +44,20 @@ impl Allocator for EndpointAllocator<'_> {
     }
 }
 
-/// Carries out DEL: removes the interface, the address and the endpoint. A failed step does not stop the others, and
-/// the first error is returned. A store that is not ready stops DEL at once, as in Calico's plugin.
+/// Carries out DEL: removes the interface, the address and the endpoint. After a failed step the other steps still run,
+/// and the first error is returned. As in Calico's plugin, DEL fails immediately if the store is not ready.
 ///
 /// # Errors
-/// Calico's texts.
+/// An error with Calico's message.
 pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
     let session = match Session::open(&setup.store, Purpose::Release) {
         Ok(session) => Arc::new(session),
-        // A store that does not exist has no endpoint and no address.
+        // A store that does not exist contains no endpoint and no address.
         Err(VerbFailure::Store(error)) if is_no_store(&error, &setup.store.location) => {
             tracing::warn!(%error, "there is no endpoint");
             let unwired = unwire(setup, None);
             let released = match setup.ipam_plugin() {
-                // The other program keeps its own records.
+                // An IPAM plugin that is another program keeps its own records.
                 Ok(plugin) if plugin.is_other() => setup.call_later(&plugin, CniVerb::Del, &DaemonAllocator::default()),
                 _ => Ok(()),
             };
@@ -77,15 +77,15 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
             Orchestrator::K8s => EndpointOwner::Container(setup.call.container.clone()),
         },
     };
-    // Remove the interface first, so that no other container gets the address before. The kernel continues its cleanup
-    // while the store is written.
+    // Remove the interface first, because another container must not get the address while the interface exists. The
+    // kernel continues its cleanup while the store is written.
     let unwired = unwire(setup, Some(&session));
     let released = release(setup, session, &endpoint);
     unwired.and(released)?;
     if setup.is_own_netns() { Err(env::own_netns_error()) } else { Ok(String::new()) }
 }
 
-/// Removes the interface of a DEL whose store does not answer, and returns the store's error.
+/// Removes the interface during a DEL whose store does not answer, and returns the store's error.
 fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     if let Err(error) = unwire(setup, None) {
         tracing::warn!(%error, "the interface stays, too");
@@ -93,7 +93,8 @@ fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     error
 }
 
-/// Releases the address and deletes the endpoint, in one commit if the IPAM plugin is this program.
+/// Releases the container's address and deletes its endpoint. If the IPAM plugin is this program, the release and the
+/// deletion happen in one commit.
 fn release(setup: &MainContext<'_>, session: Arc<Session>, endpoint: &EndpointToDelete) -> Result<()> {
     let plugin = setup.ipam_plugin();
     let released = match &plugin {
@@ -112,7 +113,7 @@ fn release(setup: &MainContext<'_>, session: Arc<Session>, endpoint: &EndpointTo
         }
         Err(error) => Err(error.clone()),
     };
-    // Delete the endpoint even if the address could not be released.
+    // Delete the endpoint even if releasing the address failed.
     released.and(delete(session, endpoint))
 }
 
@@ -129,7 +130,7 @@ fn delete(session: Arc<Session>, endpoint: &EndpointToDelete) -> Result<()> {
     }
 }
 
-/// Removes the interface, unless it is in the plugin's own network namespace.
+/// Removes the interface, unless the interface is in the plugin's own network namespace.
 fn unwire(setup: &MainContext<'_>, session: Option<&Arc<Session>>) -> Result<()> {
     if setup.is_own_netns() {
         return Ok(());
@@ -156,13 +157,13 @@ fn unwire(setup: &MainContext<'_>, session: Option<&Arc<Session>>) -> Result<()>
     }
 }
 
-/// GC keeps younger endpoints.
+/// Minimum age of an endpoint that GC removes.
 const MIN_ENDPOINT_AGE: Duration = Duration::MINUTE;
 
-/// Carries out GC. A failed part does not stop the others, and the first error is returned.
+/// Carries out GC. After a failed part the other parts still run, and the first error is returned.
 ///
 /// # Errors
-/// A missing list of attachments; any error of the store or of the IPAM plugin.
+/// An error for a missing list of attachments, and any error of the store or of the IPAM plugin.
 pub(super) fn gc(setup: &MainContext<'_>) -> Result<String> {
     let valid = valid_attachments(&setup.json)?;
     let endpoints = match Session::open(&setup.store, Purpose::Release) {
@@ -196,7 +197,7 @@ fn collect_addresses(setup: &MainContext<'_>) -> Result<()> {
 fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet<(String, String)>) -> Result<()> {
     let failed = |error| explain(error, NetworkRules::Calico).into();
     let (ipam, deadline, node) = (session.ipam(), session.deadline(), setup.workload.node.as_str());
-    // Read the interfaces' indexes before the endpoints: the interface of a later ADD has another index, and stays.
+    // Read the interfaces' indexes before the endpoints: the interface of a later ADD has another index, and is kept.
     let interfaces = wiring::host_interfaces().map_err(wiring_error)?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
     let holdings = session.run(ipam.holdings_within(node, &ipam.read_scope_of(node), deadline)).map_err(failed)?.0;
@@ -228,7 +229,7 @@ fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet
 }
 
 fn is_valid(endpoint: &WorkloadEndpoint, valid: &BTreeSet<(String, String)>) -> bool {
-    // Compare only the container: a container's second interface has no endpoint of its own.
+    // Compare only the container: the second interface of a container has no endpoint of its own.
     valid.iter().any(|(container, _)| container == endpoint.container())
 }
 
@@ -240,14 +241,14 @@ fn is_stale(
 ) -> bool {
     let (network, container) = (&setup.conf.net.name, endpoint.container());
     let addresses = endpoint.addresses();
-    // The endpoint of a prefix has an address inside the prefix.
+    // The endpoint of an assigned prefix has an address inside the prefix.
     let is_its = |one: &&Allocation| {
         one.network == *network && one.container == container && addresses.iter().any(|ip| one.unit.contains(ip))
     };
     let allocations: Vec<&Allocation> = held.iter().filter(is_its).collect();
     let is_ours = endpoint.profiles().first() == Some(network) || !allocations.is_empty();
     let is_old = |since| age(setup.invocation.host.now, since) >= MIN_ENDPOINT_AGE;
-    // A restarted pod keeps its endpoint with the old time, so the allocations count, too.
+    // A restarted pod keeps its endpoint with the old time, so the times of the allocations are checked as well.
     let are_old = allocations.iter().all(|one| one.assigned_at().is_none_or(is_old))
         && parse_rfc3339(endpoint.created()).is_some_and(is_old);
     is_ours && are_old && !container.is_empty() && !is_valid(endpoint, valid)

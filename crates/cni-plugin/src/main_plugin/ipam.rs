@@ -1,4 +1,4 @@
-//! Calls of the IPAM plugin of a network: another program, or this program, whose allocator then runs in this process.
+//! Calls the IPAM plugin of a network: another program, or this program, whose allocator then runs in this process.
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
@@ -22,16 +22,16 @@ use crate::result::AddResult;
 use crate::run::CniContext;
 use crate::versions;
 
-/// Time limit of another program. A DHCP server may need a minute.
+/// Time limit of an IPAM plugin that is another program. A DHCP server may need a minute.
 const CHILD_TIMEOUT: Duration = Duration::from_secs(90);
-/// Pause between two checks whether a program has exited. A program usually exits sooner than this after closing its
-/// output.
+/// Pause between two checks whether the IPAM plugin's process has exited. A process usually exits sooner than this
+/// after closing its output.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// An IPAM plugin of a certain type that was found.
+/// The IPAM plugin of a network.
 #[derive(Debug)]
 pub(super) enum IpamPlugin {
-    /// This program under a certain name.
+    /// This program, called under the given plugin name.
     Own(PluginName),
     /// Another program at this path.
     Other(PathBuf),
@@ -41,9 +41,9 @@ pub(super) enum IpamPlugin {
 pub(super) struct IpamCall<'a> {
     pub(super) setup: &'a MainContext<'a>,
     pub(super) verb: CniVerb,
-    /// `CNI_ARGS`.
+    /// The value of `CNI_ARGS` for the IPAM plugin.
     pub(super) args: &'a str,
-    /// The IPAM plugin's configuration, if it differs from the main plugin's.
+    /// The IPAM plugin's configuration; `None` if it equals the main plugin's configuration.
     pub(super) changed: Option<&'a [u8]>,
 }
 
@@ -51,7 +51,7 @@ impl MainContext<'_> {
     /// Finds the IPAM plugin of the network.
     ///
     /// # Errors
-    /// Calico's texts for a plugin that is not found.
+    /// Calico's messages for an IPAM plugin that is not found.
     pub(super) fn ipam_plugin(&self) -> Result<IpamPlugin> {
         IpamPlugin::find(&self.conf.ipam_type, &self.invocation.environment.text("CNI_PATH"))
     }
@@ -61,11 +61,11 @@ impl MainContext<'_> {
         IpamCall { setup: self, verb, args: &self.args, changed: None }
     }
 
-    /// Calls the IPAM plugin about addresses that it assigned earlier. In host-local's configuration, networks of all
-    /// addresses replace the ranges that only the Kubernetes API has (see [`HostLocal::for_del`]).
+    /// Calls the IPAM plugin about addresses that the IPAM plugin assigned earlier. In host-local's configuration,
+    /// networks of all addresses replace the ranges that only the Kubernetes API has (see [`HostLocal::for_del`]).
     ///
     /// # Errors
-    /// Calico's texts for a malformed configuration of host-local; any error of the plugin.
+    /// Calico's messages for a malformed configuration of host-local, and any error of the IPAM plugin.
     pub(super) fn call_later(&self, plugin: &IpamPlugin, verb: CniVerb, allocator: &dyn Allocator) -> Result<()> {
         let mut changed = None;
         if self.conf.ipam_type == "host-local" {
@@ -80,10 +80,10 @@ impl MainContext<'_> {
 }
 
 impl IpamPlugin {
-    /// Finds the plugin of a type in the folders of `CNI_PATH`.
+    /// Finds the IPAM plugin of a type in the folders of `CNI_PATH`.
     ///
     /// # Errors
-    /// Calico's texts for an empty name, a name that is a path, and a plugin that is in none of the folders.
+    /// Calico's messages for an empty name, for a name that is a path, and for a plugin that is in none of the folders.
     pub(super) fn find(kind: &str, cni_path: &str) -> Result<Self> {
         if kind.is_empty() {
             return Err(CniError::internal("no plugin name provided"));
@@ -107,13 +107,13 @@ impl IpamPlugin {
         matches!(self, Self::Other(_))
     }
 
-    /// Carries out a verb. Returns the result of ADD, and an empty result for other verbs.
+    /// Calls the IPAM plugin with a verb. Returns the result of ADD, and an empty result for other verbs.
     ///
     /// # Errors
-    /// The plugin's own error, or an output that cannot be parsed.
+    /// The IPAM plugin's own error, or an error for output that cannot be parsed.
     pub(super) fn call(&self, call: &IpamCall<'_>, allocator: &dyn Allocator) -> Result<AddResult> {
         match self {
-            // Catch panics, so that the main plugin can undo its work.
+            // Catch panics of the IPAM plugin, because the main plugin must undo its changes after a panic.
             Self::Own(name) => catch_panic(|| call.carry_out(*name, allocator)),
             Self::Other(path) => {
                 let printed = run_child(path, call)?.into_result()?;
@@ -123,7 +123,7 @@ impl IpamPlugin {
     }
 }
 
-/// The exit status and the output of another program.
+/// The exit status and the output of the IPAM plugin's process.
 struct ChildOutput {
     status: ExitStatus,
     stdout: Vec<u8>,
@@ -140,13 +140,13 @@ fn run_child(path: &Path, call: &IpamCall<'_>) -> Result<ChildOutput> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let text = call.changed.unwrap_or(&call.setup.stdin).to_vec();
-    // Write in a separate thread: a plugin that does not read its configuration must not block the call.
+    // Write in a separate thread: an IPAM plugin that does not read its configuration must not block the call.
     thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(&text)));
     let (stdout, stderr) = (read_to_end_in_thread(stdout), read_to_end_in_thread(stderr));
     let deadline = Instant::now() + CHILD_TIMEOUT;
     let left = || deadline.saturating_duration_since(Instant::now());
     let printed = (stdout.recv_timeout(left()), stderr.recv_timeout(left()));
-    // A program may close both pipes and keep running.
+    // A program may close its standard output and standard error, and keep running.
     let status = loop {
         let ended = child.try_wait().map_err(failed)?;
         if ended.is_some() || left().is_zero() {
@@ -173,7 +173,7 @@ fn read_to_end_in_thread(pipe: Option<impl Read + Send + 'static>) -> Receiver<V
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // After an error, use the bytes that were read before it.
+            // After a read error, use the bytes that were read before the error.
             let _ = pipe.read_to_end(&mut bytes);
         }
         let _ = sender.send(bytes);
@@ -181,7 +181,7 @@ fn read_to_end_in_thread(pipe: Option<impl Read + Send + 'static>) -> Receiver<V
     receiver
 }
 
-/// Describes an exit status like Go.
+/// Describes the exit status of a process like Go.
 fn describe_exit(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
@@ -192,7 +192,7 @@ fn describe_exit(status: ExitStatus) -> String {
 }
 
 impl IpamCall<'_> {
-    /// Carries out the call as the IPAM plugin that this program is under a certain name.
+    /// Runs the IPAM plugin in this process, under the given plugin name.
     fn carry_out(&self, name: PluginName, allocator: &dyn Allocator) -> Result<AddResult> {
         let MainContext { invocation, json, conf, call, .. } = self.setup;
         let call = CniCall {
@@ -214,7 +214,7 @@ impl IpamCall<'_> {
 }
 
 impl ChildOutput {
-    /// Returns the plugin's output, or its error as the main plugin passes it on.
+    /// Returns the IPAM plugin's output, or the IPAM plugin's error as the main plugin reports it.
     fn into_result(self) -> Result<Vec<u8>> {
         #[derive(Deserialize)]
         #[serde(rename = "Error")]

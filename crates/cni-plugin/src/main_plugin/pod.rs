@@ -1,4 +1,4 @@
-//! ADD of a Kubernetes pod.
+//! Carries out ADD of a Kubernetes pod.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -17,18 +17,18 @@ use crate::kubernetes::{AllowedAnnotations, HostLocal, KubePort, PodFacts};
 use crate::policy_wait::PolicyWait;
 use crate::result::AddResult;
 
-/// The facts about a pod that ADD reads before it makes anything.
+/// The facts about a pod that ADD reads before it changes anything.
 struct PodRequest {
     facts: PodFacts,
     routes: Vec<IpNet>,
-    /// The IPAM plugin's configuration, if it differs from the main plugin's.
+    /// The IPAM plugin's configuration; `None` if it equals the main plugin's configuration.
     changed: Option<Vec<u8>>,
 }
 
-/// Carries out ADD of a pod, always with new addresses and a new pair, even if the pod has a stored endpoint.
+/// Carries out ADD of a pod, always with new addresses and a new interface pair, even if the pod has a stored endpoint.
 ///
 /// # Errors
-/// Calico's texts. The call has then undone its work.
+/// An error with Calico's message. A failed ADD has undone its changes.
 pub(super) fn add(add: &mut AddOperation<'_, '_>) -> Result<String> {
     let setup = add.setup;
     setup.dataplane()?;
@@ -70,22 +70,23 @@ fn wire(
     plan.mac = wanted.facts.mac.as_ref().map(|mac| mac.bytes.clone());
     add::make_interfaces(add, plan, assigned, &wanted.facts.annotations, name, facts)?;
     if let (Some(mac), Ok(Dataplane::Linux)) = (&wanted.facts.mac, add.setup.dataplane()) {
-        // As in Calico, the endpoint records a MAC address in full, even if it is longer than the kernel's.
+        // As in Calico, the endpoint records the full MAC address, even if it is longer than the interface's MAC
+        // address.
         facts.mac.clone_from(&mac.text);
     }
     add.store(name, facts).inspect_err(|_| add::remove_interfaces(add))
 }
 
-/// Reads the pod, its namespace and its node, if the configuration needs them.
+/// Reads the pod, its namespace and its node, if the configuration needs these objects.
 fn read(add: &mut AddOperation<'_, '_>) -> Result<PodRequest> {
     let (setup, conf) = (add.setup, &add.setup.conf);
     let mut client = setup.kubernetes.client();
-    // Calico's plugin requires an API for each pod. With a store of one machine there may be none, and the network may
-    // not need one.
+    // Calico's plugin requires the Kubernetes API for each pod. A machine with its own store may have no API, and its
+    // network may not need the API.
     if !setup.is_alone() {
         client = Ok(client?);
     }
-    // Let other processes open the store during the requests.
+    // Let other processes open the store during the API requests.
     add.pause();
     let until = Instant::now() + setup.store.patience;
     let left = |deadline: Deadline| deadline.remaining().min(until.saturating_duration_since(Instant::now()));
@@ -159,7 +160,7 @@ fn nats(pod: &PodFacts, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, IpAddr)>> {
     pod.nats(addresses)?.into_iter().map(parse).collect()
 }
 
-/// Returns the pod's addresses: chosen by IPAM, named by an annotation, or named by an annotation and assigned without
+/// Returns the pod's addresses: chosen by IPAM, requested from IPAM by an annotation, or set by an annotation without
 /// IPAM.
 fn assign(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, wanted: &PodRequest) -> Result<AddResult> {
     if let Some(addresses) = &wanted.facts.ip_addrs_no_ipam {
@@ -180,8 +181,8 @@ fn assign(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, wanted: &PodReque
     Ok(assigned)
 }
 
-/// Releases the addresses of the pod's stored endpoint that its sandbox still holds. The wanted addresses may be among
-/// them, held by an earlier sandbox.
+/// Releases the addresses of the pod's stored endpoint that the endpoint's sandbox still holds. The wanted addresses
+/// may be among the addresses that an earlier sandbox of the pod holds.
 fn release_found(add: &mut AddOperation<'_, '_>) -> Result<()> {
     let Some((found, _)) = add.found.clone() else { return Ok(()) };
     let handle = handle_id(&add.setup.conf.net.name, found.container());
@@ -191,7 +192,8 @@ fn release_found(add: &mut AddOperation<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// Assigns addresses one after another. If one cannot be assigned, those before it are released.
+/// Assigns the requested addresses one after another. If one address cannot be assigned, the addresses before it are
+/// released.
 fn assign_these(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, addresses: &[IpAddr]) -> Result<AddResult> {
     let mut all = AddResult::default();
     for address in addresses {

@@ -1,5 +1,5 @@
-//! A call of the main plugin, checked in Calico's order before a verb opens the store. Also the names of its endpoint
-//! and of its host interface, and the conversion of Mesos labels to valid labels.
+//! Prepares a call of the main plugin, with checks in Calico's order before a verb opens the store. This module also
+//! determines the names of the endpoint and of the host interface, and converts Mesos labels to valid labels.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -29,29 +29,29 @@ use crate::run::store_at;
 pub(super) struct MainContext<'a> {
     pub(super) invocation: &'a Invocation,
     pub(super) call: CniCall,
-    /// The configuration as the runtime passed it.
+    /// The network configuration as the runtime passed it.
     pub(super) stdin: Vec<u8>,
     pub(super) json: GoJson,
     pub(super) conf: MainConf,
     pub(super) workload: Workload,
-    /// The labels from the configuration, for a plain container.
+    /// The labels from the network configuration, for a plain container.
     pub(super) labels: Labels,
-    /// `CNI_ARGS` for the IPAM plugin, which starts with `IgnoreUnknown=1`.
+    /// The value of `CNI_ARGS` for the IPAM plugin, which starts with `IgnoreUnknown=1`.
     pub(super) args: String,
     pub(super) store: StoreAccess,
     pub(super) kubernetes: Kubernetes,
-    /// 0 means the kernel's default.
+    /// The MTU of the interfaces; 0 means the kernel's default.
     pub(super) mtu: u32,
     pub(super) device: Device,
-    /// The data plane. An invalid setting is kept as an error, since DEL does its other work first.
+    /// The data plane. An invalid setting is stored as an error, since DEL must do its other work before failing.
     dataplane: Result<Dataplane>,
 }
 
 impl<'a> MainContext<'a> {
-    /// Decodes and checks a call.
+    /// Decodes and checks a call of the main plugin.
     ///
     /// # Errors
-    /// Calico's texts, with code 999.
+    /// CNI error code 999 with Calico's message.
     pub(super) fn new(invocation: &'a Invocation, call: CniCall, json: GoJson, stdin: Vec<u8>) -> Result<Self> {
         let mut conf = MainConf::decode(&json)?;
         conf.net.store.called_as_calico_ipam = invocation.name == PluginName::CalicoIpam;
@@ -60,7 +60,8 @@ impl<'a> MainContext<'a> {
         }
         let lookup = |name: &str| invocation.environment.lookup(name);
         let location = datastore::for_netconf(&invocation.drivers, &conf.net.store, &lookup);
-        // Without Calico's agents, as on a store of one machine, the file is never written.
+        // On a machine without Calico's agents, for example with a store of one machine, no program writes the node
+        // name file.
         if location.as_ref().is_ok_and(Location::is_shared) || location.is_err() {
             conf.check_nodename_file(&invocation.host.nodename_file)?;
         }
@@ -115,12 +116,13 @@ impl<'a> MainContext<'a> {
         })
     }
 
-    /// Returns the path of the container's network namespace; empty without one.
+    /// Returns the path of the container's network namespace. The path is empty if the call names no namespace.
     pub(super) fn netns(&self) -> PathBuf {
         self.call.netns.clone().unwrap_or_default()
     }
 
-    /// True if the container's network namespace is the plugin's own, and `CNI_NETNS_OVERRIDE` does not allow that.
+    /// True if the container's network namespace is the plugin's own and `CNI_NETNS_OVERRIDE` does not allow the
+    /// plugin's own namespace.
     pub(super) fn is_own_netns(&self) -> bool {
         let netns = self.call.netns.as_deref().filter(|_| self.call.own_netns == OwnNetns::Refused);
         netns.is_some_and(|netns| env::is_own_netns(netns, &self.invocation.host.own_netns))
@@ -129,15 +131,15 @@ impl<'a> MainContext<'a> {
     /// Returns the data plane.
     ///
     /// # Errors
-    /// Calico's texts for an unknown data plane.
+    /// Calico's messages for an unknown data plane.
     pub(super) fn dataplane(&self) -> Result<&Dataplane> {
         self.dataplane.as_ref().map_err(Clone::clone)
     }
 
-    /// Returns the routes in the container: the default routes, or for a pod the routes of host-local's configuration.
+    /// Returns the routes in the container: the default routes or, for a pod, the routes of host-local's configuration.
     ///
     /// # Errors
-    /// Calico's texts for malformed routes.
+    /// Calico's messages for malformed routes.
     pub(super) fn routes(&self) -> Result<Vec<IpNet>> {
         if self.workload.orchestrator == Orchestrator::Cni || self.conf.ipam_type != "host-local" {
             return Ok(default_routes());
@@ -168,8 +170,8 @@ impl<'a> MainContext<'a> {
         }
     }
 
-    /// Returns the allocator for an IPAM plugin that is this program. A store that is open exclusively has no daemon,
-    /// so the allocator works on the store directly.
+    /// Returns the allocator for an IPAM plugin that is this program. An exclusively opened store has no daemon, so the
+    /// allocator works on the store directly.
     pub(super) fn allocator(session: &Arc<Session>) -> Box<dyn Allocator> {
         match session.is_exclusive() {
             true => Box::new(DirectAllocator::within(Arc::clone(session))),
@@ -177,15 +179,15 @@ impl<'a> MainContext<'a> {
         }
     }
 
-    /// True if the store belongs to one machine, so that none of Calico's agents run.
+    /// True if the store belongs to one machine, where none of Calico's agents run.
     pub(super) fn is_alone(&self) -> bool {
         !self.store.location.is_shared()
     }
 
-    /// Checks that the datastore is ready for plugins. Reads no endpoints.
+    /// Checks that the datastore is ready for plugins. The check reads no endpoints.
     ///
     /// # Errors
-    /// As [`begin`](Self::begin).
+    /// Returns the same errors as [`begin`](Self::begin).
     pub(super) fn check_ready(&self, session: &Session) -> Result<()> {
         let nothing =
             EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: PoolsToRead::Skipped };
@@ -195,7 +197,7 @@ impl<'a> MainContext<'a> {
     /// Reads endpoints and pools from the store, and checks that the datastore is ready for plugins.
     ///
     /// # Errors
-    /// Calico's texts for a store that does not answer or is not ready.
+    /// Calico's messages for a store that does not answer or is not ready.
     pub(super) fn begin(&self, session: &Session, query: EndpointQuery) -> Result<(PendingEndpoint, EndpointContext)> {
         let read = session.run(session.ipam().begin_endpoint(query, session.deadline()));
         let (pending, before) = read.map_err(|error| {
@@ -215,16 +217,16 @@ impl<'a> MainContext<'a> {
     }
 }
 
-/// Returns the error for a cluster's store on which Calico has not been installed.
+/// Returns the error for a cluster on whose store Calico has not been installed.
 fn no_cluster_information() -> CniError {
     let text =
         "error getting ClusterInformation: resource does not exist: ClusterInformation(default) with error: <nil>";
     CniError::new(Code::Internal, text)
 }
 
-/// Number of characters after the prefix in a host interface's name, whose maximum length is 15.
+/// Number of characters after the prefix in a host interface's name. The maximum length of the whole name is 15.
 const INTERFACE_ID_CHARS: usize = 11;
-/// The prefix of a host interface's name, unless Felix has another prefix.
+/// The prefix of a host interface's name, unless Felix is configured with another prefix.
 const INTERFACE_PREFIX: &str = "cali";
 
 /// The owner of an endpoint: a container or a pod.
@@ -238,10 +240,10 @@ pub(super) struct Workload {
 }
 
 impl Workload {
-    /// Returns the name of the endpoint of an interface.
+    /// Returns the name of the workload's endpoint for an interface.
     ///
     /// # Errors
-    /// Calico's text for a part that a name cannot have.
+    /// Calico's message for a part that an endpoint's name cannot have.
     pub(super) fn endpoint(&self, interface: &str) -> Result<String> {
         let parts = [&self.parts()[..], &[("endpoint", interface)]].concat();
         workload_endpoint_name(&parts).map_err(|error| CniError::internal(error.to_string()))
@@ -250,7 +252,7 @@ impl Workload {
     /// Returns the prefix of the names of the workload's endpoints.
     ///
     /// # Errors
-    /// Calico's text for a part that a name cannot have.
+    /// Calico's message for a part that an endpoint's name cannot have.
     pub(super) fn prefix(&self) -> Result<String> {
         let name = workload_endpoint_name(&self.parts()).map_err(|error| {
             let text = error.to_string().replacen("WorkloadEndpoint name", "WorkloadEndpoint prefix", 1);
@@ -266,9 +268,9 @@ impl Workload {
         })
     }
 
-    /// Returns the name of the host interface. `felix` is the text of FELIX_INTERFACEPREFIX. A pod's interface has a
-    /// name of its own, derived from a digest. A container's interface is named by the first characters of the
-    /// container's id.
+    /// Returns the name of the host interface. `felix` is the value of FELIX_INTERFACEPREFIX. The name of a pod's host
+    /// interface is derived from a digest. The name of a container's host interface contains the first characters of
+    /// the container's id.
     pub(super) fn host_interface(&self, felix: &str) -> String {
         match self.orchestrator {
             Orchestrator::Cni => {
@@ -281,7 +283,8 @@ impl Workload {
         }
     }
 
-    /// Returns an alternative name of a container's host interface, for when another container has the usual name.
+    /// Returns the alternative name of a container's host interface. The alternative is used if another container has
+    /// the usual name.
     pub(super) fn other_host_interface(&self) -> String {
         INTERFACE_PREFIX.to_owned() + &self.digest()
     }
@@ -299,22 +302,22 @@ impl Workload {
     }
 }
 
-/// Returns the first 11 hexadecimal digits of a text's SHA-1 digest, as Calico names pods' interfaces.
+/// Returns the first 11 hexadecimal digits of a text's SHA-1 digest, which Calico uses to name pods' interfaces.
 fn hex_digest(text: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
     let mut hex = String::new();
     for byte in digest.as_ref().iter().take(INTERFACE_ID_CHARS.div_ceil(2)) {
-        // Writing to a string cannot fail.
+        // Writing to a `String` cannot fail.
         let _ = write!(hex, "{byte:02x}");
     }
     hex.truncate(INTERFACE_ID_CHARS);
     hex
 }
 
-/// The label with the endpoint's namespace, as Mesos spells it.
+/// The label with the endpoint's namespace, as Mesos writes it.
 const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
 
-/// Cleans labels, and returns the namespace that one of them names.
+/// Cleans Mesos labels, and returns the namespace that one of the labels names.
 fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
     let mut namespace = None;
     let mut labels = Labels::new();
@@ -328,8 +331,8 @@ fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
     (labels, namespace)
 }
 
-/// Cleans a label by Calico's rules. A slash becomes a dot. A run of other invalid characters becomes one dash. A run
-/// of dots and dashes with at least one dot becomes one dot. Dots and dashes at both ends are removed.
+/// Cleans a label by Calico's rules. A slash in a label becomes a dot. A run of other invalid characters becomes one
+/// dash. A run of dots and dashes with at least one dot becomes one dot. Dots and dashes at both ends are removed.
 fn clean_label(text: &str) -> String {
     let mut dashed = String::new();
     for c in text.chars() {

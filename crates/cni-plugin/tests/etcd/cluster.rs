@@ -1,4 +1,4 @@
-//! Tests on a whole Calico cluster that is loaded into etcd.
+//! Tests on a whole Calico cluster whose documents are loaded into etcd.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ fn fixture<T: serde::de::DeserializeOwned>(name: &str) -> T {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// Converts numbers to texts, as Margay's utilization has them.
+/// Converts numbers to strings, because Margay's utilization report has strings.
 fn with_texts(value: &Value) -> Value {
     match value {
         Value::Number(number) => Value::String(number.to_string()),

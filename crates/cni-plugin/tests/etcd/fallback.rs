@@ -1,4 +1,4 @@
-//! Tests of secondary networks with several pools on etcd, and of the requests that a full pool costs.
+//! Tests of secondary networks with several pools on etcd, and of the number of etcd requests that a full pool costs.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -10,7 +10,7 @@ use crate::lab::Lab;
 use crate::process::{Call, Outcome};
 use crate::round_trips::asks;
 
-/// Returns the configuration of a bridge network with this `ipam`.
+/// Returns the configuration of a bridge network with this `ipam` object.
 fn conf(lab: &Lab, ipam: Value) -> Value {
     let mut conf = lab.conf();
     conf["name"] = "net".into();
@@ -36,7 +36,7 @@ fn fallback_costs_no_query_when_pool_is_full() {
         assert_eq!(asks(&lab, &call), (1, 0), "a repeated ADD writes nothing");
     }
     assert_eq!(asks(&lab, &Call::new("DEL", "c9", &conf)), (2, 0), "DEL");
-    // A pool that was full may have a free address again: the large pool is full now, and the small one is used.
+    // A pool that was full may have a free address again: now the large pool is full, and the small pool is used.
     Call::new("DEL", "c0", &conf).ok();
     let mut last = String::new();
     for number in 10..300 {

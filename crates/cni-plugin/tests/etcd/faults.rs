@@ -1,5 +1,5 @@
-//! Tests with an etcd that is dead, frozen, full or without a leader: each call answers in time with what is certain,
-//! and no address leaks.
+//! Tests with an etcd that is dead, frozen, full or without a leader. Each call answers in time and reports only what
+//! is certain, and no address leaks.
 
 use std::time::{Duration, Instant};
 
@@ -12,11 +12,11 @@ use crate::process::{Call, Outcome};
 use crate::room::make_room;
 use crate::server::Etcd;
 
-/// Default time limit of a call, plus a second for a busy machine.
+/// Default time limit of a plugin call, plus a second for a busy machine.
 const IN_TIME: Duration = Duration::from_secs(11);
 pub(crate) const MAY_HAVE_HAPPENED: &str = "(it may have been carried out all the same)";
 
-/// Returns the code and the text of a refused call. Checks that the text names each endpoint.
+/// Returns the code and the message of a refused call, and checks that the message names each etcd endpoint.
 #[track_caller]
 fn refused(outcome: &Outcome, lab: &Lab) -> (u64, String) {
     let refusal = outcome.refusal();
@@ -26,7 +26,7 @@ fn refused(outcome: &Outcome, lab: &Lab) -> (u64, String) {
     (refusal.code, refusal.text)
 }
 
-/// Runs a call that must end in time.
+/// Runs a plugin call that must end in time.
 #[track_caller]
 fn in_time(call: &Call) -> Outcome {
     let begun = Instant::now();
@@ -118,7 +118,7 @@ pub(crate) fn full() -> Lab {
     lab.add("c0").ok();
     runtime().block_on(async {
         let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();
-        // When a large value no longer fits, an ADD may still fit. So small values fill the rest.
+        // When a large value no longer fits, an ADD may still fit, so small values fill the remaining space.
         for (bytes, most) in [(200_000, 100), (500, 10_000)] {
             disarm(&mut client).await;
             for number in 0.. {
@@ -133,7 +133,7 @@ pub(crate) fn full() -> Lab {
     lab
 }
 
-/// Clears all alarms about the quota.
+/// Clears all etcd alarms about the space quota.
 pub(crate) async fn disarm(client: &mut Client) {
     for alarm in client.alarm(AlarmAction::Get, AlarmType::None, None).await.unwrap().alarms() {
         let mut options = AlarmOptions::new();
@@ -142,7 +142,7 @@ pub(crate) async fn disarm(client: &mut Client) {
     }
 }
 
-/// Makes room in an etcd that is [`full`], and clears the alarm.
+/// Frees space in an etcd that is [`full`], and clears the alarm.
 pub(crate) fn free(lab: &Lab) {
     runtime().block_on(async {
         let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();

@@ -1,4 +1,4 @@
-//! Tests on a cluster that is being filled by an import.
+//! Tests on a cluster whose documents are being imported.
 
 use crate::lab::Lab;
 

@@ -1,4 +1,4 @@
-//! Tests with etcd's replies lost on their way.
+//! Tests with etcd replies that are lost between etcd and the plugin.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::proxy::{LinkCondition, Proxy};
 /// The log line after a commit without an answer.
 const SETTLING: &str = "settling a write of unknown outcome";
 
-/// Returns a runtime for the proxy, which runs beside the calls.
+/// Returns a tokio runtime for the proxy, which runs beside the plugin calls.
 pub(crate) fn beside() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
@@ -31,7 +31,7 @@ fn lost_reply_costs_nothing_when_connection_breaks_anywhere() {
             proxy.cut_after(bytes);
             let outcome = Call::new(verb, &container, &conf).run();
             settled += usize::from(outcome.stderr.contains(SETTLING));
-            // A call that fails on a read reports that, and has changed nothing.
+            // A call that fails on a read reports the failed read, and has changed nothing.
             if outcome.exit != 0 {
                 assert!(outcome.refusal().text.contains("the connection broke"), "{bytes}: {outcome:?}");
             }
@@ -53,10 +53,10 @@ fn lost_reply_is_told_and_found_again() {
     let _in = runtime.enter();
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let conf = lab.conf_at(&[format!("http://{}", proxy.address())]);
-    // This ADD claims the node's block, so the next new revision assigns an address.
+    // The first ADD claims the node's block, so the next new revision assigns an address.
     Call::new("ADD", "c0", &conf).ok();
     let before = revision(&lab);
-    // Long enough to read the store between the commit and its answer.
+    // The delay is long enough to read the store between the commit and its answer.
     proxy.set(LinkCondition::Slow(Duration::from_millis(400)));
     let add = Call::new("ADD", "c1", &conf);
     let child = add.start(add.command());

@@ -1,6 +1,7 @@
-//! Tests of the real program on a real etcd, including the failures between the two.
+//! Tests of the real program on a real etcd, including failures of the connection between them.
 //!
-//! Needs `etcd` and root (for `/run/margay` and a mount). Without them the tests fail and name the missing part.
+//! The tests need `etcd` and root (for `/run/margay` and a mount). If a requirement is missing, the tests fail and name
+//! it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 

@@ -1,5 +1,5 @@
-//! Tests of pools that are chosen by the labels of a namespace. They cost one request to the Kubernetes API, and only
-//! where a selector exists.
+//! Tests of pools that are chosen by the labels of a namespace. Choosing a pool by labels costs one request to the
+//! Kubernetes API, and only where a pool has a selector.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
@@ -28,14 +28,14 @@ const TEAM: &str = r#"{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"
 /// An HTTPS server with the small part of the Kubernetes API that the tests need.
 struct Api {
     address: String,
-    /// The heads of all requests so far.
+    /// The heads of all requests that the server has received.
     asked: Arc<Mutex<Vec<String>>>,
     authority: String,
     _runtime: tokio::runtime::Runtime,
 }
 
 impl Api {
-    /// Starts a server with this reply to every request; with an empty status it never replies.
+    /// Starts a server that sends this reply to every request. With an empty status the server never replies.
     fn answering(status: &'static str, body: &'static str) -> Self {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -86,7 +86,7 @@ impl Api {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Writes a kubeconfig like Calico's installer.
+    /// Writes a kubeconfig like the kubeconfig of Calico's installer.
     fn kubeconfig(&self, folder: &Path) -> PathBuf {
         write(&folder.join("ca.pem"), &self.authority);
         let text = format!(
@@ -111,7 +111,7 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// Starts a lab with a pool for namespaces of team x. The usual pool is not selected by any network here.
+/// Starts a test cluster with a pool for namespaces of team x. No network of these tests selects the default test pool.
 fn lab_with_teams() -> Lab {
     let lab = Lab::start();
     let pool = r#"{"kind":"IPPool","apiVersion":"projectcalico.org/v3","metadata":{"name":"team"},"spec":{"cidr":"10.78.0.0/24",
@@ -128,7 +128,7 @@ fn pod(verb: &str, conf: &Value) -> Call {
 fn conf(lab: &Lab, kubeconfig: &Path) -> Value {
     let mut conf = lab.conf();
     conf["kubernetes"] = json!({"kubeconfig": kubeconfig});
-    // Excludes the lab's usual pool from this network.
+    // The empty list excludes the default test pool from this network.
     conf["ipam"]["ipv4_pools"] = json!([]);
     conf
 }
@@ -153,14 +153,14 @@ fn namespace_labels_choose_pool() {
     pod("DEL", &conf).ok();
     lab.nothing_is_left();
     assert_eq!(api.asked().len(), 1, "DEL needs no labels");
-    // STATUS has no namespace, so it reads no labels.
+    // STATUS has no namespace, so STATUS reads no labels.
     let mut status = conf;
     status["cniVersion"] = "1.1.0".into();
     pod("STATUS", &status).ok();
     assert_eq!(api.asked().len(), 1);
 }
 
-/// Returns the usual pool's document, but disabled.
+/// Returns the document of the default test pool, but disabled.
 fn disabled(lab: &Lab) -> String {
     use kv::StoreExt;
     lab.with_ipam(datastore::Create::Never, async |ipam, _| {
@@ -178,7 +178,7 @@ fn namespace_is_not_read_when_no_pool_needs_it() {
     let conf = conf(&lab, &api.kubeconfig(lab.root.path()));
     pod("ADD", &conf).ok();
     assert_eq!(api.asked().len(), 0);
-    // As in Calico, a namespace has no labels without a kubeconfig.
+    // As in Calico, namespaces have no labels without a kubeconfig.
     let lab = lab_with_teams();
     let outcome = pod("ADD", &lab.conf()).ok();
     assert!(outcome.address().to_string().starts_with("10.77.0."), "{outcome:?}");
@@ -260,7 +260,7 @@ fn namespace_error_when_kubeconfig_is_bad_says_what_to_do() {
         set_mode(&file, 0o600);
     }
     assert_eq!(api.asked().len(), 0);
-    // Without a check of the API's certificate, the call warns.
+    // If the API's certificate is not checked, the call logs a warning.
     write(&path, &good.replace("certificate-authority: ca.pem", "insecure-skip-tls-verify: true"));
     let outcome = pod("ADD", &conf(&lab, &path)).ok();
     assert!(outcome.stderr.contains("insecure-skip-tls-verify"), "{outcome:?}");
@@ -279,7 +279,7 @@ fn namespace_is_read_by_service_account_within_cluster() {
     std::fs::create_dir(&account).unwrap();
     write(&account.join("token"), &format!("{TOKEN}\n"));
     write(&account.join("ca.crt"), &api.authority);
-    // Run in a mount namespace, so that /run stays unchanged for other processes.
+    // Run in a mount namespace, because /run must stay unchanged for other processes.
     let script = format!(
         "mount -t tmpfs none /run && mkdir -p /run/secrets/kubernetes.io && ln -s {} /run/secrets/kubernetes.io/serviceaccount \
          && exec \"$0\"",

@@ -1,4 +1,4 @@
-//! Tests with a server that supports only transactions on one key, in a few shapes, as kine does.
+//! Tests with a server that supports only transactions on one key, in a few forms, as kine does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::lab::Lab;
 use crate::process::Call;
 
-/// The server's refusals of a transaction: gRPC code, and message as in the header.
+/// The server's refusals of a transaction: the gRPC code, and the message as encoded in the header.
 const REFUSALS: [(u32, &str); 2] = [
     (3, "etcdserver: unsupported operations in txn request"),
-    // Older versions repeat the whole request.
+    // Older versions of kine repeat the whole request in the message.
     (2, "unsupported transaction: success:<request_put:<value:\"hidden-document\" > >"),
 ];
 

@@ -23,7 +23,8 @@ fn sample_network_serves_add_on_cluster() {
     let kubeconfig = members.remove("kubernetes").unwrap()["kubeconfig"].take();
     assert_eq!(kubeconfig, "/etc/cni/net.d/calico-kubeconfig");
 
-    // A real cluster has certificates, an API and an agent that writes the node's name; this etcd has none of them.
+    // A real cluster has certificates, a Kubernetes API and an agent that writes the node's name; this etcd has no
+    // certificates, API or agent.
     let lab = Lab::start();
     lab.put(
         "/calico/resources/v3/projectcalico.org/clusterinformations/default",

@@ -1,5 +1,5 @@
 //! Tests of wrong credentials, expired certificates and secrets in the configuration: errors are clear, and no output
-//! has a secret.
+//! contains a secret.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ use crate::ways_in::{InConf, PASSWORD, guard};
 
 const VERBS: [&str; 5] = ["ADD", "DEL", "CHECK", "GC", "STATUS"];
 
-/// Texts that no output may contain.
+/// Texts that no output of the plugin may contain.
 const SECRETS: [&str; 3] = ["hidden", "PRIVATE KEY", "BEGIN CERTIFICATE"];
 
 #[track_caller]
@@ -24,7 +24,7 @@ fn says_no_secret(outcome: &Outcome, log: &std::path::Path) {
     }
 }
 
-/// Adds secrets to a configuration for every verb.
+/// Adds secrets to a network configuration, so that every verb gets them.
 fn with_secrets(lab: &Lab, mut conf: Value) -> Value {
     conf["cniVersion"] = "1.1.0".into();
     conf["log_file_path"] = lab.root.path().join("log").display().to_string().into();
@@ -74,7 +74,7 @@ fn secrets_are_hidden_when_certificates_expired() {
         for verb in VERBS {
             let call = Call::new(verb, "c1", &conf);
             let mut outcome = call.run();
-            // STATUS has less than a second, which may not suffice for a TLS handshake on a busy machine.
+            // STATUS has less than a second, which might not suffice for a TLS handshake on a busy machine.
             for _ in 0..20 {
                 if verb != "STATUS" || outcome.refusal().text.contains(text) {
                     break;
@@ -110,7 +110,7 @@ fn secrets_are_hidden_when_configuration_works() {
     for verb in ["ADD", "CHECK", "GC", "STATUS", "DEL"] {
         let call = Call::new(verb, "c1", &conf).with("ETCD_USERNAME", "root").with("ETCD_PASSWORD", PASSWORD);
         let outcome = call.run();
-        // CHECK compares an address that this container does not have.
+        // CHECK fails because the container does not have the address in `prevResult`.
         assert_eq!(outcome.exit, i32::from(verb == "CHECK"), "{verb}: {outcome:?}");
         says_no_secret(&outcome, &lab.root.path().join("log"));
     }

@@ -1,4 +1,4 @@
-//! Tests of STATUS on a cluster: it succeeds only where ADD would, changes nothing, and seldom queries all members.
+//! Tests of STATUS on a cluster: STATUS succeeds only where ADD would, changes nothing, and seldom queries all members.
 
 use std::os::unix::fs::symlink;
 
@@ -10,7 +10,7 @@ use crate::lab::{Lab, runtime};
 use crate::process::{Call, Outcome};
 use testkit::programs::plugin;
 
-/// The code of every failed STATUS.
+/// The CNI error code of every failed STATUS.
 const UNAVAILABLE: u64 = 50;
 const PASSWORD: &str = "hidden-password";
 
@@ -38,13 +38,13 @@ fn unavailable(lab: &Lab, user: Option<&str>, texts: &[&str]) {
     assert_eq!(refusal.says(texts).code, UNAVAILABLE, "{refusal:?}");
 }
 
-/// Connects to the lab's etcd, with a user if authentication is on.
+/// Connects to the test cluster's etcd, with a user if authentication is on.
 async fn client(lab: &Lab, user: Option<&str>) -> Client {
     let options = user.map(|user| ConnectOptions::new().with_user(user, PASSWORD));
     Client::connect([lab.etcds[0].url()], options).await.unwrap()
 }
 
-/// Returns the number of proposals that the member has applied, and the newest revision.
+/// Returns the number of proposals that the etcd member has applied, and the newest revision.
 fn progress(lab: &Lab) -> (u64, i64) {
     runtime().block_on(async {
         let status = client(lab, None).await.status().await.unwrap();
@@ -88,7 +88,7 @@ fn status_tells_alarm_until_disarmed() {
 fn status_raises_no_alarm_when_space_is_short() {
     let lab = full();
     runtime().block_on(async { disarm(&mut client(&lab, None).await).await });
-    // The quota is still used up, so the next put raises the alarm again.
+    // The space quota is still used up, so the next put raises the alarm again.
     ready(&lab, None);
     assert_eq!(alarms(&lab), 0);
     call(&lab, None, "ADD", "c1").run().refusal().says(&["no space left"]);
@@ -107,7 +107,7 @@ fn status_asks_all_members_each_minute_and_after_failure() {
         after.0 - before.0
     };
     assert_eq!((rounds(), rounds(), rounds()), (1, 0, 0));
-    // This failure is not a store error, so STATUS does not query the members because of it.
+    // After a failure that is not a store error, STATUS does not query the members.
     call(&lab, None, "ADD", "c1").with("CNI_ARGS", "IP=192.0.2.1").run().refusal();
     assert_eq!(rounds(), 0);
     lab.etcds[0].signal(nix::sys::signal::Signal::SIGSTOP).unwrap();
@@ -118,7 +118,7 @@ fn status_asks_all_members_each_minute_and_after_failure() {
     assert_eq!((rounds(), rounds()), (1, 0));
 }
 
-/// Turns authentication on, for users with rights on these prefixes; `root` has all rights.
+/// Turns etcd's authentication on, for users with rights on these key prefixes. The user `root` has all rights.
 fn guard(lab: &Lab, users: &[(&str, &[(&str, PermissionType)])]) {
     runtime().block_on(async {
         let mut client = client(lab, None).await;
@@ -174,7 +174,7 @@ fn status_names_refused_key_until_right_is_granted() {
             grant(&mut client, user, prefix, Readwrite).await;
         }
     });
-    // The refusal of the reader's writes is cached for a minute, or until an ADD fails.
+    // The refused write of the user `reader` is cached for a minute, or until an ADD fails.
     call(&lab, Some("reader"), "ADD", "c3").ok();
     ready(&lab, Some("calico"));
     call(&lab, Some("calico"), "DEL", "c2").ok();

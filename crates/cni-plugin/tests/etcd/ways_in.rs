@@ -1,4 +1,5 @@
-//! Tests of the settings for etcd's address and credentials: NetConf, environment, TLS, discovery, user and password.
+//! Tests of the settings for etcd's address and credentials: network configuration, environment, TLS, discovery, user
+//! and password.
 
 use etcd_client::Client;
 use serde_json::{Value, json};
@@ -9,10 +10,10 @@ use crate::lab::{Lab, runtime};
 use crate::process::Call;
 use crate::server::Etcd;
 
-/// The password of `root` after [`guard`].
+/// The password of the user `root` after [`guard`].
 pub(crate) const PASSWORD: &str = "hidden-password";
 
-/// Turns authentication on, with the users `root` and `guest`, who has no rights.
+/// Turns etcd's authentication on, with the users `root` and `guest`. The user `guest` has no rights.
 pub(crate) fn guard(lab: &Lab) {
     runtime().block_on(async {
         let mut client = Client::connect([lab.etcds[0].url()], None).await.unwrap();
@@ -25,9 +26,9 @@ pub(crate) fn guard(lab: &Lab) {
     });
 }
 
-/// Certificates as files in a configuration.
+/// Paths of certificate files as text for a network configuration.
 pub(crate) trait InConf {
-    /// Returns the path of a file.
+    /// Returns the path of the named file.
     fn text(&self, name: &str) -> String;
 
     fn add_to(&self, conf: &mut Value);
@@ -45,7 +46,7 @@ impl InConf for Certificates {
     }
 }
 
-/// Checks that etcd accepts a call: the call fails only at the missing Node.
+/// Checks that etcd accepts the credentials of a call: the call fails only because the Node is missing.
 #[track_caller]
 pub(crate) fn is_let_in(call: &Call) {
     call.run().refusal().says(&["resource does not exist: Node(node-1)"]);
@@ -72,12 +73,12 @@ fn certificates_come_from_netconf_or_environment() {
             .fold(call, |call, (name, file)| call.with(&format!("{prefix}{name}"), &certificates.text(file)))
     };
     is_let_in(&with(lab.add("c1"), ""));
-    // NetConf overrides a variable, and a variable with the prefix overrides both.
+    // The network configuration overrides an environment variable, and a variable with the prefix overrides both.
     conf["etcd_key_file"] = "/nowhere/key.pem".into();
     let refusal = with(Call::new("ADD", "c1", &conf), "").run().refusal();
     refusal.says(&["cannot read /nowhere/key.pem"]);
     is_let_in(&with(Call::new("ADD", "c1", &conf), "CALICO_"));
-    // A missing file must not count as a missing store: nothing was released, and DEL reports that.
+    // A missing file must not count as a missing store: no address was released, and DEL must report the failure.
     Call::new("DEL", "c1", &conf).run().refusal().says(&["cannot read /nowhere/key.pem"]);
 }
 
@@ -103,7 +104,7 @@ fn endpoints_come_from_netconf_or_environment() {
     ] {
         call(&conf, "c6").with("ETCD_ENDPOINTS", &url).with(name, value).run().refusal().says(&[text]);
     }
-    // A bridged network works on etcd as well.
+    // A bridge network works on etcd as well.
     let mut bridged = lab.conf();
     bridged["type"] = "bridge".into();
     bridged["ipam"] = json!({"type": "margay-ipam"});
@@ -121,7 +122,7 @@ fn members_are_found_through_srv_records() {
     dns.set("_etcd-client._tcp.margay.example", &[(1, 1, lab.etcd().address().port())]);
     let resolver = lab.root.path().join("resolv.conf");
     std::fs::write(&resolver, "nameserver 127.0.0.77\n").unwrap();
-    // Run in a mount namespace, so that no other process queries this name server.
+    // Run in a mount namespace, because no other process may query this name server.
     let script = format!("mount --bind {} /etc/resolv.conf && exec \"$0\"", resolver.display());
     let through = ["/usr/bin/unshare", "--mount", "/bin/sh", "-c", &script];
     let mut conf = lab.conf();

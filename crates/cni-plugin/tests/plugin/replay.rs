@@ -1,7 +1,7 @@
 //! Replays all recorded calls of Calico's IPAM plugin in order, on stores with the recorded content.
 //!
-//! The choice of an address within its pool may differ. The shape of a result, the masks, the pools, the exit codes and
-//! the errors may not.
+//! Within a pool, the chosen address may differ from the recording. The shape of a result, the masks, the pools, the
+//! exit codes and the errors must match the recording.
 
 use std::net::IpAddr;
 use std::os::unix::fs::symlink;
@@ -24,7 +24,7 @@ use testkit::server::Etcd;
 const POOLS: [&str; 6] =
     ["10.65.0.0/24", "10.66.0.0/22", "10.67.0.0/24", "10.68.0.0/26", "10.69.0.0/26", "fd80:24e2:f998:72d6::/112"];
 
-/// Replaces each chosen address by its pool. Requested addresses, which are printed as /32 and /128, stay.
+/// Replaces each chosen address with its pool. Requested addresses, which are printed as /32 and /128, are kept.
 fn without_choice(value: &mut Value) {
     match value {
         Value::String(text) => {
@@ -54,13 +54,13 @@ fn compare(case: &Case, outcome: &ProcessOutcome) {
         return;
     }
     assert_eq!(shape(&outcome.stdout), shape(&case.stdout), "{}", case.name);
-    // Compare indentation, order of keys and line ends: everything but the chosen addresses.
+    // Compare the indentation, the order of keys and the line ends, but not the chosen addresses.
     let skeleton =
         |text: &str| text.split('"').filter(|part| part.parse::<IpNet>().is_err()).collect::<Vec<_>>().join("\"");
     assert_eq!(skeleton(&outcome.stdout), skeleton(&case.stdout), "{}", case.name);
 }
 
-/// Replays the record; `program` runs one call.
+/// Replays the recording; `program` runs one call.
 fn replay(program: impl Fn(&Case) -> ProcessOutcome) {
     let cases = record().cases;
     let (last, all) = cases.split_last().unwrap();
@@ -68,7 +68,7 @@ fn replay(program: impl Fn(&Case) -> ProcessOutcome) {
     for case in all.iter().filter(played) {
         compare(case, &program(case));
     }
-    // As in the record, fill the pool before the last call.
+    // As in the recording, fill the pool before the last call.
     let mut filled = 0;
     for node in ["node3", "node1"] {
         loop {
@@ -104,7 +104,7 @@ fn replay_in_memory() {
     replay(|case| call(PluginName::Margay, &case.env, case.stdin.as_bytes(), &allocator));
 }
 
-/// Replays the record on an embedded store with the real program, one process for each call.
+/// Replays the recording on an embedded store with the real program, one process for each call.
 fn on_engine(engine: &str) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("ipam");
@@ -116,7 +116,7 @@ fn on_engine(engine: &str) {
     });
     replay(|case| call_binary(&case.env, on_store(&case.stdin, engine, &path).as_bytes()));
 
-    // No address is assigned twice, and all recorded assignments are in the store.
+    // No address is assigned twice, and the store contains all recorded assignments.
     let held = runtime().block_on(async {
         let open = datastore::open(&location, &Create::Never.with_wait(Duration::from_secs(10))).await.unwrap();
         let used = ipam_core::Ipam::new(open.store(), ipam_core::Nodes::Registered)
@@ -126,11 +126,11 @@ fn on_engine(engine: &str) {
         open.close().await.unwrap();
         used.pools.iter().find(|pool| pool.name == "main").map(|pool| pool.usage.in_use.to_string())
     });
-    // 256 addresses less the reserved ones, one of which was requested by name.
+    // The pool has 256 addresses minus the reserved addresses, one of which was requested explicitly.
     assert_eq!(held.as_deref(), Some("253"));
 }
 
-/// Replaces etcd in a configuration by an embedded store.
+/// Replaces etcd with an embedded store in a network configuration.
 fn on_store(stdin: &str, engine: &str, path: &Path) -> String {
     let Ok(Value::Object(mut conf)) = serde_json::from_str(stdin) else { return stdin.to_owned() };
     if conf.get("datastore_type").is_some_and(|kind| kind == "etcdv3") {
@@ -141,7 +141,7 @@ fn on_store(stdin: &str, engine: &str, path: &Path) -> String {
     Value::Object(conf).to_string()
 }
 
-/// Replays the record on a real etcd with the real program, under Calico's name.
+/// Replays the recording on a real etcd with the real program, under Calico's name.
 #[test]
 fn replay_on_etcd() {
     let etcd = Etcd::start().unwrap();

@@ -1,4 +1,4 @@
-//! Compares outcomes with recorded ones of Calico's plugin, byte by byte.
+//! Compares outcomes with the recorded outcomes of Calico's plugin, byte by byte.
 //!
 //! [`replay`] runs recorded calls with any program. `WITHOUT_A_STORE` names the calls that need no allocator.
 
@@ -11,16 +11,16 @@ use serde_json::Value;
 
 use crate::common::{Scripted, assigned, call, call_binary};
 
-/// Recorded calls for which Margay differs on purpose, with the reason.
+/// Recorded calls for which Margay differs from Calico on purpose, with the reason.
 pub(crate) const DIFFERENT_ON_PURPOSE: [(&str, &str); 2] = [
     ("cniVersion 1.1.0 (newer than this plugin knows)", "this plugin knows CNI 1.1.0 and goes on"),
     ("VERSION", "the list of versions has 1.1.0 too"),
 ];
 
-/// Recorded calls whose error differs only in the JSON parser's text.
+/// Recorded calls whose error differs only in the JSON parser's message.
 pub(crate) const OTHER_WORDS: [&str; 1] = ["stdin is not JSON"];
 
-/// The record: the documents at the start, and the calls.
+/// The recording: the store's documents at the start, and the calls.
 #[derive(Deserialize)]
 pub(crate) struct Transcript {
     pub(crate) start: Vec<Stored>,
@@ -53,7 +53,7 @@ fn transcript() -> Vec<Case> {
     record().cases
 }
 
-/// Calls that fail or end before they read a store.
+/// Recorded calls that fail or end before they read a store.
 const WITHOUT_A_STORE: [&str; 14] = [
     "ADD, both families off",
     "CNI_ARGS pair without =",
@@ -71,7 +71,7 @@ const WITHOUT_A_STORE: [&str; 14] = [
     "VERSION",
 ];
 
-/// Runs the calls with these names, in the order of the record, and compares their outcomes.
+/// Runs the recorded calls with these names, in the order of the recording, and compares the outcomes.
 fn replay(names: &[&str], program: impl Fn(&Case) -> ProcessOutcome) {
     let cases = transcript();
     let chosen: Vec<_> = cases.iter().filter(|case| names.contains(&case.name.as_str())).collect();
@@ -118,7 +118,7 @@ fn transcript_matches_calico_for_allocator_answers() {
     });
 }
 
-/// Returns an allocator that answers as Calico's must have answered.
+/// Returns an allocator that answers as Calico's allocator must have answered.
 fn answering(case: &Case) -> Scripted {
     let json: Value = serde_json::from_str(&case.stdout).unwrap_or(Value::Null);
     if case.exit != 0 {
@@ -134,7 +134,8 @@ fn answering(case: &Case) -> Scripted {
 
 fn of_record(address: &str) -> AssignedAddress {
     let net: ipnet::IpNet = address.parse().unwrap();
-    // A wanted address is printed with the prefix length of a host, so its block's is not known.
+    // A requested address is printed with the prefix length of a host address, so the recording does not show the
+    // prefix length of its block.
     let block = if net.prefix_len() == net.max_prefix_len() { 26 } else { net.prefix_len() };
     assigned(net.addr(), block, 24, Some(net.addr()))
 }

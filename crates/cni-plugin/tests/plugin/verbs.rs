@@ -1,4 +1,4 @@
-//! Tests of each verb's request to the allocator, and of its use of the answer.
+//! Tests of each verb's request to the allocator, and of how the verb uses the allocator's answer.
 
 use std::net::IpAddr;
 
@@ -30,7 +30,7 @@ fn add(conf: &str, args: &str) -> (cni_plugin::ProcessOutcome, Scripted) {
     (outcome, allocator)
 }
 
-/// Returns the wanted addresses and the counts in the only request of an ADD.
+/// Returns the requested addresses, and the numbers of addresses to choose, from the only request of an ADD.
 fn asked(conf: &str, args: &str) -> (Vec<String>, usize, usize) {
     let (outcome, allocator) = add(conf, args);
     assert_eq!(outcome.exit, 0, "{outcome:?}");
@@ -71,7 +71,7 @@ fn add_asks_for_wanted_addresses() {
     assert_eq!(asked(&bridge(r#","ipam":{"subnet":"fd00::/64"}"#), ""), (none.clone(), 0, 1));
     let dual = r#","ipam":{"ranges":[[{"subnet":"10.0.0.0/24"}],[{"subnet":"fd00::/64"}]]}"#;
     assert_eq!(asked(&bridge(dual), ""), (none, 1, 1));
-    // A wanted address replaces the chosen address of its family.
+    // A requested address replaces the chosen address of the same family.
     assert_eq!(asked(&bridge(dual), "IP=10.0.0.7/24"), (vec!["10.0.0.7".into()], 0, 1));
     assert_eq!(
         asked(&bridge(r#","args":{"cni":{"ips":["10.0.0.7"]}},"runtimeConfig":{"ips":["fd00::7/64"]}"#), "IP=10.0.0.7"),
@@ -126,7 +126,7 @@ fn name_calico_ipam_takes_no_bridged_settings() {
         let (outcome, allocator) = add(&conf, "");
         assert_eq!(error_of(&outcome).0, 7, "{ipam}");
         assert!(allocator.added.borrow().is_empty());
-        // A held address is released anyway.
+        // DEL releases a held address even if the configuration is invalid for ADD.
         assert_eq!(call(PluginName::Margay, &environment("DEL"), conf.as_bytes(), &allocator).exit, 0);
     }
 }
@@ -191,7 +191,7 @@ fn del_releases_attachment_without_settings() {
     assert_eq!((outcome.exit, outcome.stdout.as_str(), outcome.stderr.as_str()), (0, "", ""));
     let requests = allocator.deleted.borrow();
     assert_eq!((requests[0].attachment.handle().as_str(), requests[0].old_handle.as_str()), ("net1.c1", "b.a"));
-    // DEL ignores the settings of ADD, even invalid ones.
+    // DEL ignores the settings that concern only ADD, even invalid settings.
     let allocator = one_address();
     let conf = bridge(r#","ipam":{"mask":5,"routes":5,"ranges":5,"gateway":5},"runtimeConfig":{"ips":5}"#);
     assert_eq!(call(PluginName::Margay, &env, conf.as_bytes(), &allocator).exit, 0);
@@ -308,7 +308,7 @@ fn status_asks_for_what_add_would() {
     assert_eq!((request.wanted.any_v4, request.wanted.any_v6, request.wanted.these.len()), (1, 1, 0));
     assert_eq!(request.v4_pools, ["lab"]);
     assert_eq!((request.attachment.network.as_str(), request.attachment.node.as_str()), ("net1", "host-1"));
-    // Every error has code 50.
+    // Every error of STATUS has code 50.
     let refused = CniError::internal("no room").with_details("make some");
     assert_eq!(error_of(&with("", Err(refused)).0), (50, "no room".into(), "make some".into()));
     for wrong in [r#","ipam":{"mask":1}"#, r#","ipam":{"mask":"x"}"#, r#","datastore_type":"foo""#] {

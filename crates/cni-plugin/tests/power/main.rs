@@ -1,15 +1,18 @@
-//! Power cuts during calls of the plugin: real processes on a disk that loses everything not synced.
+//! Tests power cuts during calls of the plugin: real processes on a disk that loses all data that is not synced.
 //!
 //! A round mounts a disk ([`power::Disk`]), lets one to four callers run ADD and DEL on it, and cuts the power, either
-//! after a certain disk operation or when a caller has its answer. In every second round the callers have a daemon,
-//! `margay serve`. Some calls are killed before the cut. The disk's image is copied: on the copy the next ADD must
-//! work, `margay ipam check` must find nothing, the address of every acknowledged ADD must be held, and no address of
-//! an acknowledged DEL may be. The next round starts with the copy, so cuts also hit stores that are recovering.
+//! after a certain disk operation or when a caller has its answer. In every second round the callers use a daemon,
+//! `margay serve`. Some calls are killed before the power cut. The disk's image is then copied. On the copy, the next
+//! ADD must work, `margay ipam check` must report no problem, the address of every acknowledged ADD must be held, and
+//! the address of every acknowledged DEL must be free. The next round starts with the copy, so power cuts also hit
+//! stores that are recovering.
 //!
-//! An answer is acknowledged if the caller saw the process end before the cut. The disk's lock orders the two.
+//! An answer is acknowledged if the caller saw the plugin's process end before the power cut. The disk's lock
+//! determines which of the two came first.
 //!
-//! `MARGAY_POWER_SEED` and `MARGAY_POWER_ROUNDS` choose other cuts and their number; `make torture MODE=power` sets
-//! them. The tests run the program that cargo has built; `MARGAY_RELEASE_PLUGIN` names another program.
+//! `MARGAY_POWER_SEED` and `MARGAY_POWER_ROUNDS` choose other power cuts and the number of rounds; `make torture
+//! MODE=power` sets both variables. The tests run the program that cargo has built; `MARGAY_RELEASE_PLUGIN` names
+//! another program.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 
@@ -26,9 +29,9 @@ use testkit::process;
 use testkit::random::{self, Random};
 
 const ROUNDS: u64 = 60;
-/// Maximum number of cuts until a lying disk must be detected.
+/// Maximum number of power cuts until the rounds must detect a disk that lies about syncs.
 const LIES: u64 = 10;
-/// A test: its name, and its function for a store of an engine.
+/// The name of a test, and its function for a store of an engine.
 type Test = (&'static str, fn(Engine));
 
 const TESTS: [Test; 6] = [
@@ -47,7 +50,8 @@ fn main() -> ExitCode {
     ::power::main(TESTS.into_iter().flat_map(|named| ENGINES.map(|engine| test(named, engine))).collect())
 }
 
-/// Returns the number of cuts until a lying disk is detected; `None` if it is not.
+/// Returns the number of power cuts until the rounds detect a lying disk; returns `None` if the rounds do not detect
+/// it.
 fn cuts_until_found(engine: Engine, syncs: Syncs, worlds: impl Fn() -> World, folders: Option<Folders>) -> Option<u64> {
     let (mut world, mut tally) = (worlds(), Tally::new());
     for round in 0..LIES {
@@ -73,7 +77,7 @@ fn lies(engine: Engine) {
     assert!(cuts_until_found(engine, syncs, || World::empty(engine, syncs), None).is_some(), "a young store");
 }
 
-/// Tests that the rounds detect a disk that syncs files, but not the folders that name them.
+/// Tests that the rounds detect a disk that syncs files, but not the folders that name the files.
 fn unsynced_folders(engine: Engine) {
     let syncs = Syncs::IgnoredForFolders;
     let found = cuts_until_found(engine, syncs, || World::empty(engine, syncs), Some(Folders::Strict));

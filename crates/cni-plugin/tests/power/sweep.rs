@@ -1,7 +1,7 @@
-//! Kills a call at each disk operation in turn, lets the next call succeed, and then cuts the power.
+//! Kills a plugin call at each disk operation in turn, lets the next call succeed, and then cuts the power.
 //!
 //! The killed process leaves changes that the next process sees, but that are not durable. The next process must make
-//! them durable before it relies on them.
+//! the killed process's changes durable before relying on them.
 
 use std::thread;
 use std::time::Duration;
@@ -14,17 +14,19 @@ use crate::lab::{Engine, embedded_conf};
 use crate::process::Call;
 use crate::world::{World, network};
 
-/// Pause between two checks whether the call has reached its operation.
+/// Pause between two checks whether the plugin call has reached its disk operation.
 const PAUSE: Duration = Duration::from_micros(500);
-/// Maximum number of disk operations of a call.
+/// Maximum number of disk operations of a plugin call.
 const MOST: u64 = 2_000;
 /// Number of ADDs on redb after which a commit has moved the journal to redb's file.
 const COMMITS: u64 = 40;
 
-/// Number of operations of one commit at which the call is killed; sled's longest commits have many operations.
+/// Maximum number of kills during one commit. If a commit has more disk operations, as on sled, the kills are spread
+/// evenly over these operations.
 const KILLS: u64 = 60;
 
-/// Returns how the image after this many operations is made: with almost none of the unsynced data, or with some of it.
+/// Returns the kind of power cut after this many disk operations: the cut keeps almost none of the unsynced data, or
+/// some of it.
 fn cut(operation: u64) -> Cut {
     let folders = if operation % 4 == 3 { Folders::Prefix } else { Folders::Strict };
     Cut { seed: operation, folders }
@@ -37,7 +39,7 @@ pub(crate) fn while_it_is_made(engine: Engine) {
     println!("{engine:?}: killed at {operations} operations, which make a store and commit");
 }
 
-/// Kills an ADD on an existing store. On redb this is the longest ADD, in which the journal is full.
+/// Kills an ADD on an existing store. On redb, the killed ADD is the longest ADD, during which the journal is full.
 pub(crate) fn in_a_commit(engine: Engine) {
     let mut world = World::empty(engine, Syncs::Kept);
     let mut before = (0, world.clone());
@@ -56,7 +58,7 @@ pub(crate) fn in_a_commit(engine: Engine) {
     assert!(kills > 5, "it was over before it could be killed");
 }
 
-/// Runs an ADD without a kill, and returns its number of disk operations.
+/// Runs an ADD without a kill, and returns the number of the ADD's disk operations.
 fn add(world: &mut World) -> u64 {
     let (disk, container) = (Disk::new(world.image.clone(), Syncs::Kept), world.ledger.begin_add());
     on(&disk, world.engine, |conf| {
@@ -68,8 +70,8 @@ fn add(world: &mut World) -> u64 {
     disk.operations()
 }
 
-/// Kills an ADD after this many operations, runs another ADD to its end, cuts the power and checks the store. False if
-/// the first ADD ended before the kill.
+/// Kills an ADD after this many disk operations, runs another ADD to its end, cuts the power and checks the store.
+/// Returns false if the first ADD ended before the kill.
 fn is_killed_at(world: &World, operation: u64) -> bool {
     let (mut world, disk) = (world.clone(), Disk::new(world.image.clone(), Syncs::Kept));
     let killed = on(&disk, world.engine, |conf| {
@@ -96,7 +98,7 @@ fn is_killed_at(world: &World, operation: u64) -> bool {
     killed
 }
 
-/// Mounts the disk and runs `work` with the configuration of a network on it.
+/// Mounts the disk and runs `work` with the configuration of a network whose store is on that disk.
 fn on<T>(disk: &Disk, engine: Engine, work: impl FnOnce(&Value) -> T) -> T {
     let folder = tempfile::tempdir().unwrap();
     let _mounted = disk.mount(folder.path()).unwrap();

@@ -1,4 +1,4 @@
-//! Tests with containerd as Kubernetes uses it: pods by calls of the CRI.
+//! Tests with containerd as Kubernetes uses it: pods are created by calls of the CRI.
 
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
@@ -16,8 +16,8 @@ use tonic_prost::ProstCodec;
 use crate::lab::Engine;
 use crate::machine::{Boot, Machine, Masquerade, PAGE};
 
-/// The socket is on the machine's disk, so that the test process can reach it, too. The test machines have no AppArmor
-/// and no overlay file system on their disk.
+/// containerd's configuration. The socket is on the machine's disk, where the test process can also reach it. The test
+/// machines have no AppArmor, and no overlay file system on their disk.
 const CONFIG: &str = r#"
 version = 2
 [grpc]
@@ -30,7 +30,7 @@ restrict_oom_score_adj = true
 snapshotter = "native"
 "#;
 
-/// Builds the image of a pod's first process, which serves a page instead of sleeping like Kubernetes' own.
+/// Builds the image of a pod's first process. The first process serves a page instead of sleeping like Kubernetes' own.
 const IMAGE: &str = r#"
 set -eu
 mkdir /var/lib/pause
@@ -46,7 +46,7 @@ tar -cf pause.tar manifest.json config.json layer.tar
 ctr --address /var/lib/containerd.sock --namespace k8s.io images import --snapshotter native pause.tar
 "#;
 
-// The parts of the CRI's messages (runtime.v1) that the tests need.
+// The structures for the CRI's messages (runtime.v1) contain only the fields that the tests need.
 
 #[derive(Clone, PartialEq, Message)]
 struct RunPodSandbox {
@@ -78,7 +78,7 @@ struct LinuxPodSandboxConfig {
     cgroup_parent: String,
 }
 
-/// The request of most calls, and the response of `RunPodSandbox`.
+/// The request of most CRI calls, and the response of `RunPodSandbox`.
 #[derive(Clone, PartialEq, Message)]
 struct PodSandboxId {
     #[prost(string, tag = "1")]
@@ -120,7 +120,7 @@ impl Boot<'_> {
         daemon
     }
 
-    /// Calls the CRI.
+    /// Sends a request to the CRI and returns the response.
     fn cri<Q: Message + 'static, A: Message + Default + 'static>(
         &self,
         method: &'static str,
@@ -144,7 +144,7 @@ impl Boot<'_> {
         })
     }
 
-    /// Creates a pod, and returns the id of its sandbox.
+    /// Creates a pod, and returns the id of the pod's sandbox.
     #[track_caller]
     fn run_pod(&self, name: &str) -> PodSandboxId {
         let metadata =
@@ -155,7 +155,7 @@ impl Boot<'_> {
         self.cri("/runtime.v1.RuntimeService/RunPodSandbox", request).unwrap_or_else(|error| panic!("{name}: {error}"))
     }
 
-    /// Returns the address that the kubelet would report.
+    /// Returns the pod address that the kubelet would report.
     #[track_caller]
     fn pod_address(&self, pod: &PodSandboxId) -> String {
         let answer: PodSandboxStatusResponse =
@@ -195,11 +195,11 @@ pub(crate) fn pods_get_routed_addresses_and_leave_nothing(engine: Engine) {
 
     boot.stop_pod(&web);
     assert_eq!(boot.in_use("routed"), 1);
-    // The kubelet repeats calls whose outcome it is not sure of.
+    // The kubelet repeats calls whose outcome is unknown.
     boot.stop_pod(&web);
     boot.remove_pod(&web);
     assert_eq!(boot.fetch(&format!("{of_other}:80")), PAGE);
-    // A second pod with this name is a different pod.
+    // A second pod with the same name is a different pod.
     let again = boot.run_pod("web");
     assert_eq!(boot.fetch(&format!("{}:80", boot.pod_address(&again))), PAGE);
     for pod in [&again, &other] {

@@ -1,4 +1,4 @@
-//! A test machine with a disk, which can be booted, and stopped as by a power cut.
+//! A test machine with a disk. The machine can be booted, and stopped as by a power cut.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -18,10 +18,10 @@ use crate::copy::copy_program;
 use crate::lab::{Engine, Lab};
 use testkit::programs::{command, plugin};
 
-/// Maximum number of checks of a condition, with [`PAUSE`] in between.
+/// Maximum number of checks of a condition, with [`PAUSE`] between two checks.
 const TRIES: u32 = 600;
 const PAUSE: Duration = Duration::from_millis(50);
-/// Time limit of a command on the machine, in seconds. No command needs more than a small part of it.
+/// Time limit of a command on the machine, in seconds. Every command needs only a small part of the time limit.
 const PATIENCE: &str = "60";
 /// The page on the web server of a container.
 pub(crate) const PAGE: &str = "a page of the container\n";
@@ -31,19 +31,20 @@ pub(crate) const SERVER: [&str; 6] = ["/bin/httpd", "-f", "-p", "80", "-h", "/ww
 /// The command of a container that does nothing.
 pub(crate) const IDLE: [&str; 2] = ["/bin/sleep", "3600"];
 
-/// A machine that is switched off. Its disk is deleted when this is dropped.
+/// A machine that is switched off. The machine's disk is deleted when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) lab: Lab,
-    /// A unique name. The control groups of the machine's containers are below a group with this name.
+    /// A unique name. The control groups of the machine's containers are inside a group with this name.
     pub(crate) tag: String,
 }
 
 impl Machine {
     /// Creates a machine with Margay and the standard plugins, a store of this engine, and three networks. `lab` has
     /// IPv4 from the pool `lab` (10.88.0.0/24). `dual` has IPv4 and IPv6 from the pools `dual-v4` (10.89.0.0/24) and
-    /// `dual-v6` (fd00:89::/64). Packets that leave their bridges are masqueraded, or not. `routed` has no bridge: the
-    /// main plugin `calico` assigns its containers addresses of the pool `routed` (10.90.0.0/24).
+    /// `dual-v6` (fd00:89::/64). `masquerade` decides whether packets that leave the bridges of `lab` and `dual` are
+    /// masqueraded. `routed` has no bridge: the main plugin `calico` assigns the containers of `routed` addresses of
+    /// the pool `routed` (10.90.0.0/24).
     pub(crate) fn new(engine: Engine, masquerade: Masquerade) -> Self {
         let mut lab = Lab::new(engine);
         let disk = lab.root.path().to_owned();
@@ -73,13 +74,13 @@ impl Machine {
         machine
     }
 
-    /// Removes a network's configuration file.
+    /// Removes a network's configuration file from the machine.
     pub(crate) fn without_network(self, file: &str) -> Self {
         fs::remove_file(self.lab.root.path().join("etc/cni/net.d").join(file)).unwrap();
         self
     }
 
-    /// Adds a file in `/etc`.
+    /// Adds a file in `/etc` of the machine.
     pub(crate) fn with_etc(self, file: &str, text: &str) -> Self {
         fs::write(self.lab.root.path().join("etc").join(file), text).unwrap();
         self
@@ -92,7 +93,8 @@ impl Machine {
         fs::write(&id_file, format!("{id}\n")).unwrap();
         let script = disk.join("boot.sh");
         fs::write(&script, include_str!("boot.sh")).unwrap();
-        // The first process ends with the process that started it, even if that one is killed.
+        // The machine's first process ends together with the process that started it, even if the starting process is
+        // killed.
         let mut first = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child=KILL", "sh"])
             .args([&script, disk, &id_file])
@@ -114,7 +116,7 @@ impl Machine {
 }
 
 impl Drop for Machine {
-    /// Removes the control groups that a runtime has left because its machine was stopped.
+    /// Removes the control groups that a runtime could not remove because its machine was stopped.
     fn drop(&mut self) {
         let ours = |path: &&PathBuf| path.to_string_lossy().contains(&self.tag);
         for path in cgroups().iter().rev().filter(ours) {
@@ -184,7 +186,7 @@ fn install(to: &Path) {
     copy_program(margay, &to.join("margay"));
 }
 
-/// Creates the files of a container: busybox, and a page for its web server.
+/// Creates the files of a container: busybox, and a page for the container's web server.
 fn files_for_containers(root: &Path) {
     fs::create_dir_all(root.join("bin")).unwrap();
     fs::create_dir_all(root.join("www")).unwrap();
@@ -198,7 +200,7 @@ fn files_for_containers(root: &Path) {
     fs::set_permissions(root, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
-/// Lists all control groups, outer ones first.
+/// Lists all control groups, outer groups first.
 fn cgroups() -> Vec<PathBuf> {
     let mut found = vec![PathBuf::from("/sys/fs/cgroup")];
     let mut next = 0;
@@ -212,7 +214,7 @@ fn cgroups() -> Vec<PathBuf> {
     found
 }
 
-/// A running machine. It stops as by a power cut when this is dropped.
+/// A running machine. The machine stops as by a power cut when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Boot<'a> {
     pub(crate) machine: &'a Machine,
@@ -232,7 +234,8 @@ impl Boot<'_> {
         command
     }
 
-    /// Runs a command to its end. Returns its standard output, or its standard error if it failed.
+    /// Runs a command on the machine until it exits. Returns the command's standard output, or its standard error if it
+    /// failed.
     pub(crate) fn attempt(&self, words: &[&str]) -> Result<String, String> {
         let output = self.command(&[&["timeout", "-s", "KILL", PATIENCE], words].concat()).output().unwrap();
         let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
@@ -242,13 +245,13 @@ impl Boot<'_> {
         }
     }
 
-    /// Runs a command that must succeed, and returns its output.
+    /// Runs a command that must succeed on the machine, and returns the command's output.
     #[track_caller]
     pub(crate) fn run(&self, words: &[&str]) -> String {
         self.attempt(words).unwrap_or_else(|failure| panic!("{failure}"))
     }
 
-    /// Runs `margay` and parses its JSON.
+    /// Runs `margay` on the machine and parses the JSON output.
     #[track_caller]
     pub(crate) fn margay_json(&self, words: &[&str]) -> Value {
         serde_json::from_str(&self.run(&[&["margay"], words, &["-o", "json"]].concat())).unwrap()
@@ -262,7 +265,7 @@ impl Boot<'_> {
         let asking = thread::spawn(move || {
             setns(space, CloneFlags::CLONE_NEWNET).unwrap();
             let mut asked = None;
-            // The server may not listen yet.
+            // The server might not listen yet.
             for _ in 0..TRIES {
                 asked = Some(ask(address));
                 if asked.as_ref().is_some_and(Result::is_ok) {
@@ -275,7 +278,7 @@ impl Boot<'_> {
         asking.join().unwrap().unwrap_or_else(|error| panic!("{from} is not reached: {error}"))
     }
 
-    /// Waits until a condition holds.
+    /// Waits until a condition on the machine holds.
     #[track_caller]
     pub(crate) fn wait_until(&self, what: &str, mut is: impl FnMut() -> bool) {
         let mut tries = 0..TRIES;
@@ -288,8 +291,8 @@ impl Boot<'_> {
 
 impl Drop for Boot<'_> {
     fn drop(&mut self) {
-        // The parent has not waited for the process yet, so its number is not reused. All other processes of the
-        // machine end with it.
+        // The parent has not waited for the process yet, so the process number is not reused. All other processes of
+        // the machine end with this process.
         let _ = kill(self.number, Signal::SIGKILL);
         let _ = self.first.wait();
     }

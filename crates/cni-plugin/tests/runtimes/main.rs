@@ -1,8 +1,9 @@
-//! Tests with real container runtimes on test machines: containers get their addresses from Margay, keep them over a
-//! reboot, and leave nothing behind.
+//! Tests with real container runtimes on test machines: containers get their addresses from Margay, keep these
+//! addresses over a reboot, and leave nothing behind.
 //!
-//! A machine is a set of namespaces with its own folders, so the host stays unchanged. A reboot does what it does on a
-//! host: all processes, the network and everything in memory are gone, and the disk stays.
+//! A test machine is a set of namespaces with its own folders, so the host stays unchanged. A reboot of a test machine
+//! has the same effects as on a host: all processes, the network and everything in memory are gone, and the disk is
+//! kept.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod containerd;
@@ -17,7 +18,7 @@ use libtest_mimic::{Arguments, Trial};
 use testkit::copy;
 use testkit::lab::{self, ENGINES, Engine};
 
-/// A test: its name, and its function for a store of an engine.
+/// The name of a test, and its function for a store of an engine.
 type Test = (&'static str, fn(Engine));
 
 const PODMAN: [Test; 4] = [
@@ -41,7 +42,7 @@ fn main() -> ExitCode {
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
 }
 
-/// Returns the tests on each engine. Where they cannot run, they are shown as ignored, with the reason.
+/// Returns the tests on each engine. Tests that cannot run on this host are shown as ignored, with the reason.
 fn trials<'a>(tests: &'a [Test], ignored: Option<&'a str>) -> impl Iterator<Item = Trial> + 'a {
     tests.iter().flat_map(|&(name, test)| ENGINES.map(|engine| (name, test, engine))).map(
         move |(name, test, engine)| {
@@ -57,8 +58,8 @@ fn trials<'a>(tests: &'a [Test], ignored: Option<&'a str>) -> impl Iterator<Item
     )
 }
 
-/// Returns why this host cannot run containers at all. A missing package is not such a reason: without it, the tests
-/// fail.
+/// Returns why this host cannot run containers at all. A missing package does not count as a reason: without the
+/// package, the tests fail.
 fn cannot_here() -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("containers with networks need root".to_owned());

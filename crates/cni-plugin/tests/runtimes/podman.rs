@@ -27,7 +27,7 @@ runroot = "/run/containers/storage"
 graphroot = "/var/lib/containers/storage"
 "#;
 
-/// Returns why this host's podman cannot be tested: since version 5 podman is built without CNI.
+/// Returns why this host's podman cannot be tested: since version 5, podman is built without CNI.
 pub(crate) fn has_no_cni() -> Option<String> {
     // Without podman the tests run, and fail.
     let version = Command::new("podman").arg("--version").output().ok()?;
@@ -43,7 +43,7 @@ fn machine(engine: Engine) -> Machine {
 }
 
 impl Boot<'_> {
-    /// Starts a container with this name on a network.
+    /// Starts a podman container with this name on a network.
     fn podman_run(&self, name: &str, network: &str, options: &[&str], words: &[&str]) -> Result<String, String> {
         let group = format!("/{}", self.machine.tag);
         let start = ["podman", "run", "-d", "--cgroup-parent", &group, "--cap-add", "NET_RAW", "--name", name];
@@ -89,7 +89,7 @@ pub(crate) fn containers_reach_each_other_and_leave_nothing(engine: Engine) {
 pub(crate) fn routed_containers_reach_each_other_and_leave_nothing(engine: Engine) {
     let machine = machine(engine);
     let boot = machine.boot();
-    // The host needs an address to be reached at, and to send requests from.
+    // The host needs an address of its own for requests to and from the containers.
     boot.run(&["ip", "addr", "add", "192.0.2.1/32", "dev", "lo"]);
     boot.podman_run("web", "routed", &["-p", "8080:80"], &SERVER).unwrap();
     boot.podman_run("idle", "routed", &[], &IDLE).unwrap();
@@ -122,14 +122,14 @@ pub(crate) fn containers_keep_their_addresses_over_a_reboot(engine: Engine) {
     drop(before);
 
     let after = machine.boot();
-    // Margay has not been informed that the containers are gone.
+    // No runtime has informed Margay that the containers are gone.
     assert_eq!(after.in_use("lab"), 3);
     after.run(&["podman", "start", "fixed", "free"]);
     assert_eq!(after.podman_addresses("fixed"), ["10.88.0.77"]);
     assert_eq!(after.podman_addresses("free"), free);
     after.podman_pings("free", "10.88.0.77");
     assert_eq!(after.fetch("127.0.0.1:8080"), PAGE);
-    // The restarted containers' addresses belong to this boot. Leftovers of an earlier boot differ in that.
+    // The restarted containers' addresses are recorded with this boot, unlike leftovers of an earlier boot.
     assert_eq!(after.boot_of("10.88.0.77"), after.recorded_id());
     assert_eq!(after.boot_of(&free[0]), after.recorded_id());
     what_an_earlier_boot_left(&after, &lost[0], &first);
@@ -138,8 +138,8 @@ pub(crate) fn containers_keep_their_addresses_over_a_reboot(engine: Engine) {
     after.nothing_is_left();
 }
 
-/// Checks and releases an address from an earlier boot whose container is not restarted, so that no runtime sends DEL
-/// for it.
+/// Checks and releases an address from an earlier boot whose container is not restarted. No runtime sends DEL for an
+/// address whose container is not restarted.
 fn what_an_earlier_boot_left(boot: &Boot<'_>, address: &str, earlier: &str) {
     assert_eq!(boot.boot_of(address), earlier);
     boot.run(&["margay", "ipam", "release", "--ip", address]);
@@ -159,8 +159,8 @@ pub(crate) fn both_wanted_addresses_or_none(engine: Engine) {
     }
     assert_eq!(boot.fetch("[fd00:89::9]:80"), PAGE);
 
-    // If one of the two addresses is taken, the other is not assigned either, and the error says how to find the
-    // holder.
+    // If one of the two requested addresses is taken, the other address is not assigned either, and the error says how
+    // to find the holder.
     let half = ["--ip", "10.89.0.10", "--ip6", "fd00:89::9"];
     let refused = boot.podman_run("late", "dual", &half, &IDLE).unwrap_err();
     assert!(refused.contains("margay ipam show --ip fd00:89::9"), "{refused}");

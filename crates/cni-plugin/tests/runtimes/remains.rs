@@ -1,4 +1,4 @@
-//! Checks of what is left on a machine after its containers are gone.
+//! Checks what is left on a machine after its containers are gone.
 
 use serde_json::Value;
 
@@ -23,13 +23,13 @@ impl Boot<'_> {
         line.unwrap_or_else(|| panic!("{address} has no boot: {shown}")).to_owned()
     }
 
-    /// Returns the id of this boot as the store records it.
+    /// Returns the id of the current boot as the store records it.
     pub(crate) fn recorded_id(&self) -> &str {
         &self.id[..8]
     }
 
-    /// Checks that containers have left nothing: no address, handle, affinity without a block, interface, firewall rule
-    /// or namespace.
+    /// Checks that the machine's containers have left nothing: no address, handle, affinity without a block, interface,
+    /// firewall rule or namespace.
     #[track_caller]
     pub(crate) fn nothing_is_left(&self) {
         for pool in ["lab", "dual-v4", "dual-v6", "routed"] {
@@ -42,7 +42,7 @@ impl Boot<'_> {
         assert!(others.is_empty(), "interfaces: {others:?}");
         for save in ["iptables-save", "ip6tables-save"] {
             let rules = self.run(&[save]);
-            // portmap's common chains for all containers stay.
+            // portmap's common chains for all containers are not removed.
             let of_containers = |line: &&str| line.contains("CNI-") && !line.contains("CNI-HOSTPORT-");
             let left: Vec<&str> = rules.lines().filter(of_containers).collect();
             assert!(left.is_empty(), "{save}: {left:?}");

@@ -1,4 +1,5 @@
-//! Tests of the addresses of attachments: repeated calls, several interfaces and networks, wanted addresses, and pools.
+//! Tests of the addresses of attachments: repeated calls, several interfaces and networks, requested addresses, and
+//! pools.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -46,7 +47,7 @@ fn attachment_has_one_address_until_del() {
             assert_eq!(held.keys().copied().collect::<BTreeSet<_>>(), [second.address(), other.address()].into());
             Call::new("CHECK", "c1", &conf).run().refusal().says(&["no address is recorded", "eth0"]);
             Call::new("CHECK", "c1", &after(&conf, &second.cidrs())).on("eth1").ok();
-            // A runtime may have lost everything but the names.
+            // A runtime may have lost all data of an attachment except the names.
             del.clone().on("eth1").without("CNI_NETNS").ok();
             Call::new("DEL", "c1", &named(conf, "net2")).without("CNI_NETNS").with("CNI_ARGS", "").ok();
             lab.nothing_is_left();
@@ -54,7 +55,7 @@ fn attachment_has_one_address_until_del() {
     }
 }
 
-/// Tests that variables of the environment never choose another store: a runtime's ADD and DEL may run in different
+/// Tests that environment variables never choose another store: a runtime's ADD and DEL may run in different
 /// environments.
 #[test]
 fn attachment_store_is_never_chosen_by_environment() {
@@ -140,7 +141,8 @@ fn wanted_addresses_on_calico_network() {
             assert_eq!(refusal.code, 999);
             refusal.says(&["resource already exists: 10.2.0.77 with error: Address already assigned in block"]);
         }
-        // A request for any address returns the current one, although that was requested by name.
+        // A request for any address returns the container's current address, although the current address was
+        // explicitly requested.
         Call::new("DEL", "c1", &conf).ok();
         lab.nothing_is_left();
     }
@@ -159,7 +161,7 @@ fn bridged_network_names_pools_when_several() {
             let address = Call::new("ADD", pool.split('/').next().unwrap(), &conf).ok().address();
             assert!(address.to_string().starts_with("10.3.0."), "{address}");
         }
-        // Calico networks assign from any pool.
+        // Calico networks assign addresses from any pool.
         Call::new("ADD", "c2", &lab.conf_of("calico")).ok();
     }
 }
@@ -182,7 +184,7 @@ fn bridged_network_gives_no_network_broadcast_or_gateway() {
         assert_eq!(held, (2..=14).map(|n| IpAddr::from([10, 2, 0, n])).collect());
         Call::new("ADD", "one-too-many", &conf).run().refusal().says(&["10.2.0.0/28"]);
         lab.add("one-too-many").run().refusal().says(&["margay ipam show"]);
-        // There is room for one address again, for any caller.
+        // The pool has room for one address again, for any caller.
         Call::new("DEL", "routed-5", &conf).ok();
         let address = lab.add("one-too-many").ok().address();
         assert!(held.contains(&address) && address != first.address());
@@ -241,7 +243,7 @@ fn host_local_keys_make_network() {
         let v4 = [10, 11, 200, 201, 202, 203].map(|n| IpAddr::from([10, 6, 0, n]));
         let v6 = (0x10..=0x15).map(|n| IpAddr::from([0xfd06, 0, 0, 0, 0, 0, 0, n]));
         assert_eq!(held, v4.into_iter().chain(v6).collect());
-        // An attachment gets both families or none.
+        // An attachment gets addresses of both families or no address.
         Call::new("ADD", "c6", &conf).run().refusal();
         assert_eq!(lab.books().count_of("net1.c6"), 0);
         assert_eq!(lab.books().held.len(), 12);
@@ -265,7 +267,7 @@ fn host_local_keys_in_short_form() {
         assert_eq!(addresses, [ip("10.7.0.4"), ip("10.7.0.5")].into());
         let full = Call::new("ADD", "c", &conf).run();
         full.refusal().says(&["margay ipam show"]);
-        // Another subnet under the same network name works beside the first, and has its own containers.
+        // Another subnet under the same network name works beside the first subnet, and has its own containers.
         let other = lab.conf_with("macvlan", json!({"subnet": "10.8.0.0/24"}));
         assert!(Call::new("ADD", "d", &other).ok().address().to_string().starts_with("10.8.0."));
         Call::new("ADD", "e", &conf).run().refusal().says(&["margay ipam show"]);
@@ -278,7 +280,7 @@ fn host_local_keys_in_short_form() {
     }
 }
 
-/// Tests that Calico networks refuse the keys of secondary networks, which have no meaning there.
+/// Tests that Calico networks refuse the keys of secondary networks, which have no effect on Calico networks.
 #[test]
 fn bridged_keys_are_refused_on_calicos_networks() {
     let lab = Lab::with_pool(Engine::REDB, "10.2.0.0/24");

@@ -19,12 +19,12 @@ const TEN_YEARS: i64 = 3652 * 24 * 3600;
 const COOLDOWN: u32 = 60;
 /// Time in seconds after which every cooldown is over, however wrong the clock was.
 const PATIENCE: i64 = 2 * COOLDOWN as i64 + 1;
-/// In a pool of sixteen addresses three are never assigned: network, gateway and broadcast.
+/// In a pool of sixteen addresses, three are never assigned: the network, gateway and broadcast addresses.
 const USABLE: usize = 13;
 const STEPS: u64 = 50;
 const SEED: u64 = 20_261_121;
 
-/// Finds the library that shows a process another time.
+/// Finds the library libfaketime, which shows a process another time.
 fn library() -> PathBuf {
     let folders = fs::read_dir("/usr/lib").unwrap().map(|entry| entry.unwrap().path());
     let mut found = folders.map(|folder| folder.join("faketime/libfaketimeMT.so.1")).filter(|path| path.exists());
@@ -49,7 +49,7 @@ impl Clocked {
         Self { lab, conf, library: library(), off: 0, held: BTreeMap::new(), next: 0 }
     }
 
-    /// Runs a call with the wrong clock. Waits use the monotonic clock, which stays right.
+    /// Runs a plugin call with the wrong clock. Waits use the monotonic clock, which stays right.
     fn run(&self, verb: &str, container: &str, conf: &Value) -> Outcome {
         Call::new(verb, container, conf)
             .with("LD_PRELOAD", self.library.to_str().unwrap())
@@ -59,7 +59,7 @@ impl Clocked {
             .run()
     }
 
-    /// Runs ADD. False if no address was left.
+    /// Runs ADD. Returns false if the pool had no free address.
     fn add(&mut self) -> bool {
         self.next += 1;
         let container = format!("c{}", self.next);

@@ -1,4 +1,5 @@
-//! Tests with SIGKILL at random moments on each engine, and tests that the rounds detect what kills could break.
+//! Tests with SIGKILL at random moments on each engine, and tests that the rounds detect the damage that kills could
+//! cause.
 
 use std::thread;
 use std::time::{Duration, Instant};

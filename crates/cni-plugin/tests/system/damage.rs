@@ -1,8 +1,8 @@
-//! Tests with hundreds of damaged files.
+//! Tests with hundreds of damaged store files.
 //!
-//! A store with containers is copied, one of its files is damaged, and the plugin is called. Each call may behave as on
-//! a sound store, or fail with an explanation. It must not assign a held address, mistake the store for a new one, or
-//! panic.
+//! In each round, a store with containers is copied, one file of the copy is damaged, and the plugin is called. Each
+//! call may behave as on an undamaged store, or fail with an explanation. No call may assign a held address, mistake
+//! the store for a new store, or panic.
 //!
 //! `MARGAY_DAMAGE_SEED` and `MARGAY_DAMAGE_ROUNDS` choose other damage and the number of rounds.
 
@@ -27,11 +27,11 @@ const PAGE: u64 = 4096;
 const MOST_KEPT: usize = 5;
 const SUBNET: &str = "10.88.0.0/24";
 
-/// Texts of errors on a damaged store. They name the remedy or, if the damage produced another valid store, what that
-/// store needs.
+/// Texts in errors about a damaged store. Each text names the remedy or, if the damage produced another valid store,
+/// names what that store needs.
 const TELLING: [&str; 3] = ["restore", "a newer margay made it", "set datastore_type to"];
 
-/// A sound store, and the address of each of its containers.
+/// An undamaged store, and the address of each of its containers.
 struct Base {
     lab: Lab,
     held: BTreeMap<String, IpAddr>,
@@ -50,7 +50,7 @@ impl Base {
         Self { lab, held }
     }
 
-    /// Lists the store's files, relative to its folder.
+    /// Lists the store's files, relative to the store's folder.
     fn files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         walk(&self.lab.store, &mut files);
@@ -60,7 +60,7 @@ impl Base {
         files
     }
 
-    /// Makes a damaged copy, and describes the damage.
+    /// Makes a damaged copy of the store, and returns a description of the damage.
     fn damaged_copy(&self, to: &Path, random: &mut Random) -> String {
         let files = self.files();
         for file in &files {
@@ -68,7 +68,7 @@ impl Base {
             fs::copy(self.lab.store.join(file), to.join(file)).unwrap();
         }
         let size = |file: &PathBuf| fs::metadata(to.join(file)).unwrap().len();
-        // Half of the damage hits the largest file, which has the addresses.
+        // Half of the damage hits the largest file, which contains the addresses.
         let largest = files.iter().max_by_key(|file| size(file)).unwrap();
         let file = if random.once_in(2) { largest } else { random.pick(&files) };
         format!("{} {}", file.display(), damage(&to.join(file), random))
@@ -82,7 +82,7 @@ fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
     }
 }
 
-/// Damages a file, and describes how.
+/// Damages a file, and returns a description of the damage.
 fn damage(path: &Path, random: &mut Random) -> String {
     let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
     let size = file.metadata().unwrap().len();
@@ -121,16 +121,16 @@ fn damage(path: &Path, random: &mut Random) -> String {
     }
 }
 
-/// Returns for each file whether it exists and is not empty.
+/// Returns for each file of the store whether the file exists and is not empty.
 fn presence(store: &Path) -> BTreeMap<&'static str, bool> {
     let names = ["store.id", "db.redb", "sled/db", "sled/conf"];
     names.map(|name| (name, fs::metadata(store.join(name)).is_ok_and(|file| file.len() > 0))).into()
 }
 
-/// Runs the calls of one round, and checks their outcomes.
+/// Runs the plugin calls of one round, and checks their outcomes.
 fn round(base: &Base, copy: &Path, random: &mut Random) {
-    // If the configuration defines the pool, the plugin may create a missing store. Then it is even more important that
-    // it detects that there was a store.
+    // If the configuration defines the pool, the plugin may create a missing store. Because a missing store may be
+    // created, the plugin must reliably detect a lost store.
     let ipam = if random.once_in(2) { json!({ "subnet": SUBNET }) } else { json!({ "ipv4_pools": [SUBNET] }) };
     let conf = embedded_conf(base.lab.engine, copy, "bridge", ipam);
     let containers: Vec<_> = base.held.keys().collect();
@@ -154,7 +154,7 @@ fn round(base: &Base, copy: &Path, random: &mut Random) {
     assert_eq!(lost, None, "a file is gone");
 }
 
-/// Runs a call that must succeed, or fail with one of the texts in `TELLING`.
+/// Runs a plugin call that must succeed, or fail with one of the texts in `TELLING`.
 fn run(verb: &str, container: &str, conf: &Value) -> Outcome {
     let outcome = Call::new(verb, container, conf).run();
     if outcome.exit == 1 {
@@ -173,7 +173,7 @@ fn is_free_or_fails(base: &Base, add: &Outcome, freed: Option<IpAddr>) {
     }
 }
 
-/// Repeats the damage on a copy, and keeps the copy to find the cause.
+/// Repeats the damage on a copy of the store, and keeps the copy for finding the cause.
 fn keep(base: &Base, seed: u64, number: u64, failures: usize) -> String {
     if failures >= MOST_KEPT {
         return "not kept".into();
@@ -210,8 +210,8 @@ fn damage_by_hundreds_on_redb() {
     by_the_hundred(Engine::REDB);
 }
 
-/// Tests unfinished sled snapshots, which are not damage. sled writes a new snapshot beside the old one each time it
-/// opens. A process that is killed then, or finds the disk full, leaves a part of it.
+/// Tests unfinished sled snapshots, which are not damage. sled writes a new snapshot beside the old snapshot each time
+/// a store is opened. A process that is killed during the write, or finds the disk full, leaves an incomplete snapshot.
 #[test]
 fn damage_is_not_seen_in_unfinished_sled_snapshot() {
     let base = Base::new(Engine::SLED);

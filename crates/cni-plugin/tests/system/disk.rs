@@ -1,4 +1,4 @@
-//! Tests with a full disk.
+//! Tests of the plugin on a full disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -35,12 +35,12 @@ fn fill(path: &Path, spare: u64) {
 /// Size of the reserved space for releases, in bytes.
 const BALLAST: u64 = 1 << 20;
 
-/// Returns the bytes that the reserved space occupies on the disk.
+/// Returns the number of bytes that the reserved space occupies on the disk.
 fn ballast(lab: &Lab) -> u64 {
     fs::metadata(lab.store.join("ballast")).unwrap().blocks() * 512
 }
 
-/// True if a call succeeded. A failure must say that there is no room, and what to do.
+/// True if a plugin call succeeded. A failed call must report that the disk is full, and say what to do.
 fn is_done(outcome: &Outcome) -> bool {
     if outcome.exit == 1 {
         outcome.refusal().says(&["space"]);
@@ -101,7 +101,7 @@ fn full(engine: Engine, spare: u64) {
 
     fs::remove_file(disk.join("filler")).unwrap();
     for container in &refused {
-        // A runtime sends DEL after a failed call, which may have been carried out or not.
+        // A runtime sends DEL after a failed call, whether or not the failed call has changed the store.
         lab.del(container).ok();
     }
     for (container, ip) in &held {
@@ -151,8 +151,8 @@ fn full_disk_has_no_room_for_new_store() {
     }
 }
 
-/// Runs DELs on a full disk, where other files take any freed space at once. Of `resident` containers, at least the
-/// first `sure` must be released.
+/// Runs DELs on a full disk, where other files immediately take any freed space. Of `resident` containers, at least the
+/// first `sure` containers must be released.
 fn crowd(engine: Engine, resident: usize, sure: usize) {
     let mut lab = Lab::new(engine);
     let disk = lab.root.path().join("disk");
@@ -189,20 +189,20 @@ fn crowd(engine: Engine, resident: usize, sure: usize) {
     assert_eq!(ballast(&lab), BALLAST);
 }
 
-/// redb drops history to make room within its file, so the reserved space lasts.
+/// Tests DELs on redb, which drops history to make room within its file, so the reserved space lasts.
 #[test]
 fn full_disk_can_be_left_by_crowd_on_redb() {
     crowd(Engine::REDB, 200, 200);
 }
 
-/// sled writes whenever it is opened, and its log grows with each release, so the reserved space lasts only for some
-/// releases.
+/// Tests DELs on sled. sled writes whenever it is opened, and its log grows with each release, so the reserved space
+/// lasts only for some releases.
 #[test]
 fn full_disk_can_be_left_by_some_on_sled() {
     crowd(Engine::SLED, 60, 5);
 }
 
-/// Tests a store without reserved space, as made by an earlier version or on a full disk.
+/// Tests a store without reserved space, as created by an earlier version or on a full disk.
 #[test]
 fn full_disk_without_reserved_space() {
     for engine in ENGINES {

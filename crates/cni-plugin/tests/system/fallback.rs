@@ -1,4 +1,4 @@
-//! Tests of networks with several pools of a family: lists, weights, sets of ranges, and automatic subnets.
+//! Tests of networks with several pools of a family: lists of pools, weights, sets of ranges, and automatic subnets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,14 +11,14 @@ use crate::kills::values_stay_unique;
 use crate::lab::{ENGINES, Engine, Lab};
 use crate::process::{Call, Outcome};
 
-/// Returns a lab with two pools of five assignable addresses each.
+/// Returns a test store with two pools of five assignable addresses each.
 fn lab(engine: Engine) -> Lab {
     let lab = Lab::with_pool(engine, "10.2.0.0/29");
     lab.pool("more", "10.3.0.0/29");
     lab
 }
 
-/// Runs ADDs until one is refused, and returns their results in order.
+/// Runs ADDs until an ADD is refused, and returns the results in order.
 fn all(add: impl Fn(&str) -> Call) -> Vec<Value> {
     let results = (0..40).map(|number| add(&format!("c{number}")).run());
     results.take_while(|outcome| outcome.exit == 0).map(|outcome| outcome.json()).collect()
@@ -34,13 +34,13 @@ fn fallback_serves_from_next_pool_when_one_is_full() {
         assert_eq!(gateways, [["10.3.0.1"; 5], ["10.2.0.1"; 5]].concat(), "{engine:?}");
         let full = Call::new("ADD", "none", &conf).run().refusal();
         full.says(&["10.3.0.0/29", "10.2.0.0/29", "margay ipam show"]);
-        // A container keeps its address, and a new one may come from any of the pools.
+        // A container keeps its address, and a new address may come from any of the pools.
         let third = results[2]["ips"][0]["address"].clone();
         Call::new("DEL", "c2", &conf).ok();
         assert_eq!(Call::new("ADD", "c7", &conf).ok().json(), results[7]);
         assert_eq!(Call::new("ADD", "again", &conf).ok().json()["ips"][0]["address"], third);
         assert_eq!(lab.books().held.len(), 10);
-        // A wanted address may be in any of the pools.
+        // A requested address may be in any of the pools.
         Call::new("DEL", "c8", &conf).ok();
         let wanted = results[8]["ips"][0]["address"].as_str().unwrap();
         let call = Call::new("ADD", "wants", &conf).with("CNI_ARGS", &format!("IP={wanted}"));
@@ -154,7 +154,7 @@ fn fallback_subnet_is_chosen_once_per_network() {
             Call::new("DEL", &format!("c{number}"), &conf).ok();
         }
         Call::new("DEL", "c9", &other).ok();
-        // Names that differ only in characters that pool names cannot have.
+        // The network names differ only in characters that pool names cannot have.
         let gateways = ["web_app", "web-app", "web.App"].map(|name| {
             other["name"] = name.into();
             let gateway = Call::new("ADD", "c9", &other).ok().json()["ips"][0]["gateway"].to_string();
@@ -166,7 +166,8 @@ fn fallback_subnet_is_chosen_once_per_network() {
     }
 }
 
-/// Kills callers that add and delete on two small pools. Afterwards every address must be assignable.
+/// Kills callers that run ADD and DEL on two small pools. After the callers have ended, every address must be
+/// assignable.
 fn killed(engine: Engine) {
     let lab = lab(engine);
     let conf = lab.conf_with("bridge", json!({"ipv4_pools": ["lab", "more"]}));

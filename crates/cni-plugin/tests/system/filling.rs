@@ -1,4 +1,4 @@
-//! Tests of a store that is being filled by a migration: every verb is refused, says how to continue, and changes
+//! Tests of a store that a migration is still filling: every verb is refused, says how to continue, and changes
 //! nothing.
 
 use std::fs;

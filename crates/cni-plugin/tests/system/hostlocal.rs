@@ -1,4 +1,5 @@
-//! Compares with host-local: a working configuration gives the same results after only its type was changed.
+//! Compares Margay with host-local: a working configuration gives the same results after only its plugin type was
+//! changed.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -18,9 +19,9 @@ pub(crate) fn host_local() -> PathBuf {
     found.unwrap_or_else(|| panic!("this test needs host-local (Debian: containernetworking-plugins) in {folders:?}"))
 }
 
-/// Removes from a result what may differ: the choice of addresses in the subnets.
+/// Removes from a result the addresses, because the two plugins may choose different addresses in the subnets.
 ///
-/// Since CNI 1.0.0 an empty `dns` may be left out; Debian's host-local prints it.
+/// Since CNI 1.0.0 an empty `dns` may be left out; Debian's host-local prints an empty `dns`.
 pub(crate) fn shape(mut result: Value) -> Value {
     let without_host = |cidr: &mut Value| {
         let net: IpNet = cidr.as_str().unwrap().parse().unwrap();
@@ -48,7 +49,7 @@ fn configurations() -> Vec<Value> {
         json!({"subnet": "fd05::/64", "routes": [{"dst": "::/0"}]}),
         json!({"ranges": [[{"subnet": "10.5.0.0/24"}], [{"subnet": "fd05::/64", "gateway": "fd05::fe"}]],
                "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}),
-        // A small range of a large network.
+        // The range is a small part of a large network.
         json!({"ranges": [
             [{"subnet": "10.0.0.0/8", "rangeStart": "10.200.3.7", "rangeEnd": "10.200.3.9"}],
             [{"subnet": "fd05::/48", "rangeStart": "fd05::7:3", "rangeEnd": "fd05::7:9"}],
@@ -57,7 +58,7 @@ fn configurations() -> Vec<Value> {
             {"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.20", "rangeEnd": "10.5.0.29"},
             {"subnet": "10.5.0.0/24", "rangeStart": "10.5.0.40", "rangeEnd": "10.5.0.49"},
         ]]}),
-        // Gateways of IPv6 networks, by link-local and other addresses.
+        // The gateways of these IPv6 networks are link-local and other addresses.
         json!({"subnet": "fd05::/64", "gateway": "fe80::1", "routes": [{"dst": "::/0"}]}),
         json!({"ranges": [[{"subnet": "10.5.0.0/24"}], [{"subnet": "fd05::/64", "gateway": "2001:db8::1"}]]}),
         json!({"ranges": [[{"subnet": "fd05::/64", "gateway": "fe80::1"}, {"subnet": "fd06::/64", "gateway": "fe80::2"}]]}),
@@ -90,8 +91,8 @@ fn host_local_results_match() {
     }
 }
 
-/// Tests two networks of one name with different subnets, and a subnet that changes while containers run and
-/// afterwards.
+/// Tests two networks with the same name and different subnets, and a subnet that changes while containers run and
+/// after they have ended.
 #[test]
 fn host_local_subnets_of_one_name_match() {
     let host_local = host_local();
@@ -133,7 +134,7 @@ fn host_local_subnets_of_one_name_match() {
     }
 }
 
-/// Tests that both refuse a configuration that defines no address, whatever pools the store has.
+/// Tests that both plugins refuse a configuration that defines no address, whatever pools the store has.
 #[test]
 fn host_local_refusals_match() {
     let host_local = host_local();
@@ -166,7 +167,8 @@ fn host_local_refusals_match() {
     lab.nothing_is_left();
 }
 
-/// Tests that neither assigns the network, broadcast or gateway address, and that both stay in the range.
+/// Tests that neither plugin assigns the network, broadcast or gateway address, and that both plugins stay in the
+/// range.
 #[test]
 fn host_local_addresses_match() {
     let host_local = host_local();

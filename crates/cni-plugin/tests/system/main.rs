@@ -1,8 +1,8 @@
 //! Tests of the plugin as a runtime calls it: the real program on stores on disk, with many concurrent processes,
-//! damage, full disks, and everything that it must refuse.
+//! damage, full disks, and all calls that the program must refuse.
 //!
 //! The tests run the program that cargo has built; `MARGAY_RELEASE_PLUGIN` names another program, for example the
-//! installed one. A test that lacks a requirement (root, a mount, host-local) fails and names it.
+//! installed program. A test that lacks a requirement (root, a mount, host-local) fails and names the requirement.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 

@@ -1,5 +1,5 @@
-//! Tests of the probe of a secondary network on a real wire: an address that a device uses is quarantined, and the
-//! container gets another address.
+//! Tests of the probe of a secondary network on a real layer-2 segment: an address that a device uses is quarantined,
+//! and the container gets another address.
 
 use std::fs;
 use std::net::IpAddr;
@@ -16,10 +16,10 @@ use crate::process::Call;
 use crate::victim::head;
 use crate::wire::Wire;
 
-/// Maximum duration of any of these calls.
+/// Maximum duration of any plugin call in these tests.
 const LONG: Duration = Duration::from_secs(2);
 
-/// Returns the configuration of a macvlan network on the wire, with a probe and additional members of `ipam`.
+/// Returns the configuration of a macvlan network on the test segment, with a probe and additional fields of `ipam`.
 fn conf(lab: &Lab, wire: &Wire, more: &Value) -> Value {
     let mut conf = lab.conf_with("macvlan", json!({"probe": true}));
     conf["master"] = wire.interface.as_str().into();
@@ -58,12 +58,13 @@ fn probe_quarantines_device_address_and_assigns_another() {
         let since = ipam_core::timestamps::parse_rfc3339(&found[&first].since).unwrap();
         assert!((time::OffsetDateTime::now_utc() - since).whole_minutes() < 2);
 
-        // Now the container itself answers for its address: a repeated ADD must not quarantine it.
+        // After the first ADD, the container itself answers for its address: a repeated ADD must not quarantine the
+        // address.
         wire.device("add", &format!("{}/24", answer.address()));
         assert_eq!(Call::new("ADD", "c1", &conf).ok().stdout, answer.stdout);
         assert_eq!(quarantine(&lab), found);
         assert_eq!(lab.books().held.len(), 1);
-        // Other ADDs do not get the quarantined address, not even without a probe or by name.
+        // Other ADDs do not get the quarantined address, even without a probe or by an explicit request.
         let plain = lab.conf_of("macvlan");
         let taken = Call::new("ADD", "c2", &plain).with("CNI_ARGS", &format!("IP={first}")).run();
         taken.refusal().says(&[&first.to_string(), "reserved", "margay ipam show --ip"]);
@@ -163,8 +164,9 @@ fn probe_leaks_nothing_when_plugin_is_killed() {
     }
 }
 
-/// Runs a call, and kills it while it waits for an answer from the wire: it has committed, and has a socket open. False
-/// if the call was killed earlier, since opening a store changes its file `head` too, or was not killed at all.
+/// Runs a plugin call, and kills the call while it waits for an answer to its probe: after it has committed and opened
+/// a socket. Returns false if the call was killed earlier or not at all. An earlier kill is possible because opening a
+/// store also changes the file `head`.
 fn killed_in_probe(lab: &Lab, call: &Call) -> bool {
     let held = lab.books().held.len();
     let before = head(&lab.store);

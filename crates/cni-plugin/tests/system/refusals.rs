@@ -21,7 +21,7 @@ fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// Lists everything below a folder, with the files' content.
+/// Lists all files and folders inside a folder, with the content of the files.
 fn content(path: &Path) -> Vec<(String, Vec<u8>)> {
     let mut all = Vec::new();
     for entry in fs::read_dir(path).unwrap() {
@@ -62,7 +62,7 @@ fn store_has_no_pool() {
         let lab = Lab::new(engine);
         let own = Call::new("ADD", "c1", &lab.conf_with("bridge", json!({ "subnet": SUBNET })));
         own.ok();
-        // The wanted family has no pool.
+        // No pool has addresses of the requested family.
         let conf = lab.conf_with("bridge", json!({"assign_ipv4": "false", "assign_ipv6": "true"}));
         Call::new("ADD", "c2", &conf).run().refusal().says(&["pool"]);
         assert_eq!(lab.books().held.len(), 1);
@@ -74,14 +74,14 @@ fn store_belongs_to_another_user() {
     for engine in ENGINES {
         let lab = Lab::with_pool(engine, SUBNET);
         let held = lab.add("c1").ok().address();
-        // The other user needs access to the program and the folder, but not to the store.
+        // The user that runs the plugin needs access to the program and the folder, but not to the store.
         let program_copy = lab.root.path().join("plugin");
         copy_program(plugin(), &program_copy);
         fs::set_permissions(&program_copy, Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(lab.root.path(), Permissions::from_mode(0o755)).unwrap();
         let is_root = nix::unistd::geteuid().is_root();
         if !is_root {
-            // An owner can remove their own permissions, too.
+            // An owner can also remove their own permissions.
             fs::set_permissions(&lab.store, Permissions::from_mode(0o000)).unwrap();
         }
         let own = embedded_conf(engine, &lab.store, "bridge", json!({ "subnet": SUBNET }));
@@ -160,7 +160,7 @@ fn store_file_system_is_read_only() {
         for verb in ["ADD", "CHECK", "DEL"] {
             Call::new(verb, "c1", &lab.conf_of("bridge")).run().refusal().says(&["read-only file system", "write"]);
         }
-        // The store does not exist yet.
+        // The store at this path does not exist yet.
         let conf = embedded_conf(engine, &disk.join("new"), "bridge", json!({ "subnet": SUBNET }));
         Call::new("ADD", "c1", &conf).run().refusal().says(&["read-only file system"]);
         mount.remount("rw");
@@ -206,7 +206,7 @@ fn store_path_is_relative() {
     }
 }
 
-/// Creates a store by the first ADD of a configuration that defines its pool.
+/// Creates a store by the first ADD of a configuration that defines the store's pool.
 fn make_store(lab: &Lab, umask: &str) -> Outcome {
     let call = Call::new("ADD", "c1", &lab.conf_with("bridge", json!({ "subnet": SUBNET })));
     call.run_as(call.command_through(&["/bin/sh", "-c", &format!("umask {umask}; exec \"$0\"")]))
@@ -219,7 +219,7 @@ fn store_is_private_with_any_umask() {
             let lab = Lab::new(engine);
             let outcome = make_store(&lab, umask);
             assert_eq!(outcome.exit, 0, "{outcome:?}");
-            // Call again, since an engine creates some of its files later.
+            // Call the plugin again, since an engine creates some of its files later.
             lab.del("c1").ok();
             let mut folders = vec![lab.store.clone()];
             while let Some(folder) = folders.pop() {
@@ -249,7 +249,7 @@ fn store_has_lost_its_queue() {
             del.refusal().says(&["queue"]);
             continue;
         }
-        // A writer may recreate the file; then everything is as before.
+        // A writer may recreate the queue file; afterwards the store works as before.
         let conf = lab.conf_with("bridge", json!({ "subnet": SUBNET }));
         Call::new("ADD", "c2", &conf).ok();
         assert!(!lab.books().held.contains_key(&held), "{engine:?}: DEL said success and freed nothing");

@@ -1,5 +1,5 @@
-//! Tests of the networks in `packaging/conflists`, which users copy: each must work unchanged. `tests/etcd/samples.rs`
-//! tests a cluster's network.
+//! Tests of the networks in `packaging/conflists`, which users copy: each network must work unchanged.
+//! `tests/etcd/samples.rs` tests the network of a cluster.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,7 +11,8 @@ use crate::lab::{Engine, Lab};
 use crate::process::Call;
 use testkit::programs::plugin;
 
-/// Runs a command on a machine of its own with the network namespace `c1` of a container. Both are gone afterwards.
+/// Runs a command on a separate machine that has the network namespace `c1` of a container. The machine and the
+/// namespace are gone after the command.
 const ELSEWHERE: [&str; 6] = [
     "/usr/bin/unshare",
     "--net",
@@ -21,8 +22,8 @@ const ELSEWHERE: [&str; 6] = [
     "mount -t tmpfs none /run && ip netns add c1 && exec \"$0\"",
 ];
 
-/// For each list: the type of its plugin with addresses, the networks of a container's addresses, and an address that a
-/// container may request.
+/// The properties of each configuration list: the type of the list's plugin with addresses, the networks of a
+/// container's addresses, and an address that a container may request.
 const SAMPLES: [(&str, &str, &[&str], &str); 5] = [
     ("bridge", "bridge", &["10.41.0.0/24"], "10.41.0.77"),
     ("dual-stack", "bridge", &["10.42.0.0/24", "fd00:42::/64"], "fd00:42::77"),
@@ -72,7 +73,7 @@ fn sample_networks_give_addresses_without_existing_store() {
         for container in ["c1", "c2"] {
             Call::new("DEL", container, &conf).ok();
         }
-        // The wanted address was released, so it can be assigned again.
+        // The requested address was released, so it can be assigned again.
         Call::new("ADD", "c3", &conf).with("CNI_ARGS", &format!("IgnoreUnknown=1;IP={wanted}")).ok();
     }
 }

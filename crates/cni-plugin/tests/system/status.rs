@@ -1,4 +1,4 @@
-//! Tests of STATUS on a real store: it predicts an ADD, and changes nothing.
+//! Tests of STATUS on a real store: STATUS predicts the outcome of an ADD, and changes nothing.
 
 use std::fs;
 use std::io::Write as _;
@@ -15,7 +15,7 @@ use crate::lab::{ENGINES, Engine, Lab};
 use crate::mounts::Mount;
 use crate::process::{Call, Outcome};
 
-/// The code of every failed STATUS.
+/// The CNI error code of every failed STATUS.
 const UNAVAILABLE: u64 = 50;
 
 fn status(conf: &Value) -> Outcome {
@@ -51,10 +51,11 @@ fn exhausted(conf: &Value, texts: &[&str]) {
 #[test]
 fn status_says_whether_address_is_free() {
     for engine in ENGINES {
-        // Network, broadcast and gateway address are reserved, so five addresses remain.
+        // The network, broadcast and gateway addresses are reserved, so five addresses remain.
         let lab = Lab::with_pool(engine, "10.5.0.0/29");
         let conf = lab.conf_of("bridge");
-        // The file starts with the newest revision. The rest, how the files were left, may change.
+        // The file `head` starts with the newest revision. The rest of the file, which describes the store's files, may
+        // change.
         let newest = || fs::read(lab.store.join("head")).unwrap()[..8].to_vec();
         for number in 0..5 {
             let before = newest();
@@ -66,7 +67,7 @@ fn status_says_whether_address_is_free() {
         lab.del("c3").ok();
         ready(&conf);
         assert_eq!(lab.books().held.len(), 4);
-        // Like ADD, STATUS without a family has nothing to check.
+        // Like ADD, STATUS has nothing to check if no address family is assigned.
         ready(&lab.conf_with("bridge", json!({"assign_ipv4": "false"})));
         unavailable(&lab.conf_with("bridge", json!({"ipv4_pools": ["none"]})), &["none"]);
         unavailable(&lab.conf_with("bridge", json!({"sticky": {"for": "1w"}})), &["ipam.sticky"]);
@@ -91,7 +92,7 @@ fn status_stays_ready_when_node_has_given_all() {
         containers.iter().for_each(|container| drop(Call::new("DEL", container, &conf).ok()));
         assert!(lab.books().held.is_empty());
         exhausted(&conf, &["No IPs available in pools: [10.5.0.0/30]"]);
-        // The node has its maximum number of blocks, or may claim none.
+        // The node has its maximum number of blocks, or may claim no block.
         let limits = [
             (IpamConfig::default().with_strict_affinity(true).with_max_blocks_per_host(1), "per host block limit"),
             (
@@ -194,7 +195,7 @@ fn status_when_disk_became_read_only() {
         lab.add("c1").run().refusal().says(&["read-only file system"]);
         mount.remount("rw");
         ready(&conf);
-        // A store that is already open, as in a daemon, is checked as well.
+        // STATUS also checks a store that is already open, as in a daemon.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let open =

@@ -1,12 +1,12 @@
-//! Tests of results that cannot be written.
+//! Tests of results that the plugin cannot write to standard output.
 
 use std::fs::OpenOptions;
 use std::process::Stdio;
 
 use crate::lab::{ENGINES, Lab};
 
-/// Tests that the call fails if its result cannot be written, but its commit stays, since the runtime's DEL releases
-/// it.
+/// Tests that a call fails if its result cannot be written. The call's commit is kept, since the runtime's DEL releases
+/// its addresses.
 #[test]
 fn unread_result_stays_committed_until_del() {
     for engine in ENGINES {

@@ -21,24 +21,26 @@ const ADDS: u64 = 15;
 const MOST_HELD: usize = 3;
 
 const KILLED_CALLERS: u64 = 8;
-/// Number of calls of these callers that are killed.
+/// Total number of calls that are killed.
 const KILLS: u64 = 160;
-/// Maximum number of attachments that a caller adds until then. Even on a fast machine, a kill hits one of four calls.
+/// Maximum number of attachments that a caller adds before enough calls were killed. Even on a fast machine, a kill
+/// hits one of four calls.
 const MAX_ADDS: u64 = 8 * KILLS / KILLED_CALLERS;
-/// Kills are spread over this time. A call takes a few milliseconds alone, and tens of milliseconds in this crowd.
+/// Maximum delay of a kill after the start of its call. Without concurrent callers a call takes a few milliseconds, and
+/// with these callers tens of milliseconds.
 const KILL_WITHIN: Duration = Duration::from_millis(40);
 
-/// The address of an attachment without an address.
+/// The placeholder address of an attachment that has no address.
 const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// Lets only one of these tests run at a time, since each uses the whole machine.
+/// Lets only one of these tests run at a time, since each test uses the whole machine.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    // A failed test does not affect the next one.
+    // A failed test does not affect the next test.
     ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The holder of each address by the plugin's answers, and counts.
+/// The holder of each address according to the plugin's answers, and counts of the calls.
 #[derive(Debug, Default)]
 struct Shared {
     held: Mutex<BTreeMap<IpAddr, String>>,
@@ -75,7 +77,7 @@ impl Drop for Alarm<'_> {
     }
 }
 
-/// An attachment with an address.
+/// An attachment that a caller has added, with the attachment's address.
 #[derive(Clone, Debug)]
 struct Held {
     container: String,
@@ -83,7 +85,7 @@ struct Held {
     ip: IpAddr,
 }
 
-/// A caller: a thread that runs one process at a time.
+/// A caller of the plugin: a thread that runs one process at a time.
 struct Caller<'a> {
     number: u64,
     conf: Value,
@@ -94,7 +96,7 @@ struct Caller<'a> {
 }
 
 impl<'a> Caller<'a> {
-    /// Every second caller uses a bridge network, the others a Calico network; all share one pool.
+    /// Every second caller uses a bridge network, and the others use a Calico network; all callers share one pool.
     fn new(number: u64, lab: &Lab, shared: &'a Shared) -> Self {
         let mut conf = lab.conf_of(if number.is_multiple_of(2) { "bridge" } else { "calico" });
         conf["name"] = format!("net-{}", number % 2).into();
@@ -105,7 +107,7 @@ impl<'a> Caller<'a> {
         Call::new(verb, &held.container, &self.conf).on(&held.interface)
     }
 
-    /// Returns a new attachment. Sometimes its container is also used by a neighbour, with another interface.
+    /// Returns a new attachment. Sometimes another caller also uses the attachment's container, with another interface.
     fn next(&mut self) -> Held {
         self.rounds += 1;
         let container = if self.random.once_in(4) {
@@ -169,8 +171,8 @@ impl<'a> Caller<'a> {
         self.held
     }
 
-    /// As [`run`](Self::run), but calls may be killed. The effect of a killed ADD or DEL is unknown, so a DEL that is
-    /// not killed follows, as from a runtime.
+    /// Does the same as [`run`](Self::run), but calls may be killed. The effect of a killed ADD or DEL is unknown, so a
+    /// DEL that is not killed follows, as from a runtime.
     fn run_with_kills(mut self) -> Vec<Held> {
         let _alarm = Alarm(self.shared);
         while self.shared.killed.load(Ordering::Relaxed) < KILLS && self.goes_on(MAX_ADDS) {
@@ -198,8 +200,8 @@ impl<'a> Caller<'a> {
         self.held
     }
 
-    /// Runs a call; half of the calls are killed some time after their start. `None` if the call was killed before its
-    /// end.
+    /// Runs a plugin call; half of the calls are killed some time after their start. Returns `None` if the call was
+    /// killed before its end.
     fn run_or_kill(&mut self, call: &Call) -> Option<Outcome> {
         if self.random.once_in(2) {
             return Some(Self::ok(call));
@@ -219,7 +221,7 @@ impl<'a> Caller<'a> {
     }
 }
 
-/// Runs callers on a store, and then deletes everything.
+/// Runs callers on a store, and then deletes all their attachments.
 fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Shared {
     let _alone = alone();
     let lab = Lab::with_pool(engine, "10.77.0.0/24");
@@ -252,8 +254,8 @@ fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Sh
     shared
 }
 
-/// Runs sixteen concurrent first ADDs on a store that does not exist yet. Half of them are killed some time after their
-/// start and repeated.
+/// Runs sixteen concurrent first ADDs on a store that does not exist yet. Half of the first ADDs are killed some time
+/// after their start and repeated.
 fn first_adds(engine: Engine, round: u64) {
     let lab = Lab::new(engine);
     let shared = Shared::default();
@@ -278,7 +280,7 @@ fn first_adds(engine: Engine, round: u64) {
     assert_eq!(books.held.len(), 16);
 }
 
-/// Tests a runtime that times out and calls again while the first call is still running.
+/// Tests a runtime that times out and calls the plugin again while the first call is still running.
 #[test]
 fn same_attachment_many_times_at_once() {
     for engine in ENGINES {

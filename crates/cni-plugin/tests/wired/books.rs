@@ -1,4 +1,4 @@
-//! The store of a case.
+//! Accesses the store of a replayed case.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,10 +17,10 @@ use crate::place::ETCD;
 use crate::record::Documents;
 use testkit::server::Etcd;
 
-/// How long a call waits for the store, and the store's owner for a call.
+/// How long a plugin call waits for the store, and how long the store's owner waits for a plugin call.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The etcds that no case uses at the moment. Each runs until [`stop_all`].
+/// The etcds that no case uses at the moment. Each etcd runs until [`stop_all`].
 static IDLE: Mutex<Vec<Etcd>> = Mutex::new(Vec::new());
 
 /// An etcd for the exclusive use of one case.
@@ -54,7 +54,7 @@ impl Drop for Lent {
     }
 }
 
-/// Stops all etcds.
+/// Stops all etcds that the cases have used.
 pub(crate) fn stop_all() {
     IDLE.lock().unwrap_or_else(PoisonError::into_inner).clear();
 }
@@ -64,7 +64,7 @@ pub(crate) fn stop_all() {
 pub(crate) struct Books {
     location: Location,
     runtime: Runtime,
-    /// The open store of a cluster, which several processes may have open.
+    /// The open store of a cluster. Several processes may have a cluster's store open.
     open: Option<OpenStore>,
 }
 
@@ -74,7 +74,8 @@ impl Books {
         Self { location, runtime, open: None }
     }
 
-    /// Opens the documents of a case: in the etcd that its network leads to, or in a new store in its folder.
+    /// Opens the documents of a case: in the etcd that the case's network leads to, or in a new store in the case's
+    /// folder.
     pub(crate) fn new(kind: Kind, folder: &Path) -> Self {
         let location = match kind {
             Kind::Etcd => format!("etcd://{ETCD}"),
@@ -125,7 +126,7 @@ impl Books {
         });
     }
 
-    /// Reads all documents.
+    /// Reads all documents of the store.
     pub(crate) fn all(&self) -> Documents {
         let kvs = self.change(async |store| store.list(Range::All).await.unwrap().kvs);
         let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
@@ -139,7 +140,7 @@ impl Books {
 pub(crate) fn scan(kind: Kind, start: &Documents, now: &Documents) -> Value {
     let outside = |key: &str| match kind {
         Kind::Etcd => !key.starts_with("/calico/ipam/"),
-        // On an embedded store Margay has keys of its own.
+        // On an embedded store, Margay has keys of its own.
         Kind::Sled | Kind::Redb => key.starts_with("/calico/") && !key.starts_with("/calico/ipam/"),
     };
     let documents: Documents = now
@@ -155,7 +156,8 @@ pub(crate) fn scan(kind: Kind, start: &Documents, now: &Documents) -> Value {
     scan
 }
 
-/// Returns the handles, and the addresses in use with handle and attributes, without times and Margay's own attributes.
+/// Returns the handles, and the assigned addresses with their handle and attributes, without times and Margay's own
+/// attributes.
 fn brief(documents: &Documents) -> Value {
     let (mut addresses, mut handles) = (Map::new(), Map::new());
     for (key, document) in documents {

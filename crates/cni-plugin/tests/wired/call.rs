@@ -1,4 +1,4 @@
-//! Calls of the plugin.
+//! Calls the plugin in a replayed case.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,7 +13,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-/// The number of calls so far, for the names of each call's files.
+/// The number of plugin calls so far, used to name each call's files.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
 #[derive(Debug)]
@@ -24,17 +24,17 @@ pub(crate) struct Call {
     pub(crate) stdin: String,
 }
 
-/// The outcome of a call.
+/// The outcome of a plugin call.
 #[derive(Debug)]
 pub(crate) struct Came {
-    /// `exit`, and `stdout` or `stdout_text`, as in the recording.
+    /// The values of `exit`, and of `stdout` or `stdout_text`, as in the recording.
     pub(crate) outcome: Value,
     pub(crate) stdin: String,
     pub(crate) stderr: String,
 }
 
 impl Call {
-    /// Returns the call of a step whose placeholders are replaced.
+    /// Returns the plugin call of a recorded step, with the step's placeholders already replaced.
     pub(crate) fn of(step: &Value, root: &Path) -> Self {
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         let env = step["env"].as_object().unwrap();
@@ -62,7 +62,7 @@ impl Call {
             .stderr(File::create(&stderr).unwrap())
             .spawn()
             .unwrap();
-        // The plugin may end without reading all of it.
+        // The plugin may end without reading all of its standard input.
         let _ = plugin.stdin.take().unwrap().write_all(self.stdin.as_bytes());
         let begun = Instant::now();
         let exit = loop {

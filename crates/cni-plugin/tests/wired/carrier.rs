@@ -1,8 +1,8 @@
-//! A thread for the services beside the cases: the forwarding from a case's network to an etcd outside of it, and the
-//! Kubernetes API.
+//! Runs a thread for the services that the cases need: forwarding from a case's network to an etcd outside of that
+//! network, and the Kubernetes API.
 //!
-//! A socket stays in the network namespace in which it was created. So a case creates a listening socket in its own
-//! network, and this thread, which is in the machine's network, serves the socket.
+//! A socket stays in the network namespace in which it was created. A case therefore creates a listening socket in its
+//! own network, and this thread, which is in the machine's network, serves the socket.
 
 use std::future::Future;
 use std::net::{SocketAddr, TcpListener};
@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, JoinSet};
 
-/// Starts the thread. The first call must come from a thread in the machine's own namespaces.
+/// Starts the service thread on the first call, which must come from a thread in the machine's own namespaces.
 pub(crate) fn carrier() -> &'static Handle {
     static CARRIER: OnceLock<Handle> = OnceLock::new();
     CARRIER.get_or_init(|| {
@@ -23,7 +23,7 @@ pub(crate) fn carrier() -> &'static Handle {
     })
 }
 
-/// A listening socket that is served until this is dropped.
+/// A listening socket that is served until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Served(AbortHandle);
 
@@ -33,7 +33,7 @@ impl Drop for Served {
     }
 }
 
-/// Serves all connections to an address in this thread's network.
+/// Serves all connections to an address in the calling thread's network.
 pub(crate) fn serve<F>(address: SocketAddr, connection: impl Fn(TcpStream) -> F + Send + 'static) -> Served
 where
     F: Future<Output = ()> + Send + 'static,
@@ -54,7 +54,7 @@ where
     Served(task.abort_handle())
 }
 
-/// Forwards an address in this thread's network to an address in the machine's network.
+/// Forwards an address in the calling thread's network to an address in the machine's network.
 pub(crate) fn forward(address: SocketAddr, to: SocketAddr) -> Served {
     serve(address, move |mut stream| async move {
         if let Ok(mut beyond) = TcpStream::connect(to).await {

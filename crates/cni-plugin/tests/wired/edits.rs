@@ -1,4 +1,4 @@
-//! Derives the expected outcome of a call from the recorded one.
+//! Derives the expected outcome of a plugin call from the recorded outcome.
 
 use serde_json::{Value, json};
 
@@ -11,33 +11,33 @@ use crate::{Kind, Mode};
 pub(crate) enum Edit {
     /// Sets the value at a path to this JSON. [`ANY`](crate::matching::ANY) matches any value, or the rest of a text.
     Is(&'static [&'static str], &'static str),
-    /// Removes the value at a path.
+    /// Removes the value at a path of the outcome.
     Gone(&'static [&'static str]),
-    /// Replaces a text everywhere.
+    /// Replaces a text everywhere in the outcome.
     Text(&'static str, &'static str),
-    /// Expects the call to leave the state unchanged.
+    /// Expects the plugin call to leave the state unchanged.
     AsBefore,
-    /// Expects the call to leave the state unchanged, except for the containers' sysctls, which become the recorded
-    /// ones.
+    /// Expects the plugin call to leave the state unchanged, except for the containers' sysctls, which get the recorded
+    /// values.
     AsBeforeButSettings,
     /// Copies the value at a path from another step of the case.
     Copy(&'static [&'static str], usize),
-    /// Copies exit status, output, calls of IPAM and state from another recorded step, with texts replaced.
+    /// Copies the exit status, output, IPAM calls and state from another recorded step, with texts replaced.
     Like(&'static str, usize, &'static [(&'static str, &'static str)]),
     /// Copies the state after another recorded step, with texts replaced.
     StateLike(&'static str, usize, &'static [(&'static str, &'static str)]),
-    /// Expects one more call of IPAM at the end, which releases the assigned addresses.
+    /// Expects an additional IPAM call at the end, which releases the assigned addresses.
     TakenBack,
-    /// Expects a program's requests to the Kubernetes API to have another name.
+    /// Expects a program's requests to the Kubernetes API to have another User-Agent.
     CallsItself(&'static str, &'static str),
-    /// Expects the programs' requests to the API to have another `Accept` header.
+    /// Expects the programs' requests to the Kubernetes API to have another `Accept` header.
     Accepts(&'static str, &'static str),
-    /// Expects a program to send no request to the API.
+    /// Expects a program to send no request to the Kubernetes API.
     AsksNothing(&'static str),
 }
 
 impl Edit {
-    /// Changes an outcome; fails if there is nothing to change.
+    /// Applies the change to an outcome; fails if the outcome has nothing to change.
     pub(crate) fn apply(self, outcome: &mut Value, case: &str, before: &Value) -> Result<(), String> {
         let missing = |path: &[&str]| format!("nothing was recorded at {path:?}");
         let other = |case: &str, step| record::step(case, step).ok_or_else(|| format!("there is no {case} {step}"));
@@ -151,8 +151,8 @@ fn remove(value: &mut Value, path: &[&str]) -> Option<()> {
     }
 }
 
-/// Returns the expected outcome of a call: the recorded outcome with the exceptions applied in order, reduced to what
-/// the mode shows.
+/// Returns the expected outcome of a plugin call: the recorded outcome with the exceptions applied in order, reduced to
+/// the parts that the mode shows.
 pub(crate) fn expected(
     step: &Value,
     case: &str,
@@ -169,7 +169,7 @@ pub(crate) fn expected(
     }
     let mut outcome = on_store(&outcome, kind, store);
     for call in outcome["ipam_calls"].as_array_mut().into_iter().flatten() {
-        // Like Go's JSON, this is compact and has sorted names.
+        // Like Go's JSON, this JSON is compact and has sorted names.
         if call["stdin"].is_object() {
             call["stdin"] = call["stdin"].to_string().into();
         }
@@ -182,7 +182,7 @@ pub(crate) fn expected(
     Ok(outcome)
 }
 
-/// Moves all configurations in a recorded value to another store.
+/// Moves all network configurations in a recorded value to another store.
 pub(crate) fn on_store(value: &Value, kind: Kind, path: &str) -> Value {
     match value {
         Value::Object(fields) => {

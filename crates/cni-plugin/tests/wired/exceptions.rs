@@ -1,4 +1,4 @@
-//! The outcomes that are expected to differ from Calico's plugin, with the reasons.
+//! Lists the outcomes that are expected to differ from Calico's plugin, with the reasons.
 //!
 //! An exception fails the test of its case if the plugin does what was recorded.
 
@@ -10,7 +10,7 @@ use crate::edits::Edit::{
     Text,
 };
 
-/// Steps of a case whose expected outcome differs from the recorded one.
+/// Steps of a case whose expected outcome differs from the recorded outcome.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Exception {
     /// The name of a case, or [`EACH`].
@@ -18,7 +18,7 @@ pub(crate) struct Exception {
     pub(crate) steps: Steps,
     pub(crate) stores: Stores,
     pub(crate) edits: &'static [Edit],
-    /// The reason, in a sentence.
+    /// The reason for the different outcome, in a sentence.
     pub(crate) reason: &'static str,
 }
 
@@ -37,7 +37,7 @@ use Steps::{All, From, One};
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Stores {
     Any,
-    /// sled and redb.
+    /// The embedded stores: sled and redb.
     Embedded,
 }
 use Stores::{Any, Embedded};
@@ -63,7 +63,7 @@ impl fmt::Display for Exception {
     }
 }
 
-/// Cases that apply only to a cluster's store, and why.
+/// Cases that apply only to a cluster's store, with the reasons.
 pub(crate) const ON_ETCD_ONLY: &[(&str, &str)] = &[
     ("cluster-information-missing", "an embedded store has no ClusterInformation"),
     ("cluster-information-without-flag", "an embedded store has no ClusterInformation"),
@@ -101,7 +101,7 @@ const CHECKED: &str = "CHECK looks at what there is";
 const FORWARDS: &str = "without an agent of Calico's the plugin lets the host forward IPv6";
 const REPLACED: &str = "an endpoint's floating addresses are replaced with the pod's address";
 
-/// The call fails before it does anything.
+/// Expects that the plugin call fails before it changes anything.
 const NOTHING_DONE: &[Edit] = &[AsBefore, Is(&["ipam_calls"], "[]")];
 const NOTHING_ASKED: &[Edit] = &[AsBefore, Is(&["ipam_calls"], "[]"), Is(&["api_requests"], "[]")];
 const OWN_NETNS: &[Edit] = &[
@@ -222,7 +222,7 @@ pub(crate) const EXCEPTIONS: &[Exception] = &[
     case("names", One(15), NOTHING_DONE, FIRST),
     case("names", One(19), NOTHING_DONE, FIRST),
     case("names", One(21), &[Text("10.65.166.134", "10.65.166.129")], FIRST),
-    // The first 11 hexadecimal digits of the SHA-1 of `default.0123456789abef`.
+    // The digits in the name are the first 11 hexadecimal digits of the SHA-1 of `default.0123456789abef`.
     case("same-first-eleven", From(2), &[Text("cali0123456789a", "calie44e16eb145")], CLASH),
     case(
         "same-first-eleven",

@@ -1,4 +1,4 @@
-//! The small part of the Kubernetes API that the recording needs, over plain HTTP. It records its requests.
+//! Serves the small part of the Kubernetes API that the recording needs, over plain HTTP, and records the requests.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,20 +9,20 @@ use tokio::net::TcpStream;
 
 use crate::carrier::{Served, serve};
 
-/// The API's address in each case's own network.
+/// The Kubernetes API's address in each case's own network.
 pub(crate) const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8001);
 
 #[derive(Debug, Default)]
 struct Content {
-    /// Objects by URL path.
+    /// The objects of the API, by URL path.
     objects: Map<String, Value>,
-    /// `forbidden`, `unauthorized`, or empty for normal answers.
+    /// How the API answers: `forbidden`, `unauthorized`, or empty for normal answers.
     mode: String,
     /// The requests since the last [`Api::requests`], in the form of the recording.
     requests: Vec<Value>,
 }
 
-/// A running API server. It stops when this is dropped.
+/// A running Kubernetes API server. The server stops when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Api {
     content: Arc<Mutex<Content>>,
@@ -34,7 +34,7 @@ fn locked(content: &Mutex<Content>) -> MutexGuard<'_, Content> {
 }
 
 impl Api {
-    /// Starts the server in this thread's network.
+    /// Starts the API server in the calling thread's network.
     pub(crate) fn start() -> Self {
         let content = Arc::<Mutex<Content>>::default();
         let shared = Arc::clone(&content);
@@ -46,14 +46,14 @@ impl Api {
         Self { content, _served: served }
     }
 
-    /// Replaces the objects and the mode as a case's setup or a step says.
+    /// Replaces the API's objects and mode as a case's setup or a step says.
     pub(crate) fn set(&self, kubernetes: &Value) {
         let mut content = locked(&self.content);
         content.objects = kubernetes["objects"].as_object().cloned().unwrap_or_default();
         content.mode = kubernetes["mode"].as_str().unwrap_or_default().to_owned();
     }
 
-    /// Returns the requests since the last call, with consecutive duplicates removed.
+    /// Returns the API requests since the last call of this function, with consecutive duplicates removed.
     pub(crate) fn requests(&self) -> Value {
         let mut requests = std::mem::take(&mut locked(&self.content).requests);
         requests.dedup();

@@ -1,9 +1,9 @@
-//! Replays recorded calls of Calico's main plugin with Margay's: each case runs on a machine of its own, and every call
-//! must have the recorded outcome: exit status, output, the requests to IPAM and the Kubernetes API, and the state of
-//! store, host and container afterwards.
+//! Replays the recorded calls of Calico's main plugin with Margay's main plugin. Each case runs on a machine of its
+//! own. Every call must have the recorded outcome: the exit status, the output, the requests to IPAM and the Kubernetes
+//! API, and the state of store, host and container after the call.
 //!
-//! A test is named `store/mode/case`, e.g. `etcd/child/plain`: `cargo test --profile ci -p margay-cni-plugin --test
-//! wired -- etcd/child/plain`. `harness/` has the tests of the tests.
+//! A test is named `store/mode/case`, for example `etcd/child/plain`: `cargo test --profile ci -p margay-cni-plugin
+//! --test wired -- etcd/child/plain`. The tests with names in `harness/` test the replay itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod books;
@@ -54,9 +54,9 @@ impl Kind {
 /// The program that the main plugin finds as `calico-ipam`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// The main plugin's own program, so that IPAM runs in its process.
+    /// The main plugin's own program, so IPAM runs in the main plugin's process.
     InProcess,
-    /// Another program, which the main plugin runs.
+    /// Another program, which the main plugin runs as a child process.
     Child,
 }
 
@@ -68,9 +68,10 @@ const STAGES: [(&str, Kind, Mode); 4] = [
     ("redb/in_process", Kind::Redb, Mode::InProcess),
 ];
 
-/// Cases that wait most of their time. They start first, so that the others run meanwhile.
+/// Cases that wait most of their time. Slow cases start first, so the other cases run during the waits.
 const SLOW: [&str; 3] = ["readiness-gates", "datastore", "pod-policy-wait"];
-/// More than the usual number of processors, since some cases wait for a long time.
+/// Number of threads that run cases. The number exceeds the usual number of processors, since some cases wait for a
+/// long time.
 const THREADS: usize = 8;
 
 fn main() -> ExitCode {
@@ -80,7 +81,7 @@ fn main() -> ExitCode {
     {
         return spy::run(name);
     }
-    // Start this thread here, in the machine's own namespaces.
+    // Start the service thread here, in the machine's own namespaces.
     carrier::carrier();
     let mut arguments = Arguments::from_args();
     arguments.test_threads.get_or_insert(THREADS);
@@ -100,10 +101,10 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-/// A test, whose error says what is wrong.
+/// A test that returns an error message on failure.
 pub(crate) type Test = Box<dyn FnOnce() -> Result<(), String> + Send>;
 
-/// Returns all cases on all stages, slow cases first.
+/// Returns the tests of all cases in all combinations of store and mode, slow cases first.
 fn replays() -> impl Iterator<Item = (String, Test)> {
     let is_slow = |case: &&Case| SLOW.contains(&case.name.as_str());
     let (slow, others): (Vec<&Case>, Vec<&Case>) = record().cases.iter().partition(is_slow);
@@ -125,7 +126,8 @@ pub(crate) fn said(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// Returns why this host cannot run the tests at all. A missing package is not such a reason: without it, they fail.
+/// Returns why this host cannot run the tests at all. A missing package does not count as a reason: without the
+/// package, the tests fail.
 fn cannot_here() -> Option<String> {
     if !geteuid().is_root() {
         return Some("networks of their own need root".to_owned());

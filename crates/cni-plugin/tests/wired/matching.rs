@@ -1,17 +1,19 @@
-//! Compares recorded values, which have placeholders, with actual ones.
+//! Compares recorded values, which contain placeholders, with actual values.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::Value;
 
-/// A placeholder for any value, or for the rest of a text, in exceptions.
+/// A placeholder in exceptions for any value, or for the rest of a text.
 pub(crate) const ANY: &str = "<any>";
 
-/// The beginnings of errors of Go's JSON parser. Only the text before them is compared.
+/// The beginnings of error messages of Go's JSON parser. Of a recorded text, only the part before a message of Go's
+/// parser is compared.
 const OF_GOS_PARSER: [&str; 3] = ["invalid character '", "unexpected end of JSON input", "json: cannot unmarshal "];
 
-/// The texts of numbered placeholders. Within a case each placeholder has one text, and no two have the same text.
+/// The texts of numbered placeholders. Within a case, each placeholder stands for one text, and no two placeholders
+/// stand for the same text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Bindings(BTreeMap<String, String>);
 
@@ -27,18 +29,18 @@ impl Bindings {
         }
     }
 
-    /// Returns the text of a placeholder, if it is bound.
+    /// Returns the text of a placeholder, if a text is bound to the placeholder.
     pub(crate) fn get(&self, placeholder: &str) -> Option<&str> {
         self.0.get(placeholder).map(String::as_str)
     }
 
-    /// Replaces bound texts by their placeholders, so that a reported difference is small.
+    /// Replaces bound texts with their placeholders, so that a reported difference is small.
     fn reported(&self, text: &str) -> String {
         self.0.iter().fold(text.to_owned(), |reported, (placeholder, bound)| reported.replace(bound, placeholder))
     }
 }
 
-/// A place in which two values differ.
+/// A path at which two values differ, and both values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
     path: String,
@@ -52,7 +54,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Returns all places in which `came` is not as expected.
+/// Returns all places in which the actual value `came` differs from the expected value.
 pub(crate) fn differences(expected: &Value, came: &Value, bindings: &mut Bindings) -> Vec<Difference> {
     let mut found = Vec::new();
     compare("", Some(expected), Some(came), bindings, &mut found);
@@ -117,13 +119,13 @@ fn matches(pattern: &str, text: &str, bindings: &mut Bindings) -> bool {
 }
 
 enum Length {
-    /// Not a placeholder.
+    /// The text is not a placeholder.
     Literal,
-    /// Matches the rest of the text.
+    /// The placeholder matches the rest of the text.
     Rest,
-    /// Matches this many bytes.
+    /// The placeholder matches this many bytes of the text.
     Is(usize),
-    /// Does not match.
+    /// The placeholder does not match the text.
     No,
 }
 
@@ -148,7 +150,7 @@ fn length_of(placeholder: &str, text: &str) -> Length {
             0 => Length::No,
             length => Length::Is(length),
         },
-        // The kernel derives the address from a hardware address, with these two bytes in the middle.
+        // The kernel derives a link-local address from a hardware address, with the bytes `ff:fe` in the middle.
         "link-local" => match run(|letter| letter.is_ascii_hexdigit() || letter == ':') {
             length if text.starts_with("fe80::") && text[..length].contains("ff:fe") => Length::Is(length),
             _ => Length::No,

@@ -1,4 +1,5 @@
-//! Tests without a recording: killed calls, concurrent calls, CHECK, GC and STATUS, and a store that does not answer.
+//! Tests of the main plugin without a recording: killed calls, concurrent calls, CHECK, GC and STATUS, and a store that
+//! does not answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::thread;
@@ -14,16 +15,16 @@ use crate::record::case;
 use crate::replay::Stage;
 use crate::{Kind, Mode, Test};
 
-/// Number of rounds with killed calls on each store; `MARGAY_CRASH_ROUNDS` overrides it.
+/// Number of rounds with killed calls on each store; `MARGAY_CRASH_ROUNDS` overrides this number.
 const KILLS: u64 = 100;
-/// Number of concurrent ADDs.
+/// Number of ADDs that run concurrently.
 const CALLERS: usize = 16;
-/// Time limit of a call.
+/// Time limit of a plugin call.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The key of the endpoint of container `c1`.
+/// The store key of the endpoint of container `c1`.
 const ENDPOINT: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints/default/node1-cni-c1-eth0";
 
-/// Returns all tests of this module by name.
+/// Returns all tests of this module, each with its name.
 pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     let on = |kind: Kind, mode: Mode, name: &str, test: fn(&mut Stage)| -> (String, Test) {
         let name = format!("own/{}/{name}", kind.name());
@@ -76,12 +77,12 @@ pub(crate) fn set_and_run(name: &str, kind: Kind, mode: Mode, test: fn(&mut Stag
         let mut stage = Stage::set(case(name).unwrap(), kind, mode, root.path(), etcd.as_ref());
         test(&mut stage);
     };
-    // Use a separate thread, since it cannot leave the case's namespaces again.
+    // Use a separate thread, since a thread cannot leave the case's namespaces again.
     let ran = thread::scope(|scope| scope.spawn(running).join());
     ran.map_err(|panic| crate::said(&*panic))
 }
 
-/// Returns a call on the network `net1` of CNI 1.1.0, with additional members in its configuration.
+/// Returns a plugin call on the network `net1` of CNI 1.1.0, with additional fields in the network configuration.
 fn call(stage: &Stage, verb: &str, container: &str, netns: &str, more: &Value) -> crate::call::Call {
     let mut stdin = json!({
         "cniVersion": "1.1.0", "name": "net1", "type": "calico", "datastore_type": "etcdv3",
@@ -107,7 +108,7 @@ pub(crate) fn succeed(came: &Came) -> &Value {
     &came.outcome["stdout"]
 }
 
-/// Checks that nothing is left of any container except their network's profile.
+/// Checks that the containers have left nothing except the profile of their network.
 #[track_caller]
 pub(crate) fn nothing_left(stage: &Stage, what: &str) {
     let scan = stage.scan();
@@ -122,7 +123,7 @@ pub(crate) fn nothing_left(stage: &Stage, what: &str) {
     }
 }
 
-/// Kills ADD at random moments, and in every second round DEL, too. The next DEL must leave nothing.
+/// Kills ADD at random moments, and in every second round also DEL. The next DEL must leave nothing.
 fn kills_leave_nothing_after_del(stage: &mut Stage) {
     let time = |verb: &str| {
         let begun = Instant::now();
@@ -134,7 +135,7 @@ fn kills_leave_nothing_after_del(stage: &mut Stage) {
     let mut cut_short = 0;
     for round in 0..rounds {
         let id = format!("k{round}");
-        // The speed of a machine varies, so the duration of a call is estimated all the time.
+        // The speed of a machine varies, so the duration of a call is estimated continuously.
         let kill = |verb: &str, whole: &mut Duration| {
             let came = call(stage, verb, &id, "a", &json!({})).run(whole.mul_f64(fastrand::f64()));
             let was_killed = came.outcome["exit"] != 0;
@@ -152,7 +153,7 @@ fn kills_leave_nothing_after_del(stage: &mut Stage) {
     assert!(cut_short * 4 > rounds, "of {rounds} ADDs only {cut_short} were cut short");
 }
 
-/// Tests that concurrent ADDs get different addresses, and that concurrent DELs release them.
+/// Tests that concurrent ADDs get different addresses, and that concurrent DELs release these addresses.
 fn containers_at_once_get_one_address_each(stage: &mut Stage) {
     let names: Vec<String> = (0..CALLERS).map(|caller| format!("m{caller}")).collect();
     names.iter().for_each(|name| Place::add_netns(name));
@@ -174,7 +175,7 @@ fn containers_at_once_get_one_address_each(stage: &mut Stage) {
     nothing_left(stage, "after all DELs");
 }
 
-/// Tests that an IPAM plugin in another process gets the store that the main plugin works on.
+/// Tests that an IPAM plugin in another process can open the store that the main plugin works on.
 fn ipam_in_child_gets_store(stage: &mut Stage) {
     let begun = Instant::now();
     succeed(&run(stage, "ADD", "c1", "a"));
@@ -260,7 +261,7 @@ fn containers_reach_each_other(stage: &mut Stage) {
     }
 }
 
-/// Creates a pool of prefixes, and returns the `ipam` of a network that uses it.
+/// Creates a pool of prefixes, and returns the `ipam` object of a network that uses the pool.
 fn ipam_of_prefixes(stage: &Stage) -> Value {
     let pool = json!({
         "kind": "IPPool", "apiVersion": "projectcalico.org/v3",
@@ -272,8 +273,8 @@ fn ipam_of_prefixes(stage: &Stage) -> Value {
     json!({"type": "calico-ipam", "assign_ipv6": "true", "ipv6_pools": ["prefixes"]})
 }
 
-/// Tests that ADD refuses prefixes for an external data plane, which would not route them, before it calls that
-/// program. Nothing may stay assigned.
+/// Tests that ADD refuses prefixes for an external data plane, which would not route the prefixes. ADD must refuse
+/// before calling the data plane, and no address may stay assigned.
 fn prefix_never_goes_to_another_program(stage: &mut Stage) {
     let ipam = ipam_of_prefixes(stage);
     let options = json!({"type": "grpc", "socket": "unix:///nowhere"});
@@ -284,8 +285,8 @@ fn prefix_never_goes_to_another_program(stage: &mut Stage) {
     assert_eq!(stage.scan()["etcd"]["ipam"], json!({"addresses": {}, "handles": {}}));
 }
 
-/// Tests that the host routes a whole prefix to its container, which rejects packets for addresses that it does not
-/// use.
+/// Tests that the host routes a whole prefix to its container, and that the container rejects packets for unused
+/// addresses of the prefix.
 fn prefix_is_routed_to_its_container(stage: &mut Stage) {
     let ipam = ipam_of_prefixes(stage);
     let added = call(stage, "ADD", "c1", "a", &json!({"ipam": ipam})).run(patient(PATIENCE));
@@ -299,7 +300,7 @@ fn prefix_is_routed_to_its_container(stage: &mut Stage) {
     shell(&ping(&format!("{prefix}:ab::5")));
     let refused = format!("{} | grep -q -i unreachable", ping(&format!("{prefix}:ab::6")));
     shell(&format!("! ping -6 -c 1 -W 1 -I 2001:db8:9::1 {prefix}:ab::6 >/dev/null; {refused}"));
-    // A runtime passes on only the members that CNI defines.
+    // A runtime passes on only the result fields that CNI defines.
     let mut known = result.clone();
     known.as_object_mut().unwrap().remove("margay.io/prefixes").unwrap();
     let again = json!({"ipam": ipam, "prevResult": known});
@@ -315,7 +316,7 @@ fn prefix_is_routed_to_its_container(stage: &mut Stage) {
     assert_eq!(scan["host"]["links"], json!([]));
 }
 
-/// Tests `natOutgoing`: containers reach a network that has no route to them, and still reach each other.
+/// Tests `natOutgoing`: containers reach a network that has no route to the containers, and still reach each other.
 fn nat_outgoing(stage: &mut Stage) {
     make_world();
     shell("echo 0 >/proc/sys/net/ipv4/ip_forward");
@@ -353,7 +354,7 @@ fn nat_outgoing_is_left_to_felix(stage: &mut Stage) {
     shell("! ip netns exec a ping -c 1 -W 1 192.0.2.2");
 }
 
-/// Tests one of Margay's own networks on a cluster's node.
+/// Tests forwarding and masquerading of a Margay network on a cluster's node, where the plugin changes neither.
 fn nat_outgoing_is_left_to_felix_on_its_node(stage: &mut Stage) {
     std::fs::write("/var/lib/calico/nodename", "node1").unwrap();
     nat_outgoing_is_left_to_felix(stage);

@@ -1,4 +1,4 @@
-//! The machine of a case: network, mounts and host name are private to a thread, and gone when the thread ends.
+//! The machine of a case. Network, mounts and host name are private to a thread, and are gone when the thread ends.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -14,15 +14,15 @@ use crate::record::{record, replaced};
 use crate::spy::PLUGINS;
 use crate::{Mode, kubernetes};
 
-/// The address of a case's etcd in its own network.
+/// The address of a case's etcd in the case's own network.
 pub(crate) const ETCD: &str = "127.0.0.1:2379";
 /// The host name in the recording.
 const HOST_NAME: &str = "Recorder.Example";
 /// The folder of named network namespaces.
 pub(crate) const NETNS: &str = "/run/netns";
 
-/// Whether a host forwards IPv4. The recorder's host did, and so did its new network namespaces, until one case turned
-/// forwarding off for the cases after it.
+/// Whether a host forwards IPv4 packets. The recorder's host forwarded IPv4, and so did new network namespaces on that
+/// host, until one case turned forwarding off for the later cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Forwarding {
     On,
@@ -30,7 +30,7 @@ pub(crate) enum Forwarding {
 }
 
 impl Forwarding {
-    /// Returns the forwarding of the host in a case.
+    /// Returns the IP forwarding settings of the host in a test case.
     pub(crate) fn of(case: &str) -> Self {
         let place = |name: &str| record().cases.iter().position(|case| case.name == name);
         if place(case) > place("netns-of-the-host") { Self::Off } else { Self::On }
@@ -41,7 +41,7 @@ impl Forwarding {
 #[derive(Debug)]
 pub(crate) struct Place {
     pub(crate) root: PathBuf,
-    /// Pairs of a placeholder and its text.
+    /// Pairs of a placeholder and the text that it stands for.
     texts: Vec<(String, String)>,
 }
 
@@ -70,7 +70,7 @@ impl Place {
             ("<files>".to_owned(), text(root.join("files"))),
         ];
         texts.extend(["a", "b", "c"].map(|name| (format!("<netns:{name}>"), format!("{NETNS}/{name}"))));
-        // The recording was made on ext4, and one error has the file system's type in hexadecimal.
+        // The recording was made on ext4, and one recorded error contains the file system's type in hexadecimal.
         let kind = statfs(root).unwrap().filesystem_type().0;
         texts.push(("/plain\": ef53".to_owned(), format!("/plain\": {kind:x}")));
         let place = Self { root: root.to_owned(), texts };
@@ -79,10 +79,10 @@ impl Place {
         place
     }
 
-    /// Installs the plugins where the calls search for them, each IPAM plugin behind a spy.
+    /// Installs the plugins in the folders where plugin calls search for them, each IPAM plugin behind a spy.
     fn install(&self, mode: Mode) {
         let (bin, plugins) = (self.root.join("bin"), self.root.join(PLUGINS));
-        // The name of the program decides which plugin it is.
+        // The name of the program decides which plugin runs.
         let main = env!("CARGO_BIN_EXE_margay-ipam");
         symlink(main, bin.join("calico")).unwrap();
         symlink(main, plugins.join("calico-ipam")).unwrap();
@@ -107,7 +107,7 @@ impl Place {
             "users": [{"name": "u", "user": {"token": "secret-token"}}]}))
     }
 
-    /// Replaces placeholders by their texts.
+    /// Replaces the placeholders in a value with their texts.
     pub(crate) fn concrete(&self, value: &Value) -> Value {
         let texts: Vec<(&str, &str)> = self.texts.iter().map(|(from, to)| (from.as_str(), to.as_str())).collect();
         replaced(value, &texts)
@@ -117,7 +117,7 @@ impl Place {
         self.texts.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to))
     }
 
-    /// Creates a network namespace as a runtime does, with only `lo`, which is up.
+    /// Creates a network namespace as a runtime does. The namespace has only the interface `lo`, which is up.
     pub(crate) fn add_netns(name: &str) {
         shell(&format!("ip netns add {name}"));
         within(name, || {
@@ -128,7 +128,7 @@ impl Place {
 
     /// Runs a recorded shell command on this machine.
     pub(crate) fn run(&self, line: &str) {
-        // By default a pair has one queue per processor; the recorder had two processors.
+        // By default, an interface pair has one queue per processor; the recorder's machine had two processors.
         let two = "numtxqueues 2 numrxqueues 2";
         let pair = format!("{two} type veth peer {two} name ");
         shell(&self.text(line).replace("type veth peer name ", &pair));
@@ -155,20 +155,20 @@ pub(crate) fn within<T: Send>(name: &str, run: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(inside).join().unwrap())
 }
 
-/// Sets up a new network namespace as on the recorder's machine. A new namespace starts with the IPv4 settings of this
-/// machine.
+/// Sets up a new network namespace as on the recorder's machine. Without this setup, a namespace has the IPv4 settings
+/// of the test's machine.
 fn set_as_recorded(forwarding: Forwarding) {
     for name in ["proxy_arp", "route_localnet", "rp_filter"] {
         for interface in ["all", "default", "lo"] {
             fs::write(format!("/proc/sys/net/ipv4/conf/{interface}/{name}"), "0").unwrap();
         }
     }
-    // This also sets the default of new interfaces.
+    // Writing this sysctl also sets the default of new interfaces.
     let value = if forwarding == Forwarding::On { "1" } else { "0" };
     fs::write("/proc/sys/net/ipv4/ip_forward", value).unwrap();
 }
 
-/// Runs a shell command in the namespaces of this thread.
+/// Runs a shell command in the namespaces of the calling thread.
 #[track_caller]
 pub(crate) fn shell(line: &str) {
     let output = Command::new("sh").args(["-c", line]).stdin(Stdio::null()).output().unwrap();

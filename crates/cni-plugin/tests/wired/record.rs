@@ -1,4 +1,4 @@
-//! The recording of Calico's main plugin, case by case.
+//! Reads the recording of Calico's main plugin, case by case.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -6,15 +6,15 @@ use std::sync::OnceLock;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-/// Documents by key.
+/// The documents of a store, by key.
 pub(crate) type Documents = BTreeMap<String, Value>;
 
-/// The content of `fixtures/calico-plugin/transcript.json`; its README explains the fields.
+/// The content of `fixtures/calico-plugin/transcript.json`. The fixture's README explains the fields.
 #[derive(Debug, Deserialize)]
 pub(crate) struct Record {
     /// The store's documents at the start of a case.
     pub(crate) start: Documents,
-    /// Further IPAM plugins in `CNI_PATH`: name and script.
+    /// Further IPAM plugins in `CNI_PATH`: the name and script of each plugin.
     pub(crate) ipam_plugins: BTreeMap<String, String>,
     pub(crate) cases: Vec<Case>,
 }
@@ -23,7 +23,7 @@ pub(crate) struct Record {
 pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) setup: Setup,
-    /// Calls of the plugin and changes from outside, in order.
+    /// The steps of a case: calls of the plugin and changes from outside, in order.
     pub(crate) steps: Vec<Value>,
 }
 
@@ -35,10 +35,10 @@ pub(crate) struct Setup {
     pub(crate) nodename_file: Option<String>,
     #[serde(default)]
     pub(crate) store: Documents,
-    /// Keys of `start` that are left out.
+    /// The keys of `start` that are left out in this case.
     #[serde(default)]
     pub(crate) without: Vec<String>,
-    /// Further files: path and content.
+    /// Further files of the case: the path and content of each file.
     #[serde(default)]
     pub(crate) files: BTreeMap<String, String>,
     #[serde(default)]
@@ -61,7 +61,7 @@ impl Case {
     }
 }
 
-/// Returns the whole recording, which is read once.
+/// Returns the whole recording. The file is read only once.
 pub(crate) fn record() -> &'static Record {
     static RECORD: OnceLock<Record> = OnceLock::new();
     RECORD.get_or_init(|| {
@@ -78,21 +78,21 @@ pub(crate) fn case(name: &str) -> Option<&'static Case> {
     record().cases.iter().find(|case| case.name == name)
 }
 
-/// Finds a recorded step, counted from 1.
+/// Finds a recorded step of a case. Steps are counted from 1.
 pub(crate) fn step(case_name: &str, number: usize) -> Option<&'static Value> {
     case(case_name)?.steps.get(number.checked_sub(1)?)
 }
 
-/// True if a step is a call of the plugin.
+/// True if a recorded step is a call of the plugin.
 pub(crate) fn is_call(step: &Value) -> bool {
     step.get("exit").is_some()
 }
 
-/// The members of a step with the state after a call.
+/// The fields of a step that contain the state after a plugin call.
 pub(crate) const STATE: [&str; 4] = ["etcd", "host", "host_local_files", "netns"];
 
-/// Returns the compared parts of a recorded call, with omitted parts filled in. `before` is the state before the call,
-/// for steps recorded without a change.
+/// Returns the compared parts of a recorded plugin call, with omitted parts filled in. `before` is the state before the
+/// call, for steps that were recorded without a change.
 pub(crate) fn outcome(step: &Value, before: &Value) -> Value {
     let mut outcome = Map::new();
     for part in ["exit", "stdout", "stdout_text", "ipam_calls"] {
@@ -105,7 +105,7 @@ pub(crate) fn outcome(step: &Value, before: &Value) -> Value {
     Value::Object(outcome)
 }
 
-/// Returns the state after a recorded call.
+/// Returns the state after a recorded plugin call.
 pub(crate) fn state(step: &Value, before: &Value) -> Map<String, Value> {
     let from = if step.get("state").is_some() { before } else { step };
     let mut state: Map<String, Value> =
@@ -117,7 +117,7 @@ pub(crate) fn state(step: &Value, before: &Value) -> Map<String, Value> {
     state
 }
 
-/// Replaces texts in all strings and names of a value.
+/// Replaces texts in all strings and names of a JSON value.
 pub(crate) fn replaced(value: &Value, texts: &[(&str, &str)]) -> Value {
     let text = |text: &str| texts.iter().fold(text.to_owned(), |text, (from, to)| text.replace(from, to));
     match value {

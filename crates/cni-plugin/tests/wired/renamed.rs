@@ -1,23 +1,23 @@
-//! Maps blocks and addresses that Margay's allocator chose to the recorded ones. A node may claim any block first, but
-//! must use the same block from then on.
+//! Maps blocks and addresses that Margay's allocator chose to the recorded blocks and addresses. A node may claim any
+//! block first, but must use the same block from then on.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde_json::Value;
 
-/// Pairs of Margay's block or address and the recorded one that it stands for.
+/// Pairs of a block or address that Margay chose and the recorded block or address.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Renamed {
     blocks: Vec<(IpNet, IpNet)>,
-    /// Addresses with another ordinal in the block than recorded: unlike Calico's, an ADD that fails early uses up no
-    /// address.
+    /// Addresses whose ordinal in the block differs from the recording. Unlike Margay's ADD, Calico's ADD uses up an
+    /// address even if it fails early.
     addresses: Vec<(IpAddr, IpAddr)>,
 }
 
 impl Renamed {
-    /// Learns pairs from handles with addresses in both states. The blocks of a handle correspond in order, family by
-    /// family.
+    /// Learns pairs from handles that have addresses in both states. The blocks of a handle correspond in order, family
+    /// by family.
     pub(crate) fn learn(&mut self, wanted: &Value, came: &Value) {
         for (handle, blocks) in wanted["etcd"]["ipam"]["handles"].as_object().into_iter().flatten() {
             for v4 in [true, false] {
@@ -52,7 +52,7 @@ impl Renamed {
             .collect()
     }
 
-    /// Replaces Margay's addresses by the recorded ones in an outcome.
+    /// Replaces Margay's addresses with the recorded addresses in an outcome.
     pub(crate) fn applied(&self, came: &Value) -> Value {
         match came {
             Value::String(text) => self.text(text).into(),

@@ -22,17 +22,17 @@ use crate::renamed::Renamed;
 use crate::scan;
 use crate::{Kind, Mode, spy};
 
-/// How long the kernel may take until all effects of a call are visible.
+/// How long the kernel may take until all effects of a plugin call are visible.
 const SETTLES: Duration = Duration::from_millis(1500);
-/// Time limit of a call, unless it took longer in the recording.
+/// Time limit of a plugin call, unless the call took longer in the recording.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Maximum number of reported differences of a step.
+/// Maximum number of differences that are reported for one step.
 const WAIT: usize = 15;
 
 /// A function that does the work of the plugin.
 pub(crate) type Plugin = dyn Fn(&mut Stage, &Call, &Value) -> Came + Sync;
 
-/// A machine with a store and an API on which a case is replayed.
+/// A machine with a store and a Kubernetes API on which a case is replayed.
 pub(crate) struct Stage {
     pub(crate) place: Place,
     pub(crate) books: Books,
@@ -43,7 +43,7 @@ pub(crate) struct Stage {
     api: Api,
     /// The store's documents at the start of the case.
     start: Documents,
-    /// The forwarding to etcd.
+    /// The forwarding from the case's network to etcd.
     _way: Option<Served>,
 }
 
@@ -57,7 +57,8 @@ impl Stage {
         if kind != Kind::Etcd {
             // An embedded store needs neither ClusterInformation nor Nodes.
             start.retain(|key, _| !key.contains("/clusterinformations/") && !key.contains("/nodes/"));
-            // The recorded host had no Felix, so nothing was masqueraded; here the plugin would masquerade.
+            // The recorded host had no Felix, so nothing was masqueraded; with `natOutgoing`, the plugin would
+            // masquerade on an embedded store.
             let pools = start.iter_mut().filter(|(key, _)| key.contains("/ippools/"));
             pools.for_each(|(_, pool)| pool["spec"]["natOutgoing"] = json!(false));
         }
@@ -114,7 +115,8 @@ impl Stage {
         Call::of(&self.place.concrete(&call), &self.place.root)
     }
 
-    /// Applies a change from outside. A step that only reads a file returns the differences from the recorded one.
+    /// Applies a recorded change from outside the plugin. For a step that only reads a file, the function returns the
+    /// differences from the recorded content.
     fn change(&self, case: &str, number: usize, step: &Value) -> Vec<Difference> {
         let text = |name: &str| step[name].as_str().unwrap();
         match text("do") {
@@ -171,14 +173,15 @@ fn host_local_files() -> Value {
     files.map(|path| (path.to_str().unwrap().to_owned(), Value::from(text(&path)))).collect()
 }
 
-/// The exceptions of a case that changed an expected outcome, and those without which the outcome did not match.
+/// The exceptions of a case that changed an expected outcome, and the exceptions without which the outcome did not
+/// match.
 #[derive(Debug, Default)]
 struct Needed {
     changing: Vec<&'static Exception>,
     needed: Vec<&'static Exception>,
 }
 
-/// Replays a case on a store. The error lists the differences.
+/// Replays a case on a store. The returned error lists the differences.
 pub(crate) fn play(case: &Case, kind: Kind, mode: Mode, plugin: &Plugin) -> Result<(), String> {
     let root = tempfile::tempdir().unwrap();
     let etcd = (kind == Kind::Etcd).then(Lent::take);
@@ -186,7 +189,7 @@ pub(crate) fn play(case: &Case, kind: Kind, mode: Mode, plugin: &Plugin) -> Resu
         let mut stage = Stage::set(case, kind, mode, root.path(), etcd.as_ref());
         play_on(&mut stage, case, plugin)
     };
-    // Use a separate thread, since it cannot leave the case's namespaces again.
+    // Use a separate thread, since a thread cannot leave the case's namespaces again.
     let played = std::thread::scope(|scope| scope.spawn(playing).join());
     played.unwrap_or_else(|panic| Err(crate::said(&*panic)))
 }
@@ -248,7 +251,7 @@ fn fresh(netns: &[String]) -> Value {
     })
 }
 
-/// Reads the state until it is as expected or has settled.
+/// Reads the state until the state is as expected or no longer changes.
 fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     let until = Instant::now() + patient(SETTLES);
     let mut last = stage.scan();
@@ -263,7 +266,8 @@ fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     last
 }
 
-/// Compares the outcome of a call with the expected one. Reads the state until it is as expected, or has settled.
+/// Compares the outcome of a plugin call with the expected outcome. The state is read until it is as expected or no
+/// longer changes.
 fn judge(
     stage: &mut Stage,
     case: &Case,
@@ -297,7 +301,7 @@ fn judge(
         if stage.kind != Kind::Etcd {
             without_known_next_hop(&mut outcome);
         }
-        // The `details` beside a recorded error text are Margay's own.
+        // The `details` beside a recorded error message are Margay's own.
         if wanted["stdout"]["msg"].is_string() && wanted["stdout"].get("details").is_none() {
             outcome["stdout"].as_object_mut().and_then(|error| error.remove("details"));
         }
@@ -326,7 +330,8 @@ fn judge(
     Ok((wrong, unneeded))
 }
 
-/// Removes a neighbour that a container has only without Calico's agents: the next hop of its routes.
+/// Removes a neighbour entry that a container has only without Calico's agents: the entry of the next hop of the
+/// container's routes.
 fn without_known_next_hop(state: &mut Value) {
     let containers = state["netns"].as_object_mut().into_iter().flatten();
     for (_, interface) in containers.flat_map(|(_, it)| it["interfaces"].as_object_mut().into_iter().flatten()) {
@@ -337,7 +342,7 @@ fn without_known_next_hop(state: &mut Value) {
     }
 }
 
-/// Returns a document whose times are earlier by `by`.
+/// Returns a copy of a document whose times are earlier by `by`.
 fn older(document: &Value, by: Duration) -> Value {
     let text = |text: &str| {
         let go = ipam_core::timestamps::parse_go_string(text).map(|time| ipam_core::timestamps::go_string(time - by));
@@ -352,7 +357,7 @@ fn older(document: &Value, by: Duration) -> Value {
     }
 }
 
-/// Reports the differences of a step.
+/// Formats the differences of a step as an error message.
 fn reported(what: &str, wrong: &[Difference], stderr: &str) -> String {
     let mut report = format!("{what} (- expected, + came):\n");
     for difference in wrong.iter().take(WAIT) {
@@ -371,11 +376,11 @@ fn reported(what: &str, wrong: &[Difference], stderr: &str) -> String {
 /// Calls the real plugin.
 pub(crate) fn real(stage: &mut Stage, call: &Call, step: &Value) -> Came {
     let recorded = step["took_seconds"].as_u64().map(|seconds| Duration::from_secs(seconds + 5));
-    // A recorded call that was killed has no larger time limit.
+    // A recorded call that was killed gets no longer time limit.
     let patience = if step["exit"].is_number() { recorded.unwrap_or(PATIENCE).max(PATIENCE) } else { PATIENCE };
     let patience = patient(patience);
     let mut came = call.run(patience);
-    // STATUS gives a store less than a second, which may be too short on a busy machine. A runtime would retry, too.
+    // STATUS gives a store less than a second, which may be too short on a busy machine. A runtime would also retry.
     for _ in 0..5 {
         if step["do"] != "STATUS" || came.outcome["stdout"]["code"] != 50 {
             break;

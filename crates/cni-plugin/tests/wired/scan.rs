@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::place::{NETNS, within};
 
-/// The compared settings of each interface of the host, below `/proc/sys/net`.
+/// The compared settings of each interface of the host, as paths in `/proc/sys/net`.
 const OF_THE_HOST: [&str; 10] = [
     "ipv4/conf/<if>/route_localnet",
     "ipv4/conf/<if>/proxy_arp",
@@ -23,7 +23,7 @@ const OF_THE_HOST: [&str; 10] = [
     "ipv6/conf/<if>/forwarding",
     "ipv6/conf/<if>/accept_ra",
 ];
-/// The compared settings of a container, and of each of its interfaces.
+/// The compared settings of a container, and of each interface of the container.
 const OF_A_CONTAINER: [&str; 5] = [
     "ipv4/ip_forward",
     "ipv6/conf/all/forwarding",
@@ -33,10 +33,10 @@ const OF_A_CONTAINER: [&str; 5] = [
 ];
 const OF_ITS_INTERFACES: [&str; 2] = ["ipv6/conf/<if>/disable_ipv6", "ipv6/conf/<if>/accept_dad"];
 
-/// Flags that change on their own some time after a change.
+/// Interface flags that the kernel still changes some time after a configuration change.
 const SETTLE_LATER: [&str; 3] = ["LOWER_UP", "NO-CARRIER", "M-DOWN"];
 
-/// Returns the host's part of the state, read in this thread's network.
+/// Returns the host's part of the state, read in the calling thread's network.
 pub(crate) fn host() -> Value {
     let shown = Shown::here();
     let mut interfaces = Map::new();
@@ -56,8 +56,8 @@ pub(crate) fn containers() -> Value {
     names.map(|name| name.into_string().unwrap()).map(|name| (name.clone(), within(&name, container))).collect()
 }
 
-/// True if each interface that is up has its link-local address, unless IPv6 is off there. The kernel assigns it within
-/// a second after both ends of a pair are up.
+/// True if each interface that is up has its link-local address, unless IPv6 is off on the interface. The kernel
+/// assigns the link-local address within a second after both ends of a pair are up.
 pub(crate) fn is_settled(scan: &Value) -> bool {
     let of_a_container = |container: &Value| has_all(container, &container["sysctls"]);
     has_all(&scan["host"], &Value::Null) && scan["netns"].as_object().unwrap().values().all(of_a_container)
@@ -88,7 +88,7 @@ fn setting(path: &str) -> Value {
     }
 }
 
-/// The output of `ip` in this thread's network.
+/// The output of `ip` in the calling thread's network.
 #[derive(Debug)]
 struct Shown {
     links: Vec<Value>,
@@ -96,7 +96,7 @@ struct Shown {
     neighbours: Vec<Value>,
 }
 
-/// Runs a batch of `ip` commands, and parses the output of each.
+/// Runs a batch of `ip` commands, and parses the output of each command.
 fn ip(commands: &str) -> Vec<Vec<Value>> {
     let mut ip = Command::new("ip")
         .args(["-details", "-json", "-batch", "-"])
@@ -112,7 +112,7 @@ fn ip(commands: &str) -> Vec<Vec<Value>> {
 
 impl Shown {
     fn here() -> Self {
-        // For a single table, `ip` would show only one family.
+        // For a single routing table, `ip` would show only one family.
         let batch = "addr show\nroute show table all\nneigh show nud permanent\nneigh show proxy\n";
         let [links, mut routes, mut neighbours, proxies] = ip(batch).try_into().unwrap();
         routes.retain(|route| route["table"] == "main");
@@ -120,7 +120,7 @@ impl Shown {
         Self { links, routes, neighbours }
     }
 
-    /// Returns all interfaces except `lo`, with the members that host and containers have in common.
+    /// Returns all interfaces except `lo`, with the fields that host and containers have in common.
     fn interfaces(&self) -> impl Iterator<Item = (String, Map<String, Value>)> {
         let named = self.links.iter().map(|link| (link["ifname"].as_str().unwrap().to_owned(), link));
         named.filter(|(name, _)| name != "lo").map(|(name, shown)| {
@@ -133,11 +133,11 @@ impl Shown {
         })
     }
 
-    /// Returns the routes of an interface, or the routes of all interfaces with their names.
+    /// Returns the routes of an interface, or the routes of all interfaces together with the interfaces' names.
     fn routes(&self, of: Option<&str>) -> Value {
         let chosen = self.routes.iter().filter(|route| of.is_none_or(|name| route["dev"] == name));
         let mut routes: Vec<Value> = chosen.map(|shown| route(shown, of.is_none())).collect();
-        // The order of the kernel's own routes varies, so sort them by interface.
+        // The order of the kernel's own routes varies, so sort these routes by interface.
         let places: Vec<usize> = (0..routes.len()).filter(|at| routes[*at]["dst"] == "fe80::/64").collect();
         let mut kernels: Vec<Value> = places.iter().map(|at| routes[*at].clone()).collect();
         kernels.sort_by_key(|route| route["dev"].to_string());
@@ -162,7 +162,7 @@ fn link(shown: &Value) -> Value {
     })
 }
 
-/// Returns an address; rare members appear only if they are set.
+/// Returns an address in the form of the recording; rare fields appear only if they are set.
 fn address(shown: &Value) -> Value {
     let text = format!("{}/{}", shown["local"].as_str().unwrap(), shown["prefixlen"]);
     let mut address = json!({"address": text, "scope": shown["scope"]});

@@ -1,5 +1,5 @@
-//! A stand-in for the plugin that does what was recorded, with the commands `ip` and `sysctl`. The tests are tested
-//! with it: they must accept its work.
+//! A stand-in for the plugin that does the recorded work with the commands `ip` and `sysctl`. The replay tests are
+//! tested with the stand-in: the replay tests must accept the stand-in's work.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -26,7 +26,7 @@ pub(crate) fn as_recorded(stage: &mut Stage, call: &Call, step: &Value) -> Came 
     let interface = step["env"]["CNI_IFNAME"].as_str().unwrap();
     let host_interfaces = step["host"]["interfaces"].as_object();
     if step["do"] == "ADD" && step["exit"] == 0 {
-        // The interface that did not exist before.
+        // The new interface is the one that did not exist before the ADD.
         let made = host_interfaces
             .unwrap()
             .keys()
@@ -48,7 +48,7 @@ pub(crate) fn as_recorded(stage: &mut Stage, call: &Call, step: &Value) -> Came 
     Came { outcome, stdin: call.stdin.clone(), stderr: String::new() }
 }
 
-/// Sends Margay's requests to the API.
+/// Sends the requests that Margay would send to the Kubernetes API.
 fn ask_api(step: &Value) {
     let requests = step["api_requests"].as_array().into_iter().flatten();
     for request in requests.filter(|request| request["by"] != "calico-ipam") {
@@ -66,7 +66,7 @@ fn ask_api(step: &Value) {
 fn run_ipam(stage: &Stage, call: &Call, step: &Value) {
     for ipam in step["ipam_calls"].as_array().unwrap() {
         let name = ipam["plugin"].as_str().unwrap();
-        // In process, the main plugin does not call IPAM through the spy.
+        // In the mode `InProcess`, the main plugin does not call IPAM through the spy.
         let folder = if stage.mode == Mode::Child { "bin" } else { crate::spy::PLUGINS };
         let env = stage.place.concrete(&ipam["env"]);
         let env = env.as_object().unwrap().iter().map(|(name, value)| (name, value.as_str().unwrap()));
@@ -87,14 +87,14 @@ fn run_ipam(stage: &Stage, call: &Call, step: &Value) {
     }
 }
 
-/// Returns the addresses of a result, in old and new versions of CNI.
+/// Returns the addresses of a result, in old and new CNI versions.
 fn addresses(step: &Value) -> Vec<String> {
     let new = step["stdout"]["ips"].as_array().into_iter().flatten().map(|ip| &ip["address"]);
     let old = ["ip4", "ip6"].iter().map(|family| &step["stdout"][family]["ip"]);
     new.chain(old).filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// Creates a pair and its routes, in the order of the recorded plugin.
+/// Creates an interface pair and its routes, in the order of the recorded plugin.
 fn wire(step: &Value, netns: &str, interface: &str, host: &str) {
     let addresses = addresses(step);
     let (six, four): (Vec<&String>, Vec<&String>) = addresses.iter().partition(|address| address.contains(':'));
@@ -179,7 +179,7 @@ fn fillings(stage: &Stage, step: &Value, netns: &str, interface: &str) -> BTreeM
             let new = || match kind {
                 "<mac:" => {
                     let path = format!("/sys/class/net/{interface}/address");
-                    // `ip netns exec` mounts that namespace's /sys.
+                    // `ip netns exec` mounts the /sys of the named network namespace.
                     let output = Command::new("ip").args(["netns", "exec", netns, "cat", &path]).output().unwrap();
                     String::from_utf8(output.stdout).unwrap().trim().to_owned()
                 }
@@ -192,7 +192,7 @@ fn fillings(stage: &Stage, step: &Value, netns: &str, interface: &str) -> BTreeM
     fillings
 }
 
-/// Changes the documents to the recorded ones.
+/// Changes the store's documents to the recorded documents.
 fn write(stage: &Stage, step: &Value, texts: &[(&str, &str)]) {
     let Some(recorded) = step["etcd"]["documents"].as_object() else { return };
     let outside = |key: &str| key.contains("/profiles/") || key.contains("/workloadendpoints/");

@@ -1,4 +1,5 @@
-//! Defects of Calico's plugin that no case of the recording shows: each call here must do better.
+//! Tests for defects of Calico's plugin that no case of the recording shows. Margay's calls must not have these
+//! defects.
 
 use std::net::Ipv4Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -20,12 +21,12 @@ use crate::{Kind, Mode, Test};
 
 /// The address of a server that accepts connections and never answers.
 const SILENT: &str = "127.0.0.1:8002";
-/// Time limit of a call whose own deadline is 10 s.
+/// Time limit of a plugin call whose own deadline is 10 s.
 const DEADLINE: Duration = Duration::from_secs(14);
 /// Number of ADDs in which Felix must be faster than the plugin.
 const RACES: u32 = 40;
 
-/// Returns all tests of this module by name.
+/// Returns all tests of this module, each with its name.
 pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     let on = |kind: Kind, case: &'static str, name: &str, test: fn(&mut Stage)| -> (String, Test) {
         let name = format!("traps/{}/{name}", kind.name());
@@ -96,7 +97,7 @@ pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
     .into_iter()
 }
 
-/// Returns the first call of a case, with some members replaced.
+/// Returns the first plugin call of a case, with some fields replaced.
 fn first_call(case_name: &str, changes: &[(&str, &str, Value)]) -> Value {
     let mut step = case(case_name).unwrap().steps[0].clone();
     for (part, name, value) in changes {
@@ -120,7 +121,7 @@ fn fails_in_time(stage: &Stage, step: &Value) -> Came {
     came
 }
 
-/// Tests that ADD and DEL end at their deadline, with the code that makes the runtime retry.
+/// Tests that ADD and DEL end at their deadline, with the error code that makes the runtime retry.
 fn call_ends_in_time_when_etcd_is_silent(stage: &mut Stage) {
     let _server = silent();
     for verb in ["ADD", "DEL"] {
@@ -141,7 +142,7 @@ fn call_ends_in_time_when_etcd_is_silent(stage: &mut Stage) {
     nothing_left(stage, "after the DEL that the runtime repeats");
 }
 
-/// Tests a Kubernetes API that does not answer: ADD leaves nothing, and DEL, which does not need the API, succeeds.
+/// Tests a Kubernetes API that does not answer. ADD leaves nothing behind. DEL does not need the API and succeeds.
 fn call_ends_in_time_when_kubernetes_api_is_silent(stage: &mut Stage) {
     let _server = silent();
     let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -157,7 +158,7 @@ fn call_ends_in_time_when_kubernetes_api_is_silent(stage: &mut Stage) {
     assert_eq!(stage.call(&del).run(patient(DEADLINE)).outcome["exit"], 0);
 }
 
-/// Tests a namespace that cannot be entered: DEL reports it, but still removes endpoint and address.
+/// Tests a network namespace that cannot be entered: DEL reports the namespace, but still removes endpoint and address.
 fn del_of_pod_frees_all_when_namespace_is_unusable(stage: &mut Stage) {
     succeed(&stage.call(&first_call("pod", &[])).run(patient(DEADLINE)));
     let del = ("env", "CNI_COMMAND", json!("DEL"));
@@ -211,7 +212,7 @@ fn add_succeeds_when_felix_is_faster(stage: &mut Stage) {
     assert!(faster > 0, "Felix was never faster: {RACES} ADDs have shown nothing");
 }
 
-/// Returns the first IPv4 address of a result.
+/// Returns the first IPv4 address of a plugin call's result.
 #[track_caller]
 fn address(came: &Came) -> Ipv4Addr {
     let address = succeed(came)["ips"][0]["address"].as_str().unwrap();
@@ -230,8 +231,8 @@ fn damaged_endpoint_keeps_no_address(stage: &mut Stage) {
     assert_eq!(stage.scan()["host"]["links"], json!([]));
 }
 
-/// Tests containers whose host interfaces would have one name: one id is exactly the id part of that name, and another
-/// id starts with it. A third container is in another namespace.
+/// Tests containers whose host interfaces would have the same name. One container's id is exactly the id part of that
+/// name, and another container's id starts with it. A third container is in another namespace.
 fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     let containers =
         [("container-10", "a", "default"), ("container-1", "b", "default"), ("container-1x", "c", "other")];
@@ -255,7 +256,7 @@ fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     for netns in ["a", "b", "c"] {
         assert_eq!(scan["netns"][netns]["interfaces"].as_object().unwrap().len(), 1, "{netns}");
     }
-    // A repeated ADD of the container that has the name keeps it.
+    // A repeated ADD of the container that has the usual name keeps that name.
     succeed(&call(stage, "ADD", containers[0]));
     assert_eq!(stage.scan()["host"]["links"].as_array().unwrap().len(), 3);
     for container in containers {
@@ -264,8 +265,8 @@ fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     nothing_left(stage, "after all DELs");
 }
 
-/// Tests concurrent containers whose host interfaces would have one name: none takes another's interface. An ADD may
-/// fail when it races with two others; its container must then have nothing.
+/// Tests concurrent containers whose host interfaces would have the same name: no container takes another container's
+/// interface. An ADD may fail when it races with two others, and must then leave nothing of its container.
 fn ids_with_same_beginning_stay_apart_at_once(stage: &mut Stage) {
     let names: Vec<String> = (0..8).map(|number| format!("the-same-start-{number}")).collect();
     names.iter().for_each(|name| Place::add_netns(name));
@@ -298,8 +299,8 @@ fn ids_with_same_beginning_stay_apart_at_once(stage: &mut Stage) {
     nothing_left(stage, "after all DELs");
 }
 
-/// Tests a restarted machine: another container has the address of a container that the runtime restarts with its old
-/// id.
+/// Tests a restarted machine on which another container has the old address of a container that the runtime restarts
+/// with its old id.
 fn address_of_lost_namespace_may_go_to_another(stage: &mut Stage) {
     let of = |container: &str, netns: &str| {
         let netns = json!(format!("{NETNS}/{netns}"));
@@ -308,7 +309,7 @@ fn address_of_lost_namespace_may_go_to_another(stage: &mut Stage) {
     let first = address(&stage.call(&of("c1", "a")).run(patient(DEADLINE)));
     // The kernel removes the interfaces of a namespace some time after the namespace itself.
     shell("ip netns del a; while ip link show calic1 2>/dev/null; do sleep 0.02; done; ip netns add a; ip netns add b");
-    // DEL was not called, and the allocation was released like that of an earlier boot.
+    // DEL was not called, and the allocation was released like an allocation of an earlier boot.
     stage.books.release(first.into());
     let changes = [("env", "CNI_ARGS", json!(format!("IP={first}")))];
     let mut other = of("c2", "b");
@@ -339,7 +340,7 @@ fn is_fine(came: &Came) {
     assert_eq!(came.outcome, json!({"exit": 0, "stdout_text": "OK\n"}), "{}", came.stderr);
 }
 
-/// Runs the first wanted ADD of a case, and its CHECK.
+/// Runs the first ADD of a case that `wanted` accepts, and the CHECK after that ADD.
 fn add_and_check(stage: &Stage, name: &str, wanted: impl Fn(&Value) -> bool) {
     let steps = &case(name).unwrap().steps;
     let is_wanted = |step: &&Value| step["do"] == "ADD" && step["exit"] == 0 && wanted(&step["stdin"]);
@@ -391,8 +392,8 @@ fn check_and_gc_of_second_network(stage: &mut Stage) {
     assert!(!scan["etcd"]["documents"].to_string().contains("WorkloadEndpoint"));
 }
 
-/// Tests a restarted pod with an hour-old endpoint and a new address: the runtime's list may be older than that
-/// address.
+/// Tests a restarted pod with an hour-old endpoint and a new address. GC must keep the pod, because the runtime's list
+/// may be older than the new address.
 fn gc_spares_restarted_pod(stage: &mut Stage) {
     let steps = &case("pod-restarted").unwrap().steps;
     succeed(&stage.call(&steps[0]).run(patient(DEADLINE)));
@@ -427,7 +428,8 @@ fn gc_and_del_succeed_without_store(stage: &mut Stage) {
     shell("! ip link show calic1");
 }
 
-/// Tests the file of etcd's authority: other users who can write to it could choose the etcd that the plugin trusts.
+/// Tests the file of etcd's certificate authority. Other users who can write to the file could choose the etcd that the
+/// plugin trusts.
 fn credentials_are_refused_when_writable_by_others(stage: &mut Stage) {
     stage.place.write("<files>/ca.crt", "a certificate");
     shell(&format!("chmod 0666 {}", stage.place.root.join("files/ca.crt").display()));

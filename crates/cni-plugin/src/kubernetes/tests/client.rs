@@ -1,4 +1,4 @@
-//! Tests of the main plugin's requests, with and without answers.
+//! Tests of the Kubernetes requests of the main plugin, with and without answers.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use super::{Reply, Server, TOKEN, client, reported};
 const LONG: Duration = Duration::from_secs(20);
 const NAMESPACE: &str = r#"{"kind":"Namespace","metadata":{"labels":{"team":"x"},"annotations":{"a":"b"}}}"#;
 
-/// Returns the error of the first request to a server with this reply.
+/// Returns the error of the first request to a server that sends this reply.
 async fn error(reply: Reply) -> CniError {
     client(&Server::saying(reply)).namespace("shop", LONG).await.unwrap_err()
 }
@@ -43,7 +43,7 @@ async fn client_uses_one_connection_for_all_requests() {
 #[tokio::test]
 async fn client_reconnects_when_connection_was_closed() {
     let closing = Server::saying(Reply::Say("200 OK".into(), "connection: close\r\n".into(), NAMESPACE.into()));
-    // This server closes the connection at the second request, without an answer.
+    // The test server closes the connection at the second request without an answer.
     let rude = Server::start(|number, _| if number == 1 { Reply::Bytes(Vec::new()) } else { Reply::ok(NAMESPACE) });
     for server in [&closing, &rude] {
         let mut client = client(server);
@@ -169,7 +169,7 @@ async fn client_retries_when_api_asks_for_it() {
     let often = Server::start(move |number, _| if number < 3 { busy("0") } else { Reply::ok(NAMESPACE) });
     client(&often).namespace("shop", LONG).await.unwrap();
     assert_eq!((often.heads().len(), often.connections()), (4, 1));
-    // Retries are limited in number, and there are none without time for the pause.
+    // The number of retries is limited, and a request is not retried if the time does not suffice for the pause.
     let always = Server::saying(busy("0"));
     assert_eq!(reported(client(&always).namespace("shop", LONG).await.unwrap_err()), (11, "busy".to_owned()));
     assert_eq!(always.heads().len(), 11);

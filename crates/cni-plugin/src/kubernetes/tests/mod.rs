@@ -1,4 +1,4 @@
-//! Tests of the client against HTTP servers on the loopback address with configurable replies.
+//! Tests of the Kubernetes client against HTTP servers on the loopback address with configurable replies.
 
 mod client;
 pub(super) mod trust;
@@ -26,13 +26,13 @@ use crate::netconf::NetConf;
 
 const TOKEN: &str = "hidden-token";
 
-/// Returns the API settings of a network's configuration, outside a cluster.
+/// Returns the Kubernetes API settings of a network configuration, outside a cluster.
 fn kubernetes(conf: &Value) -> Kubernetes {
     let conf = NetConf::decode(&GoJson::parse(conf.to_string().as_bytes()).unwrap()).unwrap();
     Kubernetes::from_conf(&conf, &Environment::default())
 }
 
-/// Writes a kubeconfig with this cluster and this user as JSON, which is valid YAML.
+/// Writes a kubeconfig with this cluster and this user as JSON, which is also valid YAML.
 fn kubeconfig(folder: &TempDir, cluster: &Value, user: &Value) -> Kubernetes {
     let text = json!({
         "current-context": "here",
@@ -44,7 +44,7 @@ fn kubeconfig(folder: &TempDir, cluster: &Value, user: &Value) -> Kubernetes {
     kubernetes(&json!({"kubernetes": {"kubeconfig": folder.path().join("kubeconfig")}}))
 }
 
-/// Writes a file that others may read, independent of the umask.
+/// Writes a file that other users may read, independent of the umask.
 fn write(path: &Path, text: impl AsRef<[u8]>) {
     std::fs::write(path, text).unwrap();
     set_mode(path, 0o644);
@@ -55,13 +55,13 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Returns a client with a token, for a server without TLS.
+/// Returns a client with a token for a server without TLS.
 fn client(server: &Server) -> KubeClient {
     let policy = json!({"k8s_auth_token": TOKEN});
     kubernetes(&json!({"kubernetes": {"k8s_api_root": server.url()}, "policy": policy})).client().unwrap()
 }
 
-/// Checks that an error has no secret, and returns its code and message.
+/// Checks that an error contains no secret, and returns its code and message.
 #[track_caller]
 fn reported(error: CniError) -> (u32, String) {
     let all = format!("{error:?} {error} {}", crate::invocation::to_json(&error));
@@ -69,18 +69,18 @@ fn reported(error: CniError) -> (u32, String) {
     (error.code().number(), error.message().to_owned())
 }
 
-/// A server's reply to a request.
+/// A test server's reply to a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Reply {
-    /// Status line, further header lines, and body.
+    /// A reply with this status line, these further header lines and this body.
     Say(String, String, String),
-    /// These bytes, then the connection is closed.
+    /// The server sends these bytes, then closes the connection.
     Bytes(Vec<u8>),
-    /// These bytes, one every tenth of a second.
+    /// The server sends these bytes, one every tenth of a second.
     Drip(Vec<u8>),
-    /// No reply, ever.
+    /// The server never replies.
     Nothing,
-    /// A tunnel to the target of the request, as a proxy opens.
+    /// The server opens a tunnel to the target of the request, as a proxy does.
     Tunnel,
 }
 
@@ -93,14 +93,14 @@ impl Reply {
         Self::Say(status.to_owned(), String::new(), body.to_owned())
     }
 
-    /// Returns an error response of the API.
+    /// Returns an error response of the Kubernetes API.
     pub(crate) fn refusal(status: &str, message: &str) -> Self {
         let body = serde_json::json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message});
         Self::status(status, &body.to_string())
     }
 }
 
-/// An HTTP server that answers until it is dropped.
+/// A test HTTP server that answers until it is dropped.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     scheme: &'static str,
@@ -117,7 +117,7 @@ struct Seen {
 type Answers = Arc<dyn Fn(usize, &str) -> Reply + Send + Sync>;
 
 impl Server {
-    /// Starts a server. `answers` is called with the number of the request, from 0 on, and its head.
+    /// Starts a server. `answers` is called with the number of the request, from 0 on, and the request's head.
     pub(crate) fn start(answers: impl Fn(usize, &str) -> Reply + Send + Sync + 'static) -> Self {
         Self::with(None, Arc::new(answers))
     }
@@ -126,7 +126,7 @@ impl Server {
         Self::with(Some(TlsAcceptor::from(Arc::new(config))), Arc::new(answers))
     }
 
-    /// Starts a server that sends every client this reply.
+    /// Starts a server that sends this reply to every request.
     pub(crate) fn saying(reply: Reply) -> Self {
         Self::start(move |_, _| reply.clone())
     }
@@ -145,8 +145,8 @@ impl Server {
                 tokio::spawn(async move {
                     match tls {
                         None => serve(socket, &answers, &seen).await,
-                        // The handshake fails for a client without a certificate, or one that does not trust this
-                        // server.
+                        // The TLS handshake fails for a client without a certificate, or for a client that does not
+                        // trust this server.
                         Some(tls) => {
                             if let Ok(stream) = tls.accept(socket).await {
                                 serve(stream, &answers, &seen).await;
@@ -163,12 +163,12 @@ impl Server {
         format!("{}://{}", self.scheme, self.address)
     }
 
-    /// Returns the heads of all requests so far.
+    /// Returns the heads of all requests that the server has received.
     pub(crate) fn heads(&self) -> Vec<String> {
         self.seen.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the head of the only request.
+    /// Returns the head of the only request that the server has received.
     #[track_caller]
     pub(crate) fn only_head(&self) -> String {
         let heads = self.heads();
@@ -183,7 +183,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // A test may run inside its own runtime, where waiting for this one would panic.
+        // A test may run inside its own tokio runtime, where waiting for the server's runtime would panic.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }

@@ -1,4 +1,4 @@
-//! Tests of the client's trusted authorities and of its own certificate.
+//! Tests of the authorities that the Kubernetes client trusts, and of the client's own certificate.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::kubernetes::Kubernetes;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// An authority and the certificates that it issued, in PEM form.
+/// A certificate authority and the certificates that the authority issued, in PEM form.
 pub(crate) struct Certificates {
     authority: String,
-    /// For 127.0.0.1 or for `api.example`.
+    /// The server's certificate and key, for 127.0.0.1 or for `api.example`.
     server: (String, String),
     client: (String, String),
 }
@@ -56,12 +56,12 @@ impl Certificates {
         roots
     }
 
-    /// Returns the configuration of a server that accepts every client.
+    /// Returns the TLS configuration of a server that accepts every client.
     pub(crate) fn server(&self) -> ServerConfig {
         self.config(None)
     }
 
-    /// Returns the configuration of a server that requires a client certificate.
+    /// Returns the TLS configuration of a server that requires a client certificate.
     fn server_for_known(&self) -> ServerConfig {
         self.config(Some(Arc::new(self.roots())))
     }
@@ -104,7 +104,8 @@ async fn authority_comes_from_file_or_inline() {
     ] {
         ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap();
     }
-    // The configuration's authority replaces the others, even if the kubeconfig skips the check.
+    // The authority in the network configuration replaces all other authorities, even if the kubeconfig skips the
+    // check.
     let overruled = |cluster: &Value| {
         kubeconfig(&folder, cluster, &json!({}));
         let policy = json!({"k8s_certificate_authority": folder.path().join("ca.pem")});
@@ -135,7 +136,7 @@ async fn server_name_in_certificate_may_differ() {
     assert_eq!(reported(ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap_err()).0, 999);
     cluster["tls-server-name"] = "api.example".into();
     ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap();
-    // The kubeconfig's server name applies only to its own server.
+    // The server name in the kubeconfig applies only to the kubeconfig's own server.
     let root = json!({"kubeconfig": folder.path().join("kubeconfig"), "k8s_api_root": server.url()});
     assert_eq!(reported(ask(&kubernetes(&json!({"kubernetes": root}))).await.unwrap_err()).0, 999);
     cluster["tls-server-name"] = "no name".into();
@@ -167,7 +168,7 @@ async fn client_certificate_comes_from_files_or_inline() {
     let user =
         json!({"client-certificate-data": STANDARD.encode(certificate), "client-key-data": STANDARD.encode(key)});
     ask(&kubeconfig(&folder, &cluster, &user)).await.unwrap();
-    // The configuration's certificate and key override the kubeconfig's.
+    // The certificate and key in the network configuration override the kubeconfig's certificate and key.
     let stranger = Certificates::make().client;
     let user =
         json!({"client-certificate-data": STANDARD.encode(stranger.0), "client-key-data": STANDARD.encode(stranger.1)});
@@ -191,7 +192,7 @@ async fn server_without_tls_is_told() {
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"HTTP/1.1 400 hidden\r\n\r\n").unwrap();
-        // Read the client's request, so that the connection does not break.
+        // Read the client's request, because closing a connection with unread data would reset it.
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
     let (folder, cluster) = (TempDir::new().unwrap(), json!({"server": format!("https://{address}")}));

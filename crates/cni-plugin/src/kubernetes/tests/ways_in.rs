@@ -1,4 +1,5 @@
-//! Tests of the API's address and login in the network configuration and in the kubeconfig, and of proxies.
+//! Tests of the address and login of the Kubernetes API in the network configuration and in the kubeconfig, and tests
+//! of proxies.
 
 use std::os::unix::fs::{chown, symlink};
 use std::path::PathBuf;
@@ -19,7 +20,7 @@ fn api() -> Server {
     Server::saying(Reply::ok(r#"{"metadata":{}}"#))
 }
 
-/// Returns the value of a header in a request's head.
+/// Returns the value of the named header in a request's head.
 fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().find_map(|line| line.split_once(": ").filter(|(found, _)| *found == name)).map(|(_, value)| value)
 }
@@ -63,7 +64,7 @@ async fn login_token_is_read_again_when_replaced() {
     let mut client =
         kubeconfig(&folder, &json!({"server": server.url()}), &json!({"tokenFile": token})).client().unwrap();
     client.namespace("shop", LONG).await.unwrap();
-    // Kubernetes replaces the token's file like this.
+    // Kubernetes replaces the token file by renaming a new file.
     write(&folder.path().join("new"), "two");
     std::fs::rename(folder.path().join("new"), &token).unwrap();
     client.namespace("shop", LONG).await.unwrap();
@@ -89,7 +90,8 @@ async fn login_configuration_beats_kubeconfig() {
     let policy = json!({"type": "k8s", "k8s_auth_token": "mine", "k8s_api_root": root});
     ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": policy}))).await;
     assert!(other.only_head().starts_with("GET /api/v1/namespaces/shop HTTP/1.1\r\n"));
-    // `kubernetes.k8s_api_root` overrides `policy.k8s_api_root`, and its whole path counts.
+    // The setting `kubernetes.k8s_api_root` overrides `policy.k8s_api_root`, and the whole path of the overriding root
+    // counts.
     let root = format!("{}/proxy/", server.url());
     ask(&kubernetes(&json!({"kubernetes": {"k8s_api_root": root}, "policy": policy}))).await;
     assert!(server.heads()[1].starts_with("GET /proxy/api/v1/namespaces/shop HTTP/1.1\r\n"));
@@ -157,7 +159,7 @@ fn kubeconfig_is_not_repeated_when_malformed() {
     write(&path, "x".repeat((1 << 20) + 1));
     assert!(refused(&kubernetes).ends_with(" has more than 1048576 bytes"));
     std::fs::remove_file(&path).unwrap();
-    // No process writes to this pipe.
+    // No process writes to this named pipe.
     mkfifo(&path, Mode::from_bits_truncate(0o600)).unwrap();
     assert!(refused(&kubernetes).ends_with("this is no file"));
     std::fs::remove_file(&path).unwrap();
@@ -165,7 +167,7 @@ fn kubeconfig_is_not_repeated_when_malformed() {
     assert!(refused(&kubernetes).starts_with("cannot read "));
 }
 
-/// Returns, for each kind of file, its path and an API whose other settings are valid.
+/// Returns, for each kind of file, the file's path and an API whose other settings are valid.
 fn each_file(folder: &TempDir) -> Vec<(PathBuf, Kubernetes)> {
     let at = |name: &str| folder.path().join(name);
     for name in ["token", "ca", "certificate", "key"] {
@@ -196,7 +198,7 @@ fn each_file(folder: &TempDir) -> Vec<(PathBuf, Kubernetes)> {
     ways.into_iter().map(|(file, conf)| (file, kubernetes(&conf))).collect()
 }
 
-/// Needs root, to change the owner of files.
+/// The test needs root to change the owner of files.
 #[test]
 fn kubeconfig_is_refused_when_writable_by_others() {
     let folder = TempDir::new().unwrap();
@@ -216,7 +218,7 @@ fn kubeconfig_is_refused_when_writable_by_others() {
         let expected = format!("{shown} belongs to the user 1234; run: chown root {shown} && chmod go-w {shown}");
         assert_eq!(refused(&kubernetes), expected);
         chown(&file, Some(0), None).unwrap();
-        // The file's own mode counts, not that of a link to it.
+        // The mode of the file itself counts, not the mode of a link to the file.
         let aside = folder.path().join("aside");
         std::fs::rename(&file, &aside).unwrap();
         symlink(&aside, &file).unwrap();
@@ -263,7 +265,7 @@ async fn proxy_passes_on_what_it_cannot_read() {
     assert_eq!((server.heads().len(), server.connections()), (2, 1));
     let head = proxy.only_head();
     assert!(head.starts_with(&format!("CONNECT {0} HTTP/1.1\r\nhost: {0}\r\n", server.address)), "{head}");
-    // The Base64 form of `us@er:hidden`.
+    // The header contains the Base64 form of `us@er:hidden`.
     assert!(head.contains("\r\nproxy-authorization: Basic dXNAZXI6aGlkZGVu\r\n"), "{head}");
     assert!(!head.contains(TOKEN), "{head}");
 }

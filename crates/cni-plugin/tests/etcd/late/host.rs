@@ -1,4 +1,4 @@
-//! A node and its etcd members: the plugin's calls, its pending commits, and their outcome.
+//! A node and its etcd members, with the node's plugin calls, the pending commits of these calls, and their outcome.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,27 +25,27 @@ use crate::victim::Victim;
 
 const NODE: &str = "node-1";
 const WAIT: Duration = Duration::from_secs(60);
-/// Maximum number of times that a call is repeated in a round.
+/// Maximum number of times that a plugin call is repeated in a round.
 const ATTEMPTS: usize = 100;
 
-/// A node whose plugins query one member first.
+/// A node whose plugins query a chosen etcd member first.
 #[derive(Debug)]
 pub(super) struct Host<'a> {
     lab: &'a Lab,
-    /// The indexes of the members in the order in which they are queried.
+    /// The indexes of the etcd members, in the order in which plugins query them.
     order: Vec<usize>,
     notes: PendingCommitFolder,
     locks: HostLocks,
 }
 
-/// A call that was repeated until it succeeded.
+/// A plugin call that was repeated until it succeeded.
 #[derive(Debug, Default)]
 pub(super) struct Settled {
-    /// The addresses in ADD's result; empty for DEL.
+    /// The addresses in the result of ADD; empty for DEL.
     pub(super) addresses: Vec<IpAddr>,
-    /// How often the call reported that it sent a pending commit again.
+    /// The number of times that the call reported sending a pending commit again.
     pub(super) sent_again: usize,
-    /// How often the call failed before it succeeded.
+    /// The number of failed attempts before the call succeeded.
     pub(super) failed: usize,
 }
 
@@ -58,12 +58,12 @@ impl<'a> Host<'a> {
         Self { lab, order, notes: PendingCommitFolder::new(PENDING_COMMITS_FOLDER, store.to_string()), locks }
     }
 
-    /// Returns the member that is queried first, which is the stopped one.
+    /// Returns the etcd member that is queried first. The rounds stop this member.
     pub(super) fn stopped(&self) -> &Etcd {
         &self.lab.etcds[self.order[0]]
     }
 
-    /// Returns the index of a member that keeps running, if there are several.
+    /// Returns the index of an etcd member that keeps running, if there are several members.
     pub(super) fn other_place(&self) -> usize {
         *self.order.last().unwrap()
     }
@@ -86,7 +86,7 @@ impl<'a> Host<'a> {
         Victim::start(self.call("ADD", container), Path::new("/no-such-store"))
     }
 
-    /// Repeats a call until it succeeds, as runtimes do.
+    /// Repeats a plugin call until it succeeds, as runtimes do.
     pub(super) fn settle(&self, verb: &str, container: &str) -> Result<Settled, String> {
         let call = self.call(verb, container);
         let mut settled = Settled::default();
@@ -104,7 +104,7 @@ impl<'a> Host<'a> {
         Err(format!("{verb} of {container} has failed {ATTEMPTS} times: {last:?}"))
     }
 
-    /// Returns the pending commits of a container.
+    /// Returns the recorded pending commits of a container.
     pub(super) fn noted(&self, container: &str) -> Vec<PendingCommit> {
         let text = str::to_owned;
         let (network, container) = (text("net1"), text(container));
@@ -112,7 +112,7 @@ impl<'a> Host<'a> {
         self.notes.recorded_here(&attachment).unwrap()
     }
 
-    /// Runs an operation through one member.
+    /// Runs an operation on the store through one etcd member.
     fn through<T>(&self, member: &Etcd, work: impl AsyncFnOnce(&Ipam) -> Option<T>) -> Option<T> {
         let location = stores::at(&format!("etcd://{}", member.address())).unwrap();
         runtime().block_on(async {
@@ -123,7 +123,7 @@ impl<'a> Host<'a> {
         })
     }
 
-    /// Releases the node's empty blocks, through a member that keeps running.
+    /// Releases the node's empty blocks, through an etcd member that keeps running.
     pub(super) fn give_back(&self) {
         let owner = Owner::host(NODE);
         let given = self.through(&self.lab.etcds[self.other_place()], async |ipam| {
@@ -132,8 +132,8 @@ impl<'a> Host<'a> {
         assert!(given.is_some(), "the blocks of the node could not be released");
     }
 
-    /// Waits until the member that was stopped has forwarded all requests that it received, and has applied all
-    /// commits: its next write comes after those.
+    /// Waits until the etcd member that was stopped has forwarded all requests that it received, and has applied all
+    /// commits. The next write through the member comes after all earlier requests.
     pub(super) fn until_all_has_landed(&self) {
         until_disconnected(self.stopped());
         let until = Instant::now() + WAIT;
@@ -146,7 +146,7 @@ impl<'a> Host<'a> {
 
     /// Checks that these containers have exactly these addresses, and that no other address is held.
     pub(super) fn check(&self, expected: &BTreeMap<&str, Vec<IpAddr>>) -> Result<(), String> {
-        // This fails unless blocks, handles and affinities agree.
+        // Reading the store fails unless blocks, handles and affinities agree.
         let held = self.lab.books().held;
         for (container, addresses) in expected {
             let handle = format!("net1.{container}");

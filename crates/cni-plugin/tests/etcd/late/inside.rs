@@ -1,5 +1,5 @@
-//! The state of an etcd as observed from outside, even while it is stopped: its unread bytes, its log on disk, and
-//! whether it is processing any request.
+//! Observes an etcd from outside, even while the etcd is stopped: its unread bytes, its log on disk, and whether it is
+//! processing a request.
 
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
@@ -11,18 +11,18 @@ use crate::server::Etcd;
 
 /// Time limit for etcd to process the requests that it has received.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes of a log that are read at once.
+/// Number of bytes of etcd's log that are read in one step.
 const PIECE: usize = 256 * 1024;
-/// Socket states in `/proc/net/tcp`.
+/// The codes of socket states in `/proc/net/tcp`.
 const TIME_WAIT: &str = "06";
 const LISTEN: &str = "0A";
 
-/// The server's ends of client connections.
+/// The server's ends of the client connections to an etcd.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Connections {
-    /// The number of connections, including those not accepted yet.
+    /// The number of connections, including connections that etcd has not accepted yet.
     pub(super) count: usize,
-    /// The number of unread bytes, plus the number of connections not accepted yet.
+    /// The number of unread bytes, plus the number of connections that etcd has not accepted yet.
     pub(super) unread: u64,
 }
 
@@ -45,7 +45,7 @@ pub(super) fn connections(etcd: &Etcd) -> Connections {
     connections
 }
 
-/// Returns how many requests an etcd has started, and how many of them are unfinished.
+/// Returns how many requests an etcd has started, and how many of these requests are unfinished.
 fn requests(etcd: &Etcd) -> (u64, u64) {
     let metrics = etcd.ask("/metrics").expect("an etcd that is well tells what it does");
     let sum = |name: &str| -> u64 {
@@ -57,7 +57,8 @@ fn requests(etcd: &Etcd) -> (u64, u64) {
     (begun, begun.saturating_sub(ended))
 }
 
-/// Waits until a condition on an etcd's connections holds and no request is unfinished, twice in a row.
+/// Waits until two consecutive checks of an etcd find that a condition on its connections holds and no request is
+/// unfinished.
 fn until(etcd: &Etcd, what: &str, holds: impl Fn(Connections) -> bool) {
     let end = Instant::now() + PATIENCE;
     let mut before = None;
@@ -79,17 +80,17 @@ pub(super) fn until_all_is_read(etcd: &Etcd) {
     until(etcd, "read all", |now| now.unread == 0);
 }
 
-/// Waits until all connections are closed and their requests processed.
+/// Waits until all client connections are closed and their requests are processed.
 pub(super) fn until_disconnected(etcd: &Etcd) {
     until(etcd, "ended all connections", |now| now == Connections::default());
 }
 
-/// An etcd's write-ahead log, from a mark on. It has each proposal before the proposal is applied, even if the guards
-/// do not hold.
+/// An etcd's write-ahead log, from a mark on. The log contains each proposal before the proposal is applied, even if
+/// the conditions of the transaction do not hold.
 #[derive(Debug)]
 pub(super) struct Log {
     folder: PathBuf,
-    /// A file, and an offset in it.
+    /// The mark: a file of the log, and an offset in that file.
     mark: (PathBuf, u64),
 }
 
@@ -106,13 +107,13 @@ impl Log {
         self.mark = (file.clone(), before + written(&file, before).len() as u64);
     }
 
-    /// Counts how often these bytes were written since the mark.
+    /// Counts how often these bytes were written to the log since the mark.
     pub(super) fn count(&self, bytes: &[u8]) -> usize {
         let finder = |(file, from): (PathBuf, u64)| occurrences(&written(&file, from), bytes);
         self.files().into_iter().map(finder).sum()
     }
 
-    /// Lists the files that continue after the mark, with the offset to read each from.
+    /// Lists the log's files that continue after the mark, each with the offset to read it from.
     fn files(&self) -> Vec<(PathBuf, u64)> {
         let entries = self.folder.read_dir().unwrap().map(|entry| entry.unwrap().path());
         let mut files: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|end| end == "wal")).collect();
@@ -123,7 +124,7 @@ impl Log {
     }
 }
 
-/// Reads the bytes written in a file from an offset on. The file is preallocated with zeros.
+/// Reads the bytes that were written to a file from an offset on. The file is preallocated with zeros.
 fn written(file: &Path, from: u64) -> Vec<u8> {
     let mut file = File::open(file).unwrap();
     file.seek(SeekFrom::Start(from)).unwrap();

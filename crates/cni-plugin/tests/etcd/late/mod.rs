@@ -1,15 +1,15 @@
-//! Late ADDs, in rounds: an etcd is stopped (SIGSTOP) while ADDs of the real plugin are under way, the ADDs are killed,
-//! the runtime sends DEL, and etcd continues.
+//! Tests late ADDs, in rounds: an etcd is stopped (SIGSTOP) while ADDs of the real plugin are running, the ADDs are
+//! killed, the runtime sends DEL, and etcd continues.
 //!
-//! Three of four rounds run on one etcd. The fourth runs on a cluster of three, in which the member that the ADDs have
-//! queried is stopped: there the DEL succeeds before that member reads the ADDs' requests. A round has one or several
-//! concurrent ADDs, on a node with or without a block. The ADDs are killed, stopped until the end (as if their death
-//! went unnoticed), or run into their time limit. Then come one DEL, two concurrent DELs, or the ADD again, each
-//! repeated until it succeeds. After all late commits have arrived, nothing of the containers may be left, and no
-//! pending commit of theirs.
+//! Three of four rounds run on one etcd. Every fourth round runs on a cluster of three members, and stops the member
+//! that the ADDs have queried. On the cluster, the DEL succeeds before the stopped member reads the ADDs' requests. A
+//! round has one or several concurrent ADDs, on a node with or without a block. The ADDs are killed, stopped until the
+//! end (as if their death went unnoticed), or run into their time limit. The next calls are one DEL, two concurrent
+//! DELs, or the ADD again, each repeated until it succeeds. After all late commits have arrived, the store must contain
+//! nothing of a deleted container, and no pending commit of any container.
 //!
-//! `MARGAY_LATE_SEED` and `MARGAY_LATE_ROUNDS` choose other rounds and their number; `make torture MODE=late` sets
-//! them.
+//! `MARGAY_LATE_SEED` and `MARGAY_LATE_ROUNDS` choose other rounds and the number of rounds; `make torture MODE=late`
+//! sets both variables.
 
 mod held;
 mod host;
@@ -35,14 +35,14 @@ use tally::{Commit, Tally};
 
 const ROUNDS: u64 = 40;
 const SEED: u64 = 20_261_122;
-/// Keeps etcd from connecting to itself, so that every connection is a plugin's.
+/// Prevents etcd from connecting to itself, so that every connection is a plugin's.
 const ALONE: &str = "--enable-grpc-gateway=false";
 /// Makes a cluster detect the loss of its leader quickly.
 const QUICK: [&str; 3] = [ALONE, "--heartbeat-interval=30", "--election-timeout=300"];
-/// Number of ADDs that are measured to find out how long one takes.
+/// Number of ADDs that are measured to estimate the duration of an ADD.
 const MEASURED: usize = 15;
 
-/// One or several etcd members, their logs, and the timing of ADDs on them.
+/// One or several etcd members, their logs, and the timing of ADDs on these members.
 struct Site {
     lab: Lab,
     logs: Vec<Log>,
@@ -66,7 +66,7 @@ impl Site {
     }
 }
 
-/// One etcd, a cluster of three, and the counts of the rounds so far.
+/// One etcd, a cluster of three members, and the counts of the rounds so far.
 struct World {
     one: Site,
     three: Site,
@@ -135,7 +135,7 @@ fn next_calls(
         let calls = plan.containers.iter().flat_map(|container| std::iter::repeat_n(container, times));
         let calls: Vec<_> = calls.map(|container| scope.spawn(move || host.settle(verb, container))).collect();
         if plan.when == When::Before && plan.place == Place::One {
-            // Sometimes longer than the time limit of a call.
+            // The pause is sometimes longer than the time limit of a plugin call.
             let most = if random.once_in(10) { 1_300_000 } else { 20_000 };
             thread::sleep(Duration::from_micros(random.below(most)));
             go_on();
@@ -153,7 +153,7 @@ fn next_calls(
     Ok(done)
 }
 
-/// Checks that the containers hold exactly the addresses of the next calls' results, and none after their DEL.
+/// Checks that the containers hold exactly the addresses of the next calls' results, and no addresses after their DEL.
 fn check(host: &Host<'_>, plan: &Plan, next: &[Settled]) -> Result<(), String> {
     let about = |what: String| format!("{what}\n{plan:?}");
     let nothing: BTreeMap<_, _> = plan.containers.iter().map(|container| (container.as_str(), Vec::new())).collect();
@@ -168,7 +168,7 @@ fn check(host: &Host<'_>, plan: &Plan, next: &[Settled]) -> Result<(), String> {
     host.check(&nothing).map_err(about)
 }
 
-/// Prints the round in which a test panics.
+/// Prints the seed and number of the round in which a test panics.
 struct Saying(u64, u64);
 
 impl Drop for Saying {

@@ -1,11 +1,11 @@
-//! The plan of a round, drawn from its random numbers.
+//! Draws the plan of a round from the round's random numbers.
 
 use crate::random::Random;
 
-/// One of this many rounds runs on the cluster.
+/// One of this many rounds runs on the cluster of three etcd members.
 const CLUSTER: u64 = 4;
 
-/// The servers of a round.
+/// The etcd servers of a round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     One,
@@ -24,37 +24,37 @@ impl Place {
 /// How the plugins of a node use the host lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HostLocks {
-    /// All use one lock, and so run one after another.
+    /// All plugins use one lock, and therefore run one after another.
     Shared,
-    /// Each has its own lock file, as if its wait for the host lock had timed out.
+    /// Each plugin has its own lock file, as if its wait for the host lock had timed out.
     Apart,
 }
 
-/// When etcd is stopped during an ADD.
+/// The moment of an ADD at which etcd is stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// At a random moment of the ADD.
     Any,
     /// When the ADD's pending commit is recorded.
     Watched,
-    /// After the ADD itself was stopped, at about the processor time at which it has the answer before its commit. It
-    /// then often sends its commit to a stopped etcd.
+    /// After the ADD itself was stopped, at about the processor time at which the ADD has the answer to its last read
+    /// before the commit. The ADD then often sends its commit to a stopped etcd.
     Stopped,
 }
 
-/// How the ADDs end.
+/// How the ADDs of a round end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// Killed while etcd is stopped.
+    /// The ADDs are killed while etcd is stopped.
     Killed,
-    /// Stopped together with etcd, and killed after etcd has read their requests, so that their connections stay open
-    /// until then.
+    /// The ADDs are stopped together with etcd, and killed after etcd has read their requests, so their connections
+    /// stay open until then.
     Frozen,
-    /// They run into their own time limit.
+    /// The ADDs run into their own time limit.
     TimedOut,
 }
 
-/// The runtime's next calls.
+/// The runtime's next plugin calls after the ADDs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     Del,
@@ -62,14 +62,14 @@ pub(super) enum Next {
     AddAgain,
 }
 
-/// When the runtime's next calls run.
+/// The moment at which the runtime's next calls run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum When {
-    /// While etcd is stopped. On a cluster the calls also end before etcd continues.
+    /// While etcd is stopped. On a cluster, the calls also end before etcd continues.
     Before,
     /// At the moment when etcd continues.
     With,
-    /// After etcd has read all that it was sent.
+    /// After etcd has read all data that was sent to it.
     After,
 }
 
@@ -77,7 +77,7 @@ pub(super) enum When {
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) place: Place,
-    /// The index of the cluster's member that is queried first.
+    /// The index of the cluster's etcd member that is queried first.
     pub(super) first: usize,
     /// True if the node releases its blocks before the round.
     pub(super) new_block: bool,
@@ -87,7 +87,8 @@ pub(super) struct Plan {
     pub(super) fate: Fate,
     pub(super) next: Next,
     pub(super) when: When,
-    /// True if the node releases its blocks while etcd is stopped. Only a cluster's other members can process that.
+    /// True if the node releases its blocks while etcd is stopped. Only the other members of a cluster can process a
+    /// release while one member is stopped.
     pub(super) gives_back: bool,
 }
 

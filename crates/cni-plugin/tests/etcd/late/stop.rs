@@ -1,4 +1,4 @@
-//! Stops an etcd at a chosen moment of the ADDs that query it.
+//! Stops an etcd member at a chosen moment while ADDs are querying it.
 
 use std::cell::Cell;
 use std::thread;
@@ -12,19 +12,19 @@ use super::plan::{Fate, Pace, Plan};
 use crate::random::Random;
 use crate::victim::Victim;
 
-/// Maximum wait for an ADD.
+/// Maximum duration of an ADD in these tests.
 const LONGEST_ADD: Duration = Duration::from_millis(500);
-/// Maximum time of an ADD between an answer and its next request.
+/// Maximum time of an ADD between an answer of etcd and the ADD's next request.
 const LONGEST_STEP: Duration = Duration::from_millis(10);
 
-/// The measured time of ADDs, by which etcd is stopped in the middle of one.
+/// The measured duration of ADDs, used to stop etcd in the middle of an ADD.
 #[derive(Debug)]
 pub(super) struct Timing {
     /// The duration of an ADD, with a margin.
     pub(super) life: Duration,
-    /// Approximate processor time of an ADD when it has the answer before its commit and has not recorded the commit
-    /// yet. Adjusted after each round: down if the commit was recorded before etcd was stopped, up if it was not
-    /// recorded afterwards either.
+    /// Approximate processor time at which an ADD has the answer to its last read, but has not recorded its pending
+    /// commit. The estimate is adjusted after each round: down if the commit was recorded before etcd was stopped, and
+    /// up if no commit was recorded afterwards.
     until_answered: Cell<Duration>,
 }
 
@@ -37,7 +37,8 @@ impl Timing {
         self.life / 64
     }
 
-    /// Starts the ADDs, stops etcd, and ends the ADDs as planned. Returns the stopped ADDs, and how many had succeeded.
+    /// Starts the ADDs, stops etcd, and ends the ADDs as planned. Returns the stopped ADDs, and the number of ADDs that
+    /// had succeeded.
     pub(super) fn stop(&self, host: &Host<'_>, plan: &Plan, random: &mut Random) -> (Vec<Victim>, usize) {
         let mut victims: Vec<Victim> = plan.containers.iter().map(|container| host.start(container)).collect();
         let chosen = usize::try_from(random.below(victims.len() as u64)).unwrap();
@@ -51,7 +52,7 @@ impl Timing {
                 wait_for(&mut victims, is_noted);
             }
             Pace::Stopped => {
-                // Vary the moment.
+                // Vary the moment at which the ADD is stopped.
                 let spread = random.below(u64::try_from((2 * self.step()).as_nanos()).unwrap());
                 let ran = self.until_answered.get() + Duration::from_nanos(spread);
                 let until = Instant::now() + LONGEST_ADD;
@@ -79,7 +80,7 @@ impl Timing {
     }
 }
 
-/// Waits for a condition, at most as long as an ADD can take.
+/// Waits for a condition, at most for the maximum duration of an ADD.
 fn wait_for(victims: &mut [Victim], there: impl Fn() -> bool) {
     let until = Instant::now() + LONGEST_ADD;
     while !there() && !victims.iter_mut().all(Victim::is_over) && Instant::now() < until {
@@ -87,7 +88,7 @@ fn wait_for(victims: &mut [Victim], there: impl Fn() -> bool) {
     }
 }
 
-/// Returns the processor time of a process.
+/// Returns the processor time that a process has used.
 fn has_run(victim: &mut Victim) -> Duration {
     clock_getcpuclockid(victim.pid()).and_then(|clock| clock.now()).map_or(Duration::MAX, Duration::from)
 }

@@ -1,4 +1,4 @@
-//! Counts of the situations in all rounds.
+//! Counts the situations and outcomes of all rounds with late ADDs.
 
 use std::collections::BTreeMap;
 
@@ -6,27 +6,28 @@ use super::host::Settled;
 use super::inside::Log;
 use super::plan::{Place, Plan, When};
 
-/// From this many rounds on, a fifth of them must have a commit in flight.
+/// In a test with at least this many rounds, a fifth of the rounds must have a commit in flight.
 const MANY: u64 = 100;
 
 /// A commit whose ADD is dead or stopped, or has timed out.
 #[derive(Debug)]
 pub(super) struct Commit {
-    /// Bytes by which the commit is found in etcd's log.
+    /// Bytes that identify the commit in etcd's log.
     pub(super) mark: Vec<u8>,
-    /// How often the log had the commit when etcd was stopped.
+    /// The number of times that the log contained the commit when etcd was stopped.
     pub(super) before: usize,
-    /// How often the log had the commit after etcd had read everything and before the next call; on a cluster, after
-    /// the next call and before the stopped member continued.
+    /// The number of times that the log contained the commit after etcd had read all data and before the next call. On
+    /// a cluster, the log is read after the next call and before the stopped member continues.
     pub(super) between: Option<usize>,
 }
 
-/// Counts of situations and outcomes.
+/// Counts of situations and outcomes over all rounds.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
-    /// Rounds with a commit in flight: it was still pending when its ADD was dead or stopped, or had timed out.
+    /// The number of rounds with a commit in flight: a commit that was still pending when its ADD was dead or stopped,
+    /// or had timed out.
     in_flight: u64,
-    /// Those rounds of `in_flight` with a commit that was not in etcd's log by then.
+    /// The number of `in_flight` rounds with a commit that etcd's log did not contain yet.
     to_come: u64,
     counts: BTreeMap<String, u64>,
 }
@@ -40,7 +41,7 @@ impl Tally {
         *self.counts.entry(what.into()).or_default() += count as u64;
     }
 
-    /// Counts the situation when etcd was stopped.
+    /// Counts the situation at the moment when etcd was stopped.
     pub(super) fn stopped(&mut self, plan: &Plan, commits: &[Commit], ended_well: usize, unread: u64) {
         let place = plan.place.name();
         self.count(format!("{place}: rounds"));
@@ -89,7 +90,7 @@ impl Tally {
         }
     }
 
-    /// Checks that this many rounds had enough commits in flight to be meaningful.
+    /// Checks that enough of these rounds had commits in flight for a meaningful test.
     pub(super) fn proves_something(&self, rounds: u64) {
         let Self { in_flight, to_come, .. } = *self;
         let [least, least_to_come] = if rounds < MANY { [1, 0] } else { [rounds / 5, rounds / 10] };

@@ -1,4 +1,4 @@
-//! The small part of the Kubernetes API that the record needs, over plain HTTP.
+//! The small part of the Kubernetes API that the recording needs, over plain HTTP.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
@@ -7,26 +7,26 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-/// The objects of the API, and how it refuses requests.
+/// The objects of the Kubernetes API, and how the API refuses requests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Content {
-    /// Objects by URL path.
+    /// The objects of the API, by URL path.
     pub(crate) objects: Map<String, Value>,
-    /// Refusals by resource: `forbidden`, `unauthorized`, `error` or `silent`.
+    /// The kinds of refusals, by resource: `forbidden`, `unauthorized`, `error` or `silent`.
     pub(crate) refuse: Map<String, Value>,
     /// True if KubeVirt's resource definitions are missing.
     pub(crate) without_kubevirt: bool,
 }
 
 impl Content {
-    /// Reads the content from a step, or from a case's setup.
+    /// Reads the API's content from a step, or from a case's setup.
     pub(crate) fn of(kubernetes: &Value) -> Self {
         let map = |name: &str| kubernetes[name].as_object().cloned().unwrap_or_default();
         Self { objects: map("objects"), refuse: map("refuse"), without_kubevirt: kubernetes["kubevirt"] == false }
     }
 }
 
-/// An API server that runs until the test program ends.
+/// A Kubernetes API server that runs until the test program ends.
 #[derive(Debug)]
 pub(crate) struct Api {
     pub(crate) url: String,
@@ -77,7 +77,7 @@ fn refusal(code: u16, reason: &str, message: &str) -> (u16, String) {
     (code, status.to_string())
 }
 
-/// Returns status code and body; a status of 0 means no answer.
+/// Returns the HTTP status code and the body of an answer. A status of 0 means no answer.
 fn answer(content: &Content, path: &str) -> (u16, String) {
     let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
     let (group, plural, name, place) = match parts[..] {

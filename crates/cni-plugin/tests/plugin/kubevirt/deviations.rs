@@ -1,4 +1,4 @@
-//! The recorded calls whose outcome Margay improves, with the expected outcomes.
+//! Lists the recorded calls whose outcome Margay improves, with the expected outcomes.
 
 use serde_json::{Value, json};
 
@@ -7,10 +7,10 @@ use super::Expected;
 /// A recorded call for which a better outcome is expected.
 pub(crate) struct Deviation {
     pub(crate) case: &'static str,
-    /// The index of the step in the case.
+    /// The index of the step in the recorded case.
     pub(crate) step: usize,
     _why: &'static str,
-    /// Changes the recorded outcome to the better one. Also gets the state before the call.
+    /// Changes the recorded outcome to the better outcome. The second argument is the state before the call.
     pub(crate) better: fn(&mut Expected, &Value),
 }
 
@@ -165,7 +165,7 @@ impl Expected {
         }
     }
 
-    /// Expects an address to be held.
+    /// Expects an address in this block to be held by this handle, with the attributes `owner`.
     fn holds(&mut self, address: &str, handle: &str, block: &str, owner: &Value) {
         self.state["addresses"][address] = json!({"handle": handle, "attributes": owner});
         self.state["handles"][handle][block] = 1.into();

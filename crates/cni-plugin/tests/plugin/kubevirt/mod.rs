@@ -1,5 +1,5 @@
-//! Replays Calico's recorded calls for virtual machines, each from the recorded state before the call. They run the
-//! real program under Calico's name on a real etcd, beside a Kubernetes API with the recorded answers.
+//! Replays Calico's recorded calls for virtual machines, each from the recorded state before the call. The calls run
+//! the real program under Calico's name on a real etcd, beside a Kubernetes API with the recorded answers.
 
 mod api;
 mod deviations;
@@ -25,17 +25,17 @@ use deviations::{DEVIATIONS, Deviation};
 use state::{State, advance, brief, numbers, renaming};
 use testkit::server::Etcd;
 
-/// The expected outcome of a call.
+/// The expected outcome of a plugin call.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Expected {
     pub(crate) exit: u8,
-    /// A result, an error's code and text, or null.
+    /// The expected output: a result, an error's code and message, or null.
     pub(crate) said: Value,
-    /// The state as [`brief`] returns it.
+    /// The expected state of the store, in the form of [`brief`].
     pub(crate) state: Value,
 }
 
-/// The etcd, the API and the program with which the record is replayed.
+/// The etcd, the Kubernetes API and the program for replaying the recording.
 struct Stage {
     _etcd: Etcd,
     address: String,
@@ -46,7 +46,7 @@ struct Stage {
     folder: tempfile::TempDir,
 }
 
-/// Writes a kubeconfig for an API.
+/// Writes a kubeconfig for the API at a URL.
 fn write_kubeconfig(folder: &Path, url: &str) -> PathBuf {
     let text = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
             "contexts": [{"name": "c", "context": {"cluster": "k", "user": "u"}}],
@@ -54,7 +54,7 @@ fn write_kubeconfig(folder: &Path, url: &str) -> PathBuf {
             "users": [{"name": "u", "user": {"token": "secret-token"}}]});
     let path = folder.join("kubeconfig");
     std::fs::write(&path, text.to_string()).unwrap();
-    // The mode must not depend on the umask.
+    // The mode of the file must not depend on the umask.
     std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     path
 }
@@ -74,7 +74,7 @@ impl Stage {
         Self { _etcd: etcd, address, store: open.store(), _open: open, runtime, api, folder }
     }
 
-    /// Replaces the content of the store.
+    /// Replaces all documents of the store with a recorded state.
     fn load(&self, state: &State) {
         self.runtime.block_on(async {
             for kv in self.store.list(kv::Range::All).await.unwrap().kvs {
@@ -94,7 +94,8 @@ impl Stage {
         kvs.iter().map(|kv| (text(kv.key.as_bytes()), serde_json::from_slice(kv.value.as_bytes()).unwrap())).collect()
     }
 
-    /// Runs a call. Returns its exit status and its output; an error without its details, which are Margay's own.
+    /// Runs a plugin call. Returns the exit status and the output of the call. An error is returned without its
+    /// details, which are Margay's own.
     fn call(&self, env: &Value, stdin: &Value) -> (u8, Value) {
         let files = self.folder.path().to_str().unwrap();
         let places = [
@@ -119,7 +120,7 @@ impl Stage {
     }
 }
 
-/// Returns the recorded outcome of a call, or the better one.
+/// Returns the expected outcome of a call: the recorded outcome or, with a deviation, the better outcome.
 fn expected(case: &str, at: usize, call: &Value, before: &Value, after: &Value) -> Expected {
     let stdout = &call["stdout"];
     let said = match call["exit"].as_u64() {
