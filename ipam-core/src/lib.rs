@@ -2,20 +2,21 @@
 //!
 //! # Inside
 //!
-//! The IPAM data model and the allocator. Of the workspace's crates this one depends on `kv` only.
+//! Defines the IPAM data model and the allocator. Within the workspace, this crate depends only on the crate `kv`.
 //!
-//! [`model`] holds the documents exactly as Calico stores them. [`pools`], [`reservations`], [`selector`] and
-//! [`utilization`] decide on those documents without any I/O. Time, host names and random numbers are arguments, so
-//! every decision can be repeated. [`Ipam`] is the allocator. Each of its verbs is one transaction on a store that
-//! reads documents, decides and writes. [`assign`] is the largest verb.
+//! [`model`] defines the documents exactly as Calico stores them. [`pools`], [`reservations`], [`selector`] and
+//! [`utilization`] make decisions about these documents without any I/O. Time, host names and random numbers are
+//! arguments, so every decision is reproducible. [`Ipam`] is the allocator. Each verb of the allocator is one
+//! transaction on a store: the verb reads documents, decides and writes. [`assign`] is the largest verb.
 //!
-//! The crate `margay-ipam-operator` has the verbs for operators. It builds on [`write_set`], [`assign_context`],
-//! [`block_lookup`] and [`usage`], which are public for callers like it.
+//! The crate `margay-ipam-operator` implements the verbs for operators on top of [`write_set`], [`assign_context`],
+//! [`block_lookup`] and [`usage`]. These modules are public for such callers.
 //!
 //! # Calico's names
 //!
-//! Every method of Calico's IPAM library has a counterpart here. The documentation of each method names its guards and
-//! its errors. Every method settles a commit whose answer was lost before it returns.
+//! Every method of Calico's IPAM library has a counterpart in this crate. The documentation of each method names the
+//! method's guards and errors. If the answer to a commit is lost, a method finds out the commit's outcome before the
+//! method returns.
 //!
 //! | Calico | Here | Differs in |
 //! |---|---|---|
@@ -72,9 +73,9 @@ pub mod vm;
 pub mod workloads;
 pub mod write_set;
 
-/// Boxes the future of a verb. The compiler generates the code of an `async fn` in each crate that awaits it; the box
-/// makes it generate the code once, here. After a change of this crate, the programs and tests of the workspace build
-/// in 165 s instead of 198 s.
+/// Boxes the future of a verb. The compiler generates the code of an `async fn` again in each crate that awaits it. A
+/// boxed future is compiled only once, in this crate. With boxed futures, the workspace's programs and tests build in
+/// 165 s instead of 198 s after a change of this crate.
 pub(crate) use async_recursion::async_recursion as boxed_future;
 pub use check::{CheckResult, Standing};
 pub use error::{BlockInUse, BridgeError, Error, ErrorSubject, OverlapError, QuotaReached, Result, VmError};
