@@ -136,9 +136,9 @@ fn record(document: &mut IpReservation, before: &Quarantine, after: &Quarantine)
 }
 
 impl Ipam {
-    /// Quarantines addresses that an attachment has just got but another device uses, in one commit. `reason` is given
-    /// for each address. Addresses that the attachment does not hold, or no longer holds, are skipped. Returns the
-    /// addresses that were quarantined.
+    /// Quarantines addresses that an attachment has just got but another device uses, in one commit. `found` contains
+    /// each address with the reason. Addresses that the attachment does not hold, or no longer holds, are skipped.
+    /// Returns the addresses that were quarantined.
     ///
     /// # Errors
     /// Any store error. `Malformed` for damaged documents that the commit needs.
