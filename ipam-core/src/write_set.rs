@@ -477,8 +477,9 @@ impl WriteSet<'_> {
         self.probe_with(blocks, &fitting.unwrap_or_default()).await
     }
 
-    /// Returns the pool's blocks that overlap with a stored block of any size. Reads the keys of all blocks of the
-    /// family, without a guard.
+    /// Returns the networks in a pool where no block can be created, because a stored block overlaps: the pool's block
+    /// around a smaller stored block, or the whole larger stored block. Reads the keys of all blocks of the family,
+    /// without a guard.
     pub async fn taken_in(&mut self, pool: &Pool) -> Result<Vec<IpNet>> {
         let family = pool.family();
         let mut stored: Vec<Key> = Vec::new();

@@ -457,8 +457,8 @@ enum StoredBlockUse {
 }
 
 impl FamilyAssigner<'_> {
-    /// Returns a block of the owner in these pools, full or not, in the order of the pools, or claims a block. Also
-    /// completes work that another writer left unfinished.
+    /// Returns a block of the owner in these pools, full or not, the first in the order of the blocks' keys, or claims
+    /// a block. Also completes work that another writer left unfinished.
     ///
     /// # Errors
     /// `BlockLimit` or `NoNewBlocks` if the owner has no block and cannot claim one.

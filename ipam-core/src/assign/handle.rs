@@ -88,8 +88,8 @@ impl HandleRequest {
         self
     }
 
-    /// Checks that the handle contains no character that a key must not contain. A handle is the last part of a key,
-    /// and old migrations left keys with text after a carriage return.
+    /// Checks that the handle is not empty and contains neither a slash nor a carriage return. A handle is the last
+    /// part of a key, and old migrations left keys with text after a carriage return.
     fn check(&self) -> Result<()> {
         if self.handle.is_empty() || self.handle.contains(['/', '\r']) {
             let handle = &self.handle;
