@@ -36,7 +36,7 @@ pub struct KnownNodes {
     pub pinned: Option<String>,
 }
 
-/// The blocks, addresses and handles of a node in one block. => The part of a block that belongs to a node.
+/// The part of a block that belongs to a departed node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockPart {
     /// Whether the node owns the block.

@@ -314,7 +314,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Scans all blocks in a scope except the blocks that were already seen, and returns the revision of the scan.
+    /// Passes the blocks that were written after a revision to `see`, except blocks that were already seen. Returns the
+    /// revision of the scan.
     async fn scan_blocks_written_since(
         &self,
         since: Revision,

@@ -1,6 +1,6 @@
 //! Stores the attributes of the assigned addresses in a block. Attributes are kept as JSON until they are used, because
-//! an ADD or DEL needs one entry of a block and copies dozens of entries unchanged. Before that, parsing and writing
-//! all attributes took a third of the processor time of an ADD beside 40 others.
+//! an ADD or DEL needs one entry of a block and copies dozens of entries unchanged. Parsing and writing all attributes
+//! of a block took a third of the processor time of an ADD beside 40 others.
 
 use std::collections::BTreeMap;
 use std::fmt;
