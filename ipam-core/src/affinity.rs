@@ -3,8 +3,8 @@
 //!
 //! Each block is changed in one commit, after which the block, its handle and its affinity agree. An interrupted call
 //! has changed some blocks completely and the other blocks not at all. Each commit guards the block and the owner's
-//! affinity to the block; a claim also guards the pool and the settings. The list of an owner's affinities is read
-//! without a guard, so a call can miss an affinity that is created during the call.
+//! affinity to the block; a claim of a block also guards the pool and the settings. The list of an owner's affinities
+//! is read without a guard, so a call can miss an affinity that is created during the call.
 
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction, TxnRange};
@@ -277,8 +277,8 @@ fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
     Ok(subnets.collect())
 }
 
-/// Maximum number of passes over the affinities. A stale affinity may mean that the block has another owner whose
-/// affinity was created after the listing, so a further pass is needed.
+/// Maximum number of times that the affinities are listed. A stale affinity may mean that the block has another owner
+/// whose affinity was created after the listing, so the affinities are listed again.
 const MAX_AFFINITY_PASSES: usize = 3;
 
 impl Ipam {
@@ -364,8 +364,8 @@ impl Ipam {
     /// containers must be released by handle. The node's document is not changed. The call can be repeated.
     ///
     /// # Errors
-    /// The errors of [`release_all_affinities`](Self::release_all_affinities). The keys of old versions are deleted
-    /// anyway, unless the store cannot be reached.
+    /// The errors of [`release_all_affinities`](Self::release_all_affinities). Even after an error, the keys of old
+    /// versions are deleted, unless the store cannot be reached.
     #[boxed_future]
     pub async fn remove_owner(&self, owner: &Owner, deadline: Deadline) -> Result<ReleasedBlocks> {
         let released = match owner {

@@ -1,6 +1,6 @@
 //! Attachments and the attributes that identify the holder of an address.
 //!
-//! Calico's handle contains a network and a container. Such a handle does not identify an attachment, because a
+//! Calico's handle contains a network and a container. Calico's handle does not identify an attachment, because a
 //! container can have several interfaces in one network, and the same container id can occur on two nodes of a cluster.
 //! Allocations therefore also carry Margay's own attributes. Calico keeps these attributes when it rewrites a block.
 
@@ -19,9 +19,9 @@ pub const INTERFACE: &str = "margay.io/ifname";
 ///
 /// The 8 characters are 32 random bits, compared only with the bits of the node's current boot. If an earlier boot has
 /// the same bits (a chance of 1 in 4,294,967,296 at each boot), addresses of the earlier boot count as addresses of the
-/// current boot. Such addresses are kept until the next boot, or until other evidence shows that they are unused. The
-/// bits of the current boot are always exact, so an address of a running container never counts as an address of
-/// another boot.
+/// current boot. The addresses of an earlier boot with equal bits are kept until the next boot, or until other evidence
+/// shows that they are unused. The bits of the current boot are always exact, so an address of a running container
+/// never counts as an address of another boot.
 pub const BOOT: &str = "margay.io/boot";
 /// The allocation attribute with the container's network namespace: `DEVICE:INODE`, for example `4:4026532201`. An
 /// existing namespace is evidence that the attachment lives. If the plugin runs in a process id namespace of its own, a
@@ -97,7 +97,7 @@ fn either<'a>(attributes: &'a BTreeMap<String, String>, own: &str, calicos: &str
     attributes.get(own).or_else(|| attributes.get(calicos)).map(String::as_str)
 }
 
-/// One interface of one container in one network on one node.
+/// An attachment: one interface of one container in one network on one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     /// The network's name.
@@ -125,7 +125,7 @@ pub(crate) enum Ownership {
 }
 
 impl Attachment {
-    /// Returns the id of the handle that holds the attachment's addresses. Calico uses the same id.
+    /// Returns the id of the handle that holds the attachment's addresses. Calico uses the same handle id.
     pub fn handle(&self) -> String {
         crate::model::handle_id(&self.network, &self.container)
     }

@@ -201,7 +201,7 @@ impl Census {
     }
 }
 
-/// A subject's quota and the number of addresses used of it.
+/// A subject's quota and the number of addresses that the subject holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaUse {
     /// The namespace, network or node to which the quota applies.
@@ -252,9 +252,9 @@ impl Ipam {
         Ok(QuotaTally { quotas, counted })
     }
 
-    /// Returns the use of the quotas according to their counters. A counter may be too high. A counter is too low only
-    /// if other programs also assign addresses. A subject that got no address since the last change of the quotas is
-    /// missing.
+    /// Returns the use of the quotas according to their counters. A quota counter may be too high. A quota counter is
+    /// too low only if other programs also assign addresses. A subject that got no address since the last change of the
+    /// quotas is missing.
     async fn counted_quotas(&self, reading: &mut SnapshotReader) -> kv::Result<Vec<QuotaUse>> {
         let (quotas, counted) = self.read_counters(reading, Range::prefix(keys::QUOTAS_PREFIX)).await?;
         let used = |(subject, used): (QuotaSubject, u64)| {

@@ -42,7 +42,7 @@ pub enum Standing {
 /// The comparison of an attachment's addresses with the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckResult {
-    /// All addresses that the attachment holds, and those that its handle holds on its node without a recorded
+    /// All addresses that the attachment holds, and addresses that its handle holds on its node without a recorded
     /// interface.
     pub held: Vec<IpAddr>,
     /// The states of the queried addresses.
@@ -149,7 +149,7 @@ pub(crate) struct HeldAddress {
 }
 
 /// Minimum age of an assignment whose timestamp a repeated request renews. The new timestamp keeps garbage collection
-/// from freeing an address that is about to be used. A runtime's retry of the same call comes sooner.
+/// from freeing an address that is about to be used. A runtime's retry of the same ADD comes sooner.
 const MIN_RENEWAL_AGE: Duration = Duration::seconds(10);
 
 /// Returns the addresses under the attachment's handle that `counts` accepts as the attachment's. The blocks are read
@@ -189,7 +189,7 @@ fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: 
 
 /// Renews boot, time and network namespace of a requested address that the attachment already holds, if it was assigned
 /// in an earlier boot, long ago, or for another network namespace. Runtimes restart containers after a reboot, and
-/// these attributes distinguish their addresses from leftovers.
+/// these attributes distinguish the restarted containers' addresses from leftovers of earlier boots.
 pub(crate) async fn renew(
     work: &mut WriteSet<'_>,
     attachment: &Attachment,

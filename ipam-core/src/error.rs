@@ -16,7 +16,7 @@ use crate::pools::PoolError;
 /// A result of the allocator.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of the allocator. Where Calico has the same error, the text is Calico's.
+/// An error of the allocator. If Calico has the same error, the error message is Calico's.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -61,7 +61,7 @@ pub enum Error {
         .messages.iter().map(|message| format!("; {message}")).collect::<String>()
     )]
     Exhausted {
-        /// The family that has too few free addresses.
+        /// The address family in which too few addresses are free.
         family: Family,
         /// How many addresses of the family could have been assigned.
         assigned: usize,

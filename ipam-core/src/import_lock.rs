@@ -1,9 +1,9 @@
 //! The import lock: a key that reserves a store for the import or migration that fills it.
 //!
-//! While the import lock's key exists, no address is assigned or released. Every verb of the allocator reads the key in
-//! the same request as its other keys, and commits on the condition that the key is absent. The program that fills a
-//! store thus has exclusive use of the store, even if other programs are already configured to use the store. Calico's
-//! own programs ignore the lock. The crate `margay-ipam-operator` copies the contents of stores.
+//! While the import lock's key exists, no address is assigned or released. Every verb of the allocator reads the lock's
+//! key in the same request as its other keys, and commits on the condition that the lock's key is absent. The program
+//! that fills a store thus has exclusive use of the store, even if other programs are already configured to use the
+//! store. Calico's own programs ignore the lock. The crate `margay-ipam-operator` copies the contents of stores.
 
 use std::fmt;
 
@@ -48,7 +48,7 @@ pub enum MoveKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImportState {
-    /// Some keys may not be copied yet.
+    /// Some keys of the source might not be copied yet.
     Copying,
     /// All keys of one revision were copied and compared.
     Copied,

@@ -5,12 +5,12 @@
 //! Defines the IPAM data model and the allocator. Within the workspace, this crate depends only on the crate `kv`.
 //!
 //! [`model`] defines the documents exactly as Calico stores them. [`pools`], [`reservations`], [`selector`] and
-//! [`utilization`] make decisions about these documents without any I/O. Time, host names and random numbers are
+//! [`utilization`] make decisions about stored documents without any I/O. Time, host names and random numbers are
 //! arguments, so every decision is reproducible. [`Ipam`] is the allocator. Each verb of the allocator is one
 //! transaction on a store: the verb reads documents, decides and writes. [`assign`] is the largest verb.
 //!
-//! The crate `margay-ipam-operator` implements the verbs for operators on top of [`write_set`], [`assign_context`],
-//! [`block_lookup`] and [`usage`]. These modules are public for such callers.
+//! The crate `margay-ipam-operator` implements the verbs for operators. The modules [`write_set`], [`assign_context`],
+//! [`block_lookup`] and [`usage`] are public for callers like this crate.
 //!
 //! # Calico's names
 //!

@@ -112,7 +112,7 @@ pub fn overlap(a: IpNet, b: IpNet) -> bool {
 /// precision beyond 2^53.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Count {
-    // If true, the count is 2^128 and `low` is 0. This field is the first one, so that the derived order is the numeric
+    // If true, the count is 2^128 and `low` is 0. The field `all` comes first, so that the derived order is the numeric
     // order.
     all: bool,
     low: u128,

@@ -92,7 +92,7 @@ pub struct PoolQuery<'a> {
 /// more addresses than the host reserves for itself.
 ///
 /// # Errors
-/// [`PoolError`] if no pool is left, or a requested pool does not exist.
+/// [`PoolError`] if no pool can be used, or if a requested pool does not exist.
 pub fn select_pools<'a>(all: &'a [Pool], query: &PoolQuery<'_>) -> Result<Vec<&'a Pool>, PoolError> {
     let mut usable = Vec::new();
     for pool in all {

@@ -32,7 +32,7 @@ use crate::write_set::WriteSet;
 pub const QUARANTINE: &str = "margay-quarantine";
 /// The annotation of the quarantine's reservation: a JSON object that maps addresses to their [`QuarantineEntry`].
 const QUARANTINE_ANNOTATION: &str = "margay.io/quarantine";
-/// Maximum number of quarantined addresses. Each ADD reads all quarantined addresses.
+/// Maximum number of quarantined addresses. The number is limited because each ADD reads all quarantined addresses.
 pub const MAX_QUARANTINED_ADDRESSES: usize = 256;
 /// Minimum time of an address in quarantine, unless the quarantine is full.
 pub const QUARANTINE_PERIOD: Duration = Duration::DAY;

@@ -56,10 +56,10 @@ pub struct ReleasedAddresses {
 }
 
 impl Ipam {
-    /// Releases all addresses that are recorded for an attachment, and those that its handle holds on its node without
-    /// a recorded interface. A renamed node may have addresses of the container under its former name. Such addresses
-    /// are released as well if the container id is one that runtimes generate, or if the former name is no longer
-    /// registered. Finding no address is not an error, so the call can be repeated.
+    /// Releases all addresses that are recorded for an attachment, and all addresses that the attachment's handle holds
+    /// on its node without a recorded interface. A renamed node may have addresses of the container under its former
+    /// name. Addresses under the former name are released as well if the container id is one that runtimes generate, or
+    /// if the former name is no longer registered. Finding no address is not an error, so the call can be repeated.
     ///
     /// If [pending commits](crate::pending_commits) are recorded, an interrupted assignment is settled first, so that
     /// its commit cannot happen afterwards. `old_handles` are the handles under which earlier versions of Calico kept a
@@ -445,8 +445,8 @@ struct OtherHandles {
 
 impl OtherHandles {
     /// Scans the blocks of the handles, one of which is the attachment's. If the other node must be unregistered, its
-    /// registration is read and guarded. This read is needed only if the container id is not one that runtimes
-    /// generate.
+    /// registration is read and guarded. Reading the registration is needed only if the container id is not one that
+    /// runtimes generate.
     async fn find(work: &mut WriteSet<'_>, own: &Attachment, handles: &[String]) -> Result<Self> {
         let named = blocks_of_handles(work, handles).await?;
         let blocks: Vec<IpNet> = named.iter().map(|(_, cidr)| *cidr).collect();

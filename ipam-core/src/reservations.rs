@@ -35,7 +35,7 @@ impl Reservations {
     }
 
     /// Creates the set of all addresses in these reservations. Also returns the entries that could not be parsed, for
-    /// logging. Like Calico, the set ignores such entries.
+    /// logging. As in Calico, entries that cannot be parsed reserve nothing.
     pub fn from_documents<'a>(
         documents: impl IntoIterator<Item = &'a IpReservation>,
     ) -> (Self, Vec<SkippedReservation>) {

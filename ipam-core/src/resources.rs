@@ -18,8 +18,8 @@ use crate::write_set::WriteSet;
 const POOLS_LOCK: &str = "/margay/v1/pools";
 
 impl Ipam {
-    /// Creates a pool. If a gateway is given, the pool is prepared for a bridged network. Affinities that an earlier
-    /// pool left behind are deleted first; see [`Self::drop_affinities_beside`].
+    /// Creates a pool. If a gateway is given, the pool is prepared for a bridged network. Affinities that remain from a
+    /// deleted pool are deleted first; see [`Self::drop_affinities_beside`].
     ///
     /// The commit fails if a pool is created or changed after the pools were read.
     ///

@@ -136,8 +136,8 @@ pub(crate) fn waiting(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: 
     Some(waiting_for(name, until, more))
 }
 
-/// Returns the entry of an address that is pinned to a workload and waits for it. The network and the interface can be
-/// given or left open.
+/// Returns the entry of an address that is pinned to a workload and waits for it. The address waits for any network if
+/// `network` is `None`, and for any interface if `interface` is `None`.
 pub fn pinned_to(name: &str, network: Option<&str>, interface: Option<&str>) -> Attribute {
     waiting_for(name, WaitEnd::Forever, [(STICKY_FOR, Some(PINNED)), (NETWORK, network), (INTERFACE, interface)])
 }

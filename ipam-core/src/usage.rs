@@ -1,5 +1,6 @@
 //! Queries for operators: the use of pools, the holder of an address, the addresses of a handle, and the borrowed
-//! addresses. These queries change nothing and take no locks. Each answer is consistent at one revision.
+//! addresses. The queries for operators change nothing and take no locks. The answer to each query is consistent at one
+//! revision.
 
 use std::net::IpAddr;
 
@@ -263,7 +264,7 @@ pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpN
 pub struct BorrowedAddresses {
     /// The borrowed addresses, ordered by block.
     pub addresses: Vec<BorrowedAddress>,
-    /// The number of addresses without a recorded node. Such addresses may be borrowed.
+    /// The number of addresses without a recorded node, which may be borrowed.
     pub without_node: usize,
 }
 

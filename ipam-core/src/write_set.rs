@@ -385,7 +385,7 @@ impl WriteSet<'_> {
     /// Adds a new block. The commit fails if an overlapping block is created before the commit.
     ///
     /// # Errors
-    /// `Overlap` if an overlapping block exists, or if too many blocks are stored around the new one to guard against
+    /// `Overlap` if an overlapping block exists, or if too many blocks are stored around the new block to guard all of
     /// them. Any store error.
     pub async fn create(&mut self, block: Block) -> Result<()> {
         let cidr = block.cidr();
@@ -398,8 +398,8 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Returns the reason why a block cannot be created: a stored block overlaps with it, or too many blocks are stored
-    /// around it. Costs one request, or none after [`Self::probe_along`] of the block.
+    /// Returns the reason why a block cannot be created: another stored block overlaps, or too many blocks are stored
+    /// around the block. Costs one request, or none after [`Self::probe_along`] of the block.
     pub async fn obstacle(&mut self, cidr: IpNet) -> Result<Option<OverlapError>> {
         Ok(self.ranges_to_guard(cidr).await?.err())
     }

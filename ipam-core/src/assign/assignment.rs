@@ -5,11 +5,11 @@
 //! a routed network a specifically requested address is assigned even if it is reserved. On a bridged network a
 //! reserved address is refused, because it is a gateway or outside the configured range.
 //!
-//! A bridged network can have several pools of a family. These pools are an ordered list, and the first pool with a
-//! free address is used. Disabled pools are skipped. If [hints](crate::hints) are remembered, a full pool is tried last
-//! for a minute, so that an assignment usually does not read it. An assignment is refused only after every pool was
-//! tried. A configuration in host-local's format can define several sets of ranges of one family. Each set has a
-//! separate list of pools, and an attachment gets one address from each set.
+//! A bridged network can have several pools of a family. The pools of a bridged network are an ordered list, and the
+//! first pool with a free address is used. Disabled pools are skipped. If [hints](crate::hints) are remembered, a full
+//! pool is tried last for a minute, so that an assignment usually does not read it. An assignment is refused only after
+//! every pool was tried. A configuration in host-local's format can define several sets of ranges of one family. Each
+//! set of ranges has a separate list of pools, and an attachment gets one address from each set.
 
 use std::net::IpAddr;
 

@@ -34,7 +34,7 @@ const MAX_BLOCKS_READ_AT_ONCE: usize = 4;
 const MAX_BLOCKS_SEARCHED_FOR_EMPTY: usize = 64;
 /// Number of blocks scanned in one round trip after the first chunk of blocks.
 const BLOCKS_PER_SCAN: usize = 64;
-/// Number of blocks tried in a pool that also has blocks of other sizes. Each block costs one request.
+/// Number of blocks tried in a pool that also has blocks of other sizes. Trying a block costs one request.
 const MAX_CANDIDATES_APART: usize = 16;
 /// Maximum number of blocks that one assignment releases because their pools no longer select the node.
 const MAX_BLOCKS_RELEASED: usize = 4;
@@ -377,8 +377,8 @@ impl FamilyAssigner<'_> {
         let mut chunks = 0;
         while let Some(chunk) = places.next_chunk(&self.context.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
-            // If the first two chunks are fully claimed, all others may be too, so reading the keys of overlapping
-            // blocks would be wasted.
+            // If all blocks of the first two chunks are claimed, the other blocks may be claimed too. Reading the keys
+            // of overlapping blocks would then be wasted.
             chunks += 1;
             let probed = if chunks <= 2 { work.probe_along(&wanted).await } else { work.probe(&wanted).await };
             let written = probed?;

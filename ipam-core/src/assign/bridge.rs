@@ -110,8 +110,8 @@ fn is_point_to_point(cidr: IpNet) -> bool {
     cidr.prefix_len() + 1 == cidr.max_prefix_len()
 }
 
-/// True if a gateway lies outside an IPv6 network, like the link-local address of a router. The interface reaches such
-/// a gateway anyway, so the gateway needs no reservation.
+/// True if a gateway lies outside an IPv6 network, like the link-local address of a router. The interface reaches a
+/// link-local gateway without a route, so the gateway needs no reservation.
 pub fn is_outside(cidr: IpNet, gateway: IpAddr) -> bool {
     let is_host = !gateway.is_multicast() && !gateway.is_unspecified() && !gateway.is_loopback();
     cidr.addr().is_ipv6() && gateway.is_ipv6() && is_host && !cidr.contains(&gateway)

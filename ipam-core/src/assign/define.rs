@@ -81,7 +81,7 @@ async fn create(
     request: &AssignRequest,
 ) -> Result<String> {
     let family = Family::of_net(definition.cidr);
-    // There may be too many pools to guard each of them. In that case creations of pools run one after the other.
+    // There may be too many pools to guard each pool. In that case, creations of pools run one after the other.
     ipam.pools_beside(work.tx).await?;
     let stored = work.tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(Some(family)))).await?;
     let mut stored: Vec<IpNet> = stored.iter().filter_map(keys::parse_block).collect();
@@ -272,8 +272,8 @@ fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     spans.into_iter().flat_map(span).collect()
 }
 
-/// Maximum number of stored blocks of the family with which an unused pool is replaced. One guard covers all these
-/// blocks, and a store checks each block.
+/// Maximum number of stored blocks of the family with which an unused pool is replaced. One guard covers all stored
+/// blocks of the family, and a store checks each of these blocks.
 const MAX_BLOCKS_GUARDED: usize = 64;
 /// Number of keys that are deleted with a pool besides its blocks and affinities: the keys of the pool and of two
 /// reservations.

@@ -2,8 +2,7 @@
 //! ensures that an owner has a block without assigning an address.
 //!
 //! For a handle without a container, the attributes of an attachment are not recorded, so its interfaces and boots are
-//! unknown. Each call assigns further addresses. These addresses are kept until they are released by handle or one by
-//! one.
+//! unknown. Each assignment to a handle adds addresses, which are kept until they are released by handle or one by one.
 
 use std::collections::BTreeMap;
 
@@ -103,15 +102,15 @@ impl HandleRequest {
 
 impl Ipam {
     /// Assigns any free addresses or specific addresses to a handle, in the blocks of a node or of a virtual owner.
-    /// Each call assigns further addresses, even to a handle that already has some.
+    /// Each call assigns further addresses, even if the handle already has addresses.
     /// [`HandleRequest::with_most_per_family`] limits the number of addresses. The attributes of the request are
     /// recorded unchanged.
     ///
-    /// The commit guards the handle and the keys that [`assign`](Self::assign) guards. This call records no pending
-    /// commit. On a store that another process serves, the commit of a killed process may still happen, so release the
-    /// handle before you forget it. Two concurrent requests with equal attributes write the same values. If an answer
-    /// is then lost, both requests may return the one address that was assigned. Add an attribute that distinguishes
-    /// the requests.
+    /// The commit guards the handle and the keys that [`assign`](Self::assign) guards. An assignment to a handle
+    /// records no pending commit. On a store that another process serves, the commit of a killed process may still
+    /// happen, so release the handle before you forget it. Two concurrent requests with equal attributes write the same
+    /// values. If the answer to one of two equal requests is lost, both requests may return the only address that was
+    /// assigned. An attribute that differs between the requests prevents this.
     ///
     /// # Errors
     /// `HandleLimit` if the handle's limit would be exceeded. `Invalid` for an invalid handle or owner. Otherwise the

@@ -1,5 +1,5 @@
-//! Assigns addresses to an attachment, or to several attachments of one node in one commit. A trial runs the same code
-//! and stops before the commit.
+//! Assigns addresses to an attachment, or to several attachments of one node in one commit. A trial runs the code of an
+//! assignment and stops before the commit.
 
 mod assignment;
 mod auto;
@@ -106,8 +106,8 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<AssignedAddress>> {
         let Some(live) = self.liveness().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
-        // The evidence is gathered after the leftovers are known. An attachment that gets an address from now on is
-        // then not one of the leftovers.
+        // The evidence is gathered after the leftovers are known. An attachment that gets an address after that is not
+        // one of the leftovers.
         let Some(evidence) = live.evidence().await else { return Err(error) };
         let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
         if findings.cooldown > 0 {

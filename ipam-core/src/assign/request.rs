@@ -169,8 +169,8 @@ pub struct AssignRequest {
     pub host_reserved: Option<HostReserved>,
     /// The gateways that a bridged network requests; `None` for a routed network.
     pub bridge: Option<Bridge>,
-    /// The configured gateways of a bridged network with several pools of a family. Each gateway applies to the pool
-    /// that contains it, and takes precedence over the gateway in the pool's definition.
+    /// The configured gateways of a bridged network with several pools of a family. Each configured gateway applies to
+    /// the pool that contains it, and takes precedence over the gateway in the pool's definition.
     #[serde(default)]
     pub gateways: Vec<IpAddr>,
     /// The pools that the network's configuration defines. Missing pools are created before the assignment.
@@ -266,7 +266,7 @@ impl AssignRequest {
     }
 }
 
-/// One assigned address or prefix.
+/// An assigned address or prefix.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AssignedAddress {
     /// The assigned address, or the first address of the assigned prefix.

@@ -54,9 +54,9 @@ impl FamilyAssigner<'_> {
         self.request.bridge.is_some() && self.context.beside_calico
     }
 
-    /// Returns the number of blocks in these pools that belong to the node's other owner. Such blocks also count
-    /// towards the node's limit. For a secondary network, blocks that can be moved are moved, and addresses are taken
-    /// from them.
+    /// Returns the number of blocks in these pools that belong to the node's other owner. The blocks of the other owner
+    /// also count towards the node's limit. For a secondary network, blocks that can be moved are moved, and addresses
+    /// are taken from them.
     pub(super) async fn take_from_other(
         &self,
         work: &mut WriteSet<'_>,

@@ -138,8 +138,8 @@ impl Assignment<'_> {
                     kept.is_changed |= kept.record.remove(ip);
                     continue;
                 }
-                // An address that the workload keeps for any network may not fit this network but another network of
-                // the workload.
+                // An address that the workload keeps for any network may be unusable in this network, but usable in
+                // another network of the workload.
                 StickyState::OnOther => continue,
                 _ if one.network.is_none() && !is_in_pools => continue,
                 // The pool is disabled, perhaps temporarily, so the address continues to wait.

@@ -22,7 +22,8 @@ use crate::write_set::WriteSet;
 impl Ipam {
     /// Makes a pod an owner of its virtual machine's addresses: the active owner, or the alternate owner for the target
     /// of a migration. A machine without addresses gets the requested addresses, at most one of each family. If the
-    /// machine lacks an address of a family and the request names one, the named address is assigned too.
+    /// machine lacks an address of a family and the request names an address of the family, the named address is
+    /// assigned too.
     ///
     /// The recorded attributes are Calico's. Of the request's attributes, only the timestamp is recorded. Interface and
     /// container do not matter, because the addresses belong to the machine.

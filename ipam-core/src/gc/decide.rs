@@ -15,14 +15,14 @@ pub const MIN_STALE_AGE: Duration = Duration::seconds(60);
 /// The verdicts on a node's allocations. Every allocation is in exactly one list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JudgedAllocations {
-    /// Allocations that were assigned in an earlier boot of this machine and whose address is on no interface. These
-    /// allocations are certainly unused.
+    /// Allocations that were assigned in an earlier boot of this machine and whose address is on no interface.
+    /// Allocations in this list are certainly unused.
     pub earlier: Vec<Allocation>,
     /// Allocations that were assigned in this boot or in an unknown boot, whose network namespace is gone and whose
-    /// address is on no interface. These allocations are unused if a second scan has the same result.
+    /// address is on no interface. Allocations in this list are unused if a second scan has the same result.
     pub gone: Vec<Allocation>,
-    /// Allocations whose address is on no interface, but whose network namespace may exist. These allocations may be in
-    /// use without an interface.
+    /// Allocations whose address is on no interface, but whose network namespace may exist. Allocations in this list
+    /// may be in use without an interface.
     pub idle: Vec<Allocation>,
     /// Allocations in use: the network namespace exists or an interface has the address, or one of these holds for
     /// another address of the attachment.
@@ -243,8 +243,8 @@ pub struct UnlistedAllocations {
     pub gone: Vec<Allocation>,
     /// The number of allocations that are in at least one list.
     pub listed: usize,
-    /// The number of allocations that are in no list and are too young to be freed. These allocations were assigned
-    /// after a list was made, or less than [`MIN_STALE_AGE`] before it was made.
+    /// The number of allocations that are in no list and are too young to be freed. An allocation is too young if it
+    /// was assigned after a list was made, or less than [`MIN_STALE_AGE`] before a list was made.
     pub young: usize,
     /// The number of allocations that are in no list and have no known age: their timestamp is missing or unreadable.
     pub undated: usize,

@@ -60,8 +60,8 @@ pub struct DepartedNode {
     pub parts: BTreeMap<IpNet, BlockPart>,
     /// The addresses that any program has recorded for the node, including tunnels' addresses, by block.
     pub holds: Vec<Hold>,
-    /// The number of the node's addresses that must not simply be freed. Such an address is also recorded for a second
-    /// owner, which may be alive, or belongs to a virtual machine, which may run elsewhere next.
+    /// The number of the node's addresses that must not simply be freed: addresses that are also recorded for a second
+    /// owner, which may be alive, and addresses of virtual machines, which may run elsewhere next.
     pub shared: usize,
     /// The number of addresses in the node's blocks that are recorded for no node. Addresses that wait for their
     /// workloads are not counted.

@@ -42,7 +42,7 @@ pub struct Hold {
     pub block: IpNet,
     /// The handle that holds the address, if any.
     pub handle: Option<String>,
-    /// The sequence number of the address. Each assignment of the address changes this number.
+    /// The sequence number of the address, which changes with each assignment of the address.
     pub sequence_number: u64,
     /// The workload endpoint to delete with the address; see [`with_endpoints`].
     pub endpoint: Option<EndpointToDelete>,
@@ -124,7 +124,7 @@ impl From<&Allocation> for Hold {
 pub struct FreeResult {
     /// The addresses that are now free or in cooldown.
     pub released: Vec<IpAddr>,
-    /// The addresses that were reassigned or released since they were read. These addresses were not freed.
+    /// The addresses that were not freed, because they were reassigned or released since they were read.
     pub changed: Vec<IpAddr>,
     /// The workload endpoints that were deleted with the addresses.
     pub endpoints: Vec<EndpointToDelete>,
@@ -396,8 +396,8 @@ impl Ipam {
 /// Maximum number of attachments that one assignment frees. Freeing several lets the next assignments find free
 /// addresses immediately.
 const MAX_LEFTOVER_ATTACHMENTS: usize = 16;
-/// Maximum number of blocks and handles that freeing leftovers changes. The number is well below the limit of a commit,
-/// because the commit also contains the assignment.
+/// Maximum number of blocks and handles that are changed to free leftovers. A commit can change more keys, but also
+/// contains the assignment.
 const MAX_LEFTOVER_KEYS: usize = 64;
 
 /// An attachment that holds addresses of an earlier boot.
@@ -423,7 +423,7 @@ impl Leftover {
         Self::among(allocations, asks)
     }
 
-    /// Returns the leftovers of earlier boots like [`Self::in_blocks`], but among allocations of the node.
+    /// Returns the leftovers of earlier boots among allocations of the node; see [`Self::in_blocks`].
     fn among(allocations: impl Iterator<Item = Allocation>, asks: &Attachment) -> Vec<Self> {
         let Some(boot) = &asks.boot else { return Vec::new() };
         let mut found: Vec<Self> = Vec::new();

@@ -66,7 +66,7 @@ pub struct Allocation {
     pub block: IpNet,
     /// The handle that holds the address.
     pub handle: String,
-    /// The sequence number of the address. Each assignment of the address changes this number.
+    /// The sequence number of the address, which changes with each assignment of the address.
     pub sequence_number: u64,
     /// The network's name.
     pub network: String,

@@ -1,7 +1,7 @@
 //! Encodes and decodes documents. An absent field is distinguished from a field that is `null`.
 //!
 //! Most documents are declared with `document!`. Unknown fields are written back byte for byte, because another version
-//! or another program may have written them. Such fields may contain numbers that no Rust number type can hold.
+//! or another program may have written them. Unknown fields may contain numbers that no Rust number type can hold.
 
 use std::borrow::Cow;
 use std::fmt;

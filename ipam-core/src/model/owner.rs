@@ -16,8 +16,8 @@ pub enum Owner {
     Host(String),
     /// An owner that is not a node, for example a load balancer.
     Virtual(String),
-    /// A text that names neither a node nor a virtual owner. Such an owner matches no other owner, so addresses of the
-    /// block can only be borrowed.
+    /// A text that names neither a node nor a virtual owner. An owner of unknown form matches no other owner, so
+    /// addresses of its blocks can only be borrowed.
     Other(String),
 }
 

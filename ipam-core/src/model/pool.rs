@@ -183,7 +183,7 @@ impl Pool {
     /// belongs to a network's configuration.
     ///
     /// # Errors
-    /// None for a network inside this pool.
+    /// No error for a network inside this pool.
     pub fn part(&self, name: &str, cidr: IpNet, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = self.resource.reborn(name, uid, now);
         resource.set_spec(CIDR, Some(cidr.to_string().into()));

@@ -113,7 +113,8 @@ fn check_tunnels(cidr: IpNet, ipip: &str, vxlan: &str) -> Result<(), InvalidPool
     Ok(())
 }
 
-/// Calico's error message about `disableBGPExport` says `true` although it means `false`.
+/// Checks the fields of a load balancer's pool. Calico's own error message about `disableBGPExport` says `true` instead
+/// of `false`.
 fn check_load_balancer(written: &JsonObject, ipip: &str, vxlan: &str) -> Result<(), InvalidPool> {
     if let Some(mode) = [ipip, vxlan].into_iter().find(|mode| *mode != "Never") {
         let reason = "Neither IPIPMode nor VXLANMode can be enabled on AllowedUses LoadBalancer IP pool";

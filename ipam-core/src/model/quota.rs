@@ -6,7 +6,7 @@
 //!
 //! A counter is an upper bound of the number of addresses that its subject has. A counter is valid only with the
 //! version of the quotas that it records, because addresses of a subject without a quota are not counted. Each change
-//! of the quotas invalidates all counters, and the next assignment to each subject counts the subject's addresses
+//! of the quotas invalidates all quota counters, and the next assignment to each subject counts the subject's addresses
 //! again.
 
 use std::fmt;

@@ -60,8 +60,8 @@ impl fmt::Display for DocumentKind {
     }
 }
 
-/// The reason why a document could not be written, deleted or shown. If Calico has the same error, the error message is
-/// Calico's. Names are full names; see [`DocumentKind::full_name`].
+/// The reason why a document could not be written, deleted or shown. If Calico has the same error as Margay, the error
+/// message is Calico's. Names are full names; see [`DocumentKind::full_name`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {

@@ -52,7 +52,7 @@ struct QuotaChange {
     /// The change of the number of all other addresses. The counter lacks such addresses if they were assigned after
     /// the counter was written.
     other: i64,
-    /// The subject's number of addresses before this change, once the quota is known to suffice.
+    /// The number of the subject's addresses before this change, which is known once the quota was found to suffice.
     used: Option<u64>,
 }
 
@@ -162,7 +162,7 @@ impl WriteSet<'_> {
     }
 
     /// Checks that every subject that gains addresses stays within its quota. Without a store, addresses cannot be
-    /// counted, so the counters are trusted. Logs a warning for a quota that is nearly used up.
+    /// counted, so the counters are trusted, and a warning is logged for a quota that is nearly used up.
     ///
     /// # Errors
     /// `Quota` if a quota is exceeded. Any store error.

@@ -93,10 +93,10 @@ pub enum AddressState<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Cooldown {
-    /// The addresses whose cooldown is over. These addresses are now free.
+    /// The addresses that are now free, because their cooldown is over.
     pub freed: Vec<IpAddr>,
-    /// The number of releases and waits that were dated too far in the future and were set to now. If the number is not
-    /// 0, write the block even if nothing else changed. Otherwise each read corrects the dates again, and the cooldown
+    /// The number of releases and waits that were dated too far in the future and were set to now. If `moved` is not 0,
+    /// write the block even if nothing else changed. Otherwise each read corrects the dates again, and the cooldown
     /// never ends.
     pub moved: usize,
 }
@@ -238,7 +238,7 @@ impl Block {
         (claimed - now <= Duration::DAY).then(|| age(now, claimed))
     }
 
-    /// Returns the sequence number of the block. Each write of the block increases the number.
+    /// Returns the sequence number of the block, which increases with each write of the block.
     pub fn sequence_number(&self) -> u64 {
         self.sequence_number.or_zero()
     }

@@ -80,7 +80,7 @@ pub enum ReleaseConflictKind {
         /// The sequence number in the block.
         stored: u64,
     },
-    /// Another handle or no handle holds the address.
+    /// The address is held by another handle or by no handle.
     #[error("bad handle: requested {requested}, expected {stored}")]
     Handle {
         /// The handle in the request.
@@ -126,9 +126,9 @@ impl Block {
     }
 
     /// Releases either all requested addresses or none. An address in several requests counts once, and must meet the
-    /// conditions of each request. Addresses without a holder are returned in `unallocated`. If a request has a handle,
-    /// a sticky address waits for its workload, as in [`Self::release_where`]. Without a handle, the workload of a
-    /// sticky address loses the address.
+    /// conditions of all its requests. Addresses without a holder are returned in `unallocated`. If a request has a
+    /// handle, a sticky address waits for its workload, as in [`Self::release_where`]. Without a handle, the workload
+    /// of a sticky address loses the address.
     ///
     /// # Errors
     /// [`ReleaseConflict`] if an address is held by another handle than its request names, or has another sequence
