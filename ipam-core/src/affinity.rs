@@ -66,9 +66,10 @@ impl Ipam {
     /// taken.
     ///
     /// # Errors
-    /// `OutsidePools` and `SmallerThanBlock`, with Calico's texts. `Invalid` for more than [`MAX_BLOCKS_CLAIMED`]
-    /// blocks, or for an owner that is neither a node nor virtual. `UnknownNode` if the node is not registered. Any
-    /// store error, after which some blocks may be claimed already.
+    /// `OutsidePools` for a network in no enabled pool, and `SmallerThanBlock` for a network smaller than a block, with
+    /// Calico's error messages. `Invalid` for more than [`MAX_BLOCKS_CLAIMED`] blocks, or for an owner that is neither
+    /// a node nor virtual. `UnknownNode` if the node is not registered. Any store error, after which some blocks may be
+    /// claimed already.
     #[boxed_future]
     pub async fn claim_affinity(&self, owner: &Owner, cidr: IpNet, deadline: Deadline) -> Result<ClaimedBlocks> {
         let cidr = cidr.trunc();
@@ -85,8 +86,8 @@ impl Ipam {
     /// No address is released, and no block of another owner is changed.
     ///
     /// # Errors
-    /// `OutsidePools` and `SmallerThanBlock`. `Malformed` for damaged blocks, after all other blocks were released. Any
-    /// store error.
+    /// `OutsidePools` for a network in no pool, and `SmallerThanBlock` for a network smaller than a block. `Malformed`
+    /// for damaged blocks, after all other blocks were released. Any store error.
     #[boxed_future]
     pub async fn release_affinity(
         &self,
@@ -130,7 +131,7 @@ impl Ipam {
     /// Releases all blocks of a node, and all blocks of the virtual owner of the node's secondary networks.
     ///
     /// # Errors
-    /// The errors of [`release_all_affinities`](Self::release_all_affinities).
+    /// Any error of [`release_all_affinities`](Self::release_all_affinities).
     #[boxed_future]
     pub async fn release_node_affinities(
         &self,

@@ -37,8 +37,9 @@ pub(crate) struct AssignContext {
     /// The node or the virtual owner that requests addresses.
     pub(crate) host: Claimant,
     /// Whether Calico also reads this store, according to Calico's ClusterInformation document. Calico creates this
-    /// document first and never deletes it. The document is not guarded. An assignment that does not see the document
-    /// yet creates blocks as in a store without Calico, and these blocks are moved later.
+    /// document first and never deletes it. The commit does not guard the ClusterInformation document. An assignment
+    /// that does not see the document yet creates blocks as in a store without Calico, and these blocks are moved
+    /// later.
     pub(crate) beside_calico: bool,
 }
 

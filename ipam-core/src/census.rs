@@ -59,7 +59,7 @@ impl BlockCensus {
 /// A pool and its blocks, with their use.
 #[derive(Clone, Debug)]
 pub struct PoolCensus {
-    /// The pool.
+    /// The counted pool.
     pub pool: Pool,
     /// The address counts of the pool, as in [`Ipam::utilization`].
     pub usage: Usage,
@@ -307,7 +307,7 @@ pub struct PoolShare {
 /// A node's shares of all pools.
 #[derive(Clone, Debug, Default)]
 pub struct NodeShare {
-    /// The store revision of the counts. All documents were read at this revision or an earlier one.
+    /// A store revision: all documents were read at this revision or a later one.
     pub revision: Revision,
     /// The node's share of each pool, by the pool's name, including empty shares.
     pub pools: BTreeMap<String, (IpNet, PoolShare)>,
@@ -320,8 +320,8 @@ pub struct NodeShare {
 }
 
 impl Ipam {
-    /// Counts a node's shares of all pools, and the other use within the read scope. The cost does not depend on the
-    /// size of the cluster.
+    /// Counts a node's shares of all pools, and the blocks that are in no pool, within the read scope. The cost does
+    /// not depend on the size of the cluster.
     ///
     /// # Errors
     /// Any store error. Damaged documents are logged and skipped.

@@ -144,7 +144,8 @@ fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standin
 pub(crate) struct HeldAddress {
     pub(crate) ip: IpAddr,
     pub(crate) block: IpNet,
-    /// Whether the address was assigned recently and in the host's current boot. Unknown values count as matching.
+    /// Whether the address was assigned recently and in the host's current boot. An unknown time or boot counts as
+    /// matching.
     is_current: bool,
 }
 

@@ -23,9 +23,9 @@ const ENDPOINTS_PER_READ: usize = 32;
 /// The stored endpoint that a DEL deletes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointToDelete {
-    /// The endpoint's namespace.
+    /// The namespace of the endpoint to delete.
     pub namespace: String,
-    /// The endpoint's name.
+    /// The name of the endpoint to delete.
     pub name: String,
     /// The owner that the endpoint must have to be deleted.
     pub owner: EndpointOwner,
@@ -134,9 +134,9 @@ pub struct EndpointQuery {
 /// Whether an [`EndpointQuery`] reads the pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolsToRead {
-    /// Do not read the pools.
+    /// The query does not read the pools.
     Skipped,
-    /// Read the pools.
+    /// The query reads the pools.
     Read,
 }
 
@@ -148,7 +148,7 @@ pub struct EndpointContext {
     /// The endpoints whose names have the queried prefix, with the revisions of their last writes. Damaged endpoints
     /// are skipped.
     pub endpoints: Vec<(WorkloadEndpoint, Revision)>,
-    /// The pools, if they were read.
+    /// The pools, if the query has read them.
     pub pools: Vec<Pool>,
 }
 
@@ -192,8 +192,8 @@ impl Ipam {
                     pending.attempt = Some((attempts, tx));
                     return Ok((pending, before));
                 }
-                // The store failed, or the revision was compacted between two requests. `attempts` decides whether to
-                // retry.
+                // The store failed, or the revision was compacted between two requests. The `attempts` decide whether
+                // the read is repeated.
                 Err(error) => {
                     if attempts.end::<(), Error>(tx, Err(error)).await?.is_some() {
                         return Err(Error::Invalid("a failed read was committed".to_owned()));

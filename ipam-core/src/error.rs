@@ -1,4 +1,4 @@
-//! Errors of the allocator.
+//! Defines the errors of the allocator.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,7 +13,7 @@ use crate::model::{
 use crate::net::Family;
 use crate::pools::PoolError;
 
-/// A result of the allocator.
+/// The result of an operation of the allocator.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of the allocator. If Calico has the same error, the error message is Calico's.
@@ -115,16 +115,16 @@ pub enum Error {
     /// A pod of a virtual machine gets no address.
     #[error(transparent)]
     Vm(#[from] VmError),
-    /// Two blocks overlap.
+    /// Two blocks overlap, so no address is assigned.
     #[error(transparent)]
     Overlap(#[from] OverlapError),
-    /// Settings contradict each other.
+    /// The settings contradict each other.
     #[error(transparent)]
     Settings(#[from] ContradictorySettings),
     /// The resource to create exists already.
     #[error("{kind} {name} exists already")]
     Exists {
-        /// The kind of the resource.
+        /// The kind of the resource that exists already or is missing.
         kind: ErrorSubject,
         /// The name of the resource.
         name: String,
@@ -316,7 +316,7 @@ pub enum BridgeError {
     /// A container holds the gateway's address.
     #[error("gateway {gateway} is in use as the address of {handle}; release that address, or name another gateway")]
     GatewayInUse {
-        /// The address of the gateway.
+        /// The address of the gateway that a container holds.
         gateway: IpAddr,
         /// The handle that holds the gateway's address.
         handle: String,
@@ -378,7 +378,7 @@ pub struct QuotaReached {
     pub over_leftovers: bool,
 }
 
-/// The reason why a virtual machine's pod gets no address. The error messages are Calico's.
+/// The reason why a virtual machine's pod gets no address. The error messages for virtual machines are Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {

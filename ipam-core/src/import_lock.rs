@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 
 const LOCK_KEY: &str = "/margay/v1/migration";
 
-/// The key of the import lock.
+/// Returns the key of the import lock.
 pub fn import_lock_key() -> Key {
     LOCK_KEY.into()
 }
@@ -23,7 +23,7 @@ pub fn import_lock_key() -> Key {
 /// unchanged.
 ///
 /// # Errors
-/// `ImportLocked` if the store has an import lock. The errors of the verb. Any store error.
+/// `ImportLocked` if the store has an import lock. Any error of the verb. Any store error.
 pub async fn unless_import_locked<T>(tx: &mut Transaction, done: Result<T>) -> Result<T> {
     if let Err(Error::Store(_)) = done {
         return done;

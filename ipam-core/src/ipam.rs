@@ -41,7 +41,7 @@ macro_rules! transact {
 }
 pub(crate) use transact;
 
-/// The source of the current time. Tests replace it.
+/// The source of the current time. Tests replace the clock.
 pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 
 /// The source of unique ids for new resources. By default they are random UUIDs, as text.
@@ -55,9 +55,9 @@ const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 pub enum Nodes {
     /// Only registered nodes, as in a cluster.
     Registered,
-    /// If no node is registered, only the node of the first request, under the name that the node had then. On a store
-    /// of a single machine no node is registered, and a renamed host remains the same node. The unregistered node has
-    /// no labels and no block limit. Once a node is registered, [`Nodes::Registered`] applies.
+    /// If no node is registered, only the node of the first request may have addresses, under the name that the node
+    /// had then. On a store of a single machine no node is registered, and a renamed host remains the same node. An
+    /// unregistered node has no labels and no block limit. Once a node is registered, [`Nodes::Registered`] applies.
     FirstSeen,
 }
 
@@ -226,7 +226,7 @@ impl Ipam {
         (self.uids)()
     }
 
-    /// Reads the document of the node that requests addresses. Prefetch [`Self::host_keys`] first.
+    /// Reads the document of the node that requests addresses. Callers should prefetch the [`Self::host_keys`].
     pub(crate) async fn host(&self, tx: &mut Transaction, name: &str) -> Result<Claimant> {
         let key = keys::resource(ResourceKind::Node, name);
         if let Some(value) = tx.snapshot_get(&key).await? {

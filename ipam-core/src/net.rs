@@ -10,9 +10,9 @@ use serde::{Serialize, Serializer};
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// IPv4.
+    /// The family of IPv4 addresses.
     V4,
-    /// IPv6.
+    /// The family of IPv6 addresses.
     V6,
 }
 

@@ -44,14 +44,15 @@ pub struct PendingCommitId(pub String);
 /// A recorded transaction with an unknown outcome.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PendingCommit {
-    /// The id of the record.
+    /// The id of the pending commit's record.
     pub id: PendingCommitId,
-    /// The transaction.
+    /// The recorded transaction.
     pub txn: Txn,
 }
 
-/// Records pending commits. The records must survive the process, but not the machine. A record is written between two
-/// round trips, so a call should take no longer than a few writes to memory, unless an earlier process left a record.
+/// Keeps records of pending commits. The records must survive the process, but not the machine. A record is written
+/// between two round trips, so a call should take no longer than a few writes to memory, unless an earlier process left
+/// a record.
 #[async_trait]
 pub trait PendingCommits: Send + Sync + fmt::Debug {
     /// Records the transaction that is about to be sent for an attachment, so that [`Self::pending`] returns the
@@ -127,8 +128,8 @@ fn guarded_as_present(txn: &Txn) -> Vec<(Key, Revision)> {
     guards.take(MAX_TXN_OPS).collect()
 }
 
-/// True if the transaction has succeeded and changed a key that it guards as present. A second copy of the transaction
-/// that is still in transit then always fails.
+/// True if the transaction has succeeded and changed a key that it guards as present. After such a success, a second
+/// copy of the transaction that is still in transit always fails.
 fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
     let guarded = guarded_as_present(txn);
     let writes = |range: Range| guarded.iter().any(|(key, _)| range == Range::Key(key.clone()));
@@ -179,7 +180,7 @@ pub(crate) struct RecordingStore {
     inner: Arc<dyn Store>,
     pending_commits: Arc<dyn PendingCommits>,
     attachment: Attachment,
-    /// The currently recorded transaction.
+    /// The transaction that is currently recorded as a pending commit.
     recorded: Mutex<Option<RecordedCommit>>,
 }
 

@@ -219,7 +219,7 @@ fn selection(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, Poo
 /// Returns the enabled pool that contains a requested address.
 ///
 /// # Errors
-/// [`PoolError::AddressOutside`] or [`PoolError::AddressNotForUse`].
+/// [`PoolError::AddressOutside`] or [`PoolError::AddressNotForUse`] if no pool may assign the address.
 pub fn pool_of(all: &[Pool], ip: IpAddr, wanted: PoolUse) -> Result<&Pool, PoolError> {
     let mut enabled = enabled_pools(all, Family::of(ip));
     let pool = enabled.find(|pool| pool.cidr().contains(&ip)).ok_or(PoolError::AddressOutside)?;
@@ -500,7 +500,7 @@ mod tests {
         }
     }
 
-    /// Returns all blocks that [`PoolBlocks::next_unreserved`] returns.
+    /// Returns all unreserved blocks in the order of [`PoolBlocks::next_unreserved`].
     fn unreserved(mut blocks: PoolBlocks, reservations: &Reservations) -> Vec<IpNet> {
         std::iter::from_fn(|| blocks.next_unreserved(reservations)).collect()
     }
@@ -529,7 +529,7 @@ mod tests {
 
     #[test]
     fn blocks_of_huge_network_are_found_at_once() {
-        // All addresses except fd06::10 to fd06::17.
+        // Reserve all addresses except fd06::10 to fd06::17.
         let around = ["fd06::/124", "fd06::18/125", "fd06::20/123"].map(net);
         let rest = (0..58_u8)
             .map(|bit| IpNet::new(IpAddr::V6(((0xfd06_u128 << 112) | (1 << (6 + bit))).into()), 122 - bit).unwrap());

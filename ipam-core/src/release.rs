@@ -57,9 +57,10 @@ pub struct ReleasedAddresses {
 
 impl Ipam {
     /// Releases all addresses that are recorded for an attachment, and all addresses that the attachment's handle holds
-    /// on its node without a recorded interface. A renamed node may have addresses of the container under its former
-    /// name. Addresses under the former name are released as well if the container id is one that runtimes generate, or
-    /// if the former name is no longer registered. Finding no address is not an error, so the call can be repeated.
+    /// on its node without a recorded interface. A renamed node may have addresses of the container under the node's
+    /// former name. Addresses under the node's former name are released as well if the container id is one that
+    /// runtimes generate, or if the node's former name is no longer registered. Finding no address is not an error, so
+    /// the call can be repeated.
     ///
     /// If [pending commits](crate::pending_commits) are recorded, an interrupted assignment is settled first, so that
     /// its commit cannot happen afterwards. `old_handles` are the handles under which earlier versions of Calico kept a
@@ -83,7 +84,7 @@ impl Ipam {
     /// have quotas. If `endpoint` is given, this stored endpoint of the attachment is deleted in the same commit.
     ///
     /// # Errors
-    /// The errors of [`release_attachment`](Self::release_attachment). `Malformed` for a damaged endpoint of a pod.
+    /// Any error of [`release_attachment`](Self::release_attachment). `Malformed` for a damaged endpoint of a pod.
     #[boxed_future]
     pub async fn release_attachment_of(
         &self,
@@ -323,8 +324,8 @@ impl Ipam {
             };
             match found {
                 HandleEntry::Others => continue,
-                // The handle names a block without addresses of the handle, because another writer was interrupted.
-                // Repair the handle.
+                // The handle names a block without addresses of the handle, because another writer was interrupted. The
+                // handle is repaired.
                 HandleEntry::NoBlock => {}
                 HandleEntry::Addresses => {
                     let change =

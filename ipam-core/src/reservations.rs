@@ -14,7 +14,7 @@ pub struct Reservations {
     v6: Spans,
 }
 
-/// An entry of a reservation that reserves nothing, because it is neither a network nor an address.
+/// A reservation's entry that reserves no address, because it is neither a network nor an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkippedReservation {
     /// The name of the reservation.

@@ -120,8 +120,8 @@ impl Ipam {
 
     /// Changes the IPAM settings, and returns the new settings. `change` gets the stored settings, and is called again
     /// if another writer changed the settings before the commit. No change of another writer is lost, whereas Calico
-    /// overwrites such changes. Unknown fields are kept. If nothing changes, nothing is written. After the commit,
-    /// assignments that were decided by the old settings fail. Existing allocations are kept.
+    /// overwrites such changes. Unknown fields of the settings are kept. Unchanged settings are not written. After the
+    /// commit, assignments that were decided by the old settings fail. Existing allocations are kept.
     ///
     /// The commit guards the settings.
     ///

@@ -166,7 +166,7 @@ fn labels(labels: &[(&str, String)]) -> String {
 /// it.
 ///
 /// # Errors
-/// The errors of [`Store::range`].
+/// Any error of [`Store::range`].
 pub async fn oldest_revision(store: &dyn Store, newest: Revision) -> kv::Result<Revision> {
     let (mut gone, mut there) = (0, newest.get());
     while gone + 1 < there {

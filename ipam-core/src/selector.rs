@@ -344,7 +344,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// Returns the only part, or joins all parts into one expression.
+/// Joins the parts of an expression. A single part is returned unchanged.
 fn one_or(mut parts: Vec<Expression>, join: impl FnOnce(Vec<Expression>) -> Expression) -> Expression {
     match parts.pop() {
         Some(only) if parts.is_empty() => only,
@@ -438,7 +438,7 @@ impl SelectorError {
         self.position
     }
 
-    /// Returns the reason of the error.
+    /// Returns the reason why the selector cannot be parsed.
     pub fn kind(&self) -> SelectorErrorKind {
         self.kind
     }

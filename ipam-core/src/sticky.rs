@@ -68,9 +68,9 @@ impl Sticky {
 /// The end of an address's wait for its workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum WaitEnd {
-    /// The wait ends at this time.
+    /// The address waits until this time.
     At(OffsetDateTime),
-    /// The wait never ends.
+    /// The address waits for ever.
     Forever,
 }
 
@@ -98,7 +98,7 @@ pub fn waits_until(entry: &Attribute) -> Option<WaitEnd> {
 const MAX_CLOCK_LEAD: time::Duration = time::Duration::MINUTE;
 
 /// Returns the corrected end of a wait that was recorded too late because a clock was far ahead. The corrected end is
-/// the end after a release now. Returns `None` if the recorded end is plausible.
+/// computed as if the address were released now. Returns `None` if the recorded end is plausible.
 pub(crate) fn end_of_wait(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: i64) -> Option<OffsetDateTime> {
     if entry.handle_id().is_some() {
         return None;
@@ -127,8 +127,8 @@ pub(crate) fn overdue(entry: &Attribute, now: OffsetDateTime) -> Option<OffsetDa
     }
 }
 
-/// Returns the entry of a kept address after a release now. The address waits at least until the cooldown is over.
-/// Returns `None` for an address that no workload keeps.
+/// Returns the entry that a kept address has after it is released now. The address waits at least until the cooldown is
+/// over. Returns `None` for an address that no workload keeps.
 pub(crate) fn waiting(entry: &Attribute, now: OffsetDateTime, cooldown_seconds: i64) -> Option<Attribute> {
     let (name, wait) = (entry.get(STICKY)?, entry.get(STICKY_FOR)?);
     let until = until_after(now, wait, cooldown_seconds);

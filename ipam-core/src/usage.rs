@@ -22,7 +22,7 @@ use crate::write_set::WriteSet;
 /// Repeats a read, at most twice, if the store compacted the read's revision during the read.
 ///
 /// # Errors
-/// The errors of the `read` closure.
+/// Any error of the `read` closure.
 pub async fn reread<T, F: Future<Output = kv::Result<T>>>(mut read: impl FnMut() -> F) -> kv::Result<T> {
     let mut left = 2;
     loop {

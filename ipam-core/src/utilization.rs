@@ -15,7 +15,7 @@ use crate::reservations::Reservations;
 /// in cooldown counts as in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// The number of all addresses.
+    /// The number of addresses of the pool or block.
     pub capacity: Count,
     /// The number of addresses that are not free in their block.
     pub in_use: Count,
@@ -44,8 +44,8 @@ pub struct PoolUsage {
     /// The network of the pool.
     #[serde(serialize_with = "as_text")]
     pub cidr: IpNet,
-    /// The length of the prefixes that the pool assigns. The counts are then numbers of prefixes. `None` for a pool of
-    /// addresses.
+    /// The length of the prefixes that the pool assigns. If this length is set, the pool's counts are numbers of
+    /// prefixes. `None` for a pool of addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_length: Option<u8>,
     /// The address counts of the pool.

@@ -90,7 +90,7 @@ impl FamilyAssigner<'_> {
     /// Assigns the wanted number of free addresses.
     ///
     /// # Errors
-    /// The errors of [`Self::run`].
+    /// Any error of [`Self::run`].
     pub(super) async fn take_free(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let mut own = self.take_from_own(work, taken).await?;
         if taken.len() < self.wanted {
@@ -377,8 +377,8 @@ impl FamilyAssigner<'_> {
         let mut chunks = 0;
         while let Some(chunk) = places.next_chunk(&self.context.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
-            // If all blocks of the first two chunks are claimed, the other blocks may be claimed too. Reading the keys
-            // of overlapping blocks would then be wasted.
+            // If all blocks of the first two chunks are claimed, the other blocks may be claimed too. In such a pool,
+            // reading the keys of overlapping blocks would be wasted.
             chunks += 1;
             let probed = if chunks <= 2 { work.probe_along(&wanted).await } else { work.probe(&wanted).await };
             let written = probed?;
@@ -508,7 +508,8 @@ fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
 
 /// The order in which a host searches for a block that is not stored yet, in chunks of one round trip. The first chunk
 /// begins at the host's start point. Claimed blocks form long runs, and the fuller the pool, the longer the runs. For
-/// this reason the next chunks come from places all over a large pool. The remaining blocks follow in order.
+/// this reason the next chunks come from places all over a large pool. The remaining blocks of the pool follow in
+/// ascending order.
 struct CandidateBlocks<'a> {
     pool: &'a Pool,
     walk: PoolBlocks,

@@ -2,8 +2,8 @@
 //!
 //! A bridge, ptp or macvlan network is a subnet with a network address, a broadcast address and a gateway. The first
 //! assignment for a bridged network records these addresses in its own commit as an IPReservation,
-//! `margay-bridge-<pool>`, with the gateway in an annotation. From then on, no node and no program of Calico assigns
-//! these addresses.
+//! `margay-bridge-<pool>`, with the gateway in an annotation. Once the addresses are recorded, no node and no program
+//! of Calico assigns them.
 
 use std::net::IpAddr;
 
@@ -111,7 +111,7 @@ fn is_point_to_point(cidr: IpNet) -> bool {
 }
 
 /// True if a gateway lies outside an IPv6 network, like the link-local address of a router. The interface reaches a
-/// link-local gateway without a route, so the gateway needs no reservation.
+/// gateway outside the network, but no container gets the gateway's address, so no reservation is needed.
 pub fn is_outside(cidr: IpNet, gateway: IpAddr) -> bool {
     let is_host = !gateway.is_multicast() && !gateway.is_unspecified() && !gateway.is_loopback();
     cidr.addr().is_ipv6() && gateway.is_ipv6() && is_host && !cidr.contains(&gateway)

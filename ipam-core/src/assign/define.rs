@@ -229,8 +229,8 @@ fn outside_but_ends(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     outside
 }
 
-/// Returns the parts of a network outside the inclusive ranges, as few subnets as possible. Without ranges, no part is
-/// outside.
+/// Returns the parts of a network outside the inclusive ranges, as few subnets as possible. Without ranges, the result
+/// is empty.
 pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     if ranges.is_empty() {
         return Vec::new();
@@ -282,7 +282,7 @@ const KEYS_PER_POOL: usize = 3;
 /// True if an earlier configuration of this network created the pool, and the current configuration does not contain
 /// it. Only pools of the family of `cidr` count. A pool that an operator has disabled or opened to other networks is
 /// not deleted automatically. A pool that overlaps with `cidr` counts only if its block size equals the new pool's
-/// block size. Otherwise a new block would overlap with an old block that the commit still finds.
+/// block size. With another block size, a new block would overlap with an old block that the commit still finds.
 fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
     pool.resource().annotation(NETWORK_ANNOTATION) == Some(request.attachment.network.as_str())
         && pool.family() == Family::of_net(cidr)

@@ -103,8 +103,8 @@ impl HandleRequest {
 impl Ipam {
     /// Assigns any free addresses or specific addresses to a handle, in the blocks of a node or of a virtual owner.
     /// Each call assigns further addresses, even if the handle already has addresses.
-    /// [`HandleRequest::with_most_per_family`] limits the number of addresses. The attributes of the request are
-    /// recorded unchanged.
+    /// [`HandleRequest::with_most_per_family`] limits the number of addresses that the handle may hold. The attributes
+    /// of the request are recorded unchanged.
     ///
     /// The commit guards the handle and the keys that [`assign`](Self::assign) guards. An assignment to a handle
     /// records no pending commit. On a store that another process serves, the commit of a killed process may still
@@ -113,8 +113,8 @@ impl Ipam {
     /// assigned. An attribute that differs between the requests prevents this.
     ///
     /// # Errors
-    /// `HandleLimit` if the handle's limit would be exceeded. `Invalid` for an invalid handle or owner. Otherwise the
-    /// errors of [`assign`](Self::assign).
+    /// `HandleLimit` if the handle's limit would be exceeded. `Invalid` for an invalid handle or owner. Any error of
+    /// [`assign`](Self::assign).
     #[boxed_future]
     pub async fn assign_to_handle(&self, request: &HandleRequest, deadline: Deadline) -> Result<Vec<AssignedAddress>> {
         request.check()?;

@@ -72,7 +72,7 @@ impl Ipam {
     /// commits](crate::pending_commits) are recorded, an interrupted assignment to the attachment is settled first.
     ///
     /// # Errors
-    /// Any [`Error`]. The error messages are Calico's.
+    /// Any [`Error`], with Calico's error messages.
     #[boxed_future]
     pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<AssignedAddress>> {
         let mut findings = AttemptFindings::default();
@@ -395,7 +395,7 @@ impl Ipam {
     /// because a scan may take longer than the caller has. Leftover addresses of earlier boots count as unused.
     ///
     /// # Errors
-    /// The errors of [`assign`](Self::assign).
+    /// Any error of [`assign`](Self::assign).
     #[boxed_future]
     pub async fn would_assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<AssignTrial> {
         let mut findings = AttemptFindings { is_trial: true, ..AttemptFindings::default() };

@@ -85,7 +85,7 @@ pub enum Gateway {
     Recorded,
     /// The recorded gateway, or else the pool's first host address.
     First,
-    /// The gateway with this address.
+    /// The gateway is this configured address.
     At(IpAddr),
 }
 
@@ -114,8 +114,8 @@ pub struct PoolDefinition {
     pub name: String,
     /// The network of the pool.
     pub cidr: IpNet,
-    /// The assignable addresses of the pool, as inclusive ranges of first and last address. Empty for the whole
-    /// network.
+    /// The assignable addresses of the pool, as inclusive ranges of first and last address. If empty, all addresses of
+    /// the pool's network are assignable.
     pub ranges: Vec<(IpAddr, IpAddr)>,
     /// The number of the set of ranges to which the pool belongs. The attachment gets one address from each set of a
     /// family, from the first pool of the set with a free address.
@@ -144,8 +144,8 @@ impl PoolDefinition {
 pub struct AssignRequest {
     /// The attachment that gets the addresses. The handle and the attributes of the attachment are recorded.
     pub attachment: Attachment,
-    /// Further attributes to record: `pod`, `namespace`, `timestamp`. The given attributes have Calico's names. On a
-    /// secondary network Margay's names are recorded instead; see [`AttributeNames`].
+    /// Further attributes to record: `pod`, `namespace`, `timestamp`. The attributes in a request have Calico's names.
+    /// On a secondary network Margay's names are recorded instead; see [`AttributeNames`].
     pub attributes: BTreeMap<String, String>,
     /// The requested addresses.
     pub wanted: RequestedAddresses,

@@ -25,8 +25,8 @@ impl Ipam {
     /// machine lacks an address of a family and the request names an address of the family, the named address is
     /// assigned too.
     ///
-    /// The recorded attributes are Calico's. Of the request's attributes, only the timestamp is recorded. Interface and
-    /// container do not matter, because the addresses belong to the machine.
+    /// The attributes of a virtual machine's addresses have Calico's names. Of the request's attributes, only the
+    /// timestamp is recorded. Interface and container do not matter, because the addresses belong to the machine.
     ///
     /// # Errors
     /// [`VmError`] if the pod gets no address, or the errors of [`assign`](Self::assign).

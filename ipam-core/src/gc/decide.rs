@@ -24,8 +24,8 @@ pub struct JudgedAllocations {
     /// Allocations whose address is on no interface, but whose network namespace may exist. Allocations in this list
     /// may be in use without an interface.
     pub idle: Vec<Allocation>,
-    /// Allocations in use: the network namespace exists or an interface has the address, or one of these holds for
-    /// another address of the attachment.
+    /// Allocations in use. The allocation's network namespace exists, an interface has its address, or another address
+    /// of its attachment is in use.
     pub live: Vec<Allocation>,
     /// Allocations that were assigned outside of the container in which the scan ran.
     pub outside: Vec<Allocation>,
@@ -36,8 +36,8 @@ pub struct JudgedAllocations {
 /// Judges each attachment as a whole: while one of the attachment's addresses is in use, none of its addresses is
 /// unused.
 ///
-/// The argument `began` is the time of this machine's boot, if other machines use the store too. An allocation of
-/// another boot then counts as another machine's if it was assigned since `began` or at an unknown time.
+/// The argument `began` is the time of this machine's boot, if other machines use the store too. With `began`, an
+/// allocation of another boot counts as another machine's if it was assigned since `began` or at an unknown time.
 pub fn judge(holdings: &Holdings, evidence: &Evidence, began: Option<OffsetDateTime>) -> JudgedAllocations {
     let mut attachments: BTreeMap<(&str, &str), Vec<&Allocation>> = BTreeMap::new();
     for allocation in &holdings.allocations {
@@ -116,8 +116,8 @@ impl Evidence {
     }
 
     /// True if the scan ran in a container, and the allocation, according to its record, was not assigned in a
-    /// container. A scan in a container sees nothing of an allocation outside. Even the boot id may differ, because
-    /// some containers have a separate boot id.
+    /// container. A scan in a container does not see an allocation outside of the container. Even the boot id may
+    /// differ, because some containers have a separate boot id.
     fn is_outside(&self, one: &Allocation) -> bool {
         let container = one.netns.as_deref().and_then(parse_netns).and_then(|(_, container)| container);
         self.within.is_some() && container.is_none()

@@ -91,7 +91,7 @@ pub struct DepartedNodes {
     /// All nodes that are registered or have addresses or blocks, wanted or not, and the wanted nodes that have
     /// endpoints.
     pub nodes: BTreeSet<String>,
-    /// The holdings of the wanted nodes, by the node's name. Nodes without holdings are left out.
+    /// The holdings of the wanted nodes, by the node's name. Nodes without holdings are not included.
     pub departed: BTreeMap<String, DepartedNode>,
 }
 

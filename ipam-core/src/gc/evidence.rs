@@ -20,8 +20,8 @@ pub struct Evidence {
     /// The names of all scanned network namespaces, without the part after a slash; see
     /// [`NETNS`](crate::attachment::NETNS). `None` if the name of a scanned namespace is unknown.
     pub namespaces: Option<BTreeSet<String>>,
-    /// The process id namespace in which the scan ran, if it is not the machine's initial one. A scan in another
-    /// namespace sees nothing outside of that namespace.
+    /// The process id namespace in which the scan ran, if it is not the machine's initial one. A scan in a container's
+    /// process id namespace does not see anything outside of the container.
     pub within: Option<String>,
 }
 

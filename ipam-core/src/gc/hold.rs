@@ -174,7 +174,7 @@ impl Ipam {
     /// again.
     ///
     /// # Errors
-    /// `Invalid` if the node is registered. The errors of [`free`](Self::free).
+    /// `Invalid` if the node is registered. Any error of [`free`](Self::free).
     #[boxed_future]
     pub async fn free_of_gone(&self, node: &str, batch: &[Hold], deadline: Deadline) -> Result<FreeResult> {
         let freed = transact!(self, deadline, |tx| {
@@ -364,7 +364,7 @@ impl Ipam {
     /// are left unchanged.
     ///
     /// # Errors
-    /// The errors of [`hand_over`](Self::hand_over). `Malformed` for damaged endpoints.
+    /// Any error of [`hand_over`](Self::hand_over). `Malformed` for damaged endpoints.
     pub async fn hand_over_endpoints<'e>(
         &self,
         from: &str,
@@ -403,7 +403,7 @@ const MAX_LEFTOVER_KEYS: usize = 64;
 /// An attachment that holds addresses of an earlier boot.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Leftover {
-    /// The time of the assignment in Unix seconds. An unknown time sorts last.
+    /// The time of the assignment in Unix seconds. An assignment at an unknown time sorts last.
     since: i64,
     handle: String,
     interface: String,

@@ -7,8 +7,8 @@
 //! with a network card of their own use addresses without an interface.
 //!
 //! Callers of this module gather the evidence. [`judge`], [`find_stale`] and [`find_unlisted`] decide on the evidence
-//! without any I/O. Callers must read the holdings first and gather the evidence afterwards. An address that is
-//! assigned in between is then no candidate.
+//! without any I/O. Callers must read the holdings first and gather the evidence afterwards. In this order, an address
+//! that is assigned in between is no candidate.
 //!
 //! Only allocations of the requesting node that have Margay's attributes are candidates. Addresses of tunnels and load
 //! balancers, and addresses that Windows hosts reserve for themselves, lack these attributes. Addresses without these
@@ -227,7 +227,7 @@ pub struct ReadScope {
 /// The blocks that are scanned besides the node's own blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScanScope {
-    /// No other blocks are scanned.
+    /// Only the node's own blocks and the remembered blocks are read.
     #[default]
     None,
     /// All blocks that were written after this revision are scanned. If the revision is unset, or if the store is
@@ -315,7 +315,7 @@ impl Ipam {
     }
 
     /// Passes the blocks that were written after a revision to `see`, except blocks that were already seen. Returns the
-    /// revision of the scan.
+    /// revision up to which the blocks were scanned.
     async fn scan_blocks_written_since(
         &self,
         since: Revision,

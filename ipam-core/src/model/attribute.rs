@@ -45,8 +45,8 @@ impl Attribute {
         Self { released_at: Field::Is(StoredTime::new(now)), ..Self::default() }
     }
 
-    /// Returns the stored handle. An old migration may have left a carriage return and more text in the stored handle,
-    /// so compare handles with [`Self::has_handle`].
+    /// Returns the handle exactly as stored. An old migration may have left a carriage return and more text in the
+    /// stored handle, so compare handles with [`Self::has_handle`].
     pub fn handle_id(&self) -> Option<&str> {
         self.handle_id.get().map(SmolStr::as_str)
     }
@@ -126,7 +126,7 @@ impl Attribute {
         renamed
     }
 
-    /// Replaces all attributes of the holder. Omits an empty map.
+    /// Replaces all attributes of the holder. An empty map is stored as an absent field.
     pub(super) fn set_attributes(&mut self, attributes: BTreeMap<String, String>) {
         self.secondary = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
     }

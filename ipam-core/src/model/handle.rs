@@ -29,8 +29,8 @@ impl Handle {
         Self { block: Field::Is(BTreeMap::new()), deleted: Field::Is(false), extra: UnknownFields::default() }
     }
 
-    /// Returns the blocks of the handle with their counts, in the order of the blocks' text. Invalid entries are
-    /// skipped.
+    /// Returns the blocks of the handle with their counts, in the order of the blocks' text. Invalid entries of the
+    /// handle are skipped.
     pub fn blocks(&self) -> impl Iterator<Item = (IpNet, i64)> {
         let entries = self.block.get().into_iter().flatten();
         entries.filter_map(|(text, count)| Some((text.parse::<IpNet>().ok()?.trunc(), *count)))

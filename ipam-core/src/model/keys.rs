@@ -26,11 +26,11 @@ const STICKY: &str = "/margay/v1/sticky/";
 /// The kinds of resources that have typed documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResourceKind {
-    /// An address pool.
+    /// The kind of address pools.
     IpPool,
-    /// A set of addresses that are never assigned.
+    /// The kind of reservations: sets of addresses that are never assigned.
     IpReservation,
-    /// A node of the cluster.
+    /// The kind of the cluster's nodes.
     Node,
 }
 

@@ -105,7 +105,7 @@ pub enum AffinityState {
     Pending,
     /// The owner is about to release the block.
     PendingDeletion,
-    /// The state is unknown. An unknown state must be treated as not confirmed.
+    /// The state is unknown. An affinity in an unknown state must be treated as not confirmed.
     Unknown,
 }
 

@@ -69,7 +69,7 @@ impl AssignmentMode {
     }
 }
 
-/// The definition of a new pool. Check the definition with [`super::check_new_pool`].
+/// The definition of a new pool. The function [`super::check_new_pool`] checks the definition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NewPool {
@@ -87,7 +87,7 @@ pub struct NewPool {
     pub namespace_selector: String,
     /// The allowed uses of the pool's addresses.
     pub allowed_uses: Vec<PoolUse>,
-    /// Which requests may use the pool.
+    /// The assignment mode, which decides which requests may use the pool.
     pub assignment_mode: AssignmentMode,
 }
 
@@ -167,8 +167,8 @@ impl Pool {
     /// Creates the document of a new pool. `uid` is a random UUID.
     ///
     /// # Errors
-    /// [`Malformed`] if the network or the block size is impossible. [`super::check_new_pool`] describes the problem
-    /// better.
+    /// [`Malformed`] if the network or the block size is impossible. The errors of [`super::check_new_pool`] describe
+    /// the problem better.
     pub fn new(new: &NewPool, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = Resource::new(ResourceKind::IpPool, &new.name, uid, now);
         let spec = NewPool { cidr: new.cidr.trunc(), ..new.clone() }.spec();

@@ -171,7 +171,7 @@ pub fn fitting_block_size(cidr: IpNet, wanted: Option<u8>) -> u8 {
 ///
 /// # Errors
 /// [`InvalidPool`] for the first violated rule:
-/// - The name is valid.
+/// - The pool's name is valid.
 /// - The network has no host bits set, is not link-local, and is not IPv4 mapped into IPv6.
 /// - Blocks have a prefix length of /20 to /32, or /116 to /128, and fit into the pool.
 /// - The selectors can be parsed and do not contain `global()`.
@@ -186,7 +186,8 @@ pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result
     check_neighbours(new, pools, blocks)
 }
 
-/// Checks a changed pool. The network and the block size must not change, since addresses depend on them.
+/// Checks a changed pool against the stored pool. The network and the block size must not change, since addresses
+/// depend on them.
 ///
 /// # Errors
 /// [`InvalidPool`] for a changed network or block size, for a load balancer's pool with another use, and for selectors

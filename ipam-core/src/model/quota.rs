@@ -23,11 +23,11 @@ use crate::attachment::NETWORK;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum QuotaKind {
-    /// A namespace of pods.
+    /// A Kubernetes namespace of pods.
     Namespace,
     /// A network, identified by the name in its configuration.
     Network,
-    /// A node.
+    /// A node that holds addresses.
     Node,
 }
 
@@ -84,7 +84,7 @@ impl fmt::Display for QuotaSubject {
     }
 }
 
-/// The quotas of all subjects. Unknown kinds are kept.
+/// The quotas of all subjects. Unknown kinds of subjects are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quotas(Map<String, Json>);
 

@@ -1,6 +1,6 @@
 //! Defines the kinds of documents that users write and read, the errors about such documents, and the fields of their
-//! specs. A field has a name in JSON, a name in errors and possible values. The documents themselves are in
-//! `margay-ipam-operator`.
+//! specs. A field has a name in JSON, a name in errors and possible values. The crate `margay-ipam-operator` defines
+//! the documents themselves.
 
 use std::fmt;
 
@@ -61,7 +61,7 @@ impl fmt::Display for DocumentKind {
 }
 
 /// The reason why a document could not be written, deleted or shown. If Calico has the same error as Margay, the error
-/// message is Calico's. Names are full names; see [`DocumentKind::full_name`].
+/// message is Calico's. The names in these errors are full names; see [`DocumentKind::full_name`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {

@@ -96,8 +96,8 @@ pub struct Cooldown {
     /// The addresses that are now free, because their cooldown is over.
     pub freed: Vec<IpAddr>,
     /// The number of releases and waits that were dated too far in the future and were set to now. If `moved` is not 0,
-    /// write the block even if nothing else changed. Otherwise each read corrects the dates again, and the cooldown
-    /// never ends.
+    /// write the block even if nothing else changed. If the block is not written, each read corrects the dates again,
+    /// and the cooldown never ends.
     pub moved: usize,
 }
 
@@ -120,7 +120,7 @@ impl Block {
     /// Creates a block of prefixes of this length; see [`Self::new`].
     ///
     /// # Errors
-    /// The errors of [`Self::new`].
+    /// Any error of [`Self::new`].
     pub fn of_length(
         cidr: IpNet,
         length: u8,
@@ -231,8 +231,8 @@ impl Block {
     }
 
     /// Returns the time since the block was claimed. Returns `None` for a claim that counts as very old: no time is
-    /// recorded, or the time is more than a day in the future. A time up to a day in the future counts as now. A time
-    /// further in the future comes from a wrong clock, and would prevent a reclaim of the block for years.
+    /// recorded, or the time is more than a day in the future. A claim up to a day in the future counts as made now. A
+    /// claim further in the future comes from a wrong clock, and would prevent a reclaim of the block for years.
     pub fn claim_age(&self, now: OffsetDateTime) -> Option<Duration> {
         let claimed = self.claimed_at()?;
         (claimed - now <= Duration::DAY).then(|| age(now, claimed))
@@ -268,10 +268,11 @@ impl Block {
     /// An address is in cooldown for more than `cooldown_seconds` after its release, by the clock of `now`. If
     /// `cooldown_seconds` is 0 or less, there is no cooldown.
     ///
-    /// Clocks of machines differ, so a release that is dated in the future counts as a release now. A date up to one
-    /// cooldown in the future is not changed, and the address waits for at most two cooldowns. A date further in the
-    /// future is set to now, because the cooldown would never end. If the local clock is the wrong one, the cooldown is
-    /// too short once, which does less harm. An address that waits for its workload is treated likewise.
+    /// Clocks of machines differ, so a release that is dated in the future counts as a release now. A release date up
+    /// to one cooldown in the future is not changed, and the address waits for at most two cooldowns. A release date
+    /// further in the future is set to now, because the cooldown would never end. If the local clock is the wrong one,
+    /// the cooldown is too short once, which does less harm. The recorded end of an address's wait for its workload is
+    /// corrected in the same way.
     pub fn apply_cooldown(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> Cooldown {
         let cooldown = Duration::seconds(cooldown_seconds.max(0));
         let mut done = Cooldown::default();

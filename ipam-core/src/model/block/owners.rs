@@ -75,7 +75,7 @@ impl OwnerChange {
     }
 }
 
-/// The changes of an address's active and alternate owner. `None` keeps an owner unchanged.
+/// The changes of an address's active and alternate owner. A field with `None` keeps its owner unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerUpdate {
     /// The change of the active owner: `secondary` in the document.
@@ -123,12 +123,13 @@ pub struct OtherOwner {
 
 impl Block {
     /// Changes the owners of an address that is held under a handle. Returns false if the owners are already as
-    /// requested. All expectations are checked before anything changes. Other addresses keep their owners, even if they
-    /// shared the entry. The address keeps its sequence number, because a change of owners is no new assignment.
+    /// requested. The expected owners are checked before an owner is changed. Other addresses keep their owners, even
+    /// if they shared the entry. The address keeps its sequence number, because a change of owners is no new
+    /// assignment.
     ///
     /// # Errors
-    /// [`OwnerRefusal`] if the handle does not hold the address, or an owner is not the expected one. The block is then
-    /// unchanged.
+    /// [`OwnerRefusal`] if the handle does not hold the address, or an owner is not the expected one. On this error,
+    /// the block is unchanged.
     pub fn set_owners(&mut self, address: IpAddr, handle: &str, update: &OwnerUpdate) -> Result<bool, OwnerRefusal> {
         let held = self.attributes_of(address).filter(|entry| entry.has_handle(handle));
         let (Some(entry), Some(ordinal)) = (held, self.ordinal(address)) else {

@@ -42,7 +42,7 @@ impl ReleaseRequest {
     }
 }
 
-/// The outcome of a release.
+/// The outcome of releasing addresses of a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleaseResult {
     /// The addresses that were held before the release and are not held any more, in ascending order.
@@ -103,7 +103,7 @@ impl ReleaseConflict {
 }
 
 impl Block {
-    /// Releases the held addresses of the block that pass the test. A released sticky address then waits for its
+    /// Releases the held addresses of the block that pass the test. After the release, a sticky address waits for its
     /// workload; see [`crate::sticky`].
     ///
     /// Released addresses are in cooldown for `cooldown_seconds` from now. If `cooldown_seconds` is 0 or less, they are
@@ -132,7 +132,7 @@ impl Block {
     ///
     /// # Errors
     /// [`ReleaseConflict`] if an address is held by another handle than its request names, or has another sequence
-    /// number. The block is then unchanged.
+    /// number. On this error, the block is unchanged.
     pub fn release_addresses(
         &mut self,
         requests: &[ReleaseRequest],
@@ -178,8 +178,8 @@ impl Block {
         }
     }
 
-    /// Marks held addresses as released now, then applies the cooldown. Sticky addresses that `may_wait` accepts then
-    /// wait for their workload.
+    /// Marks held addresses as released now, then applies the cooldown. After the release, sticky addresses that
+    /// `may_wait` accepts wait for their workload.
     fn release_held(
         &mut self,
         released: Vec<IpAddr>,

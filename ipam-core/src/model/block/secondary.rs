@@ -24,9 +24,9 @@ impl Block {
     }
 
     /// Replaces Calico's attribute names with Margay's on all addresses of secondary networks that still have Calico's
-    /// names. Returns the number of these addresses. An address with replaced names counts as assigned again, which
-    /// changes its sequence number. Calico's kube-controllers releases an address only with the sequence number that it
-    /// saw first, so it cannot release the address any more.
+    /// names. Returns the number of addresses whose names were replaced. An address with replaced names counts as
+    /// assigned again, which changes its sequence number. Calico's kube-controllers releases an address only with the
+    /// sequence number that it saw first, so it cannot release the address any more.
     pub fn use_own_names(&mut self, known: impl Fn(&str) -> bool) -> usize {
         let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none() && entry.is_secondary(&known));
         let addresses: Vec<IpAddr> = held.map(|(address, _)| address).collect();

@@ -56,7 +56,7 @@ impl StickyRecord {
         self.addresses.push(new);
     }
 
-    /// Removes an address from the record. Returns false if the address was not recorded.
+    /// Removes an address from the workload's record. Returns false if the address was not recorded.
     pub fn remove(&mut self, address: IpAddr) -> bool {
         let before = self.addresses.len();
         self.addresses.retain(|one| one.address != address);
