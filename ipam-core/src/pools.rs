@@ -13,7 +13,7 @@ use crate::selector::SelectorError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// A requested pool is named by neither a network nor the name of a pool.
+    /// The text that names a requested pool is neither a network nor the name of a pool.
     #[error("error parsing pool {0:?}: invalid CIDR address: {0}")]
     UnknownName(String),
     /// A requested pool is not of the requested address family.

@@ -27,8 +27,8 @@ use crate::write_set::{BLOCKS_PER_READ, BlockSlot, WriteSet};
 /// Minimum age of the claim on an empty block before another host takes the block over. A host that has just claimed a
 /// block is about to use it.
 const MIN_RECLAIM_AGE: Duration = Duration::seconds(60);
-/// Maximum number of a host's blocks that are read in one request without a query of their last writes. With more
-/// blocks, the last writes are queried first, which costs one more round trip.
+/// Maximum number of a host's blocks that are read in one request without a query of their last writes. If the host has
+/// more blocks, their last writes are queried first, which costs one more round trip.
 const MAX_BLOCKS_READ_AT_ONCE: usize = 4;
 /// Number of stored blocks searched for an empty block once a block to borrow from is known.
 const MAX_BLOCKS_SEARCHED_FOR_EMPTY: usize = 64;
@@ -164,7 +164,7 @@ impl FamilyAssigner<'_> {
         }
         let mut own = 0;
         let mut rest = self.latest_first(work, blocks).await?.into_iter().peekable();
-        // The first block usually has a free address. If it has none, all other blocks may have to be read.
+        // The first block usually has a free address. If the first block is full, all other blocks may have to be read.
         let mut at_once = 1;
         while taken.len() < self.wanted && rest.peek().is_some() {
             let chunk: Vec<_> = rest.by_ref().take(at_once).collect();
@@ -199,8 +199,8 @@ impl FamilyAssigner<'_> {
 
     /// True if the host owns the block of an affinity, so that addresses may be taken from the block. Stale affinities
     /// are deleted, unfinished affinities are confirmed, and missing blocks are created. A missing block is not created
-    /// if its size differs from the pool's block size, or if it would overlap with a stored block; its affinity is
-    /// deleted.
+    /// if its size differs from the pool's block size, or if it would overlap with a stored block. The affinity to a
+    /// block that is not created is deleted.
     async fn is_own(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_confirmed = work.has_confirmed(&self.owner, cidr).await?;
         if matches!(work.find(cidr).await?, BlockSlot::Absent) && !self.may_make_again(work, cidr).await? {
@@ -223,7 +223,7 @@ impl FamilyAssigner<'_> {
     }
 
     /// True if the missing block of an affinity can be created. The pool may have been recreated with another block
-    /// size after the affinity.
+    /// size after the affinity was created.
     async fn may_make_again(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_of_pool = |pool: &Pool| pool.block_size() == cidr.prefix_len() && pool.cidr().contains(&cidr);
         Ok(self.pool_of(cidr).is_some_and(is_of_pool) && work.obstacle(cidr).await?.is_none())
@@ -328,8 +328,8 @@ impl FamilyAssigner<'_> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
             let blocks = self.candidates(work, pool).await?;
-            // The first blocks usually have a free address. If they have none, the next block with a free address may
-            // be far away.
+            // The first blocks usually have a free address. If all of the first blocks are full, the next block with a
+            // free address may be far away.
             let (first, rest) = blocks.split_at(blocks.len().min(BLOCKS_PER_READ));
             for chunk in std::iter::once(first).chain(rest.chunks(BLOCKS_PER_SCAN)) {
                 if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MAX_BLOCKS_SEARCHED_FOR_EMPTY) {
@@ -491,8 +491,8 @@ impl FamilyAssigner<'_> {
 
 /// Number of blocks whose keys are queried in one round trip.
 const BLOCKS_PER_PROBE: usize = 64;
-/// Number of chunks of blocks taken from random places in a pool. In a pool that is 99 % claimed, these 256 places
-/// contain an unclaimed block with a probability of 92 %.
+/// Number of chunks of blocks taken from random places in a pool. In a pool that is 99 % claimed, the 256 blocks of
+/// these chunks contain an unclaimed block with a probability of 92 %.
 const SCATTERED_CHUNKS: u64 = 4;
 /// Pools with fewer than 2^9 blocks are scanned in order, not in scattered places.
 const MIN_SCATTERED_POOL_BITS: u8 = 9;

@@ -29,8 +29,8 @@ pub struct HandleRequest {
 }
 
 impl HandleRequest {
-    /// Creates a request of these addresses for a handle, in the blocks of this owner. The use of the addresses is that
-    /// of a workload. For a virtual owner, the use is that of a load balancer.
+    /// Creates a request of these addresses for a handle, in the blocks of this owner. By default, the addresses are
+    /// for a workload, or for a load balancer if the owner is virtual.
     pub fn new(handle: impl Into<String>, owner: Owner, wanted: RequestedAddresses) -> Self {
         let terms = AssignRequest::of_owner(&owner, wanted);
         Self { handle: handle.into(), owner, attributes: BTreeMap::new(), most: None, terms }

@@ -144,7 +144,7 @@ impl Ipam {
     }
 
     /// Sets the dates of releases that are too far in the future to now. A successful assignment does not need this
-    /// correction. Without it, failing assignments would find these addresses in cooldown again and again.
+    /// correction. Without the correction, failing assignments would find these addresses in cooldown again and again.
     async fn redate(&self, blocks: &[IpNet], deadline: Deadline) -> Result<()> {
         for cidr in blocks {
             transact!(self, deadline, |tx| {

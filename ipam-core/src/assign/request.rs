@@ -121,8 +121,9 @@ pub struct PoolDefinition {
     /// family, from the first pool of the set with a free address.
     #[serde(default)]
     pub set: usize,
-    /// If present, any pool of this name and family is used, regardless of its network. A new pool gets a free private
-    /// network of the family and size of `cidr` that overlaps with no pool and with none of the networks in `free_of`.
+    /// If `free_of` is present, any pool of this name and family is used, regardless of its network. A new pool gets a
+    /// free private network of the family and size of `cidr` that overlaps with no pool and with none of the networks
+    /// in `free_of`.
     #[serde(default)]
     pub free_of: Option<Vec<IpNet>>,
     /// The gateway that the configuration names for this pool.

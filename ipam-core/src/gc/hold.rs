@@ -3,8 +3,8 @@
 //! own commit.
 //!
 //! An endpoint is deleted on the same evidence as its addresses, and in the same commit. If the container has requested
-//! the address again, that commit fails or skips the address. An endpoint of a live container is therefore never
-//! deleted.
+//! the address again, the commit that would free the address fails or skips the address. An endpoint of a live
+//! container is therefore never deleted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -393,8 +393,8 @@ impl Ipam {
     }
 }
 
-/// Maximum number of attachments that one assignment frees. Freeing several lets the next assignments find free
-/// addresses immediately.
+/// Maximum number of attachments that one assignment frees. Freeing several attachments lets the next assignments find
+/// free addresses immediately.
 const MAX_LEFTOVER_ATTACHMENTS: usize = 16;
 /// Maximum number of blocks and handles that are changed to free leftovers. A commit can change more keys, but also
 /// contains the assignment.

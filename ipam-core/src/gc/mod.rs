@@ -7,8 +7,8 @@
 //! with a network card of their own use addresses without an interface.
 //!
 //! Callers of this module gather the evidence. [`judge`], [`find_stale`] and [`find_unlisted`] decide on the evidence
-//! without any I/O. Callers must read the holdings first and gather the evidence afterwards. In this order, an address
-//! that is assigned in between is no candidate.
+//! without any I/O. Callers must read the holdings first and gather the evidence afterwards. An address that is
+//! assigned after the holdings were read is then not freed.
 //!
 //! Only allocations of the requesting node that have Margay's attributes are candidates. Addresses of tunnels and load
 //! balancers, and addresses that Windows hosts reserve for themselves, lack these attributes. Addresses without these

@@ -152,8 +152,8 @@ impl Attribute {
         self.released_at = Field::Is(StoredTime::new(at));
     }
 
-    /// True if a new address of the holder of `other` can share this entry. The handle and the attributes must be
-    /// equal, and the entry must have no other fields.
+    /// True if a new address of the holder of `other` can share this entry. An entry can be shared only if handle and
+    /// attributes are equal, and if it has no other fields.
     pub(super) fn can_serve(&self, other: &Self) -> bool {
         self.handle_id() == other.handle_id()
             && self.attributes() == other.attributes()

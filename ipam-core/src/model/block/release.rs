@@ -106,9 +106,9 @@ impl Block {
     /// Releases the held addresses of the block that pass the test. After the release, a sticky address waits for its
     /// workload; see [`crate::sticky`].
     ///
-    /// Released addresses are in cooldown for `cooldown_seconds` from now. If `cooldown_seconds` is 0 or less, they are
-    /// free immediately. The release includes [`Self::apply_cooldown`], so addresses whose cooldown is over become free
-    /// too.
+    /// Released addresses are in cooldown for `cooldown_seconds` from now. If `cooldown_seconds` is 0 or less, released
+    /// addresses are free immediately. The release includes [`Self::apply_cooldown`], so addresses whose cooldown is
+    /// over become free too.
     pub fn release_where(
         &mut self,
         now: OffsetDateTime,
