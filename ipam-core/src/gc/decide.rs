@@ -8,8 +8,8 @@ use time::{Duration, OffsetDateTime};
 use super::{Allocation, Evidence, Holdings};
 use crate::model::handle_id;
 
-/// Minimum age of an allocation that is freed because a runtime's list lacks it. The list may be older than a younger
-/// allocation and thus lack it.
+/// Minimum age of an allocation that is freed because a runtime's list lacks it. A runtime's list lacks
+/// an allocation that was made after the list.
 pub const MIN_STALE_AGE: Duration = Duration::seconds(60);
 
 /// The verdicts on a node's allocations. Every allocation is in exactly one list.

@@ -110,7 +110,7 @@ impl DepartedNodes {
                 }
                 self.nodes.insert(node);
             }
-            // Old versions kept only the node's name in the pinned document.
+            // The keys that old versions kept for a node contain only the node's name.
             _ => {
                 let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {
