@@ -1,10 +1,10 @@
-//! Claims blocks for an owner and releases them, one by one or all of a pool, and removes an owner. An owner is a node,
-//! or a virtual owner such as Calico's load balancer.
+//! Claims blocks for an owner, releases the blocks of an owner or of a pool, and removes owners. An owner is a node, or
+//! a virtual owner such as Calico's load balancer.
 //!
-//! Each block is changed in one commit, after which block, handle and affinity agree. So an interrupted call has
-//! changed some blocks completely and the others not at all. Guards: the block and the owner's affinity to it, and for
-//! a claim also the pool and the settings. The list of an owner's affinities is read without a guard, so a call can
-//! miss an affinity that is created meanwhile.
+//! Each block is changed in one commit, after which the block, its handle and its affinity agree. An interrupted call
+//! has changed some blocks completely and the other blocks not at all. Each commit guards the block and the owner's
+//! affinity to the block; a claim of a block also guards the pool and the settings. The list of an owner's affinities
+//! is read without a guard, so a call can miss an affinity that is created during the call.
 
 use ipnet::IpNet;
 use kv::{Content, Deadline, Key, Range, Revision, StoreExt, Transaction, TxnRange};
@@ -20,35 +20,36 @@ use crate::net::{Family, overlap};
 use crate::pools;
 use crate::write_set::WriteSet;
 
-/// Maximum number of blocks that one call claims. An IPv6 pool has more blocks than a call could ever claim.
+/// Maximum number of blocks that one call of [`Ipam::claim_affinity`] claims. An IPv6 pool has more blocks than a call
+/// could ever claim.
 pub const MAX_BLOCKS_CLAIMED: u128 = 4096;
 
-/// Which affinities a release ends.
+/// Decides which affinities a release of blocks ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseIf {
-    /// Only affinities to blocks in which no address is held or in cooldown.
+    /// Ends only affinities to blocks in which no address is held or in cooldown.
     Empty,
-    /// All affinities. The holders of a block's addresses keep them. The block then has no owner, and is deleted once
-    /// it is empty.
+    /// Ends all affinities. Handles keep their addresses in the blocks. A block without an affinity has no owner, and
+    /// is deleted when its last address is released.
     Any,
 }
 
-/// The outcome of a claim.
+/// The outcome of a claim of blocks for an owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClaimedBlocks {
-    /// The blocks that the owner has now, including those that it had before.
+    /// The blocks that the owner has after the claim, including blocks that the owner had before.
     pub claimed: Vec<IpNet>,
-    /// The blocks that were not claimed: another owner has them, they are in use without an owner, or they would
-    /// overlap with a stored block.
+    /// The blocks that were not claimed, because another owner has the block, addresses of the block without an owner
+    /// are in use, or the block would overlap with a stored block.
     pub failed: Vec<IpNet>,
 }
 
-/// The outcome of a release of affinities. Blocks of other owners are in neither list.
+/// The outcome of a release of an owner's blocks. Blocks of other owners are in neither list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedBlocks {
-    /// The blocks that the owner had and has no longer.
+    /// The blocks that the owner had and no longer has.
     pub released: Vec<IpNet>,
-    /// The blocks that [`ReleaseIf::Empty`] kept because they are in use.
+    /// The blocks that [`ReleaseIf::Empty`] kept because some of their addresses are in use.
     pub in_use: Vec<IpNet>,
 }
 
@@ -61,12 +62,14 @@ enum BlockRelease {
 
 impl Ipam {
     /// Claims every block of a network for the owner. The network must be one or more blocks of an enabled pool. Like
-    /// Calico, this checks neither the block limit nor node selectors. A block of another owner is never taken.
+    /// Calico, this function checks neither the block limit nor node selectors. A block of another owner is never
+    /// taken.
     ///
     /// # Errors
-    /// `OutsidePools` and `SmallerThanBlock`, with Calico's texts. `Invalid` for more than [`MAX_BLOCKS_CLAIMED`]
-    /// blocks, or for an owner that is neither a node nor virtual. `UnknownNode`. Any store error, after which some
-    /// blocks may be claimed already.
+    /// `OutsidePools` for a network in no enabled pool, and `SmallerThanBlock` for a network smaller than a block, with
+    /// Calico's error messages. `Invalid` for more than [`MAX_BLOCKS_CLAIMED`] blocks, or for an owner that is neither
+    /// a node nor virtual. `UnknownNode` if the node is not registered. Any store error, after which some blocks may be
+    /// claimed already.
     #[boxed_future]
     pub async fn claim_affinity(&self, owner: &Owner, cidr: IpNet, deadline: Deadline) -> Result<ClaimedBlocks> {
         let cidr = cidr.trunc();
@@ -79,12 +82,12 @@ impl Ipam {
         Ok(done)
     }
 
-    /// Releases the owner's blocks inside a network, which must be one or more blocks of a pool, enabled or not. No
-    /// address is released, and no block of another owner is changed.
+    /// Releases the owner's blocks inside a network. The network must be one or more blocks of a pool, enabled or not.
+    /// No address is released, and no block of another owner is changed.
     ///
     /// # Errors
-    /// `OutsidePools` and `SmallerThanBlock`. `Malformed` for damaged blocks, after all other blocks were released. Any
-    /// store error.
+    /// `OutsidePools` for a network in no pool, and `SmallerThanBlock` for a network smaller than a block. `Malformed`
+    /// for damaged blocks, after all other blocks were released. Any store error.
     #[boxed_future]
     pub async fn release_affinity(
         &self,
@@ -125,10 +128,10 @@ impl Ipam {
         failure.map_or(Ok(done), Err)
     }
 
-    /// Releases all blocks of a node, and those of the virtual owner of its secondary networks.
+    /// Releases all blocks of a node, and all blocks of the virtual owner of the node's secondary networks.
     ///
     /// # Errors
-    /// The errors of [`release_all_affinities`](Self::release_all_affinities).
+    /// Any error of [`release_all_affinities`](Self::release_all_affinities).
     #[boxed_future]
     pub async fn release_node_affinities(
         &self,
@@ -146,7 +149,7 @@ impl Ipam {
         more.and(done)
     }
 
-    /// The usable pool that contains a whole network of at least one block.
+    /// Returns the usable pool that contains the whole network. The network must have the size of at least one block.
     async fn pool_around(&self, cidr: IpNet, usable: impl Fn(&Pool) -> bool, deadline: Deadline) -> Result<Pool> {
         let pools = self.inventory(deadline).await?.pools;
         let pool = pools.into_iter().find(|pool| pool.cidr().contains(&cidr) && usable(pool));
@@ -157,7 +160,7 @@ impl Ipam {
         Ok(pool)
     }
 
-    /// Claims a block. Returns false if the block is not available.
+    /// Claims a block for an owner. Returns false if the block is not available.
     async fn claim_block(&self, tx: &mut Transaction, owner: &Owner, pool: &Pool, cidr: IpNet) -> Result<bool> {
         let pool_key = keys::resource(ResourceKind::IpPool, pool.name());
         let mut needed = self.claimant_keys(owner);
@@ -185,7 +188,7 @@ impl Ipam {
                 if work.has_confirmed(&owner, cidr).await? {
                     return Ok(true);
                 }
-                // Rewriting the block makes a concurrent writer that is about to take it fail and retry.
+                // Rewriting the block makes a concurrent assignment from this block fail and retry.
                 work.change(cidr, |_| ()).await?;
             }
             Some((None, true)) => drop(work.change(cidr, |block| block.set_owner(&owner, now)).await?),
@@ -196,7 +199,7 @@ impl Ipam {
         Ok(true)
     }
 
-    /// Releases the owner's blocks of one family that `mine` selects.
+    /// Releases the owner's blocks of one family that the `mine` predicate accepts.
     async fn release_those(
         &self,
         owner: &Owner,
@@ -223,14 +226,15 @@ impl Ipam {
         failure.map_or(Ok(done), Err)
     }
 
-    /// The blocks to which an owner has affinities.
+    /// Returns the blocks to which an owner has affinities.
     async fn affine_blocks(&self, owner: &Owner, family: Family) -> Result<Vec<IpNet>> {
         let Some(prefix) = keys::affinities_prefix(owner, Some(family)) else { return Ok(Vec::new()) };
         let listing = self.store().list_at(Range::Prefix(prefix), Revision::UNSET, Content::KeysOnly).await?;
         Ok(listing.kvs.iter().filter_map(|kv| Some(keys::parse_affinity(&kv.key)?.1)).collect())
     }
 
-    /// Releases one block. An affinity to a block that is absent or has another owner is stale, and is deleted.
+    /// Releases one block of an owner. An affinity to a block that is missing or has another owner is stale, and is
+    /// deleted.
     async fn release_block(
         &self,
         tx: &mut Transaction,
@@ -260,7 +264,7 @@ impl Ipam {
     }
 }
 
-/// The blocks of a part of a pool, ascending.
+/// Returns the blocks of a pool that lie inside a network, in ascending order.
 fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
     let bits = u32::from(pool.block_size().saturating_sub(cidr.prefix_len()));
     let count = 1_u128.checked_shl(bits).unwrap_or(u128::MAX);
@@ -274,16 +278,16 @@ fn blocks_in(pool: &Pool, cidr: IpNet) -> Result<Vec<IpNet>> {
     Ok(subnets.collect())
 }
 
-/// Maximum number of passes over the affinities. If one proves stale, the block may have another owner whose affinity
-/// was created after the listing, so a further pass is needed.
+/// Maximum number of times that the affinities are listed. A stale affinity may mean that the block has another owner
+/// whose affinity was created after the listing, so the affinities are listed again.
 const MAX_AFFINITY_PASSES: usize = 3;
 
 impl Ipam {
     /// Releases all blocks inside a network, of nodes and of virtual owners, before a pool is deleted or divided. The
-    /// network need not be a pool's. Disable the pool first, because a block that is claimed meanwhile is missed. No
-    /// address is released.
+    /// network need not be the network of a pool. Disable the pool first, because a block that is claimed during the
+    /// call is missed. No address is released.
     ///
-    /// Calico skips virtual owners, and also releases blocks in use, like [`ReleaseIf::Any`].
+    /// In contrast, Calico skips virtual owners and releases even blocks in use, like [`ReleaseIf::Any`].
     ///
     /// # Errors
     /// `Malformed` for damaged blocks, after all other blocks were released. Any store error, after which some blocks
@@ -317,11 +321,12 @@ impl Ipam {
         failure.map_or(Ok(done), Err)
     }
 
-    /// Deletes affinities to missing blocks that overlap with a new pool and do not have its block size. Otherwise
-    /// their owners, or Calico, could create these blocks over the pool's. Returns the number of deleted affinities.
+    /// Deletes affinities to missing blocks that overlap with a new pool and differ from the pool's block size. If
+    /// these affinities were kept, their owners or Calico could create blocks that overlap with the new pool's blocks.
+    /// Returns the number of deleted affinities.
     ///
     /// # Errors
-    /// Any store error. Some affinities may be deleted already.
+    /// Any store error, after which some affinities may be deleted already.
     #[boxed_future]
     pub async fn drop_affinities_beside(&self, new: &NewPool, deadline: Deadline) -> Result<usize> {
         let mut dropped = 0;
@@ -341,7 +346,7 @@ impl Ipam {
         Ok(dropped)
     }
 
-    /// The affinities to blocks that overlap with a network.
+    /// Returns the affinities to blocks that overlap with a network, with their owners.
     async fn affinities_inside(&self, cidr: IpNet) -> Result<Vec<(Owner, IpNet)>> {
         let mut inside = Vec::new();
         for prefix in [keys::host_affinities_prefix(), keys::virtual_affinities_prefix()] {
@@ -354,14 +359,14 @@ impl Ipam {
 }
 
 impl Ipam {
-    /// Removes a node that is gone, or a virtual owner. Releases all its blocks, even those in use, and those of a
-    /// node's secondary networks, and deletes the keys that old versions kept for a node. Holders of addresses in these
-    /// blocks keep them, including the node's own containers, whose addresses must be released by handle. The node's
-    /// document is not changed. The call can be repeated.
+    /// Removes a node that no longer exists, or a virtual owner. Releases all blocks of the owner, even blocks in use.
+    /// For a node, also releases the blocks of the node's secondary networks and deletes the keys that old versions
+    /// kept for the node. Handles keep their addresses in the released blocks. The addresses of the node's own
+    /// containers must be released by handle. The node's document is not changed. The call can be repeated.
     ///
     /// # Errors
-    /// The errors of [`release_all_affinities`](Self::release_all_affinities). The keys of old versions are deleted
-    /// anyway, unless the store cannot be reached.
+    /// The errors of [`release_all_affinities`](Self::release_all_affinities). Even after an error, the keys of old
+    /// versions are deleted, unless the store cannot be reached.
     #[boxed_future]
     pub async fn remove_owner(&self, owner: &Owner, deadline: Deadline) -> Result<ReleasedBlocks> {
         let released = match owner {
@@ -378,9 +383,9 @@ impl Ipam {
         released
     }
 
-    /// Releases one block of a node that is gone, even if the block is in use, and returns whether the node owned it.
-    /// The name must match exactly. An affinity of the node to a block of another owner is deleted as well. The commit
-    /// fails if the node is registered again.
+    /// Releases one block of a node that no longer exists, even if addresses of the block are in use. Returns whether
+    /// the node owned the block. The node's name must match exactly. An affinity of the node to a block of another
+    /// owner is deleted as well. The commit fails if the node is registered again.
     ///
     /// # Errors
     /// `Invalid` if the node is registered. `Malformed` for a damaged block. Any store error.
@@ -404,7 +409,7 @@ impl Ipam {
         })
     }
 
-    /// Deletes the keys that old versions kept for a node that is gone.
+    /// Deletes the keys that old versions kept for a node that no longer exists.
     ///
     /// # Errors
     /// `Invalid` if the node is registered. Any store error.

@@ -1,4 +1,4 @@
-//! Reads what an assignment needs besides blocks: settings, reservations, pools and the node.
+//! Reads the settings, reservations, pools and node that an assignment needs besides blocks.
 
 use ipnet::IpNet;
 use kv::{ErrorKind, Key, Range, Transaction, TxnRange, Value};
@@ -11,38 +11,40 @@ use crate::model::{Document, IpReservation, IpamConfig, Labels, Owner, Pool};
 use crate::quarantine::in_force;
 use crate::reservations::Reservations;
 
-/// Maximum number of keys of unused pools that one commit deletes. A commit has at most 120 guards, and each of these
-/// keys takes one or two.
+/// Maximum number of keys of unused pools that one commit deletes. A commit has at most 120 guards, and deleting such a
+/// key takes one or two guards.
 const MAX_KEYS_DELETED: usize = 40;
 
 /// The settings, reservations, pools and node of an assignment.
 ///
-/// The commit fails if a pool, a reservation or the settings are created or changed meanwhile, so that no address is
-/// assigned against an existing rule. A deleted reservation does no harm, and the used pool has a guard of its own.
-/// With more than 64 pools or reservations, which is more than a commit can check, only the used pool is guarded.
+/// The commit fails if a pool, a reservation or the settings are created or changed after they were read, so no address
+/// is assigned against an existing rule. Deletions of reservations are not guarded, because they do no harm. The pool
+/// of the assigned addresses has a separate guard. A commit can check at most 64 pools or reservations; with more, only
+/// the pool of the assigned addresses is guarded.
 #[derive(Debug)]
 pub(crate) struct AssignContext {
     pub(crate) config: IpamConfig,
-    /// All reserved addresses.
+    /// All addresses that reservations exclude from assignment.
     pub(crate) reservations: Reservations,
     /// The well-formed reservation documents.
     pub(crate) reservation_documents: Vec<IpReservation>,
     /// How many more keys of unused pools the commit may delete.
     pub(crate) deletable: usize,
-    /// Reservations that apply to the present request only.
+    /// Reservations that apply to the current request only.
     kept_off: Vec<IpReservation>,
-    /// All pools, by name.
+    /// All pools, ordered by name.
     pub(crate) pools: Vec<Pool>,
-    /// The node, or the virtual owner.
+    /// The node or the virtual owner that requests addresses.
     pub(crate) host: Claimant,
-    /// Whether Calico also reads this store, which its ClusterInformation document shows. Calico creates this document
-    /// first and never deletes it. It is not guarded. An assignment that does not see it yet creates blocks as on a
-    /// store without Calico, and these are moved later.
+    /// Whether Calico also reads this store, according to Calico's ClusterInformation document. Calico creates this
+    /// document first and never deletes it. The commit does not guard the ClusterInformation document. An assignment
+    /// that does not see the document yet creates blocks as in a store without Calico, and these blocks are moved
+    /// later.
     pub(crate) beside_calico: bool,
 }
 
 impl AssignContext {
-    /// Reads everything in one round trip, together with other keys, and with the keys in the `named` ranges.
+    /// Reads the context in one round trip, together with the other requested keys and the keys in the `named` ranges.
     pub(crate) async fn read(
         ipam: &Ipam,
         tx: &mut Transaction,
@@ -78,26 +80,26 @@ impl AssignContext {
         })
     }
 
-    /// Adds or replaces a reservation that the commit writes.
+    /// Adds a reservation that the commit will write, or replaces the reservation of this name.
     pub(crate) fn set_reservation(&mut self, document: IpReservation) {
         self.reservation_documents.retain(|other| other.name() != document.name());
         self.reservation_documents.push(document);
         self.count_reservations();
     }
 
-    /// Removes a reservation that the commit deletes.
+    /// Removes a reservation that the commit will delete.
     pub(crate) fn remove_reservation(&mut self, name: &str) {
         self.reservation_documents.retain(|other| other.name() != name);
         self.count_reservations();
     }
 
-    /// Reserves networks for the present request only. Nothing is written.
+    /// Reserves networks for the current request only. Nothing is written to the store.
     pub(crate) fn keep_off(&mut self, name: &str, networks: &[IpNet]) {
         self.kept_off.push(IpReservation::new(name, networks, "", OffsetDateTime::UNIX_EPOCH));
         self.count_reservations();
     }
 
-    /// Removes the reservations of [`Self::keep_off`].
+    /// Removes the reservations that [`Self::keep_off`] added.
     pub(crate) fn allow_all(&mut self) {
         if !self.kept_off.is_empty() {
             self.kept_off.clear();
@@ -118,17 +120,18 @@ fn reservations_of<'d>(documents: impl IntoIterator<Item = &'d IpReservation>) -
     reservations
 }
 
-/// The pool that contains the first address of a block.
+/// Returns the pool that contains the first address of a block.
 pub(crate) fn pool_holding<'p>(pools: impl IntoIterator<Item = &'p Pool>, block: IpNet) -> Option<&'p Pool> {
     pools.into_iter().find(|pool| pool.cidr().contains(&block.network()))
 }
 
-/// True if the pool is enabled, but not for a node with these labels. False if the selector cannot be parsed.
+/// True if the pool is enabled, but its node selector excludes a node with these labels. False if the selector cannot
+/// be parsed.
 pub(crate) fn excludes_node(pool: &Pool, node: &Labels) -> bool {
     pool.is_enabled() && pool.selects_node(node) == Ok(false)
 }
 
-/// Reads and guards the settings. Returns the defaults if none are stored.
+/// Reads the IPAM settings and adds a guard for them. Returns the defaults if no settings are stored.
 pub async fn read_config(tx: &mut Transaction) -> Result<IpamConfig> {
     let key = keys::config();
     Ok(match tx.get(&key).await? {
@@ -144,7 +147,7 @@ async fn list_guarded_if_short(tx: &mut Transaction, range: &Range) -> Result<Ve
     }
 }
 
-/// The well-formed documents of a listing. The others are logged and skipped, as in Calico.
+/// Decodes the well-formed documents of a listing. Malformed documents are logged and skipped, as in Calico.
 pub fn decode_all<D: Document>(listed: &[(Key, Value)]) -> Vec<D> {
     let decoded = listed.iter().filter_map(|(key, value)| match D::decode(key, value.as_bytes()) {
         Ok(document) => Some(document),

@@ -1,8 +1,8 @@
 //! Attachments and the attributes that identify the holder of an address.
 //!
-//! Calico's handle contains a network and a container. That does not identify an attachment, because a container can
-//! have several interfaces in one network, and in a cluster the same container id can occur on two nodes. So
-//! allocations also carry our own attributes, which Calico keeps when it rewrites a block.
+//! Calico's handle contains a network and a container. Calico's handle does not identify an attachment, because a
+//! container can have several interfaces in one network, and the same container id can occur on two nodes of a cluster.
+//! Allocations therefore also carry Margay's own attributes. Calico keeps these attributes when it rewrites a block.
 
 use std::collections::BTreeMap;
 
@@ -10,58 +10,63 @@ use serde::{Deserialize, Serialize};
 
 use crate::model::Attribute;
 
-/// The attribute with the network's name.
+/// The allocation attribute with the network's name.
 pub const NETWORK: &str = "margay.io/net";
-/// The attribute with the interface's name in the container.
+/// The allocation attribute with the interface's name in the container.
 pub const INTERFACE: &str = "margay.io/ifname";
-/// The attribute with the boot of the host in which the address was assigned: the first 8 characters of the boot id.
+/// The allocation attribute that records in which boot of the host the address was assigned: the first 8 characters of
+/// the boot id.
 ///
-/// These are 32 random bits, which are only compared with those of the node's current boot. If an earlier boot has the
-/// same bits (a chance of 1 in 4,294,967,296 at each boot), its addresses count as addresses of the current boot. They
-/// are then kept until the next boot, or until other evidence shows that they are unused. The current boot always has
-/// its own bits, so an address of a running container never counts as one of another boot.
+/// The 8 characters are 32 random bits, compared only with the bits of the node's current boot. If an earlier boot has
+/// the same bits (a chance of 1 in 4,294,967,296 at each boot), addresses of the earlier boot count as addresses of the
+/// current boot. The addresses of an earlier boot with equal bits are kept until the next boot, or until other evidence
+/// shows that they are unused. The bits of the current boot are always exact, so an address of a running container
+/// never counts as an address of another boot.
 pub const BOOT: &str = "margay.io/boot";
-/// The attribute with the container's network namespace, which is evidence that the attachment lives: `DEVICE:INODE`,
-/// for example `4:4026532201`. If the plugin runs in a process id namespace of its own, a slash and the inode of that
-/// namespace follow. The name is meaningless in another boot.
+/// The allocation attribute with the container's network namespace: `DEVICE:INODE`, for example `4:4026532201`. An
+/// existing namespace is evidence that the attachment lives. If the plugin runs in a process id namespace of its own, a
+/// slash and the inode of the process id namespace follow. After a reboot the value is meaningless.
 pub const NETNS: &str = "margay.io/netns";
-/// Our attribute with the node's name, on networks that are not Calico's.
+/// Margay's attribute with the node's name, on networks that are not Calico's.
 pub const OWN_NODE: &str = "margay.io/node";
-/// Our attribute with the pod's name, on networks that are not Calico's.
+/// Margay's attribute with the pod's name, on networks that are not Calico's.
 pub const OWN_POD: &str = "margay.io/pod";
-/// Our attribute with the pod's namespace, on networks that are not Calico's.
+/// Margay's attribute with the pod's namespace, on networks that are not Calico's.
 pub const OWN_NAMESPACE: &str = "margay.io/namespace";
-/// Calico's attribute with the node's name. Only addresses of Calico's networks carry it; see [`AttributeNames`].
+/// Calico's attribute with the node's name. Only addresses of Calico's networks carry this attribute; see
+/// [`AttributeNames`].
 pub const NODE: &str = "node";
-/// Calico's attribute with the pod's name. Only addresses of Calico's networks carry it; see [`AttributeNames`].
+/// Calico's attribute with the pod's name. Only addresses of Calico's networks carry this attribute; see
+/// [`AttributeNames`].
 pub const POD: &str = "pod";
-/// Calico's attribute with the pod's namespace. Only addresses of Calico's networks carry it; see [`AttributeNames`].
+/// Calico's attribute with the pod's namespace. Only addresses of Calico's networks carry this attribute; see
+/// [`AttributeNames`].
 pub const NAMESPACE: &str = "namespace";
-/// Calico's attribute with the time of the assignment. We record the time of the last request.
+/// Calico's attribute with the time of the assignment. Margay records the time of the last request for the address.
 pub const TIMESTAMP: &str = "timestamp";
 
 /// The names under which an allocation records its node, pod and namespace.
 ///
-/// For every allocation with Calico's names, Calico's kube-controllers searches the status of the pod for the address,
-/// and releases the address if it is missing there. An address of a secondary network is always missing there.
-/// kube-controllers ignores an allocation without Calico's `node`.
+/// If an allocation has Calico's names, Calico's kube-controllers searches the status of the pod for the address, and
+/// releases an address that is missing there. An address of a secondary network is never in a pod's status.
+/// kube-controllers ignores an allocation without Calico's `node` attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttributeNames {
-    /// Calico's names, for Calico's networks.
+    /// Calico's attribute names, for Calico's networks.
     Calicos,
-    /// Our names, for all other networks.
+    /// Margay's attribute names, for all other networks.
     Own,
 }
 
-/// Pairs of Calico's name and ours.
+/// Pairs of Calico's and Margay's attribute names.
 const NAME_PAIRS: [(&str, &str); 3] = [(NODE, OWN_NODE), (POD, OWN_POD), (NAMESPACE, OWN_NAMESPACE)];
 
-/// Returns Calico's name for one of our names, and any other name unchanged.
+/// Returns Calico's attribute name for a Margay attribute name, and any other name unchanged.
 pub fn common_name(name: &str) -> &str {
     NAME_PAIRS.iter().find(|(_, own)| *own == name).map_or(name, |(calicos, _)| calicos)
 }
 
-/// Replaces Calico's names in the attributes of an allocation with ours. Returns false if there was nothing to replace.
+/// Replaces Calico's attribute names in an allocation with Margay's. Returns false if there was no name to replace.
 pub(crate) fn use_own_names(attributes: &mut BTreeMap<String, String>) -> bool {
     let mut changed = false;
     for (calicos, own) in NAME_PAIRS {
@@ -73,17 +78,17 @@ pub(crate) fn use_own_names(attributes: &mut BTreeMap<String, String>) -> bool {
     changed
 }
 
-/// The node in the attributes of an allocation, under either name.
+/// Returns the node in the attributes of an allocation, under Calico's or Margay's name.
 pub fn node_of(attributes: &BTreeMap<String, String>) -> Option<&str> {
     either(attributes, OWN_NODE, NODE)
 }
 
-/// The pod in the attributes of an allocation, under either name.
+/// Returns the pod in the attributes of an allocation, under Calico's or Margay's name.
 pub fn pod_of(attributes: &BTreeMap<String, String>) -> Option<&str> {
     either(attributes, OWN_POD, POD)
 }
 
-/// The namespace in the attributes of an allocation, under either name.
+/// Returns the namespace in the attributes of an allocation, under Calico's or Margay's name.
 pub fn namespace_of(attributes: &BTreeMap<String, String>) -> Option<&str> {
     either(attributes, OWN_NAMESPACE, NAMESPACE)
 }
@@ -92,7 +97,7 @@ fn either<'a>(attributes: &'a BTreeMap<String, String>, own: &str, calicos: &str
     attributes.get(own).or_else(|| attributes.get(calicos)).map(String::as_str)
 }
 
-/// One interface of one container in one network on one node.
+/// An attachment: one interface of one container in one network on one node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
     /// The network's name.
@@ -110,21 +115,23 @@ pub struct Attachment {
 /// Whether an allocation under an attachment's handle belongs to the attachment, according to the attributes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
-    /// The attachment holds it.
+    /// The attachment holds the allocation.
     Own,
-    /// No attributes of ours, and not recorded for another node. Only the handle identifies the holder.
+    /// The allocation has no attributes of Margay and is not recorded for another node, so only the handle identifies
+    /// the holder.
     Unmarked,
-    /// Another attachment holds it.
+    /// Another attachment holds the allocation.
     Foreign,
 }
 
 impl Attachment {
-    /// The id of the handle that holds the attachment's addresses, the same as Calico's.
+    /// Returns the id of the handle that holds the attachment's addresses. Calico uses the same handle id.
     pub fn handle(&self) -> String {
         crate::model::handle_id(&self.network, &self.container)
     }
 
-    /// The attributes of an allocation for the attachment: the given ones and the attachment's own, under these names.
+    /// Returns the attributes of an allocation for the attachment: the given attributes and the attachment's own
+    /// attributes, under the given attribute names.
     pub(crate) fn mark(
         &self,
         attributes: &BTreeMap<String, String>,
@@ -149,8 +156,8 @@ impl Attachment {
         self.container.len() == 64 && self.container.bytes().all(|digit| digit.is_ascii_hexdigit())
     }
 
-    /// The other node for which an allocation under the attachment's handle is recorded, unless an attribute shows that
-    /// the allocation belongs to another attachment.
+    /// Returns the other node for which an allocation under the attachment's handle is recorded. Returns `None` if an
+    /// attribute shows that the allocation belongs to another attachment.
     pub(crate) fn other_node<'a>(&self, allocation: &'a Attribute) -> Option<&'a str> {
         let node = allocation.node().filter(|node| *node != self.node)?;
         let is_alike = match (allocation.get(NETWORK), allocation.get(INTERFACE)) {

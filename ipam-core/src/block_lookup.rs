@@ -1,6 +1,5 @@
-//! Finds the stored block of an address. Mostly this is the block according to the address's pool. But the pool's block
-//! size may have changed since the block was created, or the block may have outlived its pool. Then it is another
-//! stored block that contains the address.
+//! Finds the stored block of an address. Usually the pool of the address determines the block. If the pool's block size
+//! has changed since the block was created, or if the pool was deleted, another stored block contains the address.
 
 use std::collections::BTreeMap;
 
@@ -13,11 +12,11 @@ use crate::model::{AddressState, Block, Document, Pool, ReleaseRequest, is_of_pr
 use crate::net::Family;
 use crate::pools;
 
-/// Number of keys read in one round trip.
+/// Number of block keys read in one round trip.
 const KEYS_PER_READ: usize = 64;
 
-/// Groups requests by the stored block of their address. Addresses without a stored block are grouped under the block
-/// according to their pool, or under a block of their own. Blocks are read without a guard.
+/// Groups release requests by the stored block of their address. Addresses without a stored block are grouped under the
+/// block that their pool determines, or under a block of a single address. Blocks are read without a guard.
 pub async fn group_by_block(
     tx: &mut Transaction,
     pools: &[Pool],
@@ -50,8 +49,8 @@ pub async fn group_by_block(
     Ok(grouped)
 }
 
-/// The stored blocks of prefixes that contain some of these addresses. Their pools are gone, or have become pools of
-/// addresses.
+/// Returns the stored blocks of prefixes that contain some of the requested addresses. The pools of these blocks were
+/// deleted, or no longer have prefixes.
 async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) -> Result<Vec<IpNet>> {
     let mut found = Vec::new();
     for family in [Family::V4, Family::V6] {
@@ -65,7 +64,7 @@ async fn blocks_of_prefixes(tx: &mut Transaction, requests: &[&ReleaseRequest]) 
     Ok(found)
 }
 
-/// Blocks that were read; `Some(None)` if the stored value is no block.
+/// The values of block keys; `Some(None)` for a stored value that is not a valid block.
 #[derive(Default)]
 struct StoredBlocks(BTreeMap<IpNet, Option<Option<Block>>>);
 
@@ -85,8 +84,8 @@ impl StoredBlocks {
         Ok(())
     }
 
-    /// Whether a block holds the address of a request, or `None` if the block is not stored. A damaged block counts as
-    /// holding it, so that the next step reports the damage.
+    /// Returns whether a block holds the address of a request, or `None` if the block is not stored. A damaged block
+    /// counts as holding the address, so that the next step reports the damage.
     fn standing(&self, cidr: IpNet, request: &ReleaseRequest) -> Option<bool> {
         let block = self.0.get(&cidr)?.as_ref()?;
         Some(block.as_ref().is_none_or(|block| {

@@ -1,5 +1,5 @@
-//! Counts the use of every address of every block at one revision, for display and metrics, and the use of quotas. Also
-//! counts one node's share of the pools without reading those of other nodes.
+//! Counts the use of every address of every block and the use of quotas at one revision, for display and metrics. Also
+//! counts one node's share of the pools without reading the blocks of other nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,28 +38,28 @@ pub enum AddressUse {
     Borrowed,
 }
 
-/// A block with the use of each address.
+/// A block and the use of each of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockCensus {
-    /// The block.
+    /// The network of the block.
     pub cidr: IpNet,
     /// The owner of the block, if it has one.
     pub owner: Option<Owner>,
-    /// The use of each address, in the order of the addresses.
+    /// The use of each address of the block, in the order of the addresses.
     pub uses: Vec<AddressUse>,
 }
 
 impl BlockCensus {
-    /// The number of addresses with this use.
+    /// The number of addresses in the block that have this use.
     pub fn count(&self, wanted: AddressUse) -> usize {
         self.uses.iter().filter(|found| **found == wanted).count()
     }
 }
 
-/// A pool with its blocks.
+/// A pool and its blocks, with their use.
 #[derive(Clone, Debug)]
 pub struct PoolCensus {
-    /// The pool.
+    /// The counted pool.
     pub pool: Pool,
     /// The address counts of the pool, as in [`Ipam::utilization`].
     pub usage: Usage,
@@ -72,33 +72,33 @@ pub struct PoolCensus {
 pub struct NodeCensus {
     /// The number of blocks that the node owns.
     pub blocks: usize,
-    /// The number of addresses that the node holds, in its own blocks and in others.
+    /// The number of addresses that the node holds, in its own blocks and in other owners' blocks.
     pub used: usize,
-    /// The number of these addresses by the boot of the node in which they were assigned, if recorded.
+    /// The number of addresses that the node holds, by the boot of the node in which they were assigned, if recorded.
     pub boots: BTreeMap<String, usize>,
 }
 
 /// The use of all addresses of a store.
 #[derive(Clone, Debug, Default)]
 pub struct Census {
-    /// The revision of the census.
+    /// The store revision at which the census was taken.
     pub revision: Revision,
-    /// The pools, by name.
+    /// All pools with their use, ordered by name.
     pub pools: Vec<PoolCensus>,
-    /// Blocks in no pool, in the order of their addresses.
+    /// Blocks that are in no pool, in the order of their addresses.
     pub orphaned: Vec<BlockCensus>,
     /// The nodes that have blocks or addresses.
     pub nodes: BTreeMap<String, NodeCensus>,
     /// The registered nodes; empty if the store has none.
     pub registered: BTreeSet<String>,
-    /// The use of the quotas, by kind and name.
+    /// The use of the quotas, ordered by their kind and name.
     pub quotas: Vec<QuotaUse>,
     /// The addresses in quarantine.
     pub quarantined: Quarantine,
 }
 
 impl Census {
-    /// The number of addresses in use by nodes that are not registered. 0 if the store has no registered nodes.
+    /// The number of addresses that unregistered nodes hold. 0 if the store has no registered nodes.
     pub fn of_gone_nodes(&self) -> usize {
         if self.registered.is_empty() {
             return 0;
@@ -108,7 +108,8 @@ impl Census {
 }
 
 impl Ipam {
-    /// Counts the use of every address of every block. Blocks are read in pages, and one byte is kept for each address.
+    /// Counts the use of every address of every block. Blocks are read in pages, and one byte of memory is kept for
+    /// each address.
     ///
     /// # Errors
     /// Any store error; `Timeout` after the deadline. Damaged documents are logged and skipped.
@@ -166,7 +167,7 @@ impl PoolCensus {
 }
 
 impl Census {
-    /// Counts the blocks and addresses of a block's nodes, and returns the use of each address.
+    /// Counts the blocks and addresses of the nodes that use a block, and returns the use of each address.
     fn count(&mut self, block: &Block, reservations: &Reservations) -> BlockCensus {
         let owner = block.owner();
         let host = owner.as_ref().and_then(Owner::node);
@@ -200,25 +201,25 @@ impl Census {
     }
 }
 
-/// The use of a subject's quota.
+/// A subject's quota and the number of addresses that the subject holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuotaUse {
-    /// The namespace, network or node.
+    /// The namespace, network or node to which the quota applies.
     pub subject: QuotaSubject,
-    /// The number of addresses that the subject may have.
+    /// The maximum number of addresses that the subject may hold.
     pub limit: u64,
-    /// The number of addresses that the subject has.
+    /// The number of addresses that the subject holds.
     pub used: u64,
 }
 
 impl QuotaUse {
-    /// The used percentage, rounded down; 100 for a limit of 0.
+    /// The percentage of the quota that is used, rounded down; 100 for a limit of 0.
     pub fn percent(&self) -> u64 {
         self.used.saturating_mul(100).checked_div(self.limit).unwrap_or(100)
     }
 }
 
-/// Counts, block by block, the addresses of subjects with a limit.
+/// Counts, block by block, the addresses that subjects with a quota hold.
 struct QuotaTally {
     quotas: Quotas,
     counted: BTreeMap<QuotaSubject, u64>,
@@ -231,7 +232,7 @@ impl QuotaTally {
         });
     }
 
-    /// The subjects with a limit of their own, and those with addresses to which the general limit applies.
+    /// Returns the use of all specific quotas, and the use of the general quota by each subject with addresses.
     fn finish(mut self) -> Vec<QuotaUse> {
         for (subject, _) in self.quotas.all().filter(|(subject, _)| subject.name != Quotas::ANY_OTHER) {
             self.counted.entry(subject).or_default();
@@ -245,14 +246,15 @@ impl QuotaTally {
 }
 
 impl Ipam {
-    /// Reads the quotas, to count their use in blocks.
+    /// Reads the quotas, so that their use can be counted block by block.
     async fn read_quotas(&self, reading: &mut SnapshotReader) -> kv::Result<QuotaTally> {
         let (quotas, counted) = self.read_counters(reading, Range::Key(keys::quotas())).await?;
         Ok(QuotaTally { quotas, counted })
     }
 
-    /// The use of the quotas according to their counters. A counter may be too high. It is too low only if other
-    /// programs also assign. A subject that got no address since the last change of the quotas is missing.
+    /// Returns the use of the quotas according to their counters. A quota counter may be too high. A quota counter is
+    /// too low only if other programs also assign addresses. A subject that got no address since the last change of the
+    /// quotas is missing.
     async fn counted_quotas(&self, reading: &mut SnapshotReader) -> kv::Result<Vec<QuotaUse>> {
         let (quotas, counted) = self.read_counters(reading, Range::prefix(keys::QUOTAS_PREFIX)).await?;
         let used = |(subject, used): (QuotaSubject, u64)| {
@@ -285,14 +287,14 @@ impl Ipam {
     }
 }
 
-/// A node's share of a pool.
+/// The part of a pool that a node uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PoolShare {
     /// The number of blocks that the node owns.
     pub blocks: usize,
-    /// The number of addresses that the node holds, in its own blocks and in others.
+    /// The number of addresses of the pool that the node holds, in its own blocks and in other owners' blocks.
     pub used: usize,
-    /// The number of these addresses that are in blocks of other owners.
+    /// The number of addresses that the node holds in blocks of other owners.
     pub borrowed: usize,
     /// The number of addresses in the node's blocks that other nodes hold.
     pub lent: usize,
@@ -305,20 +307,21 @@ pub struct PoolShare {
 /// A node's shares of all pools.
 #[derive(Clone, Debug, Default)]
 pub struct NodeShare {
-    /// A revision at or after which everything was read.
+    /// A store revision: all documents were read at this revision or a later one.
     pub revision: Revision,
-    /// The share of each pool, by the pool's name, including empty shares.
+    /// The node's share of each pool, by the pool's name, including empty shares.
     pub pools: BTreeMap<String, (IpNet, PoolShare)>,
     /// The number of blocks within the read scope that are in no pool.
     pub orphaned: usize,
-    /// The number of the node's addresses by the boot in which they were assigned, if recorded.
+    /// The number of addresses that the node holds, by the boot in which they were assigned, if recorded.
     pub boots: BTreeMap<String, usize>,
     /// The use of the cluster's quotas, according to their counters.
     pub quotas: Vec<QuotaUse>,
 }
 
 impl Ipam {
-    /// Counts the share of a cluster's node within the read scope. The cost does not depend on the size of the cluster.
+    /// Counts a node's shares of all pools, and the blocks that are in no pool, within the read scope. The cost does
+    /// not depend on the size of the cluster.
     ///
     /// # Errors
     /// Any store error. Damaged documents are logged and skipped.

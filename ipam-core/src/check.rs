@@ -1,5 +1,5 @@
-//! Finds the addresses that an attachment holds, for a repeated ADD, and for CHECK, which compares them with those that
-//! the runtime names.
+//! Finds the addresses that an attachment holds: for a repeated ADD, and for CHECK, which compares the held addresses
+//! with the addresses that the runtime names.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -28,22 +28,24 @@ use crate::write_set::WriteSet;
 pub enum Standing {
     /// The attachment holds the address.
     Own,
-    /// The holder is unknown: the address has none of our attributes, and the attachment's handle or no handle.
+    /// The holder is unknown: the address has none of Margay's attributes, and is held by the attachment's handle or no
+    /// handle.
     Unmarked,
     /// Another attachment holds the address, under this handle.
     Another(String),
-    /// The address has no holder, so the next assignment may use it.
+    /// The address has no holder, and the next assignment may use the address.
     Free,
-    /// No pool and no block contains the address, so the store has no information about it.
+    /// No pool and no block contains the address, so the store has no information about the address.
     Unknown,
 }
 
 /// The comparison of an attachment's addresses with the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckResult {
-    /// All addresses of the attachment, and those that its handle holds on its node without a recorded interface.
+    /// All addresses that the attachment holds, and addresses that its handle holds on its node without a recorded
+    /// interface.
     pub held: Vec<IpAddr>,
-    /// The queried addresses with their states.
+    /// The states of the queried addresses.
     pub standings: Vec<(IpAddr, Standing)>,
 }
 
@@ -72,7 +74,7 @@ impl Ipam {
 
             let mut work = WriteSet::new(tx, self.now(), cooldown);
             let held = held_by(&mut work, &own, None, |claim| claim != Ownership::Foreign).await?;
-            // The attachment's blocks count even if their pool is gone.
+            // The attachment's blocks count even if their pool was deleted.
             let own_blocks = held.iter().map(|held| held.block);
             let in_pools = addresses.iter().flat_map(|ip| pools.iter().filter_map(|pool| pools::block_of(pool, *ip)));
             let blocks: Vec<IpNet> = own_blocks.chain(in_pools).collect();
@@ -100,7 +102,8 @@ impl Ipam {
     }
 }
 
-/// The state of an address that is free in the block of its pool. A block of another size may hold it.
+/// Returns the state of an address that is free in the block that its pool determines. A stored block of another size
+/// may hold the address.
 async fn elsewhere(
     work: &mut WriteSet<'_>,
     pools: &[Pool],
@@ -118,10 +121,10 @@ async fn elsewhere(
     Ok(None)
 }
 
-/// Decides from the entry of an address what it is for the attachment.
+/// Decides the state of an address for the attachment from the address's entry in the block.
 fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standing {
     if waits_until(entry).is_some() {
-        // The address has no holder until its workload is started again.
+        // A sticky address has no holder until its workload is started again.
         return Standing::Free;
     }
     let Some(handle) = entry.handle() else { return Standing::Unmarked };
@@ -141,16 +144,18 @@ fn judge(own: &Attachment, old_handles: &[String], entry: &Attribute) -> Standin
 pub(crate) struct HeldAddress {
     pub(crate) ip: IpAddr,
     pub(crate) block: IpNet,
-    /// Whether it was assigned recently and in the host's current boot. Unknown values count as matching.
+    /// Whether the address was assigned recently and in the host's current boot. An unknown time or boot counts as
+    /// matching.
     is_current: bool,
 }
 
-/// Minimum age of an assignment whose time a repeated request renews. The new time keeps garbage collection from
-/// freeing an address that is about to be used. A runtime's retry of the same call comes sooner.
+/// Minimum age of an assignment whose timestamp a repeated request renews. The new timestamp keeps garbage collection
+/// from freeing an address that is about to be used. A runtime's retry of the same ADD comes sooner.
 const MIN_RENEWAL_AGE: Duration = Duration::seconds(10);
 
-/// The addresses under the attachment's handle that `counts` accepts as the attachment's. Not guarded, so the answer
-/// holds at the revision that was read. `asked_at` is the time of the call, if known.
+/// Returns the addresses under the attachment's handle that `counts` accepts as the attachment's. The blocks are read
+/// without a guard, so the answer is valid only for the revision that was read. `asked_at` is the time of the call, if
+/// known.
 pub(crate) async fn held_by(
     work: &mut WriteSet<'_>,
     attachment: &Attachment,
@@ -184,8 +189,8 @@ fn is_current(attachment: &Attachment, asked_at: Option<OffsetDateTime>, entry: 
 }
 
 /// Renews boot, time and network namespace of a requested address that the attachment already holds, if it was assigned
-/// in an earlier boot, long ago, or for another namespace. Runtimes restart containers after a reboot, and these
-/// attributes distinguish their addresses from leftovers.
+/// in an earlier boot, long ago, or for another network namespace. Runtimes restart containers after a reboot, and
+/// these attributes distinguish the restarted containers' addresses from leftovers of earlier boots.
 pub(crate) async fn renew(
     work: &mut WriteSet<'_>,
     attachment: &Attachment,

@@ -1,5 +1,6 @@
-//! Stored workload endpoints: what a main plugin reads before it sets up a container's interface, the commit that
-//! stores the endpoint afterwards, and the deletion, alone or in one commit with the release of the addresses.
+//! Reads, stores and deletes workload endpoints. A main plugin reads endpoints before it sets up a container's
+//! interface and stores the endpoint afterwards. An endpoint is deleted alone, or in one commit with the release of its
+//! addresses.
 
 use std::sync::Arc;
 
@@ -16,15 +17,15 @@ use crate::model::{
     Document, EndpointFacts, Orchestrator, Pool, WorkloadEndpoint, keys, new_profile, split_endpoint_name,
 };
 
-/// Number of documents read in one request.
+/// Number of endpoint documents read in one request.
 const ENDPOINTS_PER_READ: usize = 32;
 
 /// The stored endpoint that a DEL deletes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointToDelete {
-    /// The endpoint's namespace.
+    /// The namespace of the endpoint to delete.
     pub namespace: String,
-    /// The endpoint's name.
+    /// The name of the endpoint to delete.
     pub name: String,
     /// The owner that the endpoint must have to be deleted.
     pub owner: EndpointOwner,
@@ -33,22 +34,24 @@ pub struct EndpointToDelete {
 /// A condition for the deletion of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EndpointOwner {
-    /// No condition, since the endpoint's name contains the container.
+    /// Deletes the endpoint without a check, since the endpoint's name contains the container.
     Any,
-    /// The endpoint names this container or none. A pod's endpoint may belong to a newer sandbox.
+    /// Deletes the endpoint only if it names this container or no container. A pod's endpoint may belong to a newer
+    /// sandbox.
     Container(String),
 }
 
 impl EndpointToDelete {
-    /// The key of the endpoint.
+    /// Returns the key of the endpoint.
     pub fn key(&self) -> Key {
         keys::workload_endpoint(&self.namespace, &self.name)
     }
 
-    /// Deletes the endpoint as part of a transaction. Returns false if it is missing or belongs to another container.
+    /// Deletes the endpoint as part of a transaction. Returns false if the endpoint is missing or belongs to another
+    /// container.
     ///
-    /// A damaged document is deleted for a container, but kept for a pod, because it may belong to a newer sandbox. The
-    /// address must be released anyway.
+    /// A damaged endpoint that may be deleted without a check is deleted. A damaged endpoint of a pod is kept, because
+    /// it may belong to a newer sandbox. In both cases the address must still be released.
     pub(crate) async fn delete(&self, tx: &mut Transaction) -> Result<bool> {
         let key = self.key();
         let Some(stored) = tx.get(&key).await? else { return Ok(false) };
@@ -80,7 +83,7 @@ impl Ipam {
         self.endpoints_of_nodes(|of| of == node, deadline).await
     }
 
-    /// Like [`Self::endpoints_of_node`], for all nodes that `is_wanted` accepts.
+    /// Returns the endpoints of all nodes that `is_wanted` accepts; see [`Self::endpoints_of_node`].
     ///
     /// # Errors
     /// Any store error.
@@ -105,7 +108,7 @@ impl Ipam {
         Ok(endpoints)
     }
 
-    /// Deletes a stored endpoint. Returns false if it is missing or belongs to another container.
+    /// Deletes a stored endpoint. Returns false if the endpoint is missing or belongs to another container.
     ///
     /// # Errors
     /// Any store error.
@@ -118,22 +121,22 @@ impl Ipam {
 /// The query of a main plugin before it sets up a container's interface.
 #[derive(Clone, Debug)]
 pub struct EndpointQuery {
-    /// The namespace of the endpoints.
+    /// The namespace of the endpoints to read.
     pub namespace: String,
     /// The common prefix of the names of the endpoints to read, or `None` to read none.
     pub prefix: Option<String>,
-    /// The profile that the network needs, if any.
+    /// The name of the profile that the network needs, if any.
     pub profile: Option<String>,
     /// Whether to read the pools.
     pub pools: PoolsToRead,
 }
 
-/// Whether to read the pools.
+/// Whether an [`EndpointQuery`] reads the pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolsToRead {
-    /// Do not read them.
+    /// The query does not read the pools.
     Skipped,
-    /// Read them.
+    /// The query reads the pools.
     Read,
 }
 
@@ -142,24 +145,26 @@ pub enum PoolsToRead {
 pub struct EndpointContext {
     /// The flag in the cluster's document that allows plugins to work, or `None` if the document is missing.
     pub ready: Option<DatastoreReadiness>,
-    /// The endpoints with the queried prefix, with the revisions of their last writes. Damaged endpoints are skipped.
+    /// The endpoints whose names have the queried prefix, with the revisions of their last writes. Damaged endpoints
+    /// are skipped.
     pub endpoints: Vec<(WorkloadEndpoint, Revision)>,
-    /// The pools, if they were read.
+    /// The pools, if the query has read them.
     pub pools: Vec<Pool>,
 }
 
-/// The flag `datastoreReady` of the document ClusterInformation.
+/// The flag `datastoreReady` of Calico's ClusterInformation document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DatastoreReadiness {
-    /// Plugins may work.
+    /// The flag is true: plugins may work.
     Yes,
     /// The flag is false or missing, because an upgrade is in progress.
     No,
 }
 
-/// An endpoint that is about to be stored: the query, and later the commit.
+/// An endpoint that a main plugin is about to store: first the query, later the commit.
 ///
-/// If the store stays open in between, the commit costs one request, guarded by what the query read.
+/// If the store stays open between the query and the commit, the commit costs one request, which guards the keys that
+/// the query read.
 #[derive(Debug)]
 pub struct PendingEndpoint {
     ipam: Ipam,
@@ -169,7 +174,7 @@ pub struct PendingEndpoint {
 }
 
 impl Ipam {
-    /// Reads everything that a main plugin needs, in one request.
+    /// Reads the endpoints, the profile and the pools that a main plugin needs, in one request.
     ///
     /// # Errors
     /// Any store error.
@@ -187,8 +192,8 @@ impl Ipam {
                     pending.attempt = Some((attempts, tx));
                     return Ok((pending, before));
                 }
-                // The store failed, or history was compacted beyond the revision between two requests. `attempts`
-                // decides whether to retry.
+                // The store failed, or the revision was compacted between two requests. The `attempts` decide whether
+                // the read is repeated.
                 Err(error) => {
                     if attempts.end::<(), Error>(tx, Err(error)).await?.is_some() {
                         return Err(Error::Invalid("a failed read was committed".to_owned()));
@@ -232,11 +237,12 @@ impl PendingEndpoint {
         Ok(EndpointContext { ready, endpoints, pools })
     }
 
-    /// Stores an endpoint in one commit, together with the network's profile for this orchestrator if that is missing.
-    /// `replaced` is the revision of the endpoint that the query read, or `None` if it read none.
+    /// Stores an endpoint in one commit, together with the network's profile for this orchestrator if the profile is
+    /// missing. `replaced` is the revision of the endpoint that the query read, or `None` if the query read no
+    /// endpoint.
     ///
     /// # Errors
-    /// `EndpointExists` or `EndpointChanged` if another call wrote the endpoint meanwhile. Any store error.
+    /// `EndpointExists` or `EndpointChanged` if another call wrote the endpoint after the query. Any store error.
     #[boxed_future]
     pub async fn store(
         &mut self,
@@ -290,13 +296,13 @@ impl PendingEndpoint {
         WorkloadEndpoint::new(&self.query.namespace, name, facts, &self.ipam.uid(), self.ipam.now())
     }
 
-    /// The namespace of the endpoints.
+    /// Returns the namespace of the queried endpoints.
     pub fn namespace(&self) -> &str {
         &self.query.namespace
     }
 }
 
-/// The readiness flag in a ClusterInformation document.
+/// Reads the readiness flag of a ClusterInformation document.
 fn ready(document: &[u8]) -> DatastoreReadiness {
     #[derive(Deserialize)]
     struct ClusterInformation {

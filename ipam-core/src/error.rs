@@ -1,4 +1,4 @@
-//! Errors of the allocator.
+//! Defines the errors of the allocator.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,10 +13,10 @@ use crate::model::{
 use crate::net::Family;
 use crate::pools::PoolError;
 
-/// A result of the allocator.
+/// The result of an operation of the allocator.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// An error of the allocator. Where Calico has the same error, the text is Calico's.
+/// An error of the allocator. If Calico has the same error, the error message is Calico's.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -29,10 +29,10 @@ pub enum Error {
     /// No pool can serve the request.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// A pool selects by namespace labels, and the caller did not supply them.
+    /// A pool selects by namespace labels, and the caller did not supply these labels.
     #[error("a pool is chosen by the labels of the namespace, and they are not known")]
     NamespaceWanted,
-    /// The node is not registered, while others are.
+    /// The node is not registered, but other nodes are.
     #[error("resource does not exist: Node({0}) with error: <nil>")]
     UnknownNode(String),
     /// A requested address is in use or in cooldown.
@@ -41,7 +41,7 @@ pub enum Error {
     /// A requested address of a bridged network is reserved.
     #[error("address {0} is reserved, so that no container of a bridged network can have it")]
     Reserved(IpAddr),
-    /// A network of Calico's names a pool of prefixes, in a store that Calico also reads.
+    /// A network of Calico's requests a pool of prefixes, and Calico also reads the store.
     #[error(
         "pool {0} has prefixes, and Calico's routing knows single addresses only; name the pool in a secondary network"
     )]
@@ -49,10 +49,10 @@ pub enum Error {
     /// A requested address lies in a block of another owner, and affinity is strict.
     #[error(transparent)]
     NotOwner(#[from] NotOwner),
-    /// The host has reached its block limit, and neither its blocks nor others have a free address.
+    /// The host has reached its block limit, and there is no free address in its own blocks or in other owners' blocks.
     #[error("cannot allocate new block due to per host block limit")]
     BlockLimit,
-    /// No block can be claimed (claiming is off, or no block is available), and no address is free.
+    /// No block can be claimed (claiming is off, or no block is available), and no stored block has a free address.
     #[error("failed to find or claim a block")]
     NoNewBlocks,
     /// Fewer addresses are free than were requested.
@@ -61,13 +61,13 @@ pub enum Error {
         .messages.iter().map(|message| format!("; {message}")).collect::<String>()
     )]
     Exhausted {
-        /// The family that ran short.
+        /// The address family in which too few addresses are free.
         family: Family,
-        /// How many addresses could have been assigned.
+        /// How many addresses of the family could have been assigned.
         assigned: usize,
-        /// How many addresses were requested.
+        /// How many addresses of the family were requested.
         requested: usize,
-        /// The obstacles, one message per pool.
+        /// The obstacles to the assignment, one message per pool.
         messages: Vec<String>,
     },
     /// A bridged network cannot be served.
@@ -79,57 +79,57 @@ pub enum Error {
     /// A network whose blocks a caller claims or releases is smaller than a block.
     #[error("The requested CIDR ({0}) is smaller than the minimum.")]
     SmallerThanBlock(IpNet),
-    /// A released address is held by another handle, or has another sequence number, than the request says.
+    /// A released address is held by another handle than the request names, or has another sequence number.
     #[error(transparent)]
     ReleaseConflict(#[from] ReleaseConflict),
     /// An address that should have a holder has none.
     #[error("resource does not exist: {0} with error: IP is unassigned")]
     Unassigned(IpAddr),
-    /// The address was released and is in cooldown.
+    /// The requested address was released and is in cooldown.
     #[error("address {0} is in cooldown")]
     CoolingDown(IpAddr),
     /// The owner of an address cannot be changed: the address is not held under the handle, or its owner is not the
     /// expected one.
     #[error(transparent)]
     Owner(#[from] OwnerRefusal),
-    /// The handle would exceed its limit of addresses of a family.
+    /// The request would exceed the handle's limit of addresses of a family.
     #[error(
         "handle {handle} may hold {most} {family} addresses and holds {held}, so it cannot have {requested} more; release what it \
          does not need, or raise its limit"
     )]
     HandleLimit {
-        /// The handle.
+        /// The id of the handle.
         handle: String,
-        /// The family.
+        /// The family of the requested addresses.
         family: Family,
-        /// How many addresses of the family it may hold.
+        /// The maximum number of addresses of the family that the handle may hold.
         most: usize,
-        /// How many addresses of the family it holds.
+        /// The number of addresses of the family that the handle holds.
         held: usize,
-        /// How many more were requested.
+        /// The number of further addresses that were requested.
         requested: usize,
     },
     /// A namespace, a network or a node has reached its quota.
     #[error(transparent)]
     Quota(#[from] QuotaReached),
-    /// A virtual machine's pod gets no address.
+    /// A pod of a virtual machine gets no address.
     #[error(transparent)]
     Vm(#[from] VmError),
-    /// Two blocks overlap.
+    /// Two blocks overlap, so no address is assigned.
     #[error(transparent)]
     Overlap(#[from] OverlapError),
-    /// Settings contradict each other.
+    /// The settings contradict each other.
     #[error(transparent)]
     Settings(#[from] ContradictorySettings),
-    /// The resource exists already.
+    /// The resource to create exists already.
     #[error("{kind} {name} exists already")]
     Exists {
-        /// The kind of the resource.
+        /// The kind of the resource that exists already or is missing.
         kind: ErrorSubject,
         /// The name of the resource.
         name: String,
     },
-    /// The resource does not exist.
+    /// The requested resource does not exist.
     #[error("{kind} {name} does not exist")]
     NotFound {
         /// The kind of the resource.
@@ -149,10 +149,10 @@ pub enum Error {
     /// A network cannot be a block.
     #[error(transparent)]
     UnusableBlock(#[from] UnusableBlock),
-    /// The request is invalid, whatever is stored.
+    /// The request is invalid, independent of the content of the store.
     #[error("{0}")]
     Invalid(String),
-    /// An import fills the store, so nothing may be assigned or released.
+    /// An import or a migration fills the store, so no address may be assigned or released.
     #[error("{0}")]
     ImportLocked(ImportLocked),
     /// A pool still has addresses in use.
@@ -165,11 +165,11 @@ pub enum Error {
     PoolInUse {
         /// The pool's name.
         pool: String,
-        /// How many of its addresses are in use.
+        /// The number of addresses of the pool in use.
         addresses: usize,
-        /// The blocks that have them.
+        /// The blocks with addresses in use.
         places: Vec<BlockInUse>,
-        /// The gateway, if a bridged network uses the pool.
+        /// The address of the gateway, if a bridged network uses the pool.
         gateway: Option<String>,
     },
     /// A document could not be written, deleted or found.
@@ -177,21 +177,21 @@ pub enum Error {
     Document(#[from] DocumentError),
 }
 
-/// A kind of resource, in errors about a missing or an existing one.
+/// A kind of resource, for errors about missing or existing resources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorSubject {
-    /// A pool, by its name.
+    /// A pool that is identified by its name.
     Pool,
-    /// A pool, by its network.
+    /// A pool that is identified by its network.
     PoolOfCidr,
-    /// A reservation, by its name.
+    /// A reservation that is identified by its name.
     Reservation,
-    /// A handle, by its id.
+    /// A handle that is identified by its id.
     Handle,
-    /// An address that a container holds, by the container's id.
+    /// An address that a container holds, identified by the container's id.
     AddressOfContainer,
-    /// A quota, by its kind and the name of its subject.
+    /// A quota that is identified by its kind and the name of its subject.
     Quota,
 }
 
@@ -219,7 +219,7 @@ impl fmt::Display for ErrorSubject {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BridgeError {
-    /// More than one pool could serve a family, and the network names none.
+    /// More than one pool could serve a family, and the network's configuration names no pool.
     #[error(
         "a bridged network needs exactly one {family} pool, and {} could serve it: {}; name one of them in {}",
         .candidates.len(),
@@ -227,12 +227,12 @@ pub enum BridgeError {
         if *.family == Family::V4 { "ipv4_pools" } else { "ipv6_pools" }
     )]
     SeveralPools {
-        /// The family.
+        /// The family that several pools could serve.
         family: Family,
-        /// The pools, by name.
+        /// The names of the pools that could serve the family.
         candidates: Vec<String>,
     },
-    /// Calico assigns addresses from the pool as well, so it cannot serve a network that is not Calico's.
+    /// Calico also assigns addresses from the pool, so the pool cannot serve a network that is not Calico's.
     #[error(
         "pool {pool} is Calico's, too (assignmentMode Automatic), and Calico's routing drops what is sent to the \
          addresses of other networks; make a pool for this network with: margay pool create NAME CIDR --manual, \
@@ -243,21 +243,21 @@ pub enum BridgeError {
         /// The pool's name.
         pool: String,
     },
-    /// A requested address is in a block that also has addresses of Calico's networks.
+    /// A requested address is in a block that also contains addresses of Calico's networks.
     #[error(
         "address {ip} is in block {block} of node {node}, which has addresses of Calico's networks, and Calico's \
          routing drops what is sent to others there; want an address of another block, or end the containers \
          of one kind; see which with: margay ipam check --show-all-ips"
     )]
     CalicosBlock {
-        /// The address.
+        /// The requested address.
         ip: IpAddr,
-        /// The block of the address.
+        /// The block that contains the requested address.
         block: IpNet,
         /// The node that owns the block.
         node: String,
     },
-    /// The network wants a gateway, and the pool has prefixes.
+    /// The network requests a gateway, but the pool has prefixes instead of addresses.
     #[error(
         "pool {pool} has prefixes, and each is a network of its own without a gateway; take isGateway, isDefaultGateway \
          and gateway out of the network's configuration, or name a pool of addresses (ptp needs one)"
@@ -266,7 +266,7 @@ pub enum BridgeError {
         /// The pool's name.
         pool: String,
     },
-    /// A pool of one address has no room for a gateway.
+    /// The pool has too few addresses for a gateway.
     #[error("pool {pool} ({cidr}) has a single address, which leaves no room for a gateway; use a larger pool")]
     PoolTooSmall {
         /// The pool's name.
@@ -274,7 +274,7 @@ pub enum BridgeError {
         /// The network of the pool.
         cidr: IpNet,
     },
-    /// The gateway lies outside the pool.
+    /// The configured gateway lies outside the pool.
     #[error(
         "gateway {gateway} is outside of {cidr}; {}",
         if .gateway.is_ipv4() && .cidr.addr().is_ipv4() {
@@ -287,7 +287,7 @@ pub enum BridgeError {
         }
     )]
     GatewayOutside {
-        /// The configured address.
+        /// The configured address of the gateway.
         gateway: IpAddr,
         /// The pool's network.
         cidr: IpNet,
@@ -295,7 +295,7 @@ pub enum BridgeError {
     /// The configured gateway is the pool's network or broadcast address.
     #[error("gateway {gateway} is not a host address of {cidr}; name another one, or \"first\"")]
     BadGateway {
-        /// The configured address.
+        /// The configured address of the gateway.
         gateway: IpAddr,
         /// The pool's network.
         cidr: IpNet,
@@ -306,19 +306,19 @@ pub enum BridgeError {
          use that one, or delete the reservation when no container is left"
     )]
     OtherGateway {
-        /// The configured address.
+        /// The configured address of the gateway.
         wanted: IpAddr,
-        /// The recorded gateway.
+        /// The gateway that the network already uses.
         recorded: IpAddr,
-        /// The reservation that records it.
+        /// The name of the reservation that records the network's gateway.
         reservation: String,
     },
     /// A container holds the gateway's address.
     #[error("gateway {gateway} is in use as the address of {handle}; release that address, or name another gateway")]
     GatewayInUse {
-        /// The address.
+        /// The address of the gateway that a container holds.
         gateway: IpAddr,
-        /// The handle that holds the address.
+        /// The handle that holds the gateway's address.
         handle: String,
     },
     /// The ranges of host-local's keys do not fit the existing pools.
@@ -327,8 +327,7 @@ pub enum BridgeError {
 }
 
 impl Error {
-    /// True if an assignment failed for lack of room: no address is free where the node may take one, or a quota is
-    /// used up.
+    /// True if an assignment failed because no address that the node may use is free, or because a quota is used up.
     pub fn is_exhaustion(&self) -> bool {
         matches!(self, Self::Exhausted { .. } | Self::BlockLimit | Self::NoNewBlocks | Self::Quota(_))
     }
@@ -337,7 +336,7 @@ impl Error {
 /// Blocks overlap, so that an address could be assigned twice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OverlapError {
-    /// A stored block contains the block or lies in it.
+    /// A stored block overlaps with the block of the requested address.
     #[error(
         "block {other}, which is stored, has addresses of block {block}, so nothing is assigned from block {block}; see \
          what is in use with: margay ipam check --show-all-ips, end the containers there, then: margay ipam check --repair \
@@ -355,12 +354,12 @@ pub enum OverlapError {
          margay ipam check --repair --apply, or make the pool anew with blocks of /122 or smaller, which have no such limit"
     )]
     TooManyAround {
-        /// The block.
+        /// The block that cannot be created.
         block: IpNet,
     },
 }
 
-/// A quota that is used up.
+/// The error of an assignment that would exceed a quota.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the quota of {subject} is used up: {used} of {limit} addresses are in use; end containers there, or raise it with: \
@@ -369,21 +368,21 @@ pub enum OverlapError {
     .subject.name
 )]
 pub struct QuotaReached {
-    /// The subject.
+    /// The namespace, network or node to which the quota applies.
     pub subject: QuotaSubject,
-    /// The number of addresses that the subject may have.
+    /// The maximum number of addresses that the subject may hold.
     pub limit: u64,
-    /// The number of addresses that the subject has.
+    /// The number of addresses that the subject holds.
     pub used: u64,
-    /// True if the node has leftovers of earlier boots that an assignment by the plugin can free.
+    /// True if the node holds leftover addresses of earlier boots that an assignment by the plugin can free.
     pub over_leftovers: bool,
 }
 
-/// The reason why a virtual machine's pod gets no address. The texts are Calico's.
+/// The reason why a virtual machine's pod gets no address. The error messages for virtual machines are Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VmError {
-    /// The pod is the target of a migration, and addresses of virtual machines are not kept.
+    /// The pod is the target of a migration, but keeping addresses of virtual machines is turned off.
     #[error("live migration target pod is not allowed when KubeVirtVMAddressPersistence is disabled")]
     TargetWhileOff,
     /// The pod is the target of a migration, and the virtual machine with this handle has no address.
@@ -397,11 +396,11 @@ pub enum VmError {
 /// A block in which addresses of a pool are in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockInUse {
-    /// The block.
+    /// The network of the block.
     pub block: IpNet,
-    /// The number of its addresses in use.
+    /// The number of addresses in use in the block.
     pub addresses: usize,
-    /// The names of the nodes that have them.
+    /// The names of the nodes that hold the block's addresses.
     pub nodes: Vec<String>,
 }
 
@@ -412,7 +411,7 @@ impl fmt::Display for BlockInUse {
     }
 }
 
-/// Displays the first few blocks in use and the number of the others.
+/// Displays the first few blocks in use and the number of further blocks.
 struct PlaceList<'a>(&'a [BlockInUse]);
 
 impl fmt::Display for PlaceList<'_> {

@@ -10,8 +10,9 @@ use crate::net::overlap;
 /// OpenShift and kubeadm use other ranges by default.
 const V4: [(Ipv4Addr, u8); 2] = [(Ipv4Addr::new(10, 200, 0, 0), 13), (Ipv4Addr::new(172, 28, 0, 0), 14)];
 
-/// Returns a network of this prefix length that overlaps with none of `taken`. Up to 30 bits, this is the first private
-/// IPv4 network, otherwise a unique local IPv6 network with a random prefix (RFC 4193). `None` if none is free.
+/// Returns a network of this prefix length that overlaps with none of the networks in `taken`. For up to 30 bits,
+/// returns the first free private IPv4 network. For more bits, returns a unique local IPv6 network with a random prefix
+/// (RFC 4193). Returns `None` if no such network is free.
 pub fn choose(bits: u8, taken: &[IpNet], mut random: impl FnMut() -> u64) -> Option<IpNet> {
     let is_free = |cidr: &IpNet| !taken.iter().any(|other| overlap(*other, *cidr));
     if bits <= 30 {

@@ -1,9 +1,9 @@
-//! The import lock: a mark on a store that an import or a migration fills.
+//! The import lock: a key that reserves a store for the import or migration that fills it.
 //!
-//! The lock is a key. While it exists, nothing is assigned and nothing is released. Every verb of the allocator reads
-//! the key in the same request as its other keys, and commits on the condition that the key is absent. So the program
-//! that fills a store has it to itself, even if other programs are already configured to use it. Calico's own programs
-//! ignore the lock. The crate `margay-ipam-operator` copies the contents of stores.
+//! While the import lock's key exists, no address is assigned or released. Every verb of the allocator reads the lock's
+//! key in the same request as its other keys, and commits on the condition that the lock's key is absent. The program
+//! that fills a store thus has exclusive use of the store, even if other programs are already configured to use the
+//! store. Calico's own programs ignore the lock. The crate `margay-ipam-operator` copies the contents of stores.
 
 use std::fmt;
 
@@ -14,15 +14,16 @@ use crate::error::{Error, Result};
 
 const LOCK_KEY: &str = "/margay/v1/migration";
 
-/// The key of the import lock.
+/// Returns the key of the import lock.
 pub fn import_lock_key() -> Key {
     LOCK_KEY.into()
 }
 
-/// Returns the result of a verb, unless the store has an import lock. An error of the store is returned as is.
+/// Returns the result of a verb, or an error if the store has an import lock. A store error in the result is returned
+/// unchanged.
 ///
 /// # Errors
-/// `ImportLocked`. The errors of the verb. Any store error.
+/// `ImportLocked` if the store has an import lock. Any error of the verb. Any store error.
 pub async fn unless_import_locked<T>(tx: &mut Transaction, done: Result<T>) -> Result<T> {
     if let Err(Error::Store(_)) = done {
         return done;
@@ -33,13 +34,13 @@ pub async fn unless_import_locked<T>(tx: &mut Transaction, done: Result<T>) -> R
     }
 }
 
-/// The source that fills the store.
+/// The kind of source from which the store is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MoveKind {
-    /// A file.
+    /// The store is filled from a file.
     Import,
-    /// Another store, which may change during the migration.
+    /// The store is filled from another store, which may change during the migration.
     Migrate,
 }
 
@@ -47,43 +48,43 @@ pub enum MoveKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ImportState {
-    /// Keys may still be missing.
+    /// Some keys of the source might not be copied yet.
     Copying,
-    /// All keys of one revision are copied and were compared.
+    /// All keys of one revision were copied and compared.
     Copied,
-    /// The copied keys are being removed again.
+    /// An aborted import or migration removes the copied keys.
     Removing,
 }
 
 /// The value of the import lock: the source and the progress, as JSON under [`import_lock_key`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImportLock {
-    /// The kind of source.
+    /// The kind of source from which the store is filled.
     pub way: MoveKind,
     /// The source as an argument of the command line: a URL or a file.
     pub from: String,
-    /// The store itself, as an argument of the command line.
+    /// The store that is filled, as an argument of the command line.
     pub to: String,
-    /// The identity of the source: the id of a store, or the checksum of a file and of the changes to it.
+    /// The identity of the source: the id of a store, or a checksum of a file and of the changes to its content.
     pub source: String,
-    /// The progress.
+    /// The progress of the import or the migration.
     pub state: ImportState,
-    /// The last copied revision of the source; 0 before the first.
+    /// The last copied revision of the source; 0 before the first revision is copied.
     pub revision: i64,
 }
 
 impl ImportLock {
-    /// Encodes the lock as it is stored.
+    /// Encodes the import lock as the value of its key.
     pub fn encode(&self) -> Value {
         Value::new(serde_json::to_vec(self).unwrap_or_default())
     }
 
-    /// Decodes a stored lock. Returns `None` if the value cannot be read.
+    /// Decodes the value of an import lock. Returns `None` if the value cannot be read.
     pub fn decode(value: &[u8]) -> Option<Self> {
         serde_json::from_slice(value).ok()
     }
 
-    /// The command that continues the import or the migration.
+    /// Returns the command that continues the import or the migration.
     pub fn command(&self) -> String {
         let Self { from, to, .. } = self;
         match (self.way, self.state) {
@@ -96,14 +97,14 @@ impl ImportLock {
     }
 }
 
-/// The error of a store with an import lock.
+/// The error of a verb on a store with an import lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImportLocked {
     mark: Option<ImportLock>,
 }
 
 impl ImportLocked {
-    /// Creates the error from the value of the lock's key.
+    /// Creates the error from the value of the import lock's key.
     pub fn new(value: &[u8]) -> Self {
         Self { mark: ImportLock::decode(value) }
     }

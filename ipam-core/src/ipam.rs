@@ -1,4 +1,4 @@
-//! The allocator: a store, a clock, and one method for each verb.
+//! Defines the allocator: a store, a clock, and one method for each verb.
 
 use std::sync::Arc;
 
@@ -16,8 +16,8 @@ use crate::model::{Document, Labels, Node, Owner};
 use crate::pending_commits::{self, PendingCommits, RecordingStore};
 
 /// Runs the body of a verb as one transaction on the allocator's store, or on the store after `on`, and returns the
-/// body's result. While an [import](crate::import_lock) fills the store, every verb is refused except `reading` ones,
-/// which only query.
+/// body's result. While an [import](crate::import_lock) fills the store, only verbs that are marked `reading` are
+/// allowed.
 #[macro_export]
 macro_rules! transact {
     ($ipam:expr, $deadline:expr, |$tx:ident| $body:expr) => {
@@ -41,13 +41,13 @@ macro_rules! transact {
 }
 pub(crate) use transact;
 
-/// The source of the current time. Tests replace it.
+/// The source of the current time. Tests replace the clock.
 pub type Clock = Arc<dyn Fn() -> OffsetDateTime + Send + Sync>;
 
 /// The source of unique ids for new resources. By default they are random UUIDs, as text.
 pub type Uids = Arc<dyn Fn() -> String + Send + Sync>;
 
-/// Minimum number of full blocks worth remembering. Fewer are cheap to read again.
+/// Minimum number of full blocks worth remembering. Fewer full blocks are cheap to read again.
 const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 
 /// Decides which nodes may have addresses.
@@ -55,13 +55,13 @@ const MIN_REMEMBERED_FULL_BLOCKS: usize = 64;
 pub enum Nodes {
     /// Only registered nodes, as in a cluster.
     Registered,
-    /// If no node is registered, only the node of the first request, under the name that it had then. On a store of a
-    /// single machine no node is registered, and a renamed host stays the same node. The node has no labels and no
-    /// block limit. Once a node is registered, [`Nodes::Registered`] applies.
+    /// If no node is registered, only the node of the first request may have addresses, under the name that the node
+    /// had then. On a store of a single machine no node is registered, and a renamed host remains the same node. An
+    /// unregistered node has no labels and no block limit. Once a node is registered, [`Nodes::Registered`] applies.
     FirstSeen,
 }
 
-/// The allocator on a store. Cheap to clone.
+/// The allocator of addresses on a store. An `Ipam` is cheap to clone.
 #[derive(Clone)]
 pub struct Ipam {
     store: Arc<dyn Store>,
@@ -94,21 +94,21 @@ impl Ipam {
         }
     }
 
-    /// Replaces the clock.
+    /// Replaces the allocator's clock.
     #[must_use]
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
     }
 
-    /// Replaces the source of unique ids.
+    /// Replaces the allocator's source of unique ids.
     #[must_use]
     pub fn with_uids(mut self, uids: Uids) -> Self {
         self.uids = uids;
         self
     }
 
-    /// Records each assignment before its commit, so that another process can settle it; see
+    /// Records each assignment before its commit, so that another process can find out the commit's outcome; see
     /// [`crate::pending_commits`].
     #[must_use]
     pub fn with_pending_commits(mut self, pending_commits: Arc<dyn PendingCommits>) -> Self {
@@ -116,14 +116,15 @@ impl Ipam {
         self
     }
 
-    /// Remembers which blocks were used, for a store across a network; see [`crate::hints`].
+    /// Remembers which blocks assignments used, for a networked store; see [`crate::hints`].
     #[must_use]
     pub fn with_hints(mut self, hints: Arc<dyn Hints>) -> Self {
         self.hints = Some(hints);
         self
     }
 
-    /// Lets an assignment that finds no room free leftovers of earlier boots on this evidence; see [`crate::gc`].
+    /// Lets an assignment that finds no free address release leftover addresses of earlier boots, based on this
+    /// evidence; see [`crate::gc`].
     #[must_use]
     pub fn with_liveness(mut self, liveness: Arc<dyn LivenessSource>) -> Self {
         self.liveness = Some(liveness);
@@ -134,7 +135,7 @@ impl Ipam {
         self.liveness.as_ref()
     }
 
-    /// Settles every pending commit of this attachment, so that none can happen later.
+    /// Settles every pending commit of this attachment, so that none of these commits can happen later.
     pub(crate) async fn settle_pending_commits(&self, attachment: &Attachment, deadline: Deadline) -> Result<()> {
         match &self.pending_commits {
             Some(pending_commits) => {
@@ -144,7 +145,8 @@ impl Ipam {
         }
     }
 
-    /// The store for assignments to an attachment. If pending commits are recorded, it records each commit first.
+    /// Returns the store for assignments to an attachment. If pending commits are enabled, the store records each
+    /// commit before it is sent.
     pub(crate) fn recording_store(&self, attachment: &Attachment) -> Arc<dyn Store> {
         let store = Arc::clone(&self.store);
         match &self.pending_commits {
@@ -155,12 +157,12 @@ impl Ipam {
         }
     }
 
-    /// The recently used blocks of an attachment's node and network, latest first.
+    /// Returns the recently used blocks of an attachment's node and network, most recent first.
     pub(crate) fn recall(&self, attachment: &Attachment) -> Vec<IpNet> {
         self.hints.as_ref().map(|hints| hints.recall(attachment)).unwrap_or_default()
     }
 
-    /// Remembers the used blocks, unless they equal `recalled`.
+    /// Remembers the used blocks, unless these blocks equal `recalled`.
     pub(crate) fn remember(&self, attachment: &Attachment, recalled: &[IpNet], blocks: &[IpNet]) {
         if let Some(hints) = self.hints.as_ref().filter(|_| recalled != blocks) {
             hints.remember(attachment, blocks);
@@ -178,7 +180,7 @@ impl Ipam {
         }
     }
 
-    /// The pools that had no room for an attachment's node and network.
+    /// Returns the pools that had no free address for an attachment's node and network.
     pub(crate) fn recall_full_pools(&self, attachment: &Attachment) -> Vec<IpNet> {
         self.hints.as_ref().map(|hints| hints.recall_full_pools(attachment)).unwrap_or_default()
     }
@@ -196,7 +198,7 @@ impl Ipam {
         }
     }
 
-    /// Which nodes may have addresses.
+    /// Returns which nodes may have addresses.
     pub fn nodes(&self) -> Nodes {
         self.nodes
     }
@@ -209,12 +211,12 @@ impl Ipam {
         self.hints.as_ref()
     }
 
-    /// The store.
+    /// Returns the store of the allocator.
     pub fn store(&self) -> &Arc<dyn Store> {
         &self.store
     }
 
-    /// The current time.
+    /// Returns the current time of the allocator's clock.
     pub fn now(&self) -> OffsetDateTime {
         (self.clock)()
     }
@@ -224,7 +226,7 @@ impl Ipam {
         (self.uids)()
     }
 
-    /// Reads the document of a request's node. Prefetch [`Self::host_keys`] first.
+    /// Reads the document of the node that requests addresses. Callers should prefetch the [`Self::host_keys`].
     pub(crate) async fn host(&self, tx: &mut Transaction, name: &str) -> Result<Claimant> {
         let key = keys::resource(ResourceKind::Node, name);
         if let Some(value) = tx.snapshot_get(&key).await? {
@@ -249,8 +251,8 @@ impl Ipam {
         Ok(Claimant { owner: Owner::host(&name), name, labels: Labels::default(), limited: false, pin })
     }
 
-    /// Like [`Self::host`], for any owner of blocks. A virtual owner has no document, hence no labels, and the block
-    /// limit applies to it.
+    /// Reads the document of any owner of blocks; see [`Self::host`]. A virtual owner has no document and no labels,
+    /// and the block limit applies to virtual owners.
     pub(crate) async fn claimant(&self, tx: &mut Transaction, owner: &Owner) -> Result<Claimant> {
         match owner {
             Owner::Host(name) => self.host(tx, name).await,
@@ -262,7 +264,7 @@ impl Ipam {
         }
     }
 
-    /// The keys that [`Self::claimant`] reads, for a prefetch.
+    /// Returns the keys that [`Self::claimant`] reads, for a prefetch.
     pub(crate) fn claimant_keys(&self, owner: &Owner) -> Vec<Key> {
         match owner {
             Owner::Host(name) => self.host_keys(name),
@@ -270,7 +272,7 @@ impl Ipam {
         }
     }
 
-    /// The owner under the name that the store has for it, even if the node is no longer registered; see
+    /// Returns the owner under the name that the store has for the owner, even if the node is no longer registered; see
     /// [`Self::known_name`].
     pub(crate) async fn known_owner(&self, tx: &mut Transaction, owner: &Owner) -> Result<Owner> {
         match owner {
@@ -280,7 +282,7 @@ impl Ipam {
         }
     }
 
-    /// The keys that [`Self::host`] reads, for a prefetch.
+    /// Returns the keys that [`Self::host`] reads, for a prefetch.
     pub(crate) fn host_keys(&self, name: &str) -> Vec<Key> {
         let node = keys::resource(ResourceKind::Node, name);
         match self.nodes {
@@ -289,12 +291,12 @@ impl Ipam {
         }
     }
 
-    /// The store's name for the node that calls itself `name`. It differs only if the store has pinned another name and
-    /// no node is registered.
+    /// Returns the store's name for the node that calls itself `name`. The two names differ only if the store has
+    /// pinned another name and no node is registered.
     pub(crate) async fn known_name(&self, tx: &mut Transaction, name: &str) -> Result<String> {
         match self.host(tx, name).await {
             Ok(host) => Ok(host.name),
-            // A node that was removed from the cluster still has addresses to release.
+            // A node that was removed from the cluster may still have addresses to release.
             Err(Error::UnknownNode(_)) => Ok(name.to_owned()),
             Err(error) => Err(error),
         }
@@ -316,11 +318,11 @@ enum Pin {
 /// The node or the virtual owner that requests addresses.
 #[derive(Clone, Debug)]
 pub(crate) struct Claimant {
-    /// The store's name for it.
+    /// The name of the node or virtual owner in the store.
     pub(crate) name: String,
     owner: Owner,
     pub(crate) labels: Labels,
-    /// Whether the limit of blocks per host applies.
+    /// Whether the limit of blocks per host applies to the claimant.
     pub(crate) limited: bool,
     pin: Pin,
 }
@@ -330,7 +332,7 @@ impl Claimant {
         self.owner.clone()
     }
 
-    /// Writes the pinned name, if the store has none yet.
+    /// Pins the node's name in the store, unless the store already has a pinned name.
     pub(crate) fn pin(&self, tx: &mut Transaction) -> Result<()> {
         if self.pin == Pin::Write {
             tx.put(&keys::PINNED_NODE.into(), self.name.clone())?;

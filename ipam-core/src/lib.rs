@@ -1,42 +1,43 @@
 #![doc = include_str!("../README.md")]
 //!
-//! # Inside
+//! # Structure of the crate
 //!
-//! The IPAM data model and the allocator. Of the workspace's crates this one depends on `kv` only.
+//! Defines the IPAM data model and the allocator. Within the workspace, this crate depends only on the crate `kv`.
 //!
-//! [`model`] holds the documents exactly as Calico stores them. [`pools`], [`reservations`], [`selector`] and
-//! [`utilization`] decide on those documents without any I/O. Time, host names and random numbers are arguments, so
-//! every decision can be repeated. [`Ipam`] is the allocator. Each of its verbs is one transaction on a store that
-//! reads documents, decides and writes. [`assign`] is the largest verb.
+//! [`model`] defines the documents exactly as Calico stores them. [`pools`], [`reservations`], [`selector`] and
+//! [`utilization`] make decisions about stored documents without any I/O. Time, host names and random numbers are
+//! arguments, so every decision is reproducible. [`Ipam`] is the allocator of addresses. Each verb of the allocator is
+//! one transaction on a store: the verb reads documents, decides and writes. The verb [`assign`] is the largest one.
 //!
-//! The crate `margay-ipam-operator` has the verbs for operators. It builds on [`write_set`], [`assign_context`],
-//! [`block_lookup`] and [`usage`], which are public for callers like it.
+//! The crate `margay-ipam-operator` implements the verbs for operators. The modules [`write_set`], [`assign_context`],
+//! [`block_lookup`] and [`usage`] are public for callers like this crate.
 //!
 //! # Calico's names
 //!
-//! Every method of Calico's IPAM library has a counterpart here. The documentation of each method names its guards and
-//! its errors. Every method settles a commit whose answer was lost before it returns.
+//! Every method of Calico's IPAM library has a counterpart in this crate. The documentation of each method names the
+//! method's guards and errors. If the answer to a commit is lost, a method finds out the commit's outcome before the
+//! method returns.
 //!
 //! | Calico | Here | Differs in |
 //! |---|---|---|
 //! | `AutoAssign` | [`Ipam::assign`], [`Ipam::assign_to_handle`], with [`RequestedAddresses::any`](assign::RequestedAddresses::any) | all or nothing: a shortage is an error, never a partial result |
-//! | `AssignIP` | [`Ipam::assign`], [`Ipam::assign_to_handle`], with [`RequestedAddresses::these`](assign::RequestedAddresses::these) | several addresses at once |
+//! | `AssignIP` | [`Ipam::assign`], [`Ipam::assign_to_handle`], with [`RequestedAddresses::these`](assign::RequestedAddresses::these) | several addresses in one call |
 //! | `MaxAllocPerIPVersion` | [`HandleRequest::with_most_per_family`](assign::HandleRequest::with_most_per_family) | counts the addresses in blocks, not the counts in the handle |
 //! | `ReleaseIPs` | [`Ipam::release_ips`] | atomic for up to 60 addresses in 4 blocks; Calico's is atomic per block |
 //! | `ReleaseByHandle` | [`Ipam::release_by_handle`]; [`Ipam::release_attachment`] for one interface | handle and blocks change together |
 //! | `IPsByHandle` | [`Ipam::addresses_of_handle`] | |
-//! | `GetAssignmentAttributes` | [`Ipam::attributes_of`], [`Ipam::holding`] | also finds addresses of disabled pools and of blocks that have outlived their pool |
-//! | `SetOwnerAttributes` | [`Ipam::set_owner_attributes`] | changes this address only; each change carries its expectation; an unchanged owner causes no write |
-//! | owners of a VM's address, in the plugin | [`Ipam::assign_to_vm`], [`Ipam::release_vm_pod`] | each is one commit, for both families |
+//! | `GetAssignmentAttributes` | [`Ipam::attributes_of`], [`Ipam::holding`] | also finds addresses of disabled pools and of blocks whose pool was deleted |
+//! | `SetOwnerAttributes` | [`Ipam::set_owner_attributes`] | changes only the given address; each change names the expected owner; an unchanged owner is not written |
+//! | owners of a VM's address, in the plugin | [`Ipam::assign_to_vm`], [`Ipam::release_vm_pod`] | each method makes one commit for both families |
 //! | `ClaimAffinity` | [`Ipam::claim_affinity`] | at most [`MAX_BLOCKS_CLAIMED`](affinity::MAX_BLOCKS_CLAIMED) blocks |
 //! | `ReleaseAffinity`, `ReleaseBlockAffinity` | [`Ipam::release_affinity`] | blocks in use are reported in the result, not as an error |
 //! | `ReleaseHostAffinities` | [`Ipam::release_all_affinities`] | blocks in use are reported in the result, not as an error |
-//! | `ReleasePoolAffinities` | [`Ipam::release_pool_affinities`] | virtual owners too; can spare blocks in use |
+//! | `ReleasePoolAffinities` | [`Ipam::release_pool_affinities`] | also releases blocks of virtual owners; can keep blocks in use |
 //! | `RemoveIPAMHost` | [`Ipam::remove_owner`] | |
-//! | `EnsureBlock` | [`Ipam::ensure_blocks`] | both families in one commit; also without addresses kept for the host |
+//! | `EnsureBlock` | [`Ipam::ensure_blocks`] | both families in one commit; reserving addresses for the host is optional |
 //! | `GetIPAMConfig` | [`Ipam::config`] | |
-//! | `SetIPAMConfig` | [`Ipam::change_config`] | guarded: concurrent changes do not undo each other |
-//! | `GetUtilization` | [`Ipam::utilization`], [`Utilization::of_pools`](utilization::Utilization::of_pools) | exact for any size; blocks outside pools are listed separately |
+//! | `SetIPAMConfig` | [`Ipam::change_config`] | guarded, so that concurrent changes do not undo each other |
+//! | `GetUtilization` | [`Ipam::utilization`], [`Utilization::of_pools`](utilization::Utilization::of_pools) | exact for pools of any size; blocks outside pools are listed separately |
 //! | affinity type `virtual` | [`Owner::Virtual`](model::Owner::Virtual), [`Owner::load_balancer`](model::Owner::load_balancer) | determined by the owner, not by the intended use |
 //! | `UpgradeHost` | | nothing to do on etcd |
 
@@ -72,9 +73,9 @@ pub mod vm;
 pub mod workloads;
 pub mod write_set;
 
-/// Boxes the future of a verb. The compiler generates the code of an `async fn` in each crate that awaits it; the box
-/// makes it generate the code once, here. After a change of this crate, the programs and tests of the workspace build
-/// in 165 s instead of 198 s.
+/// Boxes the future of a verb. The compiler generates the code of an `async fn` again in each crate that awaits it. A
+/// boxed future is compiled only once, in this crate. With boxed futures, the workspace's programs and tests build in
+/// 165 s instead of 198 s after a change of this crate.
 pub(crate) use async_recursion::async_recursion as boxed_future;
 pub use check::{CheckResult, Standing};
 pub use error::{BlockInUse, BridgeError, Error, ErrorSubject, OverlapError, QuotaReached, Result, VmError};

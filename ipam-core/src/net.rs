@@ -10,19 +10,19 @@ use serde::{Serialize, Serializer};
 /// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// IPv4.
+    /// The family of IPv4 addresses.
     V4,
-    /// IPv6.
+    /// The family of IPv6 addresses.
     V6,
 }
 
 impl Family {
-    /// The family of an address.
+    /// Returns the family of an address.
     pub fn of(ip: IpAddr) -> Self {
         if ip.is_ipv4() { Self::V4 } else { Self::V6 }
     }
 
-    /// The family of a network.
+    /// Returns the family of a network.
     pub fn of_net(net: IpNet) -> Self {
         Self::of(net.addr())
     }
@@ -51,7 +51,7 @@ impl Family {
         }
     }
 
-    /// The address with this number, or `None` if the number is too large for the family.
+    /// Returns the address with this number, or `None` if the number is too large for the family.
     pub fn address(self, number: u128) -> Option<IpAddr> {
         match self {
             Self::V4 => u32::try_from(number).ok().map(|bits| Ipv4Addr::from_bits(bits).into()),
@@ -59,8 +59,8 @@ impl Family {
         }
     }
 
-    /// The network with this prefix length that contains an address, or `None` if the length exceeds the family's bits
-    /// or the address is of the other family.
+    /// Returns the network with this prefix length that contains an address, or `None` if the length exceeds the
+    /// family's bits or the address is of the other family.
     pub fn network(self, ip: IpAddr, prefix: u8) -> Option<IpNet> {
         let net = match (self, ip) {
             (Self::V4, IpAddr::V4(ip)) => Ipv4Net::new(ip, prefix).ok()?.into(),
@@ -80,7 +80,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// The number of an address: its bits as an integer.
+/// Returns the number of an address: the address's bits as an integer.
 pub fn number(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => ip.to_bits().into(),
@@ -88,12 +88,12 @@ pub fn number(ip: IpAddr) -> u128 {
     }
 }
 
-/// The numbers of the first and the last address of a network.
+/// Returns the numbers of the first and the last address of a network.
 pub fn bounds(net: IpNet) -> (u128, u128) {
     (number(net.network()), number(net.broadcast()))
 }
 
-/// The address at `offset` from the first address of a network, or `None` if it is outside.
+/// Returns the address at `offset` from the first address of a network, or `None` if the offset is outside the network.
 pub fn nth(net: IpNet, offset: u128) -> Option<IpAddr> {
     let (first, last) = bounds(net);
     let number = first.checked_add(offset).filter(|number| *number <= last)?;
@@ -105,40 +105,43 @@ pub fn overlap(a: IpNet, b: IpNet) -> bool {
     a.contains(&b) || b.contains(&a)
 }
 
-/// A number of addresses, exact from 0 to 2^128. That is the size of IPv6, and one more than `u128` can hold.
+/// A number of addresses, exact from 0 to 2^128. The number of all IPv6 addresses is 2^128, one more than `u128` can
+/// hold.
 ///
-/// Sums saturate at 2^128. Displayed and serialised as decimal text, because JSON readers lose precision beyond 2^53.
+/// Sums of counts saturate at 2^128. A count is displayed and serialised as decimal text, because JSON readers lose
+/// precision beyond 2^53.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Count {
-    // If true, `low` is 0 and the number is 2^128. The first field, so that the derived order is the numeric order.
+    // If true, the count is 2^128 and `low` is 0. The field `all` comes first, so that the derived order is the numeric
+    // order.
     all: bool,
     low: u128,
 }
 
 impl Count {
-    /// No addresses.
+    /// A count of no addresses.
     pub const ZERO: Self = Self { all: false, low: 0 };
     /// 2^128, the number of all IPv6 addresses.
     pub const ALL: Self = Self { all: true, low: 0 };
 
-    /// Creates a count.
+    /// Creates a count from an integer.
     pub const fn new(count: u128) -> Self {
         Self { all: false, low: count }
     }
 
-    /// The number of addresses in a network.
+    /// Returns the number of addresses in a network.
     pub fn of_net(net: IpNet) -> Self {
         Self::of_parts(net, Family::of_net(net).bits())
     }
 
-    /// The number of networks of this prefix length in a network: 2 to the power of the bits in between. 1 if the
-    /// length is shorter than the network's.
+    /// Returns the number of subnets of this prefix length in a network: 2 to the power of the difference of the
+    /// lengths. Returns 1 if the length is shorter than the network's prefix.
     pub fn of_parts(net: IpNet, length: u8) -> Self {
         let bits = length.saturating_sub(net.prefix_len());
         1_u128.checked_shl(bits.into()).map_or(Self::ALL, Self::new)
     }
 
-    /// The number of addresses from `first` to `last`, both inclusive. 0 if `last` is before `first`.
+    /// Returns the number of addresses from `first` to `last`, both inclusive. Returns 0 if `last` is before `first`.
     pub fn of_span(first: u128, last: u128) -> Self {
         match last.checked_sub(first) {
             None => Self::ZERO,
@@ -146,7 +149,7 @@ impl Count {
         }
     }
 
-    /// The sum, saturating at 2^128.
+    /// Returns the sum of two counts, saturating at 2^128.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         if self.all || other.all {
@@ -155,7 +158,7 @@ impl Count {
         self.low.checked_add(other.low).map_or(Self::ALL, Self::new)
     }
 
-    /// The difference, saturating at 0.
+    /// Returns the difference of two counts, saturating at 0.
     #[must_use]
     pub fn minus(self, other: Self) -> Self {
         match (self.all, other.all) {
@@ -167,12 +170,12 @@ impl Count {
         }
     }
 
-    /// The number, or `None` for 2^128.
+    /// Returns the count as an integer, or `None` for 2^128.
     pub fn to_u128(self) -> Option<u128> {
         (!self.all).then_some(self.low)
     }
 
-    /// The number as a float, precise enough for percentages only.
+    /// Returns the count as a float, precise enough for percentages only.
     #[expect(clippy::cast_precision_loss, reason = "a percentage needs no higher precision")]
     pub fn to_f64(self) -> f64 {
         if self.all { (u128::MAX as f64) + 1.0 } else { self.low as f64 }

@@ -1,23 +1,24 @@
-//! Pending commits: records of what an assignment is about to commit, in case its process dies before it knows the
+//! Records the commit that an assignment is about to send, in case the process dies before it knows the commit's
 //! outcome.
 //!
-//! On a store of other processes, a commit may happen after its sender has died, and even after another process has
-//! searched for its effect and found nothing. So the transaction is recorded before it is sent, and the record is
-//! removed once the transaction can no longer happen. The next call that assigns to the attachment or releases it finds
-//! the pending commit, and sends that transaction again. Either it succeeds now, and its addresses can be found. Or its
-//! guards fail, because it has already happened, or because a key that it relied on has changed.
+//! On a store that another process serves, a commit may happen after its sender has died, and even after another
+//! process has searched for the commit's effect in vain. The transaction is therefore recorded before it is sent, and
+//! the record is removed once the transaction can no longer happen. The next call that assigns to the attachment or
+//! releases it finds the pending commit and sends the recorded transaction again. If the transaction succeeds, its
+//! addresses can be found. If the transaction's guards fail, either the transaction has already happened, or a key that
+//! it guards has changed.
 //!
-//! A changed key never returns to its old revision. But a transaction that creates a block guards that block, the
-//! affinity and the handle as absent, and these keys may be absent again when the transaction arrives. So if none of
-//! the keys that it guards as present has changed, one of these documents (the pool's is always among them) is
-//! rewritten unchanged. After that, the guards of a late transaction fail.
+//! A changed key never returns to its old revision. But a transaction that creates a block guards the block, the
+//! affinity and the handle as absent, and these keys may be absent again when the transaction arrives. If all keys that
+//! the transaction guards as present are unchanged, the settling process rewrites one of these documents without a
+//! change. The pool's document is always among them. After the rewrite, the guards of a late transaction fail.
 //!
-//! A pending commit belongs to one attachment. A commit assigns to several attachments only if pending commits are not
-//! recorded.
+//! A pending commit belongs to one attachment. When pending commits are recorded, a commit assigns to one attachment
+//! only.
 //!
-//! An embedded store needs no record. The process with the store lock makes all commits, and the lock ends with the
-//! process. The next process that opens the store sees whether a dead process's commit happened, and it cannot happen
-//! later.
+//! An embedded store needs no record of pending commits. The process with the store lock makes all commits, and the
+//! lock ends with the process. The next process that opens the store sees whether a dead process's commit happened. A
+//! commit of a dead process cannot happen later.
 
 use std::fmt;
 use std::io;
@@ -43,33 +44,32 @@ pub struct PendingCommitId(pub String);
 /// A recorded transaction with an unknown outcome.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PendingCommit {
-    /// The id of the record.
+    /// The id of the pending commit's record.
     pub id: PendingCommitId,
-    /// The transaction.
+    /// The recorded transaction.
     pub txn: Txn,
 }
 
-/// A place to record pending commits. The records must survive the process, but not the machine. They are used between
-/// two round trips, so calls should take no longer than a few writes to memory, unless an earlier process left a
-/// record.
+/// Keeps records of pending commits. The records must survive the process, but not the machine. A record is written
+/// between two round trips, so a call should take no longer than a few writes to memory, unless an earlier process left
+/// a record.
 #[async_trait]
 pub trait PendingCommits: Send + Sync + fmt::Debug {
-    /// Records the transaction that is about to be sent for an attachment, so that [`Self::pending`] returns it from
-    /// now on. If this fails, the transaction is not sent.
+    /// Records the transaction that is about to be sent for an attachment, so that [`Self::pending`] returns the
+    /// transaction from now on. If recording fails, the transaction is not sent.
     ///
     /// # Errors
     /// Any reason why the transaction cannot be recorded.
     fn record(&self, attachment: &Attachment, txn: &Txn) -> io::Result<PendingCommitId>;
 
-    /// Removes a pending commit with a known outcome. A record that is left by mistake costs the next call a round
-    /// trip.
+    /// Removes a pending commit with a known outcome. A record that was not removed costs the next call a round trip.
     fn forget(&self, id: &PendingCommitId);
 
     /// Returns the pending commits of an attachment on this store. Records of other stores, and records that cannot be
-    /// read, are ignored. If there are any records, the store may be queried for its identity.
+    /// read, are ignored. If any records exist, the store may be queried for its identity.
     ///
     /// # Errors
-    /// A failure to find out whether this store has pending commits. An error of the store is passed on unchanged.
+    /// Any reason why the store's pending commits cannot be determined. A store error is passed on unchanged.
     async fn pending(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommit>>;
 }
 
@@ -96,7 +96,7 @@ async fn settle(store: &Arc<dyn Store>, id: &PendingCommitId, txn: &Txn, deadlin
     invalidate(store, txn, deadline).await
 }
 
-/// Sends a transaction until it is answered. Returns `None` if the store rejects it permanently.
+/// Sends a transaction until the store answers. Returns `None` if the store rejects it permanently.
 async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<Option<TxnResponse>> {
     let mut pause = Duration::from_millis(5);
     loop {
@@ -117,7 +117,7 @@ async fn send_again(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
     }
 }
 
-/// The keys that a transaction guards as present, with the guarded revisions.
+/// Returns the keys that a transaction guards as present, with the guarded revisions.
 fn guarded_as_present(txn: &Txn) -> Vec<(Key, Revision)> {
     let guards = txn.compares.iter().filter_map(|compare| match (&compare.range, &compare.target) {
         (Range::Key(key), Target::ModRevision(revision)) if compare.op == CompareOp::Equal && revision.is_set() => {
@@ -128,8 +128,8 @@ fn guarded_as_present(txn: &Txn) -> Vec<(Key, Revision)> {
     guards.take(MAX_TXN_OPS).collect()
 }
 
-/// True if the transaction has succeeded and changed a key that it guards as present. A second copy that is still in
-/// transit then always fails.
+/// True if the transaction has succeeded and changed a key that it guards as present. After such a success, a second
+/// copy of the transaction that is still in transit always fails.
 fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
     let guarded = guarded_as_present(txn);
     let writes = |range: Range| guarded.iter().any(|(key, _)| range == Range::Key(key.clone()));
@@ -141,7 +141,7 @@ fn cannot_come_again(txn: &Txn, answer: &TxnResponse) -> bool {
         })
 }
 
-/// Ensures that a transaction can never succeed, even if keys become absent again.
+/// Ensures that a transaction can never succeed, even if keys that it guards become absent again.
 async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
     let guarded = guarded_as_present(txn);
     let read = Txn::new().with_success(guarded.iter().map(|(key, _)| Op::range(Range::Key(key.clone()))));
@@ -174,13 +174,13 @@ fn unreadable(error: io::Error) -> kv::Error {
     }
 }
 
-/// A store for assignments to an attachment. It records each writing transaction before it is sent, until its outcome
-/// is known.
+/// A store for assignments to an attachment. Each writing transaction is recorded before it is sent, and the record is
+/// kept until the transaction's outcome is known.
 pub(crate) struct RecordingStore {
     inner: Arc<dyn Store>,
     pending_commits: Arc<dyn PendingCommits>,
     attachment: Attachment,
-    /// The currently recorded transaction.
+    /// The transaction that is currently recorded as a pending commit.
     recorded: Mutex<Option<RecordedCommit>>,
 }
 
@@ -194,7 +194,7 @@ impl fmt::Debug for RecordingStore {
 struct RecordedCommit {
     id: PendingCommitId,
     txn: Txn,
-    /// True once an attempt to send it has failed with an unknown outcome.
+    /// True once sending the transaction has failed with an unknown outcome.
     in_doubt: bool,
 }
 
@@ -203,8 +203,8 @@ impl RecordingStore {
         Self { inner, pending_commits, attachment, recorded: Mutex::default() }
     }
 
-    /// Records a transaction, unless it is a retry of the recorded one. The reads of the failure branch are not
-    /// compared, because they are added only for a retry.
+    /// Records a transaction, unless the transaction is a retry of the recorded one. The reads of the failure branch
+    /// are not compared, because they are added only for a retry.
     fn record(&self, txn: &Txn) -> kv::Result<()> {
         let mut recorded = self.recorded.lock().unwrap_or_else(PoisonError::into_inner);
         if recorded

@@ -1,4 +1,4 @@
-//! Selects the pools for an address and the order in which their blocks are tried.
+//! Selects the pools for an address, and decides the order in which their blocks are tried.
 
 use std::net::IpAddr;
 
@@ -9,20 +9,20 @@ use crate::net::{Count, Family, number};
 use crate::reservations::Reservations;
 use crate::selector::SelectorError;
 
-/// The reason why no pool can be used. The texts are Calico's.
+/// The reason why no pool can be used for a request. The error messages are Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PoolError {
-    /// A requested pool is neither a network nor the name of a pool.
+    /// The text that names a requested pool is neither a network nor the name of a pool.
     #[error("error parsing pool {0:?}: invalid CIDR address: {0}")]
     UnknownName(String),
-    /// A requested pool is of the other family.
+    /// A requested pool is not of the requested address family.
     #[error("\"{0}\" isn't a {1} address")]
     WrongFamily(IpAddr, Family),
-    /// No enabled pool has exactly this network.
+    /// No enabled pool has exactly the requested network.
     #[error("the given pool ({0}) does not exist, or is not enabled")]
     NotGiven(IpNet),
-    /// No pool of the family is enabled, or none has large enough blocks.
+    /// No pool of the family is enabled, or no enabled pool has large enough blocks.
     #[error("cannot find a qualified ippool")]
     NoneQualified,
     /// No pool selects this node and namespace.
@@ -43,22 +43,22 @@ pub enum PoolError {
         .allowed.join(" ")
     )]
     AddressNotForUse {
-        /// The address.
+        /// The requested address.
         ip: IpAddr,
-        /// The name of its pool.
+        /// The name of the pool that contains the address.
         pool: String,
-        /// The requested use.
+        /// The requested use of the address.
         wanted: PoolUse,
         /// The allowed uses of the pool.
         allowed: Vec<String>,
     },
 }
 
-/// The network of a pool that a request names by network or by name. [`select_pools`] checks whether the pool exists
-/// and is enabled.
+/// Returns the network of a pool that a request names by network or by name. [`select_pools`] checks whether the pool
+/// exists and is enabled.
 ///
 /// # Errors
-/// [`PoolError::UnknownName`] or [`PoolError::WrongFamily`].
+/// [`PoolError::UnknownName`] if no pool has this name, or [`PoolError::WrongFamily`].
 pub fn parse_requested(text: &str, pools: &[Pool], family: Family) -> Result<IpNet, PoolError> {
     let by_name = || pools.iter().find(|pool| pool.name() == text).map(Pool::cidr);
     let net = text.parse().ok().or_else(by_name).ok_or_else(|| PoolError::UnknownName(text.to_owned()))?.trunc();
@@ -80,19 +80,19 @@ pub struct PoolQuery<'a> {
     pub namespace_labels: &'a Labels,
     /// The use of the requested addresses.
     pub wanted: PoolUse,
-    /// The addresses that the node keeps for itself in each block.
+    /// The addresses that the node reserves for itself in each block.
     pub host_reserved: Option<&'a HostReserved>,
 }
 
-/// Selects the pools to take addresses from, in the order in which to try them.
+/// Selects the pools from which addresses are taken, in the order in which to try the pools.
 ///
-/// `all` are all pools, ordered by name. Requested pools are selected in the order of the request, whatever their
-/// selectors and assignment modes. Without requested pools, all automatic pools that select both node and namespace are
-/// selected. A pool must always be enabled, allow the requested use, and have blocks larger than the part that the host
-/// keeps for itself.
+/// `all` contains all pools, ordered by name. Requested pools are selected in the order of the request, regardless of
+/// their selectors and assignment modes. Without requested pools, the automatic pools whose selectors match both the
+/// node and the namespace are selected. A pool must always be enabled, allow the requested use, and have blocks with
+/// more addresses than the host reserves for itself.
 ///
 /// # Errors
-/// [`PoolError`] if no pool is left, or a requested pool does not exist.
+/// [`PoolError`] if no pool can be used, or if a requested pool does not exist.
 pub fn select_pools<'a>(all: &'a [Pool], query: &PoolQuery<'_>) -> Result<Vec<&'a Pool>, PoolError> {
     let mut usable = Vec::new();
     for pool in all {
@@ -116,31 +116,31 @@ pub fn select_pools<'a>(all: &'a [Pool], query: &PoolQuery<'_>) -> Result<Vec<&'
     Ok(chosen.into_iter().map(|(pool, _)| pool).collect())
 }
 
-/// The first reason why no address is taken from a pool, in this order.
+/// The first reason why no address is taken from a pool. The variants are in the order of the checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// The pool is of the other family.
+    /// The pool is not of the requested address family.
     OtherFamily,
     /// The pool is disabled, being deleted, or marked as not allocatable.
     NotEnabled,
-    /// The pool's blocks do not fit into it, or are no larger than the part that the host keeps for itself.
+    /// The pool's blocks do not fit into the pool, or have no more addresses than the host reserves for itself.
     BlocksTooSmall,
-    /// Other pools are requested by name.
+    /// The request names other pools.
     NotRequested,
-    /// The pool is reserved for requests that name it.
+    /// The pool is reserved for requests that name the pool.
     Manual,
-    /// The pool does not select this node.
+    /// The pool's selector does not match the node.
     Node,
-    /// The pool does not select this namespace.
+    /// The pool's selector does not match the namespace.
     Namespace,
     /// The pool does not allow the requested use.
     Use,
 }
 
-/// The reason why [`select_pools`] does not select a pool, or `None` if it does.
+/// Returns the reason why [`select_pools`] does not select a pool, or `None` if the pool is selected.
 ///
 /// # Errors
-/// [`PoolError::BadSelector`] if a selector of the pool is needed and cannot be parsed.
+/// [`PoolError::BadSelector`] if a selector that decides about the pool cannot be parsed.
 pub fn obstacle(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, PoolError> {
     let found = if pool.family() != query.family {
         Some(Obstacle::OtherFamily)
@@ -156,8 +156,7 @@ pub fn obstacle(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, 
     Ok(found.or_else(|| (!pool.allows(query.wanted)).then_some(Obstacle::Use)))
 }
 
-/// True if [`select_pools`] needs the labels of the namespace. A pool whose node selector cannot be parsed does not
-/// count.
+/// True if [`select_pools`] needs the labels of the namespace. A pool whose node selector cannot be parsed is ignored.
 pub fn asks_for_namespace(all: &[Pool], query: &PoolQuery<'_>) -> bool {
     let may_choose = |pool: &Pool| {
         has_room(pool, query)
@@ -169,28 +168,28 @@ pub fn asks_for_namespace(all: &[Pool], query: &PoolQuery<'_>) -> bool {
         && enabled_pools(all, query.family).any(|pool| !pool.namespace_selector().is_empty() && may_choose(pool))
 }
 
-/// The enabled pools of a family.
+/// Returns the enabled pools of a family.
 pub fn enabled_pools(all: &[Pool], family: Family) -> impl Iterator<Item = &Pool> {
     all.iter().filter(move |pool| pool.family() == family && pool.is_enabled())
 }
 
-/// True if the pool's blocks fit into it and are larger than the part that the host keeps for itself.
+/// True if the pool's blocks fit into the pool and have more addresses than the host reserves for itself.
 fn has_room(pool: &Pool, query: &PoolQuery<'_>) -> bool {
     let kept = query.host_reserved.map_or(0, |kept| kept.start.saturating_add(kept.end));
     block_addresses(pool).is_some_and(|addresses| addresses > Count::from(kept))
 }
 
-/// The number of addresses or prefixes of a block of the pool, or `None` if the pool cannot be divided into blocks of
-/// its size.
+/// Returns the number of addresses or prefixes of a block of the pool, or `None` if the pool cannot be divided into
+/// blocks of its block size.
 fn block_addresses(pool: &Pool) -> Option<Count> {
     let first = pool.family().network(pool.cidr().network(), pool.block_size())?;
     (pool.block_size() >= pool.cidr().prefix_len()).then(|| Count::of_parts(first, pool.length()))
 }
 
-/// A pool, and the reason why it is not used.
+/// A pool, and the reason why the pool is not used.
 type JudgedPool<'a> = (&'a Pool, Option<Obstacle>);
 
-/// The requested pools in the order of the request, or all if none is requested.
+/// Returns the requested pools in the order of the request, or all pools if the request names no pool.
 fn requested<'a>(usable: Vec<JudgedPool<'a>>, query: &PoolQuery<'_>) -> Result<Vec<JudgedPool<'a>>, PoolError> {
     if query.requested.is_empty() {
         return Ok(usable);
@@ -205,7 +204,7 @@ fn requested<'a>(usable: Vec<JudgedPool<'a>>, query: &PoolQuery<'_>) -> Result<V
     Ok(chosen)
 }
 
-/// The reason why a pool is not selected if no pool is requested by name.
+/// Returns the reason why a pool is not selected for a request that names no pool.
 fn selection(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, PoolError> {
     if pool.assignment_mode() != AssignmentMode::Automatic {
         return Ok(Some(Obstacle::Manual));
@@ -217,10 +216,10 @@ fn selection(pool: &Pool, query: &PoolQuery<'_>) -> Result<Option<Obstacle>, Poo
     Ok((!pool.selects_namespace(query.namespace_labels).map_err(bad)?).then_some(Obstacle::Namespace))
 }
 
-/// The enabled pool that contains a requested address.
+/// Returns the enabled pool that contains a requested address.
 ///
 /// # Errors
-/// [`PoolError::AddressOutside`] or [`PoolError::AddressNotForUse`].
+/// [`PoolError::AddressOutside`] or [`PoolError::AddressNotForUse`] if no pool may assign the address.
 pub fn pool_of(all: &[Pool], ip: IpAddr, wanted: PoolUse) -> Result<&Pool, PoolError> {
     let mut enabled = enabled_pools(all, Family::of(ip));
     let pool = enabled.find(|pool| pool.cidr().contains(&ip)).ok_or(PoolError::AddressOutside)?;
@@ -231,36 +230,37 @@ pub fn pool_of(all: &[Pool], ip: IpAddr, wanted: PoolUse) -> Result<&Pool, PoolE
     Err(PoolError::AddressNotForUse { ip, pool: pool.name().to_owned(), wanted, allowed })
 }
 
-/// The block of a pool that contains an address, or `None` if the address is outside the pool, or the pool cannot be
-/// divided into blocks of its size.
+/// Returns the block of a pool that contains an address. Returns `None` if the address is outside the pool, or if the
+/// pool cannot be divided into blocks of its block size.
 pub fn block_of(pool: &Pool, ip: IpAddr) -> Option<IpNet> {
     block_addresses(pool)?;
     pool.cidr().contains(&ip).then(|| pool.family().network(ip, pool.block_size()))?
 }
 
-/// The block index at which a host starts in each pool: the 32-bit FNV-1 hash of its name. Hosts thus start at
-/// different blocks and rarely compete for one.
+/// Returns the block index at which a host starts in each pool: the 32-bit FNV-1 hash of the host's name. Hosts thus
+/// start at different blocks and rarely compete for the same block.
 pub fn start_of(host: &str) -> u64 {
     let hash = host.bytes().fold(0x811c_9dc5_u32, |hash, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte));
     hash.into()
 }
 
-/// All blocks of a pool, each once: from index `start`, modulo their number, to the last, then from the first on.
+/// Returns all blocks of a pool, each block once. The blocks start at index `start`, modulo the number of blocks, and
+/// continue at the first block after the last one.
 ///
-/// With [`start_of`] the host as `start`, a host returns to the same blocks. A random `start` is better for pools with
-/// blocks of one address, since such a block is never shared.
+/// If `start` is the [`start_of`] a host, the host always tries the same blocks first. A random `start` is better for
+/// pools with blocks of one address, since such blocks are never shared.
 pub fn blocks_from(pool: &Pool, start: u64) -> PoolBlocks {
     let count = block_addresses(pool).map_or(0, |_| {
         let bits = u32::from(pool.block_size() - pool.cidr().prefix_len());
-        // Only ::/0 with blocks of one address has more blocks than fit. Its very last block is left out, which does no
-        // harm.
+        // Only the pool ::/0 with blocks of one address has 2^128 blocks, one more than fits. The last block of this
+        // pool is never used, which does no harm.
         1_u128.checked_shl(bits).unwrap_or(u128::MAX)
     });
     let index = u128::from(start).checked_rem(count).unwrap_or(0);
     PoolBlocks { pool: pool.cidr(), block_size: pool.block_size(), count, index, left: count }
 }
 
-/// The blocks of a pool, from [`blocks_from`].
+/// An iterator over the blocks of a pool; see [`blocks_from`].
 #[derive(Clone, Debug)]
 pub struct PoolBlocks {
     pool: IpNet,
@@ -271,8 +271,8 @@ pub struct PoolBlocks {
 }
 
 impl PoolBlocks {
-    /// The next block with at least one unreserved address. Skips any number of reserved blocks in one step, because a
-    /// configured range may be a few addresses of an IPv6 network with more blocks than can be scanned.
+    /// Returns the next block with at least one unreserved address. Any number of reserved blocks is skipped in one
+    /// step, because a configured range may be a few addresses of an IPv6 network with more blocks than can be scanned.
     pub fn next_unreserved(&mut self, reservations: &Reservations) -> Option<IpNet> {
         loop {
             let current = self.index;
@@ -284,8 +284,8 @@ impl PoolBlocks {
         }
     }
 
-    /// Skips the blocks after index `current`, the last returned one, that end at or before the address with the number
-    /// `last`.
+    /// Skips blocks that end at or before the address with the number `last`. Starts after the block with the index
+    /// `current`, which was returned last.
     fn pass_over(&mut self, current: u128, last: u128) {
         let bits = u32::from(Family::of_net(self.pool).bits().saturating_sub(self.block_size));
         let after = last.saturating_sub(number(self.pool.network())).checked_add(1);
@@ -304,7 +304,8 @@ impl Iterator for PoolBlocks {
     fn next(&mut self) -> Option<IpNet> {
         self.left = self.left.checked_sub(1)?;
         let family = Family::of_net(self.pool);
-        // A block is at most as large as the pool, and all blocks before it are inside the pool, so nothing overflows.
+        // A block is at most as large as the pool, and all blocks before this block are inside the pool, so the
+        // computation cannot overflow.
         let distance = self.index.checked_shl(u32::from(family.bits().saturating_sub(self.block_size))).unwrap_or(0);
         self.index = if self.index + 1 == self.count { 0 } else { self.index + 1 };
         let first = number(self.pool.network()).checked_add(distance)?;
@@ -489,7 +490,8 @@ mod tests {
         assert_eq!(blocks_from(&four, 255).count(), 256);
         let one = make(new("p", "10.0.0.0/26"));
         assert_eq!(blocks_from(&one, u64::MAX).collect::<Vec<_>>(), [net("10.0.0.0/26")]);
-        // Blocks larger than the pool, or with prefixes longer than an address. Only other programs write them.
+        // Block sizes larger than the pool, or with prefixes longer than an address. Only programs other than Margay
+        // write such pools.
         for block_size in [20, 33, 255] {
             let odd = make(new("p", "10.0.0.0/26").with_block_size(block_size));
             assert_eq!(blocks_from(&odd, 7).count(), 0);
@@ -498,7 +500,7 @@ mod tests {
         }
     }
 
-    /// All blocks of [`PoolBlocks::next_unreserved`].
+    /// Returns all unreserved blocks in the order of [`PoolBlocks::next_unreserved`].
     fn unreserved(mut blocks: PoolBlocks, reservations: &Reservations) -> Vec<IpNet> {
         std::iter::from_fn(|| blocks.next_unreserved(reservations)).collect()
     }
@@ -527,7 +529,7 @@ mod tests {
 
     #[test]
     fn blocks_of_huge_network_are_found_at_once() {
-        // All but fd06::10 to fd06::17.
+        // Reserve all addresses except fd06::10 to fd06::17.
         let around = ["fd06::/124", "fd06::18/125", "fd06::20/123"].map(net);
         let rest = (0..58_u8)
             .map(|bit| IpNet::new(IpAddr::V6(((0xfd06_u128 << 112) | (1 << (6 + bit))).into()), 122 - bit).unwrap());

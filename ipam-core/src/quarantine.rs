@@ -1,12 +1,12 @@
-//! Quarantine of addresses that a device outside the store uses. They are reserved until an operator releases them, or
-//! for a day.
+//! Manages the quarantine of addresses that a device outside the store uses. A quarantined address is reserved for a
+//! day, or until an operator releases it.
 //!
-//! They are recorded in one IPReservation with a fixed name, so that no assignment uses them, on other nodes and in
-//! Calico too. An annotation records since when and why. Entries older than a day are removed when the next one is
-//! added.
+//! Quarantined addresses are recorded in one IPReservation with a fixed name, so that no assignment uses them, even on
+//! other nodes and in Calico. An annotation of the reservation records when and why each address was quarantined.
+//! Entries older than a day are removed when the next address is added.
 //!
-//! Guards: the reservation, the blocks that lose an address, and the attachment's handle. So the attachment's address
-//! is released and quarantined in one step, or not at all.
+//! A commit guards the reservation, the blocks that lose an address, and the attachment's handle. The attachment's
+//! address is thus released and quarantined in one step, or not at all.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -28,11 +28,11 @@ use crate::reservations::{Reservations, parse_entry};
 use crate::timestamps::{age, parse_rfc3339, rfc3339};
 use crate::write_set::WriteSet;
 
-/// The name of the reservation.
+/// The name of the reservation that lists the quarantined addresses.
 pub const QUARANTINE: &str = "margay-quarantine";
-/// The annotation of the reservation: a JSON object that maps addresses to their [`QuarantineEntry`].
+/// The annotation of the quarantine's reservation: a JSON object that maps addresses to their [`QuarantineEntry`].
 const QUARANTINE_ANNOTATION: &str = "margay.io/quarantine";
-/// Maximum number of quarantined addresses. Each ADD reads all of them.
+/// Maximum number of quarantined addresses. The number is limited because each ADD reads all quarantined addresses.
 pub const MAX_QUARANTINED_ADDRESSES: usize = 256;
 /// Minimum time of an address in quarantine, unless the quarantine is full.
 pub const QUARANTINE_PERIOD: Duration = Duration::DAY;
@@ -48,26 +48,26 @@ pub struct QuarantineEntry {
     pub node: String,
 }
 
-/// The quarantined addresses.
+/// The quarantined addresses and their entries.
 pub type Quarantine = BTreeMap<IpAddr, QuarantineEntry>;
 
 /// A quarantined address as a row of `margay ipam quarantine list` (JSON) and of the daemon's page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QuarantineRow {
-    /// The address.
+    /// The quarantined address.
     pub address: IpAddr,
-    /// The start, the reason and the reporting node.
+    /// The start and the reason of the quarantine, and the reporting node.
     #[serde(flatten)]
     pub why: QuarantineEntry,
 }
 
-/// The rows of a quarantine.
+/// Returns the rows of a quarantine, one per address.
 pub fn quarantine_rows(quarantine: Quarantine) -> Vec<QuarantineRow> {
     quarantine.into_iter().map(|(address, why)| QuarantineRow { address, why }).collect()
 }
 
-/// The quarantined addresses in these reservations. An address that a person has removed from the reservation is not
-/// quarantined.
+/// Returns the quarantined addresses in these reservations. An address that a person has removed from the reservation
+/// is no longer quarantined.
 pub fn quarantine_of(reservations: &[IpReservation]) -> Quarantine {
     reservations.iter().find(|one| one.name() == QUARANTINE).map(recorded).unwrap_or_default()
 }
@@ -80,13 +80,13 @@ fn recorded(document: &IpReservation) -> Quarantine {
     noted
 }
 
-/// True if the time in quarantine is over.
+/// True if an address has been in quarantine for [`QUARANTINE_PERIOD`].
 fn is_over(entry: &QuarantineEntry, now: OffsetDateTime) -> bool {
     parse_rfc3339(&entry.since).is_some_and(|since| age(now, since) >= QUARANTINE_PERIOD)
 }
 
-/// The reservation as assignments apply it: an address whose time in quarantine is over can be assigned, and is probed
-/// again.
+/// Returns the reservation as assignments apply it. An address whose time in quarantine is over can be assigned, and is
+/// probed again.
 pub(crate) fn in_force(mut document: IpReservation, now: OffsetDateTime) -> IpReservation {
     if document.name() == QUARANTINE {
         let before = recorded(&document);
@@ -99,8 +99,8 @@ pub(crate) fn in_force(mut document: IpReservation, now: OffsetDateTime) -> IpRe
     document
 }
 
-/// Adds addresses to the quarantine and removes those whose time is over. If there are too many, also removes the
-/// oldest and returns them.
+/// Adds addresses to the quarantine and removes addresses whose time is over. If more than
+/// [`MAX_QUARANTINED_ADDRESSES`] remain, also removes the oldest addresses and returns them.
 fn add(document: &mut IpReservation, new: &Quarantine, now: OffsetDateTime) -> Vec<IpAddr> {
     let before = recorded(document);
     let mut after = before.clone();
@@ -116,7 +116,7 @@ fn add(document: &mut IpReservation, new: &Quarantine, now: OffsetDateTime) -> V
     dropped
 }
 
-/// Removes an address from the quarantine and returns its entry, or `None` if it is not quarantined.
+/// Removes an address from the quarantine and returns its entry, or `None` if the address is not quarantined.
 pub fn take(document: &mut IpReservation, ip: IpAddr) -> Option<QuarantineEntry> {
     let before = recorded(document);
     let mut after = before.clone();
@@ -136,9 +136,9 @@ fn record(document: &mut IpReservation, before: &Quarantine, after: &Quarantine)
 }
 
 impl Ipam {
-    /// Moves addresses that an attachment has just got into quarantine, in one commit, because another device uses
-    /// them. Each address comes with the reason. Addresses that the attachment does not hold, or no longer holds, are
-    /// skipped. Returns the addresses that were quarantined.
+    /// Quarantines addresses that an attachment has just got but another device uses, in one commit. `found` contains
+    /// each address with the reason. Addresses that the attachment does not hold, or no longer holds, are skipped.
+    /// Returns the addresses that were quarantined.
     ///
     /// # Errors
     /// Any store error. `Malformed` for damaged documents that the commit needs.

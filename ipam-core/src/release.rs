@@ -1,17 +1,19 @@
-//! Releases addresses: of an attachment, of a handle, or one by one. The addresses of an attachment are released in one
-//! commit. The others take as many commits as needed, and each commit also updates the handles of its addresses.
+//! Releases the addresses of an attachment or of a handle, or single addresses. The addresses of an attachment are
+//! released in one commit. Other releases take as many commits as needed, and each commit also updates the handles of
+//! its addresses.
 //!
-//! Guards: every block that loses an address, and the handles of these addresses, so that no address is released that
-//! was meanwhile assigned to another holder. The handle names the blocks to read. It is not guarded if nothing is
-//! found, because then there is nothing to release as of the revision that was read.
+//! A release guards every block that loses an address and the handles of these addresses, so that no address is
+//! released that was assigned to another holder after the read. The handle names the blocks to read. If no address is
+//! found, the handle is not guarded, because there is nothing to release as of the revision that was read.
 //!
-//! Calico releases by handle, whatever the name of the node is. Here a handle alone is not enough, because a container
-//! id that a person has chosen can occur on two nodes. So an allocation of another node is released with the attachment
-//! if handle, network and interface match, and if either the container id is one that runtimes generate, or the other
-//! node is no longer registered.
+//! Calico releases by handle, regardless of the node's name. In Margay a handle alone is not enough, because a
+//! container id that a person has chosen can occur on two nodes. An allocation of another node is released with the
+//! attachment only if handle, network and interface match, and if either the container id is one that runtimes
+//! generate, or the other node is no longer registered.
 //!
-//! DEL of a virtual machine's pod removes the pod from the owners. The addresses are released with the machine. Whether
-//! another pod is an owner is read from the blocks, and each of them is written, so it still holds at the commit.
+//! DEL of a virtual machine's pod removes the pod from the owners of the machine's addresses. The addresses are
+//! released with the machine. Whether another pod is an owner is read from the blocks. Each block that was read is also
+//! written, so the result still holds at the commit.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -35,31 +37,33 @@ use crate::vm::{VmFate, VmHoldings, VmPod, is_off, switch_key};
 use crate::workloads::{forget, names_of};
 use crate::write_set::{WriteSet, likely_counters};
 
-/// Maximum number of blocks of a handle changed in one commit. Four of the largest usual blocks take a megabyte.
+/// Maximum number of blocks of a handle changed in one commit. Four blocks of the largest usual size take a megabyte.
 const MAX_BLOCKS_PER_COMMIT: usize = 4;
-/// Maximum number of single addresses released in one commit. Each can have a handle of its own, which is a guard.
+/// Maximum number of single addresses released in one commit. Each address can have a separate handle, which needs a
+/// guard.
 const MAX_ADDRESSES_PER_COMMIT: usize = 60;
 /// Number of attempts of a release that also lower the quota counters. Concurrent releases conflict on these counters,
-/// and the counters may lag.
+/// so later attempts do not lower the counters.
 const MAX_COUNTER_ATTEMPTS: usize = 3;
 
 /// The outcome of a release of single addresses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleasedAddresses {
-    /// The addresses that were held and are not any more.
+    /// The addresses that were held before the release and are not held any more.
     pub released: Vec<IpAddr>,
-    /// The addresses that had no holder.
+    /// The requested addresses that had no holder.
     pub unallocated: Vec<IpAddr>,
 }
 
 impl Ipam {
-    /// Releases all addresses that are recorded for an attachment, and those that its handle holds on its node without
-    /// a recorded interface. A renamed node may have addresses of the container under its former name. These are
-    /// released as well if the container id is one that runtimes generate, or if the former name is no longer
-    /// registered. Finding no address is not an error, so the call can be repeated.
+    /// Releases all addresses that are recorded for an attachment, and all addresses that the attachment's handle holds
+    /// on its node without a recorded interface. A renamed node may have addresses of the container under the node's
+    /// former name. Addresses under the node's former name are released as well if the container id is one that
+    /// runtimes generate, or if the node's former name is no longer registered. Finding no address is not an error, so
+    /// the call can be repeated.
     ///
     /// If [pending commits](crate::pending_commits) are recorded, an interrupted assignment is settled first, so that
-    /// it cannot happen afterwards. `old_handles` are the handles under which earlier versions of Calico kept a
+    /// its commit cannot happen afterwards. `old_handles` are the handles under which earlier versions of Calico kept a
     /// workload's addresses.
     ///
     /// # Errors
@@ -74,13 +78,13 @@ impl Ipam {
         self.release_attachment_of(attachment, old_handles, &[], None, None, deadline).await
     }
 
-    /// Like [`release_attachment`](Self::release_attachment), with more of what the caller has. All addresses of the
-    /// attachment are released, and no others: `addresses` only say which blocks to read first, which saves a round
-    /// trip. `namespace` is the pod's namespace, and saves a round trip if namespaces have quotas. If `endpoint` is
-    /// given, this stored endpoint of the attachment is deleted in the same commit.
+    /// Releases all addresses of an attachment, with additional information from the caller; see
+    /// [`release_attachment`](Self::release_attachment). `addresses` name blocks to read first, which saves a round
+    /// trip, but do not restrict the release. `namespace` is the pod's namespace, and saves a round trip if namespaces
+    /// have quotas. If `endpoint` is given, this stored endpoint of the attachment is deleted in the same commit.
     ///
     /// # Errors
-    /// The errors of [`release_attachment`](Self::release_attachment). `Malformed` for a damaged endpoint of a pod.
+    /// Any error of [`release_attachment`](Self::release_attachment). `Malformed` for a damaged endpoint of a pod.
     #[boxed_future]
     pub async fn release_attachment_of(
         &self,
@@ -116,14 +120,14 @@ impl Ipam {
             let kept = gone.kept.clone();
             Ok(((gone.write(work, &own.node).await?, renamed), kept))
         })?;
-        // A recreated workload next needs the blocks in which its addresses wait.
+        // A recreated workload will first need the blocks in which its addresses wait.
         if !kept.is_empty() {
             self.remember(attachment, &recalled, &hints::with_used(&recalled, kept.into_iter()));
         }
         Ok(OtherHandles::reported(released))
     }
 
-    /// Releases the addresses that an attachment holds under these handles, as part of the write set.
+    /// Releases the addresses that an attachment holds under these handles, as part of a write set.
     async fn release_own(
         &self,
         work: &mut WriteSet<'_>,
@@ -140,8 +144,8 @@ impl Ipam {
     /// Releases all addresses of a handle, on any node, in one commit for every four blocks.
     ///
     /// # Errors
-    /// `NotFound` if the handle does not exist. Any store error, after which some blocks may be done already; repeat
-    /// the call then.
+    /// `NotFound` if the handle does not exist. Any store error, after which some addresses may be released already;
+    /// the call can be repeated.
     #[boxed_future]
     pub async fn release_by_handle(&self, handle: &str, deadline: Deadline) -> Result<Vec<IpAddr>> {
         let handles = [handle.to_owned()];
@@ -192,13 +196,14 @@ impl Ipam {
         Ok(released)
     }
 
-    /// Releases single addresses. Those without a holder, or already in cooldown, are returned in `unallocated`. Up to
-    /// 60 addresses in up to 4 blocks are released in one atomic commit. More take several commits, block by block.
+    /// Releases single addresses. Addresses without a holder, or already in cooldown, are returned in `unallocated`. Up
+    /// to 60 addresses in up to 4 blocks are released in one atomic commit. Larger numbers of addresses take several
+    /// commits, block by block.
     ///
     /// # Errors
-    /// `ReleaseConflict` if an address is held by another handle, or has another sequence number, than its request
-    /// says. Then nothing of that commit and of later ones is released. Any store error, after which some addresses may
-    /// be released already.
+    /// `ReleaseConflict` if an address is held by another handle than its request names, or has another sequence
+    /// number. On this error, no address of the failed commit or of later commits is released. Any store error, after
+    /// which some addresses may be released already.
     #[boxed_future]
     pub async fn release_ips(&self, requests: &[ReleaseRequest], deadline: Deadline) -> Result<ReleasedAddresses> {
         let mut ordered = requests.to_vec();
@@ -213,7 +218,7 @@ impl Ipam {
         Ok(done)
     }
 
-    /// Releases as many of the first requests as one commit holds, and returns their addresses. The requests are
+    /// Releases as many of the first requests as fit into one commit, and returns their addresses. The requests must be
     /// sorted.
     async fn release_first(
         &self,
@@ -276,8 +281,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Releases the addresses of the handles that `mine` selects, in the first `most` blocks that the handles name.
-    /// Also returns the number of blocks that are left.
+    /// Releases the addresses of the handles that the `mine` predicate accepts, in the first `most` blocks that the
+    /// handles name. Also returns the number of blocks of the handles that remain to be read.
     async fn release_handles(
         &self,
         tx: &mut Transaction,
@@ -293,7 +298,7 @@ impl Ipam {
         Ok((gone.released, gone.left))
     }
 
-    /// Like [`Self::release_handles`], as part of a write set.
+    /// Releases addresses as [`Self::release_handles`] does, but as part of a write set.
     async fn release_from_handles(
         &self,
         work: &mut WriteSet<'_>,
@@ -319,8 +324,8 @@ impl Ipam {
             };
             match found {
                 HandleEntry::Others => continue,
-                // The handle names a block that holds nothing of it, because another writer was interrupted. Repair the
-                // handle.
+                // The handle names a block without addresses of the handle, because another writer was interrupted. The
+                // handle is repaired.
                 HandleEntry::NoBlock => {}
                 HandleEntry::Addresses => {
                     let change =
@@ -347,16 +352,17 @@ impl Ipam {
 #[derive(Default)]
 struct HandleRelease {
     released: Vec<IpAddr>,
-    /// Blocks that became empty.
+    /// Blocks that became empty by the release.
     emptied: BTreeSet<IpNet>,
-    /// Blocks with released addresses that now wait for their workload.
+    /// Blocks whose released addresses now wait for their workload.
     kept: BTreeSet<IpNet>,
     /// The number of blocks of the handles that were not read.
     left: usize,
 }
 
 impl HandleRelease {
-    /// Writes the changes, and releases blocks that the node should not keep. Returns the addresses, ascending.
+    /// Writes the changes, and releases blocks that the node should not keep. Returns the released addresses in
+    /// ascending order.
     async fn write(mut self, mut work: WriteSet<'_>, node: &str) -> Result<Vec<IpAddr>> {
         release_unselected_blocks(&mut work, node, &self.emptied).await?;
         work.write().await?;
@@ -365,7 +371,7 @@ impl HandleRelease {
     }
 }
 
-/// The first requests, about `most` of them. All requests for one address stay together.
+/// Returns about the first `most` requests. All requests for one address stay together.
 fn first_requests(requests: &[ReleaseRequest], most: usize) -> &[ReleaseRequest] {
     let last = requests.get(most.saturating_sub(1)).map(|request| request.address);
     let more = requests.iter().skip(most).take_while(|request| Some(request.address) == last).count();
@@ -379,7 +385,8 @@ enum HandleEntry {
     NoBlock,
 }
 
-/// Prefetches the keys of a release by handle and `more` keys, the blocks that it probably changes, in one round trip.
+/// Prefetches in one round trip the keys of a release by handle, the `more` keys, and the blocks that the release
+/// probably changes.
 async fn prefetch(
     ipam: &Ipam,
     tx: &mut Transaction,
@@ -408,8 +415,9 @@ async fn blocks_of_handles(work: &mut WriteSet<'_>, handles: &[String]) -> Resul
     Ok(named)
 }
 
-/// Releases blocks of the node that became empty and whose pool does not select the node any more, as Calico does after
-/// a release. Node and pools are read without guards. If they change meanwhile, the next ADD releases the blocks.
+/// Releases blocks of the node that became empty and whose pool no longer selects the node, as Calico does after a
+/// release. Node and pools are read without guards. If the node or a pool changes before the commit, the next ADD
+/// releases the blocks.
 async fn release_unselected_blocks(work: &mut WriteSet<'_>, node: &str, emptied: &BTreeSet<IpNet>) -> Result<()> {
     let key = keys::resource(ResourceKind::Node, node);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(()) };
@@ -427,7 +435,8 @@ async fn release_unselected_blocks(work: &mut WriteSet<'_>, node: &str, emptied:
     Ok(())
 }
 
-/// Addresses of the attachment's handle that are recorded for other nodes, by node: those to release and those to keep.
+/// Addresses of the attachment's handle that are recorded for other nodes: the addresses to release and the addresses
+/// to keep, by node.
 #[derive(Debug, Default)]
 struct OtherHandles {
     handle: String,
@@ -436,8 +445,9 @@ struct OtherHandles {
 }
 
 impl OtherHandles {
-    /// Scans the blocks of the handles, one of which is the attachment's. That another node is not registered is
-    /// guarded. It costs a read only if the container id does not decide.
+    /// Scans the blocks of the handles, one of which is the attachment's. If the other node must be unregistered, its
+    /// registration is read and guarded. Reading the registration is needed only if the container id is not one that
+    /// runtimes generate.
     async fn find(work: &mut WriteSet<'_>, own: &Attachment, handles: &[String]) -> Result<Self> {
         let named = blocks_of_handles(work, handles).await?;
         let blocks: Vec<IpNet> = named.iter().map(|(_, cidr)| *cidr).collect();
@@ -461,7 +471,7 @@ impl OtherHandles {
         Ok(renamed)
     }
 
-    /// True if an allocation recorded for another node is released with the attachment.
+    /// True if an allocation that is recorded for another node is released with the attachment.
     fn has(&self, own: &Attachment, entry: &Attribute) -> bool {
         !self.goes.is_empty()
             && entry.has_handle(&self.handle)
@@ -488,8 +498,8 @@ impl OtherHandles {
 
 impl Ipam {
     /// Removes a pod from the owners of its virtual machine's addresses. If no owner is left, and either the machine is
-    /// being deleted or addresses of machines are not kept, all addresses of the machine are released. The same commit
-    /// releases the container's own addresses, which are found as in
+    /// being deleted or keeping machines' addresses is turned off, all addresses of the machine are released. The same
+    /// commit releases the container's own addresses, which are found as in
     /// [`release_attachment_of`](Self::release_attachment_of). Finding no address is not an error, so the call can be
     /// repeated.
     ///
@@ -538,7 +548,8 @@ impl Ipam {
     }
 }
 
-/// The addresses that the pod owns, each with the change that removes the pod, and whether another pod is an owner.
+/// Returns the addresses that the pod owns, each with the change that removes the pod, and whether another pod is also
+/// an owner.
 async fn owned_by(
     work: &mut WriteSet<'_>,
     vm: &VmPod,

@@ -1,4 +1,4 @@
-//! The reserved addresses of all reservations, as one set.
+//! Combines the reserved addresses of all reservations into one set.
 
 use std::net::IpAddr;
 
@@ -14,12 +14,12 @@ pub struct Reservations {
     v6: Spans,
 }
 
-/// An entry of a reservation that is neither a network nor an address, and reserves nothing.
+/// A reservation's entry that reserves no address, because it is neither a network nor an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkippedReservation {
     /// The name of the reservation.
     pub reservation: String,
-    /// The entry.
+    /// The entry of the reservation, as text.
     pub entry: String,
 }
 
@@ -34,8 +34,8 @@ impl Reservations {
         Self { v4: Spans::merge(v4), v6: Spans::merge(v6) }
     }
 
-    /// Creates the set of all addresses in these reservations. Also returns the entries that could not be parsed, for a
-    /// log; like Calico, this skips them.
+    /// Creates the set of all addresses in these reservations. Also returns the entries that could not be parsed, for
+    /// logging. As in Calico, entries that cannot be parsed reserve nothing.
     pub fn from_documents<'a>(
         documents: impl IntoIterator<Item = &'a IpReservation>,
     ) -> (Self, Vec<SkippedReservation>) {
@@ -51,7 +51,7 @@ impl Reservations {
         (Self::new(networks), skipped)
     }
 
-    /// Returns this set with the addresses of these networks added.
+    /// Returns a copy of the set with the addresses of these networks added.
     pub(crate) fn with(&self, networks: &[IpNet]) -> Self {
         let mut other = Self::new(networks.iter().copied());
         other.v4 = Spans::merge_spans(self.v4.0.iter().chain(&other.v4.0).copied().collect());
@@ -59,12 +59,12 @@ impl Reservations {
         other
     }
 
-    /// True if no address is reserved.
+    /// True if the set contains no address.
     pub fn is_empty(&self) -> bool {
         self.v4.0.is_empty() && self.v6.0.is_empty()
     }
 
-    /// True if the address is reserved.
+    /// True if the reservations contain the address.
     pub fn contains(&self, ip: IpAddr) -> bool {
         let number = number(ip);
         self.of(Family::of(ip)).within(number, number).next().is_some()
@@ -81,24 +81,24 @@ impl Reservations {
         self.count_in(net) == Count::of_net(net)
     }
 
-    /// The number of the last address of the reserved span that contains the whole network, or `None` if a part of the
-    /// network is not reserved.
+    /// Returns the number of the last address of the reserved span that contains the whole network. Returns `None` if a
+    /// part of the network is not reserved.
     pub(crate) fn end_of_cover(&self, net: IpNet) -> Option<u128> {
         let (first, last) = bounds(net);
         let spans = &self.of(Family::of_net(net)).0;
-        // Spans do not touch, so a covered network lies in a single span.
+        // Two spans never touch, so a fully reserved network lies in a single span.
         let span = spans.get(spans.partition_point(|span| span.1 < last))?;
         (span.0 <= first).then_some(span.1)
     }
 
-    /// The number of reserved addresses in the network.
+    /// Returns the number of reserved addresses in the network.
     pub fn count_in(&self, net: IpNet) -> Count {
         let (first, last) = bounds(net);
         let parts = self.of(Family::of_net(net)).within(first, last);
         parts.fold(Count::ZERO, |sum, (first, last)| sum.plus(Count::of_span(first, last)))
     }
 
-    /// The number of networks of this prefix length in the network that contain a reserved address.
+    /// Returns the number of subnets of this prefix length in the network that contain a reserved address.
     pub fn count_of_length(&self, net: IpNet, length: u8) -> Count {
         let host_bits = u32::from(Family::of_net(net).bits().saturating_sub(length));
         if host_bits == 0 {
@@ -108,7 +108,7 @@ impl Reservations {
         let unit = |number: u128| number.checked_shr(host_bits).unwrap_or(0);
         let mut counted = (Count::ZERO, None);
         for (first, last) in self.of(Family::of_net(net)).within(first, last) {
-            // Two spans may lie in the same network.
+            // Two spans may lie in the same subnet.
             let first = counted.1.map_or(unit(first), |before: u128| unit(first).max(before + 1));
             counted = (counted.0.plus(Count::of_span(first, unit(last))), Some(unit(last)));
         }
@@ -140,7 +140,7 @@ impl Spans {
         Self(merged)
     }
 
-    /// The parts of the spans between two numbers, both inclusive.
+    /// Returns the parts of the spans between two address numbers, both inclusive.
     fn within(&self, first: u128, last: u128) -> impl Iterator<Item = (u128, u128)> {
         let start = self.0.partition_point(|span| span.1 < first);
         let spans = self.0.get(start..).unwrap_or_default().iter().take_while(move |span| span.0 <= last);

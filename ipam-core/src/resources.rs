@@ -1,4 +1,4 @@
-//! Creates pools and reservations, deletes reservations, and reads and changes the settings that all nodes share.
+//! Creates pools and reservations, deletes reservations, and reads and changes the IPAM settings that all nodes share.
 
 use std::net::IpAddr;
 
@@ -14,18 +14,18 @@ use crate::model::keys::{self, ResourceKind};
 use crate::model::{Document, IpReservation, IpamConfig, NewPool, Pool, check_name, check_new_pool};
 use crate::write_set::WriteSet;
 
-/// The key that serializes the creation of pools when there are too many pools to guard.
+/// The key that serializes the creation of pools when there are too many pools to guard each of them.
 const POOLS_LOCK: &str = "/margay/v1/pools";
 
 impl Ipam {
-    /// Creates a pool. With a gateway, the pool is prepared for a bridged network. Affinities that an earlier pool left
-    /// behind are deleted first; see [`Self::drop_affinities_beside`].
+    /// Creates a pool. If a gateway is given, the pool is prepared for a bridged network. Affinities that remain from a
+    /// deleted pool are deleted first; see [`Self::drop_affinities_beside`].
     ///
-    /// Guards: no pool was created or changed meanwhile.
+    /// The commit fails if a pool is created or changed after the pools were read.
     ///
     /// # Errors
-    /// `Exists` if the name is taken. `InvalidPool`, with Calico's text, for an invalid pool. `Bridge` if the gateway
-    /// is not a host address of the pool. Any store error.
+    /// `Exists` if a pool of this name exists. `InvalidPool`, with Calico's text, for an invalid pool. `Bridge` if the
+    /// gateway is not a host address of the pool. Any store error.
     #[boxed_future]
     pub async fn create_pool(&self, new: &NewPool, gateway: Option<IpAddr>, deadline: Deadline) -> Result<Pool> {
         let key = keys::resource(ResourceKind::IpPool, &new.name);
@@ -48,7 +48,7 @@ impl Ipam {
         })
     }
 
-    /// Checks a new pool, also against the existing pools and blocks.
+    /// Checks the definition of a new pool, also against the existing pools and blocks.
     ///
     /// # Errors
     /// `InvalidPool`, with Calico's text, for an invalid pool. Any store error.
@@ -59,8 +59,8 @@ impl Ipam {
         Ok(check_new_pool(new, &others, &blocks)?)
     }
 
-    /// Reads and guards all pools, for a caller that creates another pool. With more pools than can be guarded one by
-    /// one, creations run one after the other, guarded by a single key.
+    /// Reads and guards all pools, for a caller that creates another pool. If there are too many pools to guard each of
+    /// them, a single key is guarded that serializes all creations of pools.
     pub(crate) async fn pools_beside(&self, tx: &mut Transaction) -> Result<Vec<Pool>> {
         let pools = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
         match tx.list(&pools).await {
@@ -75,10 +75,10 @@ impl Ipam {
         }
     }
 
-    /// Creates a reservation.
+    /// Creates a reservation of these networks.
     ///
     /// # Errors
-    /// `Exists` if the name is taken. `Invalid` for an invalid name. Any store error.
+    /// `Exists` if a reservation of this name exists. `Invalid` for an invalid name. Any store error.
     #[boxed_future]
     pub async fn create_reservation(&self, name: &str, networks: &[IpNet], deadline: Deadline) -> Result<()> {
         check_name(name).map_err(|reason| Error::Invalid(format!("reservation {name}: {reason}")))?;
@@ -110,7 +110,7 @@ impl Ipam {
 }
 
 impl Ipam {
-    /// The settings, or the defaults if none are stored. Does not store anything.
+    /// Returns the IPAM settings, or the defaults if no settings are stored. Nothing is written.
     ///
     /// # Errors
     /// Any store error. `Malformed` for a damaged document.
@@ -118,12 +118,12 @@ impl Ipam {
         transact!(reading self, deadline, |tx| read_config(tx).await)
     }
 
-    /// Changes the settings, and returns them. `change` gets the stored settings, and is called again if another writer
-    /// changes them meanwhile. So no change is lost, whereas Calico overwrites. Unknown fields are kept. If nothing
-    /// changes, nothing is written. After the commit, no assignment succeeds that was decided by the old settings.
-    /// Existing assignments are kept.
+    /// Changes the IPAM settings, and returns the new settings. `change` gets the stored settings, and is called again
+    /// if another writer changed the settings before the commit. No change of another writer is lost, whereas Calico
+    /// overwrites such changes. Unknown fields of the settings are kept. Unchanged settings are not written. After the
+    /// commit, assignments that were decided by the old settings fail. Existing allocations are kept.
     ///
-    /// Guards: the settings.
+    /// The commit guards the settings.
     ///
     /// # Errors
     /// `Settings`, with Calico's texts, for contradictory settings. Any store error. `Malformed` for a damaged

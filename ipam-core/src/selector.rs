@@ -1,11 +1,11 @@
-//! Calico's selector language, which selects nodes or namespaces for a pool by their labels.
+//! Parses and matches Calico's selector language, which selects nodes or namespaces for a pool by their labels.
 //!
 //! ```text
 //! all()   global()   has(k)   !x   x && y   x || y   (x)
 //! k == 'v'   k != 'v'   k in {'a', 'b'}   k not in {'a'}   k contains 'v'   k starts with 'v'   k ends with 'v'
 //! ```
-//! `&&` binds tighter than `||`, and `!` tighter than both. For a missing label, `!=` and `not in` are true, and all
-//! other comparisons are false. An empty selector matches everything.
+//! The operator `&&` binds tighter than `||`, and `!` binds tighter than both. For a missing label, `!=` and `not in`
+//! are true, and all other comparisons are false. An empty selector matches everything.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -29,9 +29,9 @@ enum Expression {
     In(String, BTreeSet<String>),
     NotIn(String, BTreeSet<String>),
     Not(Box<Expression>),
-    // Two or more expressions.
+    // `And` has two or more expressions.
     And(Vec<Expression>),
-    // Two or more expressions.
+    // `Or` has two or more expressions.
     Or(Vec<Expression>),
 }
 
@@ -45,7 +45,7 @@ enum Comparison {
 }
 
 impl Selector {
-    /// The selector that matches everything.
+    /// Returns the selector that matches everything.
     pub fn all() -> Self {
         Self { root: Expression::All }
     }
@@ -67,7 +67,7 @@ impl FromStr for Selector {
     /// Parses a selector.
     ///
     /// # Errors
-    /// [`SelectorError`] if the text is no selector, or exceeds the limits of length or nesting.
+    /// [`SelectorError`] if the text is no selector, or exceeds the maximum length or nesting.
     fn from_str(text: &str) -> Result<Self, SelectorError> {
         Ok(Self { root: parse(text)? })
     }
@@ -98,8 +98,8 @@ impl Expression {
         }
     }
 
-    /// The binding strength. A part is displayed in parentheses unless it binds tighter than the expression around it.
-    /// With more parentheses, the displayed text could be nested too deep to be parsed.
+    /// Returns the binding strength of the expression. A part is displayed in parentheses unless it binds tighter than
+    /// the expression around it. With more parentheses, the displayed text could be nested too deep to be parsed.
     fn tightness(&self) -> u8 {
         match self {
             Self::Or(_) => 0,
@@ -146,7 +146,8 @@ impl Comparison {
     }
 }
 
-/// A text in quotes. It never contains both kinds of quotes, since it was parsed between two of one kind.
+/// A quoted string of a selector. The string never contains both kinds of quotes, since it was parsed between two
+/// quotes of one kind.
 struct Quoted<'a>(&'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -184,8 +185,8 @@ impl fmt::Display for Expression {
 }
 
 impl fmt::Display for Selector {
-    /// Formats the selector in a canonical form. Parsing it gives the same selector, unless the text exceeds
-    /// [`MAX_SELECTOR_BYTES`].
+    /// Formats the selector in a canonical form. Parsing the formatted text gives the same selector, unless the text
+    /// exceeds [`MAX_SELECTOR_BYTES`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.root.fmt(f)
     }
@@ -194,7 +195,8 @@ impl fmt::Display for Selector {
 /// Maximum length of a selector, in bytes.
 pub const MAX_SELECTOR_BYTES: usize = 64 * 1024;
 
-/// Maximum nesting of parentheses. Parsing, displaying and matching need stack in proportion to it.
+/// Maximum nesting of parentheses. The stack needed to parse, display and match a selector is proportional to its
+/// nesting.
 pub const MAX_DEPTH: usize = 100;
 
 fn parse(text: &str) -> Result<Expression, SelectorError> {
@@ -209,7 +211,7 @@ fn parse(text: &str) -> Result<Expression, SelectorError> {
     if parser.token == Token::End { Ok(root) } else { parser.error(SelectorErrorKind::Unexpected) }
 }
 
-/// A parser with one token of lookahead.
+/// A parser of selectors with one token of lookahead.
 struct Parser<'a> {
     tokens: Tokens<'a>,
     position: usize,
@@ -224,7 +226,7 @@ impl<'a> Parser<'a> {
         Ok(Self { tokens, position, token, depth: 0 })
     }
 
-    /// Returns the current token and reads the next one.
+    /// Returns the current token and reads the next token.
     fn advance(&mut self) -> Result<Token<'a>, SelectorError> {
         let (position, next) = self.tokens.next()?;
         self.position = position;
@@ -236,7 +238,7 @@ impl<'a> Parser<'a> {
         Err(SelectorError::new(self.position, kind))
     }
 
-    /// `x || y || ...`
+    /// Parses `x || y || ...`.
     fn any_of(&mut self) -> Result<Expression, SelectorError> {
         let mut parts = vec![self.all_of()?];
         while self.token == Token::Or {
@@ -246,7 +248,7 @@ impl<'a> Parser<'a> {
         Ok(one_or(parts, Expression::Or))
     }
 
-    /// `x && y && ...`
+    /// Parses `x && y && ...`.
     fn all_of(&mut self) -> Result<Expression, SelectorError> {
         let mut parts = vec![self.negatable()?];
         while self.token == Token::And {
@@ -256,7 +258,7 @@ impl<'a> Parser<'a> {
         Ok(one_or(parts, Expression::And))
     }
 
-    /// `!!...x`. An even number of `!` cancels out.
+    /// Parses `!!...x`. An even number of `!` cancels out.
     fn negatable(&mut self) -> Result<Expression, SelectorError> {
         let mut negated = false;
         while self.token == Token::Not {
@@ -322,7 +324,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// `{'a', 'b'}`. The set may be empty, and may end with a comma.
+    /// Parses a set such as `{'a', 'b'}`. The set may be empty, and may end with a comma.
     fn set(&mut self) -> Result<BTreeSet<String>, SelectorError> {
         if self.token != Token::LeftBrace {
             return self.error(SelectorErrorKind::ExpectedSet);
@@ -342,7 +344,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// Returns the only part, or joins all parts.
+/// Joins the parts of an expression. A single part is returned unchanged.
 fn one_or(mut parts: Vec<Expression>, join: impl FnOnce(Vec<Expression>) -> Expression) -> Expression {
     match parts.pop() {
         Some(only) if parts.is_empty() => only,
@@ -379,7 +381,7 @@ enum Token<'a> {
     End,
 }
 
-/// The error for a text that is no valid selector.
+/// The error for a text that is not a valid selector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid selector: {kind} at position {position}")]
 pub struct SelectorError {
@@ -394,10 +396,10 @@ pub enum SelectorErrorKind {
     /// Characters that are not allowed at this position, or text after a complete selector.
     #[error("unexpected characters")]
     Unexpected,
-    /// A quoted string without its closing quote.
+    /// A quoted string has no closing quote.
     #[error("unterminated string")]
     UnterminatedString,
-    /// The selector ends where more is expected.
+    /// The selector ends where another token is expected.
     #[error("unexpected end")]
     UnexpectedEnd,
     /// A comparison needs a quoted string.
@@ -406,13 +408,13 @@ pub enum SelectorErrorKind {
     /// `in` needs a set in braces.
     #[error("expected a set in braces")]
     ExpectedSet,
-    /// A set, a call or a group without its closing character.
+    /// A set, a call or a group has no closing character.
     #[error("expected {0}")]
     ExpectedClosing(char),
-    /// A label without a comparison after it.
+    /// A label has no comparison after it.
     #[error("expected a comparison after the label")]
     ExpectedOperator,
-    /// `has()` without the name of a label.
+    /// `has()` does not contain the name of a label.
     #[error("expected the name of a label")]
     ExpectedLabel,
     /// The name of a label has more than 512 bytes.
@@ -431,22 +433,22 @@ impl SelectorError {
         Self { position, kind }
     }
 
-    /// The position of the error, in bytes from the start.
+    /// Returns the position of the error, in bytes from the start of the selector.
     pub fn position(&self) -> usize {
         self.position
     }
 
-    /// The reason of the error.
+    /// Returns the reason why the selector cannot be parsed.
     pub fn kind(&self) -> SelectorErrorKind {
         self.kind
     }
 }
 
-/// A tokenizer that returns one token at a time.
+/// A tokenizer of selectors that returns one token at a time.
 struct Tokens<'a> {
     text: &'a str,
     position: usize,
-    // Only an operator can follow a label. Elsewhere `in` is a label.
+    // True after a label, where only an operator can follow. Elsewhere `in` is a label.
     after_label: bool,
 }
 
@@ -455,7 +457,7 @@ impl<'a> Tokens<'a> {
         Self { text, position: 0, after_label: false }
     }
 
-    /// Returns the next token and its start. At the end, always returns [`Token::End`].
+    /// Returns the next token and its start. At the end of the text, always returns [`Token::End`].
     fn next(&mut self) -> Result<(usize, Token<'a>), SelectorError> {
         self.skip_blanks();
         let start = self.position;
@@ -520,7 +522,8 @@ impl<'a> Tokens<'a> {
         Ok(Token::Text(inner.get(..length).unwrap_or("")))
     }
 
-    /// An operator in words. As in Calico, nothing needs to separate it from the following token: `a in{'b'}`.
+    /// Parses an operator that is a word. As in Calico, nothing needs to separate the operator from the following
+    /// token: `a in{'b'}`.
     fn operator(&mut self) -> Result<Token<'a>, SelectorError> {
         let start = self.position;
         if self.take("contains") {
@@ -570,7 +573,7 @@ impl<'a> Tokens<'a> {
         if self.take(")") { Ok(()) } else { self.error(SelectorErrorKind::ExpectedClosing(')')) }
     }
 
-    /// The label's name at the current position, possibly empty.
+    /// Parses the name of a label at the current position. The name may be empty.
     fn label(&mut self) -> Result<&'a str, SelectorError> {
         let rest = self.rest();
         let of_label = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '-');

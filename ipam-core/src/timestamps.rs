@@ -1,4 +1,4 @@
-//! The two formats in which Calico writes a time: RFC 3339 in whole seconds, and Go's `Time.String`.
+//! Formats and parses times in the two formats that Calico writes: RFC 3339 in whole seconds, and Go's `Time.String`.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ const GO_FRACTION: &[BorrowedFormatItem<'_>] =
 
 /// Formats a time as RFC 3339 in UTC, truncated to seconds: `2026-11-21T02:41:03Z`.
 pub fn rfc3339(at: OffsetDateTime) -> String {
-    // The format contains only components that every time has, so formatting cannot fail.
+    // The RFC 3339 format contains only components that every time has, so formatting cannot fail.
     at.to_offset(UtcOffset::UTC).format(SECONDS).unwrap_or_default()
 }
 
@@ -25,7 +25,7 @@ pub fn parse_rfc3339(text: &str) -> Option<OffsetDateTime> {
 }
 
 /// Formats a time in UTC like Go's `Time.String`: `2026-11-21 02:41:03.956790656 +0000 UTC`. The fraction has no
-/// trailing zeros, and is omitted if it is 0.
+/// trailing zeros, and a fraction of 0 is omitted.
 pub fn go_string(at: OffsetDateTime) -> String {
     let at = at.to_offset(UtcOffset::UTC);
     let format = if at.nanosecond() == 0 { GO_SECONDS } else { GO_FRACTION };
@@ -51,13 +51,14 @@ pub fn parse_span(text: &str) -> Option<std::time::Duration> {
     seconds.map(std::time::Duration::from_secs)
 }
 
-/// The time since `then`. A time in the future counts as now, because the clocks of nodes differ and an age must not be
-/// negative.
+/// Returns the time since `then`. A time in the future counts as now, because the clocks of nodes differ and an age
+/// must not be negative.
 pub fn age(now: OffsetDateTime, then: OffsetDateTime) -> Duration {
     (now - then).max(Duration::ZERO)
 }
 
-/// Nanoseconds since 1970, from which Calico starts a block's sequence numbers. A time before 1970 counts as 0.
+/// Returns the nanoseconds since 1970. Calico starts a block's sequence numbers from this number. A time before 1970
+/// counts as 0.
 pub fn unix_nanos(at: OffsetDateTime) -> u64 {
     u64::try_from(at.unix_timestamp_nanos().max(0)).unwrap_or(u64::MAX)
 }
@@ -70,14 +71,14 @@ pub struct StoredTime {
 }
 
 impl StoredTime {
-    /// A time truncated to the second, as Calico stores it.
+    /// Creates a time that is truncated to the second, as Calico stores it.
     pub fn new(at: OffsetDateTime) -> Self {
         let text = rfc3339(at);
         let at = at.replace_nanosecond(0).unwrap_or(at);
         Self { text, at }
     }
 
-    /// The time.
+    /// Returns the time without its stored text.
     pub fn at(&self) -> OffsetDateTime {
         self.at
     }

@@ -1,5 +1,6 @@
 //! Queries for operators: the use of pools, the holder of an address, the addresses of a handle, and the borrowed
-//! addresses. They change nothing and take no locks. Each answer is consistent at one revision.
+//! addresses. The queries for operators change nothing and take no locks. The answer to each query is consistent at one
+//! revision.
 
 use std::net::IpAddr;
 
@@ -18,10 +19,10 @@ use crate::reservations::Reservations;
 use crate::utilization::{Utilization, UtilizationCounter};
 use crate::write_set::WriteSet;
 
-/// Repeats a read, at most twice, if the store compacted the history of its revision meanwhile.
+/// Repeats a read, at most twice, if the store compacted the read's revision during the read.
 ///
 /// # Errors
-/// The errors of `read`.
+/// Any error of the `read` closure.
 pub async fn reread<T, F: Future<Output = kv::Result<T>>>(mut read: impl FnMut() -> F) -> kv::Result<T> {
     let mut left = 2;
     loop {
@@ -32,10 +33,10 @@ pub async fn reread<T, F: Future<Output = kv::Result<T>>>(mut read: impl FnMut()
     }
 }
 
-/// A read in several requests: all at the revision of the first one, and before a deadline.
+/// Reads data in several requests, all at the revision of the first request and before a deadline.
 #[derive(Clone, Copy, Debug)]
 pub struct SnapshotReader {
-    /// The revision; unset before the first answer.
+    /// The revision at which all requests read; unset before the first answer.
     pub at: Revision,
     deadline: Deadline,
 }
@@ -46,7 +47,7 @@ impl SnapshotReader {
         Self { at: Revision::UNSET, deadline }
     }
 
-    /// Checks that the deadline has not passed.
+    /// Checks that the reader's deadline has not passed.
     ///
     /// # Errors
     /// `Timeout` after the deadline.
@@ -77,17 +78,17 @@ pub enum Holding {
     Held(Attribute),
 }
 
-/// The stored pools and reservations.
+/// The pools and reservations of a store.
 #[derive(Clone, Debug, Default)]
 pub struct Inventory {
-    /// All pools, by name.
+    /// All pools, ordered by name.
     pub pools: Vec<Pool>,
-    /// All reservations, by name.
+    /// All reservations, ordered by name.
     pub reservations: Vec<IpReservation>,
 }
 
 impl Ipam {
-    /// Counts how full the pools are, exactly for any size, at one revision.
+    /// Counts how full the pools are, at one revision. The counts are exact for pools of any size.
     ///
     /// # Errors
     /// Any store error; `Timeout` after the deadline.
@@ -96,7 +97,7 @@ impl Ipam {
         Ok(reread(|| self.read_utilization(deadline)).await?)
     }
 
-    /// All well-formed blocks at one revision.
+    /// Reads all well-formed blocks at one revision.
     #[boxed_future]
     pub async fn all_blocks(&self, deadline: Deadline) -> Result<Vec<Block>> {
         let read = || async {
@@ -123,14 +124,14 @@ impl Ipam {
         Ok(tally.finish())
     }
 
-    /// Reads all well-formed documents in a range.
+    /// Reads all well-formed documents in a key range.
     pub async fn read_all<D: Document + Send>(&self, range: Range, reading: &mut SnapshotReader) -> kv::Result<Vec<D>> {
         let mut all = Vec::new();
         self.for_each(range, reading, |document| all.push(document)).await?;
         Ok(all)
     }
 
-    /// Passes each well-formed document in a range to `see`. Keeps one page in memory at a time.
+    /// Passes each well-formed document in a range to `see`. Only one page of documents is in memory at a time.
     pub async fn for_each<D: Document>(
         &self,
         range: Range,
@@ -144,7 +145,8 @@ impl Ipam {
         .await
     }
 
-    /// Passes each key in a range to `see`, with its value if `content` is full. Keeps one page in memory at a time.
+    /// Passes each key in a range to `see`, with its value if `content` is full. Only one page of keys is in memory at
+    /// a time.
     ///
     /// # Errors
     /// Any store error; `Timeout` after the reader's deadline.
@@ -164,7 +166,7 @@ impl Ipam {
         Ok(())
     }
 
-    /// All pools and reservations.
+    /// Reads all pools and reservations.
     ///
     /// # Errors
     /// Any store error.
@@ -181,7 +183,7 @@ impl Ipam {
         })
     }
 
-    /// The state of an address, in a pool, or in a block that has outlived its pool.
+    /// Returns the state of an address in a pool, or in a block whose pool was deleted.
     ///
     /// # Errors
     /// Any store error. `Malformed` for a damaged block.
@@ -205,8 +207,9 @@ impl Ipam {
 }
 
 impl Ipam {
-    /// The addresses that a handle holds on any node, ascending. They are read from the blocks, so a wrong count in the
-    /// handle, or the name of a missing block, does no harm. Addresses in cooldown are left out.
+    /// Returns the addresses that a handle holds on any node, in ascending order. The addresses are read from the
+    /// blocks, so a wrong count in the handle, or the name of a missing block, does no harm. Addresses in cooldown are
+    /// not returned.
     ///
     /// # Errors
     /// `NotFound` if the handle does not exist. Any store error. `Malformed` for damaged documents.
@@ -229,13 +232,13 @@ impl Ipam {
         })
     }
 
-    /// The handle and the attributes of the active and the alternate owner of an address. Like
-    /// [`holding`](Self::holding), but an address without a holder is an error, as in Calico. Addresses of disabled
-    /// pools, and of blocks that have outlived their pool, are found as well.
+    /// Returns the handle of an address, and the attributes of its active and its alternate owner. In contrast to
+    /// [`holding`](Self::holding), an address without a holder is an error, as in Calico. Addresses of disabled pools,
+    /// and of blocks whose pools were deleted, are found as well.
     ///
     /// # Errors
-    /// `Unassigned` if the address has no holder, or `CoolingDown` if it was released and is in cooldown, with Calico's
-    /// texts. Any store error. `Malformed` for a damaged block.
+    /// `Unassigned` if the address has no holder, or `CoolingDown` if the address was released and is in cooldown, with
+    /// Calico's texts. Any store error. `Malformed` for a damaged block.
     #[boxed_future]
     pub async fn attributes_of(&self, ip: IpAddr, deadline: Deadline) -> Result<Attribute> {
         match self.holding(ip, deadline).await? {
@@ -246,8 +249,8 @@ impl Ipam {
     }
 }
 
-/// The block of an address; see [`group_by_block`]. Pools are read without a guard, because creating or deleting a pool
-/// does not move an address to another block.
+/// Returns the block of an address; see [`group_by_block`]. Pools are read without a guard, because creating or
+/// deleting a pool does not move an address to another block.
 pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpNet> {
     let range = Range::Prefix(keys::resources_prefix(ResourceKind::IpPool));
     tx.prefetch(vec![keys::config()], vec![range.clone().into()]).await?;
@@ -259,32 +262,32 @@ pub(crate) async fn block_around(tx: &mut Transaction, ip: IpAddr) -> Result<IpN
 /// The borrowed addresses of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BorrowedAddresses {
-    /// The addresses, ordered by block.
+    /// The borrowed addresses, ordered by block.
     pub addresses: Vec<BorrowedAddress>,
     /// The number of addresses without a recorded node, which may be borrowed.
     pub without_node: usize,
 }
 
-/// A borrowed address.
+/// An address that a node other than the block's owner holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BorrowedAddress {
-    /// The address.
+    /// The borrowed address.
     pub ip: IpAddr,
     /// The node that holds the address.
     pub node: String,
     /// The block of the address.
     #[serde(serialize_with = "as_text")]
     pub block: IpNet,
-    /// The owner of the block; empty if it has none.
+    /// The owner of the block; empty if the block has no owner.
     pub block_owner: String,
-    /// The kind of the holder: `pod`, a kind of tunnel, or empty if it is not recorded.
+    /// The kind of the holder: `pod`, a kind of tunnel, or empty if the kind is not recorded.
     pub kind: String,
-    /// The holder: namespace and name, or the handle.
+    /// The namespace and name of the holder, or else the handle.
     pub allocated_to: String,
 }
 
 impl Ipam {
-    /// The borrowed addresses at one revision. Addresses in cooldown are left out.
+    /// Finds the borrowed addresses of the store at one revision. Addresses in cooldown are not returned.
     ///
     /// # Errors
     /// Any store error; `Timeout` after the deadline.

@@ -1,4 +1,4 @@
-//! Counts how full the pools are.
+//! Counts how many addresses of the pools and blocks are in use, reserved and available.
 
 use std::net::IpAddr;
 
@@ -9,26 +9,26 @@ use crate::model::{Block, Pool};
 use crate::net::Count;
 use crate::reservations::Reservations;
 
-/// The number of addresses of a network, by use.
+/// The number of addresses of a pool or block, by use.
 ///
-/// A specifically requested address can be both in use and reserved, so the numbers need not add up. An address in
-/// cooldown counts as in use.
+/// A specifically requested address can be both in use and reserved, so the counts by use might not add up. An address
+/// in cooldown counts as in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Usage {
-    /// All addresses.
+    /// The number of addresses of the pool or block.
     pub capacity: Count,
-    /// The addresses that are not free in their block.
+    /// The number of addresses that are not free in their block.
     pub in_use: Count,
-    /// The reserved addresses.
+    /// The number of reserved addresses.
     pub reserved: Count,
-    /// The addresses that are neither in use nor reserved.
+    /// The number of addresses that are neither in use nor reserved.
     pub available: Count,
 }
 
-/// How full a block is.
+/// The address counts of a block.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct BlockUsage {
-    /// The block.
+    /// The network of the block.
     #[serde(serialize_with = "as_text")]
     pub cidr: IpNet,
     /// The address counts of the block.
@@ -36,7 +36,7 @@ pub struct BlockUsage {
     pub usage: Usage,
 }
 
-/// How full a pool is.
+/// The address counts of a pool and its blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PoolUsage {
     /// The name of the pool.
@@ -44,28 +44,29 @@ pub struct PoolUsage {
     /// The network of the pool.
     #[serde(serialize_with = "as_text")]
     pub cidr: IpNet,
-    /// The prefix length of a pool of prefixes, whose counts are of prefixes. `None` for a pool of addresses.
+    /// The length of the prefixes that the pool assigns. If this length is set, the pool's counts are numbers of
+    /// prefixes. `None` for a pool of addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix_length: Option<u8>,
     /// The address counts of the pool.
     #[serde(flatten)]
     pub usage: Usage,
-    /// The blocks of the pool, in the order of the input.
+    /// The blocks of the pool, in the order in which they were counted.
     pub blocks: Vec<BlockUsage>,
 }
 
-/// How full all pools are.
+/// The address counts of all pools.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Utilization {
-    /// The pools, in the order of the input.
+    /// The pools, in the order in which they were passed in.
     pub pools: Vec<PoolUsage>,
-    /// The blocks in no pool, because their pool was deleted or recreated with another network.
+    /// The blocks that are in no pool, because their pool was deleted or recreated with another network.
     pub orphaned: Vec<BlockUsage>,
 }
 
 impl Utilization {
-    /// Keeps only these pools, given by name or network. Unknown pools are ignored. Blocks outside all pools are
-    /// dropped, as in Calico.
+    /// Keeps only the counts of these pools, given by name or network. Unknown pools are ignored. Blocks outside all
+    /// pools are dropped, as in Calico.
     #[must_use]
     pub fn of_pools(mut self, named: &[&str]) -> Self {
         self.pools.retain(|pool| named.iter().any(|name| *name == pool.name || *name == pool.cidr.to_string()));
@@ -78,7 +79,7 @@ fn as_text<S: serde::Serializer>(net: &IpNet, serializer: S) -> Result<S::Ok, S:
     serializer.collect_str(net)
 }
 
-/// Counts how full these pools and blocks are. A block belongs to the first pool that contains it completely.
+/// Counts the addresses of these pools and blocks. A block belongs to the first pool that contains it completely.
 pub fn utilization<'a>(
     pools: impl IntoIterator<Item = &'a Pool>,
     blocks: impl IntoIterator<Item = &'a Block>,
@@ -91,7 +92,7 @@ pub fn utilization<'a>(
     tally.finish()
 }
 
-/// A count in progress. Counted blocks need not be kept in memory.
+/// Counts addresses block by block, so that counted blocks need not be kept in memory.
 pub(crate) struct UtilizationCounter<'r> {
     reservations: &'r Reservations,
     pools: Vec<PoolCounter>,
@@ -104,7 +105,7 @@ impl<'r> UtilizationCounter<'r> {
         Self { reservations, pools, orphaned: Vec::new() }
     }
 
-    /// Counts a block, and returns the index of its pool.
+    /// Counts the addresses of a block, and returns the index of the block's pool.
     pub(crate) fn add(&mut self, block: &Block) -> Option<usize> {
         let (usage, unreserved) = block_usage(block, self.reservations);
         let place = self.pools.iter().position(|pool| pool.usage.cidr.contains(&block.cidr()));
@@ -120,10 +121,10 @@ impl<'r> UtilizationCounter<'r> {
     }
 }
 
-/// A pool while its blocks are counted.
+/// The counts of a pool whose blocks are being counted.
 struct PoolCounter {
     usage: PoolUsage,
-    // Addresses in use that are not also reserved.
+    // The number of addresses in use that are not also reserved.
     unreserved: Count,
 }
 
@@ -150,7 +151,7 @@ impl PoolCounter {
     }
 }
 
-/// The address counts of a block, and the number of its addresses in use that are not reserved.
+/// Returns the address counts of a block, and the number of addresses in use that are not reserved.
 fn block_usage(block: &Block, reservations: &Reservations) -> (BlockUsage, Count) {
     let reserved = |ip: &IpAddr| block.is_reserved(*ip, reservations);
     let free = block.free_addresses().count();
@@ -186,7 +187,7 @@ mod tests {
         let usage = counted.pools[0].usage;
         assert_eq!(usage.capacity, Count::ALL);
         assert_eq!((usage.in_use, usage.reserved), (Count::new(2), Count::new(16)));
-        // The second address is both in use and reserved.
+        // The second address of the block is both in use and reserved.
         assert_eq!(usage.available, Count::ALL.minus(Count::new(17)));
         assert_eq!(counted.pools[0].blocks[0].usage.available, Count::new(64 - 17));
         assert_eq!(counted.orphaned.len(), 1);

@@ -1,8 +1,10 @@
-//! Virtual machines of KubeVirt on Calico's networks, which keep their addresses while their pods change.
+//! Manages the addresses of KubeVirt's virtual machines on Calico's networks. A virtual machine keeps its addresses
+//! while its pods change.
 //!
-//! A virtual machine's addresses are held under a handle of its own, `<network>.vmi.<namespace>.<name>`. The pod that
-//! runs the machine is the active owner of each address. The pod to which it migrates is the alternate owner. A stopped
-//! machine's addresses have no owner. So owners change, while handle and addresses are released only with the machine.
+//! A virtual machine's addresses are held under a separate handle, `<network>.vmi.<namespace>.<name>`. The pod that
+//! runs the machine is the active owner of each address. The pod to which the machine migrates is the alternate owner.
+//! A stopped machine's addresses have no owner. Owners change while the machine exists; the addresses are released only
+//! with the machine.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,10 +23,10 @@ use crate::model::{AddressState, Attribute, Document, Handle, OwnerUpdate, keys}
 use crate::usage::block_around;
 use crate::write_set::WriteSet;
 
-/// The part of a virtual machine's handle after the network's name.
+/// The part of a virtual machine's handle that follows the network's name.
 pub const VM_INFIX: &str = ".vmi.";
-/// The key of Calico's document with the setting. The allocator's settings have a field of the same name, which no
-/// plugin reads.
+/// The key of Calico's document with the setting that keeps virtual machines' addresses. The allocator's settings have
+/// a field of the same name, but no plugin reads that field.
 const SWITCH_KEY: &str = "/calico/resources/v3/projectcalico.org/ipamconfigurations/default";
 
 /// The pod that runs a virtual machine, or to which the machine migrates.
@@ -36,11 +38,11 @@ pub struct VmPod {
     pub namespace: String,
     /// The pod's name.
     pub name: String,
-    /// The pod's role for the virtual machine.
+    /// The role of the pod for the virtual machine.
     pub role: PodRole,
     /// Whether the virtual machine outlives this pod.
     pub fate: VmFate,
-    /// The attributes of an owner that describe the virtual machine.
+    /// The attributes that describe the virtual machine in the owner's attributes of an address.
     pub attributes: BTreeMap<String, String>,
 }
 
@@ -49,32 +51,32 @@ pub struct VmPod {
 pub enum PodRole {
     /// The pod runs the virtual machine.
     Source,
-    /// The virtual machine migrates to the pod, or has done so.
+    /// The virtual machine migrates to the pod, or has already migrated.
     Target,
 }
 
 /// Whether a virtual machine outlives its pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmFate {
-    /// The machine may run again and needs its addresses.
+    /// The virtual machine may run again and needs its addresses.
     Stays,
-    /// The machine is being deleted.
+    /// The virtual machine is being deleted.
     Ends,
 }
 
 /// The outcome of an assignment to a virtual machine's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmAnswer {
-    /// The machine already had these addresses, or another family was added to them.
+    /// The virtual machine already had these addresses, or addresses of another family were added to them.
     Kept(Vec<AssignedAddress>),
-    /// The machine got these addresses now.
+    /// The virtual machine had no address before and was assigned these addresses.
     First(Vec<AssignedAddress>),
-    /// Addresses of virtual machines are not kept. Treat the pod like any other.
+    /// Keeping virtual machines' addresses is turned off. The pod must be treated like any other pod.
     Off,
 }
 
 impl VmPod {
-    /// True if these are the attributes of this pod.
+    /// True if the attributes of an owner name this pod.
     pub(crate) fn is_named_by(&self, attributes: &BTreeMap<String, String>) -> bool {
         attributes.get("namespace") == Some(&self.namespace) && attributes.get("pod") == Some(&self.name)
     }
@@ -91,13 +93,13 @@ pub fn is_vms(entry: &Attribute) -> bool {
     }
 }
 
-/// The key of the setting that keeps addresses of virtual machines.
+/// Returns the key of the setting that keeps addresses of virtual machines.
 pub(crate) fn switch_key() -> Key {
     SWITCH_KEY.into()
 }
 
-/// True if addresses of virtual machines are not kept. As in Calico, this takes exactly the word `Disabled` in a
-/// readable document.
+/// True if keeping virtual machines' addresses is turned off. As in Calico, only the exact word `Disabled` in a
+/// readable document turns it off.
 pub(crate) async fn is_off(tx: &mut Transaction) -> Result<bool> {
     let stored = tx.snapshot_get(&switch_key()).await?;
     let document = stored.and_then(|value| serde_json::from_slice::<Value>(value.as_bytes()).ok());
@@ -108,19 +110,19 @@ pub(crate) async fn is_off(tx: &mut Transaction) -> Result<bool> {
 /// The addresses of a virtual machine according to the blocks, and the blocks that its handle miscounts.
 #[derive(Debug, Default)]
 pub(crate) struct VmHoldings {
-    /// The addresses with their blocks, IPv4 first.
+    /// The addresses of the virtual machine with their blocks, IPv4 first.
     pub(crate) addresses: Vec<(IpAddr, IpNet)>,
-    /// Blocks whose count in the handle differs from the held addresses, because another writer was interrupted or is
-    /// still at work.
+    /// Blocks whose count in the handle differs from the number of held addresses, because another writer was
+    /// interrupted or is still at work.
     miscounted: Vec<IpNet>,
 }
 
 impl VmHoldings {
-    /// Reads the addresses of a handle. A missing handle holds none.
+    /// Reads the addresses of a handle. A missing handle holds no addresses.
     ///
     /// # Errors
-    /// `Malformed` for a damaged handle or block. The machine must not get another address because one cannot be read.
-    /// Any store error.
+    /// `Malformed` for a damaged handle or block, so that a machine with an unreadable address does not get another
+    /// address. Any store error.
     pub(crate) async fn read(work: &mut WriteSet<'_>, handle: &str) -> Result<Self> {
         let key = keys::handle(handle);
         let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Self::default()) };
@@ -138,8 +140,8 @@ impl VmHoldings {
         Ok(holds)
     }
 
-    /// Corrects the handle. Each miscounted block is also written, so that another writer that is about to change it
-    /// fails and retries.
+    /// Corrects the counts of the handle. Each miscounted block is also written, so that a concurrent writer of the
+    /// block fails and retries.
     pub(crate) async fn mend(&self, work: &mut WriteSet<'_>, handle: &str) -> Result<()> {
         for cidr in &self.miscounted {
             work.change(*cidr, |_| ()).await?;
@@ -151,18 +153,19 @@ impl VmHoldings {
 
 impl Ipam {
     /// Changes the attributes of the active owner, of the alternate owner or of both, for an address that is held under
-    /// a handle. Each is changed only if it is the owner that the update expects. All changes are made in one commit,
-    /// or none. If the owners are already as requested, nothing is written, so the call can be repeated.
+    /// a handle. The attributes of an owner are changed only if the owner is the one that the update expects. All
+    /// changes are made in one commit, or none. If the owners are already as requested, nothing is written, so the call
+    /// can be repeated.
     ///
-    /// New attributes replace all existing ones, including Margay's (`margay.io/...`) and `node`, so pass on those to
-    /// keep. Handle, sequence number and other addresses are not changed. Calico, in contrast, changes the owners of
-    /// all addresses that were assigned in the same call.
+    /// New attributes replace all existing attributes, including `node` and Margay's attributes (`margay.io/...`), so
+    /// pass on the attributes to keep. Handle, sequence number and other addresses are not changed. Calico, in
+    /// contrast, changes the owners of all addresses that were assigned in the same call.
     ///
-    /// Guards: the block.
+    /// The commit guards the block.
     ///
     /// # Errors
-    /// With Calico's texts: `Unassigned` if the address has no holder; `Owner` if it is not held under the handle (as
-    /// in cooldown), or its owner is not the expected one. Any store error.
+    /// Returns these errors with Calico's texts: `Unassigned` if the address has no holder; `Owner` if the address is
+    /// not held under the handle (for example, in cooldown), or if its owner is not the expected one. Any store error.
     #[boxed_future]
     pub async fn set_owner_attributes(
         &self,

@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::model::{Block, Document, StickyRecord, keys};
 use crate::sticky::STICKY;
 
-/// Reads and guards the record of a workload. A missing or damaged record counts as empty.
+/// Reads the record of a workload and adds a guard for it. A missing or damaged record counts as empty.
 pub async fn read_record(tx: &mut Transaction, name: &str) -> Result<StickyRecord> {
     let key = keys::sticky(name);
     let Some(value) = tx.get(&key).await? else { return Ok(StickyRecord::default()) };
@@ -18,7 +18,7 @@ pub async fn read_record(tx: &mut Transaction, name: &str) -> Result<StickyRecor
     }))
 }
 
-/// Writes the record of a workload, or deletes it if it is empty.
+/// Writes the record of a workload, or deletes it if the record is empty.
 pub fn write_record(tx: &mut Transaction, name: &str, record: &StickyRecord) -> Result<()> {
     let key = keys::sticky(name);
     if record.addresses.is_empty() {
@@ -29,13 +29,13 @@ pub fn write_record(tx: &mut Transaction, name: &str, record: &StickyRecord) -> 
     Ok(())
 }
 
-/// Removes an address from the record of a workload that no longer keeps it.
+/// Removes an address that a workload no longer keeps from the workload's record.
 pub async fn forget(tx: &mut Transaction, name: &str, address: IpAddr) -> Result<()> {
     let mut record = read_record(tx, name).await?;
     if record.remove(address) { write_record(tx, name, &record) } else { Ok(()) }
 }
 
-/// The names of the workloads that keep these addresses of a block.
+/// Returns the names of the workloads that keep these addresses of a block.
 pub(crate) fn names_of(block: &Block, addresses: impl Iterator<Item = IpAddr>) -> Vec<(IpAddr, String)> {
     addresses.filter_map(|ip| Some((ip, block.attributes_of(ip)?.get(STICKY)?.to_owned()))).collect()
 }

@@ -1,20 +1,21 @@
-//! The changes of one transaction: blocks, and their handles and affinities.
+//! Collects the changes of one transaction to blocks, and to their handles and affinities.
 //!
-//! Blocks are read without a guard. A block is guarded as soon as it is changed. When the changes are written, each
-//! changed block counts one write, the handles count the assigned and released addresses, and an empty block without an
-//! owner is deleted. So block, handle and affinity agree at every revision that we write.
+//! Blocks are read without a guard. A block is guarded as soon as the transaction changes it. When the changes are
+//! written, each changed block counts one write, the handles count the assigned and released addresses, and an empty
+//! block without an owner is deleted. Block, handle and affinity thus agree at every revision that Margay writes.
 //!
-//! Calico increases the count of a handle before it writes the block, and decreases it after a release. So a surplus in
-//! the handle may stand for an address that is about to be assigned, or one that was just released. The surplus is
-//! kept. Otherwise Calico's next step could leave an address without a handle. Only when the handle holds nothing in
-//! the block any more, its entry is removed, and the block is written too. A writer that was about to write the block
-//! then fails and counts again.
+//! Calico increases the count of a handle before it writes the block, and decreases the count after a release. A
+//! surplus in the handle may therefore stand for an address that is about to be assigned, or for one that was just
+//! released. A surplus is kept, because otherwise Calico's next step could leave an address without a handle. A
+//! handle's entry for a block is removed only when the handle holds no address of the block any more. The block is then
+//! written too, so that another writer that was about to write the block fails and counts again.
 //!
-//! Before a commit creates a block, it checks that no stored block contains the new one or lies in it. It reads the
-//! keys of such blocks, and guards that no key was created among them since. Assignments of other nodes write existing
-//! keys, so they do not conflict. Calico checks only the key of the block that it creates, so its writers can leave
-//! overlapping blocks, as could Margay's first version. An assignment therefore checks whether the block that it is
-//! about to use overlaps with another block. That check has no guard, since Calico would not honor one.
+//! Before a commit creates a block, it checks that no stored block overlaps with the new block. The check reads the
+//! keys of possible overlapping blocks, and the commit guards that no such key was created after the check. Assignments
+//! of other nodes write existing keys, so these assignments do not conflict with the guard. Calico checks only the key
+//! of the block that it creates, so Calico can leave overlapping blocks. Margay's first version could also leave
+//! overlapping blocks. An assignment therefore checks whether the block to assign from overlaps with another block. The
+//! assignment's check has no guard, since Calico would not honor one.
 
 mod quotas;
 
@@ -42,45 +43,46 @@ pub const BLOCKS_PER_READ: usize = 16;
 /// The blocks, handles and affinities that a transaction reads and changes.
 #[derive(Debug)]
 pub struct WriteSet<'t> {
-    /// The transaction, for reads and writes of other keys.
+    /// The transaction, which callers may use to read and write other keys.
     pub tx: &'t mut Transaction,
     now: OffsetDateTime,
     cooldown_seconds: i64,
-    /// Blocks with the changes of this transaction; `None` if the block does not exist.
+    /// The blocks that were read, with the changes of this transaction; `None` if the block does not exist.
     blocks: BTreeMap<IpNet, Option<Block>>,
     changed: BTreeSet<IpNet>,
     /// The handles of the held addresses of each changed block, before the change.
     before: BTreeMap<IpNet, Vec<SmolStr>>,
-    /// Blocks with releases dated too far ahead, which were moved to now. Unless the block is written, their cooldown
-    /// never ends.
+    /// Blocks with releases dated too far in the future, whose dates were set to now in memory. Unless such a block is
+    /// written, the cooldown never ends.
     misdated: Vec<IpNet>,
-    /// The last write of each block of which only the key was read.
+    /// The revision of the last write of each block of which only the key was read.
     probed: BTreeMap<IpNet, Option<Revision>>,
-    /// Full blocks that a scan found and did not keep.
+    /// Full blocks that a scan read and did not keep in memory.
     full: FullBlocks,
-    /// Affinities that the commit creates.
+    /// Keys of affinities that the commit creates.
     claimed: BTreeSet<Key>,
     /// The handles whose addresses were assigned or released, each with the blocks of these addresses.
     handles: BTreeMap<String, BTreeSet<IpNet>>,
-    /// The quotas, and the changes to their counters.
+    /// The quotas, and the changes to the quotas' counters.
     limits: QuotaLimits,
-    /// The block of the last single-block read-ahead, with the key ranges around it that were also read.
+    /// The last block that was prefetched alone, with the key ranges around the block that were also read.
     around: Option<(IpNet, Vec<Range>)>,
 }
 
 /// The result of a search for a block.
 #[derive(Debug)]
 pub enum BlockSlot<'w> {
-    /// Nothing is stored under the block's key.
+    /// No value is stored under the block's key.
     Absent,
-    /// A value that is no block is stored under the key.
+    /// The value under the block's key is not a valid block.
     Damaged,
-    /// A block.
+    /// The block is stored.
     There(&'w Block),
 }
 
 impl<'t> WriteSet<'t> {
-    /// Creates an empty write set at this time. A released address is in cooldown for `cooldown_seconds`.
+    /// Creates an empty write set for a transaction at the time `now`. A released address is in cooldown for
+    /// `cooldown_seconds`.
     pub fn new(tx: &'t mut Transaction, now: OffsetDateTime, cooldown_seconds: i64) -> Self {
         Self {
             tx,
@@ -104,13 +106,14 @@ impl<'t> WriteSet<'t> {
         self.read_ahead_of(&[], blocks).await
     }
 
-    /// Prefetches blocks and the owner's affinities to them; see [`Self::read_ahead_of`].
+    /// Prefetches blocks and the owner's affinities to these blocks; see [`Self::read_ahead_of`].
     pub async fn read_ahead_own(&mut self, owner: &Owner, blocks: &[IpNet]) -> Result<()> {
         self.read_ahead_of(std::slice::from_ref(owner), blocks).await
     }
 
-    /// Prefetches blocks and the affinities of several owners to them in one round trip. For a single block it also
-    /// reads the key ranges that [`Self::overlap_of`] needs. For several blocks this would be too many requests.
+    /// Prefetches blocks and the affinities of several owners to these blocks in one round trip. For a single block,
+    /// also reads the key ranges that [`Self::overlap_of`] needs. For several blocks, reading these ranges would take
+    /// too many requests.
     pub async fn read_ahead_of(&mut self, owners: &[Owner], blocks: &[IpNet]) -> Result<()> {
         let unread = blocks.iter().filter(|cidr| !self.blocks.contains_key(*cidr));
         let mut unread: Vec<Key> = unread.map(|cidr| keys::block(*cidr)).collect();
@@ -123,10 +126,11 @@ impl<'t> WriteSet<'t> {
         Ok(self.tx.prefetch(unread, around.map(TxnRange::keys_of).collect()).await?)
     }
 
-    /// The block with the changes of this transaction and with expired cooldowns freed, or `None` if it does not exist.
+    /// Returns the block with the changes of this transaction and with expired cooldowns freed, or `None` if the block
+    /// does not exist.
     ///
     /// # Errors
-    /// `Malformed` if the stored value is no block.
+    /// `Malformed` if the stored value is not a valid block.
     pub async fn block(&mut self, cidr: IpNet) -> Result<Option<&Block>> {
         if !self.blocks.contains_key(&cidr) {
             let key = keys::block(cidr);
@@ -138,7 +142,7 @@ impl<'t> WriteSet<'t> {
         Ok(self.blocks.get(&cidr).and_then(Option::as_ref))
     }
 
-    /// Like [`Self::block`], but logs a damaged block and skips it.
+    /// Returns the block like [`Self::block`], but logs a damaged block instead of failing.
     pub async fn find(&mut self, cidr: IpNet) -> Result<BlockSlot<'_>> {
         match self.block(cidr).await {
             Ok(_) => {}
@@ -151,10 +155,10 @@ impl<'t> WriteSet<'t> {
         Ok(self.block(cidr).await?.map_or(BlockSlot::Absent, BlockSlot::There))
     }
 
-    /// Reads blocks in one round trip and returns the kept ones in their order: those that `keep` accepts, those with
-    /// releases dated too far ahead, and those read before. The others are dropped immediately, so that a search
-    /// through a pool of thousands of blocks does not keep all of them in memory. A damaged block is logged and
-    /// skipped.
+    /// Reads blocks in one round trip and returns the blocks that are kept, in their order: blocks that `keep` accepts,
+    /// blocks with releases dated too far in the future, and blocks that were read before. Other blocks are dropped
+    /// immediately, so that a search through a pool of thousands of blocks does not keep all of them in memory. A
+    /// damaged block is logged and skipped.
     pub async fn scan(&mut self, blocks: &[IpNet], keep: impl Fn(&Block) -> bool) -> Result<Vec<IpNet>> {
         let unread: Vec<IpNet> = blocks.iter().copied().filter(|cidr| !self.blocks.contains_key(cidr)).collect();
         let names: Vec<Key> = unread.iter().map(|cidr| keys::block(*cidr)).collect();
@@ -176,12 +180,12 @@ impl<'t> WriteSet<'t> {
         Ok(blocks.iter().copied().filter(|cidr| self.blocks.contains_key(cidr)).collect())
     }
 
-    /// The full blocks that scans found and did not keep.
+    /// Returns the full blocks that scans read and did not keep.
     pub fn full(&self) -> &FullBlocks {
         &self.full
     }
 
-    /// The revision of the last write of each block, or `None` for an absent block, without the values; see
+    /// Returns the revision of the last write of each block, or `None` for an absent block, without the values; see
     /// [`Transaction::peek`].
     pub async fn probe(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
         self.probe_with(blocks, &[]).await
@@ -196,7 +200,8 @@ impl<'t> WriteSet<'t> {
         Ok(blocks.iter().map(|cidr| self.probed.get(cidr).copied().flatten()).collect())
     }
 
-    /// Frees the addresses whose cooldown is over. Also returns whether some releases were dated too far ahead.
+    /// Frees the block's addresses whose cooldown is over. Also returns whether some releases were dated too far in the
+    /// future.
     fn after_cooldown(&self, mut block: Block) -> (Block, bool) {
         let is_misdated = block.apply_cooldown(self.now, self.cooldown_seconds).moved > 0;
         (block, is_misdated)
@@ -215,7 +220,7 @@ impl<'t> WriteSet<'t> {
         Ok(self.blocks.get_mut(&cidr).and_then(Option::as_mut).map(change))
     }
 
-    /// Guards a block and records its present holders, so that it can be changed.
+    /// Guards a block and records its current holders, so that the block can be changed.
     async fn prepare(&mut self, cidr: IpNet) -> Result<()> {
         self.block(cidr).await?;
         self.tx.get(&keys::block(cidr)).await?;
@@ -229,22 +234,22 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// The revision at which a block was last written, or `None` if it was not read.
+    /// Returns the revision at which a block was last written, or `None` if the block was not read.
     pub fn written_at(&self, cidr: IpNet) -> Option<Revision> {
         self.tx.written_at(&keys::block(cidr))
     }
 
-    /// True if the block will be written.
+    /// True if the commit will write the block.
     pub fn is_changed(&self, cidr: IpNet) -> bool {
         self.changed.contains(&cidr)
     }
 
-    /// The blocks read so far that have releases dated too far ahead.
+    /// Returns the blocks read so far that have releases dated too far in the future.
     pub fn misdated(&self) -> &[IpNet] {
         &self.misdated
     }
 
-    /// The blocks read so far.
+    /// Returns the blocks read so far.
     pub fn blocks(&self) -> impl Iterator<Item = &Block> {
         self.blocks.values().flatten()
     }
@@ -254,7 +259,7 @@ impl<'t> WriteSet<'t> {
         self.handles.entry(id.to_owned()).or_default().insert(cidr);
     }
 
-    /// Creates or confirms the owner's affinity to a block.
+    /// Creates or confirms the affinity of an owner to a block.
     pub async fn confirm_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
         let Some(key) = keys::affinity(owner, cidr) else { return Ok(()) };
         let affinity = match self.tx.get(&key).await? {
@@ -274,7 +279,7 @@ impl<'t> WriteSet<'t> {
         Ok(self.tx.put(&key, affinity.encode()?)?)
     }
 
-    /// True if the owner's affinity to a block is confirmed.
+    /// True if the affinity of an owner to a block is confirmed.
     pub async fn has_confirmed(&mut self, owner: &Owner, cidr: IpNet) -> Result<bool> {
         let Some(key) = keys::affinity(owner, cidr) else { return Ok(false) };
         let stored = self.tx.snapshot_get(&key).await?;
@@ -282,7 +287,8 @@ impl<'t> WriteSet<'t> {
         Ok(state == Some(AffinityState::Confirmed))
     }
 
-    /// Deletes the owner's affinity to a block. Guards the block, since it may meanwhile become the owner's.
+    /// Deletes the affinity of an owner to a block. Guards the block, since the block may become the owner's before the
+    /// commit.
     pub async fn drop_affinity(&mut self, owner: &Owner, cidr: IpNet) -> Result<()> {
         if let Some(key) = keys::affinity(owner, cidr) {
             self.tx.get(&keys::block(cidr)).await?;
@@ -292,15 +298,15 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// Transfers a block from one owner to another, as of now: the block and both affinities.
+    /// Transfers a block and its affinity from one owner to another at the time `now`.
     pub async fn hand_block(&mut self, cidr: IpNet, from: &Owner, to: &Owner, now: OffsetDateTime) -> Result<()> {
         self.drop_affinity(from, cidr).await?;
         self.change(cidr, |block| block.set_owner(to, now)).await?;
         self.confirm_affinity(to, cidr).await
     }
 
-    /// The blocks of an owner in one family, ascending by key, including those that this transaction claims. Not
-    /// guarded, because the block itself names its owner.
+    /// Returns the blocks of an owner in one family, ascending by key, including blocks that this transaction claims.
+    /// The affinities are read without a guard, because a block names its owner.
     pub async fn affine(&mut self, affinities: &Range) -> Result<Vec<IpNet>> {
         let mut listed = self.claimed.clone();
         listed.retain(|key| affinities.contains(key.as_bytes()));
@@ -346,7 +352,7 @@ impl<'t> WriteSet<'t> {
         Ok(())
     }
 
-    /// The new count of a handle for a block in which it has counted `counted`.
+    /// Returns the new count of a handle for a block in which the handle has counted `counted` addresses.
     async fn count(&mut self, id: &str, cidr: IpNet, counted: i64) -> Result<i64> {
         let of = |block: &Block| count_of(block.ips_by_handle(id).iter());
         let held = self.block(cidr).await?.map_or(0, of);
@@ -370,16 +376,16 @@ fn count_of<T>(these: impl Iterator<Item = T>) -> i64 {
     i64::try_from(these.count()).unwrap_or(i64::MAX)
 }
 
-/// Maximum number of blocks whose surroundings one probe also reads. In a pool that is half claimed, 15 of 16 walks
-/// find a free place among 4 blocks, and the others need one more request. With 16 blocks, the first address of a node
-/// took etcd twice as much work.
+/// Maximum number of blocks for which one probe also reads the keys of overlapping blocks. In a pool that is half
+/// claimed, 15 of 16 searches find an unclaimed block among 4 blocks, and the other searches need one more request.
+/// With 16 blocks, the first address of a node caused twice as much work in etcd.
 const MAX_BLOCKS_READ_ALONG: usize = 4;
 
 impl WriteSet<'_> {
-    /// Adds a new block. The commit fails if an overlapping block is created meanwhile.
+    /// Adds a new block. The commit fails if an overlapping block is created before the commit.
     ///
     /// # Errors
-    /// `Overlap` if an overlapping block exists, or if too many blocks are stored around the new one to guard against
+    /// `Overlap` if an overlapping block exists, or if too many blocks are stored around the new block to guard all of
     /// them. Any store error.
     pub async fn create(&mut self, block: Block) -> Result<()> {
         let cidr = block.cidr();
@@ -392,13 +398,13 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// The reason why a block cannot be created: a stored block overlaps with it, or too many blocks are stored around
-    /// it. Costs one request, or none after [`Self::probe_along`].
+    /// Returns the reason why a block cannot be created: another stored block overlaps, or too many blocks are stored
+    /// around the block. Costs one request, or none after [`Self::probe_along`] of the block.
     pub async fn obstacle(&mut self, cidr: IpNet) -> Result<Option<OverlapError>> {
         Ok(self.ranges_to_guard(cidr).await?.err())
     }
 
-    /// The key ranges to guard while a block is created, or the reason why it cannot be created.
+    /// Returns the key ranges to guard while a block is created, or the reason why the block cannot be created.
     async fn ranges_to_guard(&mut self, cidr: IpNet) -> Result<std::result::Result<Vec<Range>, OverlapError>> {
         let covers = covers_of_overlaps(cidr, Precision::Coarse);
         self.tx.peek_ranges(&coarse(&covers)).await?;
@@ -427,7 +433,8 @@ impl WriteSet<'_> {
         block.is_some_and(|block| block.is_empty() && block.owner().is_none())
     }
 
-    /// The ranges of a block's cover at this position that a commit can guard, or `None` if they contain too many keys.
+    /// Returns the key ranges of a block's cover that a commit can guard, or `None` if the ranges contain too many
+    /// keys.
     async fn guardable(&mut self, cidr: IpNet, place: usize, cover: Cover) -> Result<Option<Vec<Range>>> {
         if self.has_few_keys(&cover.coarse).await? {
             return Ok(Some(cover.coarse));
@@ -442,8 +449,8 @@ impl WriteSet<'_> {
         Ok(keys.iter().all(|keys| keys.len() <= kv::MAX_CREATION_GUARDED_KEYS))
     }
 
-    /// A stored block that overlaps with this stored block of addresses. Not guarded. Costs one request, or none if the
-    /// ranges of [`overlaps_of_addresses`] were read already.
+    /// Finds a stored block that overlaps with this stored block of addresses. Adds no guard. Costs one request, or
+    /// none if the ranges of [`overlaps_of_addresses`] were read already.
     pub async fn overlap_of(&mut self, cidr: IpNet) -> Result<Option<IpNet>> {
         if is_of_prefixes(cidr) {
             // Calico has no blocks of prefixes.
@@ -457,9 +464,10 @@ impl WriteSet<'_> {
         Ok(others.find(|other| *other != cidr && overlap(*other, cidr)))
     }
 
-    /// Like [`Self::probe`], but also reads the ranges that [`Self::obstacle`] needs for the first few blocks.
+    /// Probes blocks like [`Self::probe`], but also reads the key ranges that [`Self::obstacle`] needs for the first
+    /// few blocks.
     pub async fn probe_along(&mut self, blocks: &[IpNet]) -> Result<Vec<Option<Revision>>> {
-        // Scattered blocks share fewer ranges, so fewer of them fit.
+        // Scattered blocks share fewer key ranges, so fewer of these blocks fit into one request.
         let fitting = [MAX_BLOCKS_READ_ALONG, MAX_BLOCKS_READ_ALONG / 2, MAX_BLOCKS_READ_ALONG / 4]
             .into_iter()
             .find_map(|most| {
@@ -469,8 +477,9 @@ impl WriteSet<'_> {
         self.probe_with(blocks, &fitting.unwrap_or_default()).await
     }
 
-    /// The blocks of a pool whose place is taken by a stored block: one of the pool's block size, a smaller one inside,
-    /// or a larger one around. Reads the keys of all blocks of the family, without a guard.
+    /// Returns the networks in a pool where no block can be created, because a stored block overlaps: the pool's block
+    /// around a smaller stored block, or the whole larger stored block. Reads the keys of all blocks of the family,
+    /// without a guard.
     pub async fn taken_in(&mut self, pool: &Pool) -> Result<Vec<IpNet>> {
         let family = pool.family();
         let mut stored: Vec<Key> = Vec::new();

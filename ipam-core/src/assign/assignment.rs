@@ -1,15 +1,15 @@
-//! Carries out an assignment: selects the pools and blocks from which the addresses of a request come.
+//! Carries out an assignment: selects the pools and blocks from which a request's addresses are taken.
 //!
-//! Requested addresses are assigned all or none. Guards: the blocks that change, and the affinity of a new block. As in
-//! Calico, node selectors and the block limit are not checked for requested addresses. On a routed network a requested
-//! address is assigned even if it is reserved. On a bridged network it is refused, because a reserved address there is
-//! a gateway or outside the configured range.
+//! Either all requested addresses are assigned or none. The commit guards the blocks that change, and the affinity of a
+//! new block. As in Calico, node selectors and the block limit are not checked for specifically requested addresses. On
+//! a routed network a specifically requested address is assigned even if it is reserved. On a bridged network a
+//! reserved address is refused, because it is a gateway or outside the configured range.
 //!
-//! A bridged network can have several pools of a family. They are an ordered list, and the first one with room is used.
-//! Disabled pools are skipped. If [hints](crate::hints) are remembered, a pool that was full is tried last for a
-//! minute, so that an assignment in the steady state does not read it. An assignment is refused only after every pool
-//! was tried. A configuration in host-local's format can define several sets of ranges of one family. Each set has its
-//! own list of pools, and an attachment gets one address from each set.
+//! A bridged network can have several pools of a family. The pools of a bridged network are an ordered list, and the
+//! first pool with a free address is used. Disabled pools are skipped. If [hints](crate::hints) are remembered, a full
+//! pool is tried last for a minute, so that an assignment usually does not read it. An assignment is refused only after
+//! every pool was tried. A configuration in host-local's format can define several sets of ranges of one family. Each
+//! set of ranges has a separate list of pools, and an attachment gets one address from each set.
 
 use std::net::IpAddr;
 
@@ -29,7 +29,7 @@ use crate::net::Family;
 use crate::pools::{self, PoolError, PoolQuery};
 use crate::write_set::WriteSet;
 
-/// An assignment in progress.
+/// The state of an assignment in progress.
 pub(super) struct Assignment<'a> {
     pub(super) ipam: &'a Ipam,
     pub(super) request: &'a AssignRequest,
@@ -43,7 +43,7 @@ pub(super) struct Assignment<'a> {
 }
 
 impl<'a> Assignment<'a> {
-    /// Creates an assignment to a holder without addresses and without a workload.
+    /// Creates an assignment to a holder that has no addresses and belongs to no workload.
     pub(super) fn new(
         ipam: &'a Ipam,
         request: &'a AssignRequest,
@@ -56,7 +56,7 @@ impl<'a> Assignment<'a> {
 }
 
 impl Assignment<'_> {
-    /// Assigns all requested addresses.
+    /// Assigns all addresses of the request.
     pub(super) async fn all(&mut self, work: &mut WriteSet<'_>) -> Result<()> {
         self.these(work, &self.request.wanted.these).await?;
         for family in [Family::V4, Family::V6] {
@@ -80,7 +80,7 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns any addresses of one family.
+    /// Assigns the wanted number of any addresses of one family.
     pub(super) async fn any(&mut self, work: &mut WriteSet<'_>, family: Family, wanted: usize) -> Result<()> {
         if wanted == 0 {
             return Ok(());
@@ -132,7 +132,7 @@ impl Assignment<'_> {
         let ip = unit.network();
         let mut gateway = None;
         if self.request.bridge.is_some() {
-            // A network that names its pools gets no addresses of other pools.
+            // A network that names its pools gets no addresses from other pools.
             if !requested.is_empty() && !requested.contains(&pool.cidr()) {
                 return Err(PoolError::AddressOutside.into());
             }
@@ -204,12 +204,12 @@ impl Assignment<'_> {
         self.request.bridge.is_some() && self.context.beside_calico
     }
 
-    /// The owner of the blocks to assign from: the node, or the virtual owner of its secondary networks.
+    /// Returns the owner of the blocks to assign from: the node, or the virtual owner of the node's secondary networks.
     pub(super) fn owner(&self) -> Owner {
         if self.is_secondary() { Owner::secondary(&self.context.host.name) } else { self.context.host.owner() }
     }
 
-    /// The other of the node's two owners.
+    /// Returns the node's other owner of blocks: the virtual owner of its secondary networks, or the node.
     fn other_owner(&self) -> Option<Owner> {
         match self.context.host.owner() {
             Owner::Host(name) if self.is_secondary() => Some(Owner::host(name)),
@@ -218,8 +218,9 @@ impl Assignment<'_> {
         }
     }
 
-    /// For a secondary network, refuses a pool from which Calico also assigns addresses. For a network of Calico's,
-    /// refuses a pool of prefixes, because Felix routes single addresses only.
+    /// Refuses a pool that the network must not use. A secondary network must not use a pool from which Calico also
+    /// assigns addresses. Calico's networks must not use a pool of prefixes, because Felix routes single addresses
+    /// only.
     fn require_manual(&self, pool: &Pool) -> Result<()> {
         let is_calicos = self.request.bridge.is_none() && !self.request.attachment.container.is_empty();
         if pool.prefix_length().is_some() && self.context.beside_calico && is_calicos {
@@ -243,7 +244,8 @@ impl Assignment<'_> {
         }
     }
 
-    /// The networks of the pools that the request names for a family. Pools that the request defines are created first.
+    /// Returns the networks of the pools that the request names for a family. Pools that the request defines are
+    /// created first.
     pub(super) async fn requested_pools(&mut self, work: &mut WriteSet<'_>, family: Family) -> Result<Vec<IpNet>> {
         let mut names = Vec::new();
         for definition in self.request.definitions(family) {
@@ -258,7 +260,7 @@ impl Assignment<'_> {
             .collect::<Result<_, PoolError>>()?)
     }
 
-    /// The pools from which to take any address of a family, in order.
+    /// Returns the pools from which to take any address of a family, in the order in which to try them.
     pub(super) fn select(&self, family: Family, requested: &[IpNet]) -> Result<Vec<Pool>> {
         let query = PoolQuery {
             family,
@@ -277,7 +279,7 @@ impl Assignment<'_> {
         Ok(pools::select_pools(&self.context.pools, &query)?.into_iter().cloned().collect())
     }
 
-    /// Guards a pool, so that the commit fails if the pool is deleted or changed meanwhile.
+    /// Guards a pool, so that the commit fails if the pool is deleted or changed before the commit.
     pub(super) async fn guard_pool(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<()> {
         if let Some(pool) = self.context.pools.iter().find(|pool| pool.cidr() == cidr) {
             work.tx.get(&keys::resource(keys::ResourceKind::IpPool, pool.name())).await?;
@@ -286,7 +288,7 @@ impl Assignment<'_> {
     }
 }
 
-/// The settings for all specific addresses of one request.
+/// The settings that apply to all specific addresses of one request.
 #[derive(Debug)]
 struct SpecificRequest<'a> {
     request: &'a AssignRequest,
@@ -299,7 +301,7 @@ struct SpecificRequest<'a> {
 }
 
 impl SpecificRequest<'_> {
-    /// Assigns a specific address of a pool, and returns its block.
+    /// Assigns a specific address of a pool, and returns the address's block.
     async fn assign(&self, work: &mut WriteSet<'_>, ip: IpAddr, pool: &Pool) -> Result<IpNet> {
         let cidr = pools::block_of(pool, ip).ok_or(PoolError::AddressOutside)?;
         if work.block(cidr).await?.is_none() {
@@ -331,8 +333,9 @@ impl SpecificRequest<'_> {
 }
 
 impl Assignment<'_> {
-    /// Assigns addresses of one family on a bridged network: one from each set of ranges that has assigned none yet, at
-    /// most `wanted`, or without sets `wanted` addresses from the requested pools.
+    /// Assigns addresses of one family on a bridged network. With sets of ranges, assigns one address from each set
+    /// that has not yet assigned one, at most `wanted` addresses. Without sets, assigns `wanted` addresses from the
+    /// requested pools.
     async fn on_bridge(&mut self, work: &mut WriteSet<'_>, family: Family, wanted: usize) -> Result<()> {
         let sets = self.request.sets(family);
         if sets.len() < 2 {
@@ -346,7 +349,7 @@ impl Assignment<'_> {
                 continue;
             }
             left -= 1;
-            // Lift the restrictions of the previous set before this set's apply.
+            // Lift the restrictions of the previous set before the current set's restrictions apply.
             self.context.allow_all();
             self.requested_pools(work, family).await?;
             let mut requested: Vec<IpNet> = Vec::new();
@@ -363,7 +366,8 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Like [`Self::on_bridge`], for these pools. If they belong to one of several sets, only from the set's ranges.
+    /// Assigns addresses from these pools like [`Self::on_bridge`]. If the pools belong to one of several sets, only
+    /// addresses in the set's ranges are assigned.
     async fn on_bridge_of(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -408,8 +412,8 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// Assigns an address of the first of these pools with room. If none has room, assigns a sticky address that has
-    /// waited too long for its workload.
+    /// Assigns an address from the first of these pools that has a free address. If no pool has one, assigns a sticky
+    /// address that has waited too long for its workload.
     async fn first_with_room(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -432,7 +436,8 @@ impl Assignment<'_> {
                     }
                     return self.add_new(work, family, &taken, pool, gateway).await;
                 }
-                // An operator can change the block limit, so it is reported rather than the lack of room.
+                // An operator can change the block limit, so the block limit is reported rather than the lack of free
+                // addresses.
                 Err(error) if error.is_exhaustion() => {
                     if !matches!(refused, Some(Error::BlockLimit)) {
                         refused = Some(error);
@@ -457,13 +462,13 @@ impl Assignment<'_> {
         })
     }
 
-    /// True if several sets of ranges share a pool. Such a pool is not full when the part of one set is.
+    /// True if several sets of ranges share a pool. A shared pool is not full when the ranges of one set are full.
     fn is_shared(&self, family: Family, pool: IpNet) -> bool {
         let is_in = |one: &&PoolDefinition| define::pool_of(self.context, one).map_or(one.cidr, Pool::cidr) == pool;
         self.request.sets(family).iter().filter(|set| set.iter().any(is_in)).count() > 1
     }
 
-    /// Adds newly assigned addresses to the answer, and to the workload's record.
+    /// Adds newly assigned addresses to the answer and to the workload's record.
     async fn add_new(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -492,9 +497,9 @@ impl Assignment<'_> {
         Ok(())
     }
 
-    /// The gateway that the network requests in one of its pools: the configured address that the pool contains, or the
-    /// one that the pool's definition names. If another pool of the network contains the configured address, this pool
-    /// gets a gateway of its own: the recorded one, or else the first address.
+    /// Returns the gateway that the network requests in one of its pools: the configured gateway that the pool
+    /// contains, or the gateway in the pool's definition. If another pool of the network contains the configured
+    /// gateway, this pool gets a separate gateway: the recorded gateway, or else the first host address.
     fn gateway_in(&self, pool: &Pool, requested: &[IpNet]) -> Gateway {
         let wish = self.request.bridge.map(|bridge| bridge.gateway(pool.family())).unwrap_or_default();
         if let Some(address) = self.request.gateways.iter().find(|address| pool.cidr().contains(*address)) {

@@ -1,8 +1,8 @@
-//! Assigns any free addresses of one family: from the host's own blocks, from a newly claimed block, or borrowed. Also
-//! finds the stored and the possible blocks of a pool.
+//! Assigns any free addresses of one family: from the host's own blocks, from a newly claimed block, or borrowed from
+//! another owner's block. Also finds a pool's stored blocks and the blocks that a pool can have.
 //!
-//! Guards: the blocks and affinities that change. Skipped blocks are read without a guard. If one of them gets room
-//! meanwhile, it is merely missed, and no commit depends on it.
+//! The commit guards the blocks and affinities that change. Skipped blocks are read without a guard. If an address
+//! becomes free in a skipped block, the assignment merely misses the address; no commit depends on skipped blocks.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -24,22 +24,22 @@ use crate::sticky::overdue;
 use crate::timestamps::unix_nanos;
 use crate::write_set::{BLOCKS_PER_READ, BlockSlot, WriteSet};
 
-/// Minimum age of the claim on an empty block before another host takes it over. A host that has just claimed a block
-/// is about to use it.
+/// Minimum age of the claim on an empty block before another host takes the block over. A host that has just claimed a
+/// block is about to use it.
 const MIN_RECLAIM_AGE: Duration = Duration::seconds(60);
-/// Maximum number of a host's blocks that are read at once. With more blocks, their last writes are queried first,
-/// which costs one more round trip.
+/// Maximum number of a host's blocks that are read in one request without a query of their last writes. If the host has
+/// more blocks, their last writes are queried first, which costs one more round trip.
 const MAX_BLOCKS_READ_AT_ONCE: usize = 4;
-/// Number of stored blocks searched for an empty one once there is a block to borrow from.
+/// Number of stored blocks searched for an empty block once a block to borrow from is known.
 const MAX_BLOCKS_SEARCHED_FOR_EMPTY: usize = 64;
-/// Number of blocks scanned in one round trip after the first few.
+/// Number of blocks scanned in one round trip after the first chunk of blocks.
 const BLOCKS_PER_SCAN: usize = 64;
-/// Number of blocks tried in a pool that also has blocks of other sizes. Each costs one request.
+/// Number of blocks tried in a pool that also has blocks of other sizes. Trying a block costs one request.
 const MAX_CANDIDATES_APART: usize = 16;
 /// Maximum number of blocks that one assignment releases because their pools no longer select the node.
 const MAX_BLOCKS_RELEASED: usize = 4;
 
-/// The assignment of addresses of one family.
+/// Assigns addresses of one family to the holder of a request.
 #[derive(Debug)]
 pub(super) struct FamilyAssigner<'a> {
     pub(super) ipam: &'a Ipam,
@@ -49,26 +49,26 @@ pub(super) struct FamilyAssigner<'a> {
     pub(super) wanted: usize,
     pub(super) holder: &'a Attribute,
     pub(super) handle: &'a str,
-    /// The pools to take from, in order.
+    /// The pools to take addresses from, in the order in which to try them.
     pub(super) pools: &'a [&'a Pool],
     pub(super) owner: Owner,
-    /// The node's other owner of blocks: for its secondary networks, or the node.
+    /// The node's other owner of blocks: the virtual owner of its secondary networks, or the node.
     pub(super) other: Option<Owner>,
     pub(super) now: OffsetDateTime,
 }
 
-/// The next block to take from when the host's own blocks are used up.
+/// The next block to take addresses from when the host's own blocks are full.
 enum NextBlock {
-    /// A block that the host has claimed now.
+    /// A block that the host has claimed in this transaction.
     Block(IpNet),
-    /// A block to borrow from, since none can be claimed.
+    /// A block to borrow from, since no block can be claimed.
     Borrow(IpNet),
-    /// No block has room.
+    /// No block has a free address.
     Nothing,
 }
 
 impl FamilyAssigner<'_> {
-    /// Assigns all wanted addresses: free ones first, then sticky addresses that have waited too long for their
+    /// Assigns all wanted addresses: first free addresses, then sticky addresses that have waited too long for their
     /// workload.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl FamilyAssigner<'_> {
     /// Assigns the wanted number of free addresses.
     ///
     /// # Errors
-    /// The errors of [`Self::run`].
+    /// Any error of [`Self::run`].
     pub(super) async fn take_free(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let mut own = self.take_from_own(work, taken).await?;
         if taken.len() < self.wanted {
@@ -113,7 +113,7 @@ impl FamilyAssigner<'_> {
         Ok(())
     }
 
-    /// The number of blocks that the host may have.
+    /// Returns the maximum number of blocks that the host may have.
     pub(super) fn limit(&self) -> usize {
         if !self.context.host.limited {
             return usize::MAX;
@@ -146,12 +146,13 @@ impl FamilyAssigner<'_> {
         let (kept, others): (Vec<_>, Vec<_>) = affine.into_iter().partition(|cidr| self.pool_of(*cidr).is_some());
         self.release_unselected(work, &others).await?;
 
-        // Blocks that were read already cost no request.
+        // Blocks that were read already cost no further request.
         let (read, unread): (Vec<_>, Vec<_>) = kept.into_iter().partition(|cidr| work.written_at(*cidr).is_some());
         Ok(self.take_from(work, read, taken).await? + self.take_from(work, unread, taken).await?)
     }
 
-    /// Assigns from these blocks of the host, and returns the number of them that it has visited and owns.
+    /// Assigns from these blocks of the host, and returns how many of these blocks were visited and are owned by the
+    /// host.
     async fn take_from(
         &self,
         work: &mut WriteSet<'_>,
@@ -163,7 +164,7 @@ impl FamilyAssigner<'_> {
         }
         let mut own = 0;
         let mut rest = self.latest_first(work, blocks).await?.into_iter().peekable();
-        // The first block mostly has room. If it has none, all the others may have to be read.
+        // The first block usually has a free address. If the first block is full, all other blocks may have to be read.
         let mut at_once = 1;
         while taken.len() < self.wanted && rest.peek().is_some() {
             let chunk: Vec<_> = rest.by_ref().take(at_once).collect();
@@ -179,9 +180,9 @@ impl FamilyAssigner<'_> {
         Ok(own)
     }
 
-    /// Sorts the blocks by their last write, latest first. A block that was written recently mostly has room, because
-    /// an address was assigned or released in it. A block that was not written for long is mostly full. Calico scans
-    /// the blocks in the order of their keys.
+    /// Sorts the blocks by their last write, most recent first. A recently written block usually has a free address,
+    /// because an address was assigned or released in it. A block without recent writes is usually full. Calico, in
+    /// contrast, scans the blocks in the order of their keys.
     async fn latest_first(&self, work: &mut WriteSet<'_>, mut blocks: Vec<IpNet>) -> Result<Vec<IpNet>> {
         if blocks.len() <= MAX_BLOCKS_READ_AT_ONCE {
             if blocks.len() > 1 {
@@ -196,9 +197,10 @@ impl FamilyAssigner<'_> {
         Ok(dated.into_iter().map(|(_, block)| block).collect())
     }
 
-    /// True if the host owns the block of an affinity, so that addresses may come from it. Stale affinities are
-    /// deleted, unfinished ones are confirmed, and missing blocks are created. A missing block whose size differs from
-    /// the pool's, or that would overlap with a stored block, is not created; its affinity is deleted.
+    /// True if the host owns the block of an affinity, so that addresses may be taken from the block. Stale affinities
+    /// are deleted, unfinished affinities are confirmed, and missing blocks are created. A missing block is not created
+    /// if its size differs from the pool's block size, or if it would overlap with a stored block. The affinity to a
+    /// block that is not created is deleted.
     async fn is_own(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_confirmed = work.has_confirmed(&self.owner, cidr).await?;
         if matches!(work.find(cidr).await?, BlockSlot::Absent) && !self.may_make_again(work, cidr).await? {
@@ -212,7 +214,7 @@ impl FamilyAssigner<'_> {
                 return Ok(false);
             }
             BlockSlot::There(_) if is_confirmed => return Ok(true),
-            // Rewriting the block makes a concurrent writer that is about to take it fail and retry.
+            // Rewriting the block makes a concurrent writer that is about to claim the block fail and retry.
             BlockSlot::There(_) => drop(work.change(cidr, |_| ()).await?),
             BlockSlot::Absent => self.create(work, cidr).await?,
         }
@@ -221,7 +223,7 @@ impl FamilyAssigner<'_> {
     }
 
     /// True if the missing block of an affinity can be created. The pool may have been recreated with another block
-    /// size since.
+    /// size after the affinity was created.
     async fn may_make_again(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let is_of_pool = |pool: &Pool| pool.block_size() == cidr.prefix_len() && pool.cidr().contains(&cidr);
         Ok(self.pool_of(cidr).is_some_and(is_of_pool) && work.obstacle(cidr).await?.is_none())
@@ -274,7 +276,7 @@ impl FamilyAssigner<'_> {
         Ok(has_room && self.is_apart(work, cidr).await?)
     }
 
-    /// True if no stored block overlaps with this one. Calico and Margay 0.1.0 could create overlapping blocks.
+    /// True if no stored block overlaps with this block. Calico and Margay 0.1.0 could create overlapping blocks.
     pub(super) async fn is_apart(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         let other = work.overlap_of(cidr).await?;
         if let Some(other) = other {
@@ -283,7 +285,8 @@ impl FamilyAssigner<'_> {
         Ok(other.is_none())
     }
 
-    /// The prefix length that the pool of a block assigns: that of its prefixes, or of a single address.
+    /// Returns the prefix length that the pool of a block assigns: the length of the pool's prefixes, or of a single
+    /// address.
     fn length_in(&self, cidr: IpNet) -> u8 {
         self.pool_of(cidr).map_or(self.family.bits(), Pool::length)
     }
@@ -292,7 +295,7 @@ impl FamilyAssigner<'_> {
         pool_holding(self.pools.iter().copied(), cidr)
     }
 
-    /// Creates a block that the host owns.
+    /// Creates a block that belongs to the host.
     async fn create(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<()> {
         if let Some(pool) = self.pool_of(cidr) {
             refuse_among_prefixes(work, pool).await?;
@@ -302,9 +305,9 @@ impl FamilyAssigner<'_> {
         work.create(block?).await
     }
 
-    /// Claims a block that is not stored yet. If there is none, claims a stored block: one that the host owns without
-    /// an affinity, or an empty one (of another host only if its claim is old enough). Otherwise returns a block to
-    /// borrow from.
+    /// Claims a block that is not stored yet. If every block is stored, claims a stored block that the host owns
+    /// without an affinity, or an empty block. An empty block of another host is claimed only if the other host's claim
+    /// is old enough. If no block can be claimed, returns a block to borrow from.
     async fn claim(&self, work: &mut WriteSet<'_>, may_claim: bool) -> Result<NextBlock> {
         if may_claim {
             for pool in self.pools {
@@ -318,14 +321,15 @@ impl FamilyAssigner<'_> {
         self.find_used(work, may_claim).await
     }
 
-    /// Chooses a stored block to take over, or else one to borrow from. Calico reads all blocks of all pools here. We
-    /// stop searching for an empty block after [`MAX_BLOCKS_SEARCHED_FOR_EMPTY`] blocks once there is one to borrow
-    /// from.
+    /// Chooses a stored block to take over, or else a block to borrow from. Calico reads all blocks of all pools for
+    /// this choice. Margay stops searching for an empty block after [`MAX_BLOCKS_SEARCHED_FOR_EMPTY`] blocks once a
+    /// block to borrow from is known.
     async fn find_used(&self, work: &mut WriteSet<'_>, may_claim: bool) -> Result<NextBlock> {
         let (mut borrow, mut looked_at) = (None, 0);
         for pool in self.pools {
             let blocks = self.candidates(work, pool).await?;
-            // The first blocks mostly have room. If they have none, the next block with room may be far away.
+            // The first blocks usually have a free address. If all of the first blocks are full, the next block with a
+            // free address may be far away.
             let (first, rest) = blocks.split_at(blocks.len().min(BLOCKS_PER_READ));
             for chunk in std::iter::once(first).chain(rest.chunks(BLOCKS_PER_SCAN)) {
                 if let Some(cidr) = borrow.filter(|_| !may_claim || looked_at >= MAX_BLOCKS_SEARCHED_FOR_EMPTY) {
@@ -354,7 +358,7 @@ impl FamilyAssigner<'_> {
         Ok(borrow.map_or(NextBlock::Nothing, NextBlock::Borrow))
     }
 
-    /// The blocks of a pool that may be stored, except those that were full and have not been written since.
+    /// Returns the blocks of a pool that may be stored, except blocks that were full and have not been written since.
     async fn candidates(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Vec<IpNet>> {
         let blocks = find_stored(work, pool, self.walk(pool)).await?;
         let full = self.ipam.recall_full(&self.request.attachment);
@@ -367,14 +371,14 @@ impl FamilyAssigner<'_> {
         Ok(blocks.into_iter().zip(written).filter(is_worth_it).map(|(cidr, _)| cidr).collect())
     }
 
-    /// The first block of a pool that is not stored, in the order of [`CandidateBlocks`].
+    /// Returns the first block of a pool that is not stored, in the order of [`CandidateBlocks`].
     async fn find_new(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Option<IpNet>> {
         let mut places = CandidateBlocks::new(pool, &self.context.host.name, self.now);
         let mut chunks = 0;
         while let Some(chunk) = places.next_chunk(&self.context.reservations) {
             let wanted: Vec<IpNet> = chunk.into_iter().filter(|cidr| !work.is_changed(*cidr)).collect();
-            // If the first two chunks are fully claimed, all others may be too, so reading the surroundings would be
-            // wasted.
+            // If all blocks of the first two chunks are claimed, the other blocks may be claimed too. In such a pool,
+            // reading the keys of overlapping blocks would be wasted.
             chunks += 1;
             let probed = if chunks <= 2 { work.probe_along(&wanted).await } else { work.probe(&wanted).await };
             let written = probed?;
@@ -389,7 +393,7 @@ impl FamilyAssigner<'_> {
         Ok(None)
     }
 
-    /// Like [`Self::find_new`], for a pool in which blocks of another size have outlived an earlier pool.
+    /// Finds a block that is not stored, in a pool where blocks of another size are left from an earlier pool.
     async fn find_apart(&self, work: &mut WriteSet<'_>, pool: &Pool) -> Result<Option<IpNet>> {
         let taken = self.context.reservations.with(&work.taken_in(pool).await?);
         let mut walk = self.walk(pool);
@@ -407,8 +411,8 @@ impl FamilyAssigner<'_> {
         walk(pool, &self.context.host.name, self.now)
     }
 
-    /// True if a block has a free address, an address of this host that may be a leftover of an earlier boot, or a
-    /// sticky address that has waited too long for its workload.
+    /// True if an address of the block may be assigned: a free address, an address of this host that may be left from
+    /// an earlier boot, or a sticky address that has waited too long for its workload.
     fn is_usable(&self, block: &Block) -> bool {
         let is_ours = |entry: &Attribute| entry.node() == Some(&self.context.host.name);
         block.free_count(&self.context.reservations) > 0
@@ -425,7 +429,7 @@ impl FamilyAssigner<'_> {
         let is_old = block.claim_age(self.now).is_none_or(|age| age >= MIN_RECLAIM_AGE);
         Ok(match owner {
             Some(owner) if owner == self.owner => StoredBlockUse::Reclaim(None),
-            // Addresses that wait for their workloads do not keep a new owner from taking the block.
+            // Addresses that wait for their workloads do not prevent a new owner from taking the block.
             None if block.is_empty() || block.only_waits() => StoredBlockUse::Reclaim(None),
             Some(owner) if owner.node().is_some() && block.is_empty() && is_old => StoredBlockUse::Reclaim(Some(owner)),
             Some(owner) if !self.may_borrow(block, &owner) => StoredBlockUse::Nothing,
@@ -445,7 +449,7 @@ impl FamilyAssigner<'_> {
 
 /// How a stored block can be used.
 enum StoredBlockUse {
-    /// The host can become its owner; the former owner, if any, loses the affinity.
+    /// The host can become the owner of the block. The former owner, if any, loses its affinity.
     Reclaim(Option<Owner>),
     /// An address can be borrowed from the block.
     Borrow,
@@ -453,11 +457,11 @@ enum StoredBlockUse {
 }
 
 impl FamilyAssigner<'_> {
-    /// Returns a block of the owner in these pools, full or not, in the order of their keys, or claims one. Also
-    /// completes work that another writer left unfinished.
+    /// Returns a block of the owner in these pools, full or not, the first in the order of the blocks' keys, or claims
+    /// a block. Also completes work that another writer left unfinished.
     ///
     /// # Errors
-    /// `BlockLimit` or `NoNewBlocks` if the owner has no block and can claim none.
+    /// `BlockLimit` or `NoNewBlocks` if the owner has no block and cannot claim one.
     pub(super) async fn ensure_block(&self, work: &mut WriteSet<'_>) -> Result<IpNet> {
         let Some(prefix) = keys::affinities_prefix(&self.owner, Some(self.family)) else {
             return Err(Error::NoNewBlocks);
@@ -485,26 +489,27 @@ impl FamilyAssigner<'_> {
     }
 }
 
-/// Number of blocks queried in one round trip.
+/// Number of blocks whose keys are queried in one round trip.
 const BLOCKS_PER_PROBE: usize = 64;
-/// Number of chunks taken from random places in a pool. In a pool that is 99 % claimed, these 256 places contain a free
-/// one with a probability of 92 %.
+/// Number of chunks of blocks taken from random places in a pool. In a pool that is 99 % claimed, the 256 blocks of
+/// these chunks contain an unclaimed block with a probability of 92 %.
 const SCATTERED_CHUNKS: u64 = 4;
-/// Smaller pools, with fewer than 2^9 blocks, are scanned in order.
+/// Pools with fewer than 2^9 blocks are scanned in order, not in scattered places.
 const MIN_SCATTERED_POOL_BITS: u8 = 9;
-/// In a pool with more than 2^12 blocks, stored blocks are found by listing their keys instead of querying each one.
+/// In a pool with more than 2^12 blocks, stored blocks are found by listing their keys instead of querying each key.
 const MAX_PROBED_POOL_BITS: u8 = 12;
 
-/// All blocks that a pool can have, in the order in which a host tries them. Hosts start at different blocks. In a pool
-/// with blocks of one address, of which a host needs many, each walk starts at another block.
+/// Returns all blocks that a pool can have, in the order in which a host tries them. Hosts start at different blocks.
+/// In a pool with blocks of one address, a host needs many blocks, so each search starts at another block.
 fn walk(pool: &Pool, host: &str, now: OffsetDateTime) -> PoolBlocks {
     let shared = pool.block_size() < pool.family().bits();
     pools::blocks_from(pool, if shared { pools::start_of(host) } else { unix_nanos(now) })
 }
 
 /// The order in which a host searches for a block that is not stored yet, in chunks of one round trip. The first chunk
-/// begins at the host's start point. Claimed blocks form long runs, and the fuller the pool, the longer the runs. So
-/// the next chunks come from places all over a large pool. The remaining blocks follow in order.
+/// begins at the host's start point. Claimed blocks form long runs, and the fuller the pool, the longer the runs. For
+/// this reason the next chunks come from places all over a large pool. The remaining blocks of the pool follow in
+/// ascending order.
 struct CandidateBlocks<'a> {
     pool: &'a Pool,
     walk: PoolBlocks,
@@ -517,7 +522,7 @@ impl<'a> CandidateBlocks<'a> {
         Self { pool, walk: walk(pool, host, now), start: pools::start_of(host), chunk: 0 }
     }
 
-    /// The next blocks with unreserved addresses, or `None` at the end.
+    /// Returns the next blocks with unreserved addresses, or `None` at the end of the pool.
     fn next_chunk(&mut self, reservations: &Reservations) -> Option<Vec<IpNet>> {
         let chunk = self.chunk;
         self.chunk += 1;
@@ -528,12 +533,12 @@ impl<'a> CandidateBlocks<'a> {
         (!found.is_empty()).then_some(found)
     }
 
-    /// True if the pool is large enough that trying scattered places costs no more than scanning it.
+    /// True if the pool is so large that trying scattered places costs no more than scanning the pool.
     fn is_large(&self) -> bool {
         self.pool.block_size().saturating_sub(self.pool.cidr().prefix_len()) >= MIN_SCATTERED_POOL_BITS
     }
 
-    /// Blocks from places all over the pool, which differ by host and chunk.
+    /// Returns blocks from places all over the pool. The places differ by host and chunk.
     fn scattered(&self, chunk: u64, reservations: &Reservations) -> Vec<IpNet> {
         let first = chunk * BLOCKS_PER_PROBE as u64;
         let places = (first..first + BLOCKS_PER_PROBE as u64).map(|number| scatter(self.start.wrapping_add(number)));
@@ -542,14 +547,14 @@ impl<'a> CandidateBlocks<'a> {
     }
 }
 
-/// Spreads consecutive numbers. Multiplies by 2^64 divided by the golden ratio and takes the upper half, which depends
-/// on all bits of the number.
+/// Spreads consecutive numbers over 32 bits. Multiplies by 2^64 divided by the golden ratio and takes the upper half,
+/// which depends on all bits of the number.
 fn scatter(number: u64) -> u64 {
     number.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32
 }
 
-/// The blocks of a pool that may be stored, in the order of the host's walk. For a pool with very many blocks, only the
-/// stored ones, in the order of their keys. Not guarded.
+/// Returns the blocks of a pool that may be stored, in the order in which the host tries blocks. For a pool with very
+/// many blocks, returns only the stored blocks, in the order of their keys. Adds no guard.
 async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> Result<Vec<IpNet>> {
     if pool.block_size().saturating_sub(pool.cidr().prefix_len()) <= MAX_PROBED_POOL_BITS {
         return Ok(walk.collect());
@@ -561,10 +566,10 @@ async fn find_stored(work: &mut WriteSet<'_>, pool: &Pool, walk: PoolBlocks) -> 
 }
 
 /// Refuses a new block of addresses in a pool that has blocks of prefixes, because the pool has lost its prefix
-/// annotation. A program that drops the annotation may also have changed the pool's mode, so the mode is no evidence.
+/// annotation. A program that drops the annotation may also have changed the pool's mode, so the mode is not checked.
 ///
 /// # Errors
-/// `Invalid`, which names the block of prefixes. Any store error.
+/// `Invalid` with the name of a block of prefixes. Any store error.
 pub async fn refuse_among_prefixes(work: &mut WriteSet<'_>, pool: &Pool) -> Result<()> {
     if pool.prefix_length().is_some() {
         return Ok(());

@@ -1,8 +1,9 @@
-//! Bridged networks: the gateway of each pool, and the addresses that no container may have.
+//! Prepares bridged networks: the gateway of each pool, and the addresses that no container may have.
 //!
 //! A bridge, ptp or macvlan network is a subnet with a network address, a broadcast address and a gateway. The first
-//! assignment for such a network records them in its own commit as an IPReservation, `margay-bridge-<pool>`, with the
-//! gateway in an annotation. From then on no node assigns these addresses, and neither does Calico.
+//! assignment for a bridged network records these addresses in its own commit as an IPReservation,
+//! `margay-bridge-<pool>`, with the gateway in an annotation. Once the addresses are recorded, no node and no program
+//! of Calico assigns them.
 
 use std::net::IpAddr;
 
@@ -20,22 +21,22 @@ use crate::write_set::WriteSet;
 /// The annotation of a bridge reservation that contains the gateway.
 pub const GATEWAY_ANNOTATION: &str = "margay.io/gateway";
 
-/// The result of [`prepare`].
+/// The outcome of [`prepare`] for a bridged network.
 #[derive(Debug)]
 pub(crate) struct PreparedBridge {
     pub(crate) gateway: Option<IpAddr>,
-    /// The reservation, if it was created or changed.
+    /// The network's reservation, if it was created or changed.
     pub(crate) written: Option<IpReservation>,
 }
 
-/// The name of the reservation that a bridged network writes for its pool.
+/// Returns the name of the reservation that a bridged network writes for its pool.
 pub fn reservation_name(pool: &str) -> String {
     format!("margay-bridge-{pool}")
 }
 
-/// Ensures that the reservation of a bridged network exists, and returns the gateway of its containers.
+/// Ensures that the reservation of a bridged network exists, and returns the gateway of the network's containers.
 ///
-/// Guards: the reservation, and the block of a new gateway.
+/// The commit guards the reservation, and the block of a new gateway.
 pub(crate) async fn prepare(
     ipam: &Ipam,
     work: &mut WriteSet<'_>,
@@ -80,19 +81,19 @@ pub(crate) async fn prepare(
     Ok(PreparedBridge { gateway, written: Some(document) })
 }
 
-/// The gateway that a reservation records.
+/// Returns the gateway that a reservation records.
 pub fn recorded_gateway(reservation: &IpReservation) -> Option<IpAddr> {
     reservation.resource().annotation(GATEWAY_ANNOTATION)?.parse().ok()
 }
 
-/// The first host address: the one after the network address, if the network has one.
+/// Returns the first host address of a network: the address after the network address, if the network has one.
 pub fn first_host(cidr: IpNet) -> Option<IpAddr> {
     nth(cidr, u128::from(!is_point_to_point(cidr)))
 }
 
-/// The addresses that no container may have: network address, broadcast address and gateway. IPv6 has no broadcast
-/// address, and its first address is the routers' anycast address. A network of two addresses has neither (RFC 3021,
-/// RFC 6164).
+/// Returns the addresses that no container may have: the network address, the broadcast address and the gateway. IPv6
+/// has no broadcast address, and the first address of an IPv6 network is the routers' anycast address. A network of two
+/// addresses has no network address and no broadcast address (RFC 3021, RFC 6164).
 pub fn reserved(cidr: IpNet, gateway: Option<IpAddr>) -> Vec<IpNet> {
     let mut addresses = Vec::new();
     if !is_point_to_point(cidr) {
@@ -109,8 +110,8 @@ fn is_point_to_point(cidr: IpNet) -> bool {
     cidr.prefix_len() + 1 == cidr.max_prefix_len()
 }
 
-/// True if a gateway lies outside an IPv6 network, like the link-local address of a router. The interface reaches such
-/// a gateway anyway, so it needs no reservation.
+/// True if a gateway lies outside an IPv6 network, like the link-local address of a router. The interface reaches a
+/// gateway outside the network, but no container gets the gateway's address, so no reservation is needed.
 pub fn is_outside(cidr: IpNet, gateway: IpAddr) -> bool {
     let is_host = !gateway.is_multicast() && !gateway.is_unspecified() && !gateway.is_loopback();
     cidr.addr().is_ipv6() && gateway.is_ipv6() && is_host && !cidr.contains(&gateway)
@@ -127,7 +128,7 @@ pub fn check(cidr: IpNet, gateway: IpAddr) -> Result<(), BridgeError> {
     }
 }
 
-/// Refuses a gateway whose address a container holds.
+/// Refuses a gateway if a container holds the gateway's address.
 async fn require_free(work: &mut WriteSet<'_>, pool: &Pool, gateway: IpAddr) -> Result<()> {
     let Some(cidr) = pools::block_of(pool, gateway) else { return Ok(()) };
     work.tx.get(&keys::block(cidr)).await?;

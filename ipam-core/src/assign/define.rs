@@ -1,14 +1,15 @@
-//! Pools that a network's configuration defines, as in host-local's.
+//! Creates the pools that a network's configuration defines, as host-local's configuration does.
 //!
 //! The first assignment creates the pool in its own commit, and reserves the addresses outside the configured ranges.
-//! If the configuration later changes its ranges, the reservation is updated. Networks with the same subnet share the
-//! pool. Then the reservation records the ranges of each network and covers only addresses outside all of them, and
-//! each network stays within its own ranges.
+//! If the configuration's ranges change later, the reservation is updated. Networks with the same subnet share the
+//! pool. The reservation of a shared pool records the ranges of each network and covers only addresses outside all
+//! ranges. Each network assigns only addresses in its own ranges.
 //!
 //! A pool is found by its subnet. If the configuration changes its subnet, or two networks have one name, the new pool
-//! replaces one that the network has left and that is not in use. Otherwise it gets a numbered name. The commit that
-//! creates the new pool also deletes the blocks, affinities and reservations of the replaced one. Guards: the pool, its
-//! reservations, and that no block of the family was created or changed meanwhile.
+//! replaces a pool that the network no longer uses and that has no addresses in use. If no pool can be replaced, the
+//! new pool gets a numbered name. The commit that creates the new pool also deletes the blocks, affinities and
+//! reservations of the replaced pool. The commit guards the pool, its reservations, and that no block of the family was
+//! created or changed since the read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::iter;
@@ -33,18 +34,19 @@ use crate::pools::start_of;
 use crate::write_set::{BlockSlot, WriteSet};
 
 /// The annotation of a range reservation that records the ranges of each network as JSON:
-/// `{"lab":["10.0.0.9-10.0.0.20"]}`. It is written when a network finds a reservation for other ranges than its own. An
-/// empty list means the whole subnet.
+/// `{"lab":["10.0.0.9-10.0.0.20"]}`. The annotation is written when a network finds a reservation for other ranges than
+/// its own. An empty list means the whole subnet.
 pub const RANGES_ANNOTATION: &str = "margay.io/ranges";
 
-/// The name of the reservation for the addresses outside the configured ranges.
+/// Returns the name of the reservation for the addresses of a pool outside the configured ranges.
 pub fn reservation_name(pool: &str) -> String {
     format!("margay-range-{pool}")
 }
 
 /// Ensures that a defined pool and its reservation exist, and returns the pool's name.
 ///
-/// Guards: the pool and the reservation, and that no pool and no reservation was created or changed meanwhile.
+/// The commit guards the pool and the reservation, and that no other pool or reservation was created or changed since
+/// the read.
 pub(super) async fn prepare(
     ipam: &Ipam,
     work: &mut WriteSet<'_>,
@@ -62,7 +64,7 @@ pub(super) async fn prepare(
     Ok(name)
 }
 
-/// The stored pool to which a definition refers.
+/// Returns the stored pool to which a definition refers.
 pub(super) fn pool_of<'s>(context: &'s AssignContext, definition: &PoolDefinition) -> Option<&'s Pool> {
     let family = Family::of_net(definition.cidr);
     context.pools.iter().find(|pool| match definition.free_of {
@@ -79,7 +81,7 @@ async fn create(
     request: &AssignRequest,
 ) -> Result<String> {
     let family = Family::of_net(definition.cidr);
-    // There may be too many pools to guard one by one; then creations of pools run one after the other.
+    // There may be too many pools to guard each pool. In that case, creations of pools run one after the other.
     ipam.pools_beside(work.tx).await?;
     let stored = work.tx.snapshot_keys(&Range::Prefix(keys::blocks_prefix(Some(family)))).await?;
     let mut stored: Vec<IpNet> = stored.iter().filter_map(keys::parse_block).collect();
@@ -108,7 +110,7 @@ async fn create(
         );
         return Err(BridgeError::BadRanges(text).into());
     }
-    // Manual, because only networks that name the pool, like this one, may take addresses from it.
+    // The pool is manual, because only networks that name the pool may take addresses from it.
     let new = NewPool::new(&name, cidr)
         .with_block_size(fitting_block_size(cidr, None))
         .with_assignment_mode(AssignmentMode::Manual);
@@ -124,9 +126,9 @@ async fn create(
     Ok(name)
 }
 
-/// Chooses the name of a new pool: the definition's name, or the first free numbered one. An unused pool that the
-/// network has left is deleted if it has an earlier name, or overlaps with the new pool. The blocks of a deleted pool
-/// are removed from `stored`.
+/// Chooses the name of a new pool: the definition's name, or the first free numbered name. An unused pool that the
+/// network no longer uses is deleted if it has an earlier name, or overlaps with the new pool. The blocks of a deleted
+/// pool are removed from `stored`.
 async fn name_for(
     work: &mut WriteSet<'_>,
     context: &mut AssignContext,
@@ -159,7 +161,7 @@ async fn name_for(
     Ok(definition.name.clone())
 }
 
-/// Writes the reservation of the addresses outside the ranges, unless it is already stored.
+/// Writes the reservation of the addresses outside the ranges, unless the reservation is already stored.
 async fn reserve_the_rest(
     ipam: &Ipam,
     work: &mut WriteSet<'_>,
@@ -200,13 +202,14 @@ async fn reserve_the_rest(
     Ok(())
 }
 
-/// The recorded ranges of each network, or empty if there are none or they cannot be parsed.
+/// Returns the recorded ranges of each network. Returns an empty map if no ranges are recorded or the annotation cannot
+/// be parsed.
 fn ranges_of(reservation: &IpReservation) -> BTreeMap<String, Vec<String>> {
     let text = reservation.resource().annotation(RANGES_ANNOTATION).unwrap_or_default();
     serde_json::from_str(text).unwrap_or_default()
 }
 
-/// The ranges of all networks, or empty if one network uses all addresses.
+/// Returns the ranges of all networks, or an empty list if one network uses all addresses.
 fn together(ranges: &BTreeMap<String, Vec<String>>) -> Vec<(IpAddr, IpAddr)> {
     if ranges.values().any(Vec::is_empty) {
         return Vec::new();
@@ -218,7 +221,7 @@ fn together(ranges: &BTreeMap<String, Vec<String>>) -> Vec<(IpAddr, IpAddr)> {
     ranges.values().flatten().filter_map(range).collect()
 }
 
-/// The parts of a network outside the ranges, except those that the bridge reservation covers.
+/// Returns the parts of a network outside the ranges, except the parts that the bridge reservation covers.
 fn outside_but_ends(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     let ends = bridge::reserved(cidr, None);
     let mut outside = outside(cidr, ranges);
@@ -226,8 +229,8 @@ fn outside_but_ends(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     outside
 }
 
-/// The parts of a network outside the inclusive ranges, as few networks as possible. Without ranges, nothing is
-/// outside.
+/// Returns the parts of a network outside the inclusive ranges, as few subnets as possible. Without ranges, the result
+/// is empty.
 pub(super) fn outside(cidr: IpNet, ranges: &[(IpAddr, IpAddr)]) -> Vec<IpNet> {
     if ranges.is_empty() {
         return Vec::new();
@@ -269,15 +272,17 @@ fn networks(cidr: IpNet, spans: Vec<(u128, u128)>) -> Vec<IpNet> {
     spans.into_iter().flat_map(span).collect()
 }
 
-/// Maximum number of stored blocks of the family. One guard covers all of them, and a store checks each.
+/// Maximum number of stored blocks of the family with which an unused pool is replaced. One guard covers all stored
+/// blocks of the family, and a store checks each of these blocks.
 const MAX_BLOCKS_GUARDED: usize = 64;
-/// Number of keys that are deleted with a pool besides blocks and affinities: its own and two reservations.
+/// Number of keys that are deleted with a pool besides its blocks and affinities: the keys of the pool and of two
+/// reservations.
 const KEYS_PER_POOL: usize = 3;
 
-/// True if an earlier configuration of this network created a pool of the family of `cidr`, and the present
-/// configuration does not contain it. A pool that an operator has disabled or opened to other networks is left to the
-/// operator. A pool that overlaps with `cidr` counts only if its block size equals that of the new pool. Otherwise a
-/// new block would overlap with an old one that the commit still finds.
+/// True if an earlier configuration of this network created the pool, and the current configuration does not contain
+/// it. Only pools of the family of `cidr` count. A pool that an operator has disabled or opened to other networks is
+/// not deleted automatically. A pool that overlaps with `cidr` counts only if its block size equals the new pool's
+/// block size. With another block size, a new block would overlap with an old block that the commit still finds.
 fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
     pool.resource().annotation(NETWORK_ANNOTATION) == Some(request.attachment.network.as_str())
         && pool.family() == Family::of_net(cidr)
@@ -288,8 +293,8 @@ fn is_left(pool: &Pool, cidr: IpNet, request: &AssignRequest) -> bool {
 }
 
 /// Deletes a pool, unless one of its addresses is in use, in cooldown or kept for a workload. The pool is also kept if
-/// it has too many blocks and affinities for one commit ([`AssignContext::deletable`]). `stored` are the stored blocks
-/// of the family; those of a deleted pool are removed.
+/// it has too many blocks and affinities for one commit ([`AssignContext::deletable`]). `stored` contains the stored
+/// blocks of the family; the blocks of a deleted pool are removed from it.
 async fn delete_unused(
     work: &mut WriteSet<'_>,
     context: &mut AssignContext,

@@ -1,4 +1,5 @@
-//! Explains why an assignment would return a certain address, or none. Runs an assignment up to the commit.
+//! Explains why an assignment would return a certain address, or why it would return none. To find out, an assignment
+//! is run up to the commit.
 
 use std::net::IpAddr;
 
@@ -22,17 +23,17 @@ use crate::write_set::{BlockSlot, WriteSet};
 /// The label that contains the name of a namespace.
 const NAMESPACE_NAME: &str = "projectcalico.org/name";
 
-/// The explanation of an assignment.
+/// The explanation of an assignment on a node.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Explanation {
-    /// The revision at which the explanation holds.
+    /// The store revision for which the explanation is valid.
     pub revision: Revision,
-    /// The store's name for the node.
+    /// The name of the node in the store.
     pub node: String,
     /// The node's labels.
     pub labels: Labels,
-    /// The family of the address.
+    /// The family of the requested address.
     pub family: Family,
     /// Whether addresses come from the node's own blocks only.
     pub strict_affinity: bool,
@@ -40,39 +41,39 @@ pub struct Explanation {
     pub claims_blocks: bool,
     /// The number of blocks in the selected pools that the node may have, or `None` for no limit.
     pub block_limit: Option<usize>,
-    /// All pools of the family, by name.
+    /// All pools of the family, ordered by name.
     pub pools: Vec<PoolState>,
     /// The outcome of the assignment.
     pub outcome: PredictedOutcome,
 }
 
-/// A pool, as an assignment sees it.
+/// A pool from the view of an assignment.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct PoolState {
     /// The pool.
     pub pool: Pool,
-    /// The reason why no address is taken from the pool, or an error if a selector of it cannot be parsed.
+    /// The reason why no address is taken from the pool, or an error if a selector of the pool cannot be parsed.
     pub obstacle: Result<Option<Obstacle>, PoolError>,
-    /// How full the pool is.
+    /// The address counts of the pool.
     pub stock: PoolStock,
 }
 
-/// How full a pool is. An address with an expired cooldown counts as free.
+/// The address counts of a pool. An address with an expired cooldown counts as free.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStock {
-    /// The address counts of the pool. Addresses in cooldown count as in use.
+    /// The number of addresses of the pool by use. Addresses in cooldown count as in use.
     pub usage: Usage,
-    /// The number of quarantined addresses. They also count as reserved.
+    /// The number of quarantined addresses in the pool. Quarantined addresses also count as reserved.
     pub quarantined: usize,
-    /// The number of addresses in cooldown.
+    /// The number of addresses of the pool in cooldown.
     pub in_cooldown: usize,
-    /// The number of stored blocks.
+    /// The number of stored blocks of the pool.
     pub blocks: usize,
-    /// The number of stored blocks that the node owns.
+    /// The number of stored blocks of the pool that the node owns.
     pub own_blocks: usize,
-    /// The number of free addresses in the node's blocks.
+    /// The number of free addresses in the pool's blocks that the node owns.
     pub own_free: usize,
 }
 
@@ -80,19 +81,19 @@ pub struct PoolStock {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum PredictedOutcome {
-    /// An address or a prefix is assigned.
+    /// The assignment returns an address or a prefix.
     Given {
-        /// The address, or the first address of the prefix.
+        /// The assigned address, or the first address of the assigned prefix.
         address: IpAddr,
-        /// The length of the prefix, or `None` for an address.
+        /// The length of the assigned prefix, or `None` for an address.
         prefix_length: Option<u8>,
-        /// The block of the address.
+        /// The block of the assigned address.
         block: IpNet,
-        /// The network of the pool.
+        /// The network of the pool from which the address is assigned.
         pool: IpNet,
-        /// The number of addresses that are free in the block now.
+        /// The number of addresses that are free in the block before the assignment.
         free: usize,
-        /// The reason for this block.
+        /// The reason for choosing this block.
         source: AddressSource,
     },
     /// The assignment fails with this error.
@@ -106,17 +107,18 @@ pub enum AddressSource {
     Own,
     /// A block that is not stored yet and that the node would claim.
     New,
-    /// A block that the node would take over from this owner, or from none.
+    /// A block that the node would take over from this owner, or from no owner.
     TakenOver(Option<Owner>),
-    /// A block that keeps this owner, or has none.
+    /// A block that keeps this owner, or has no owner.
     Borrowed(Option<Owner>),
 }
 
 impl Ipam {
-    /// Explains how an assignment of one address on a node would proceed: the pools and the block that the address may
-    /// come from, and the reasons against the other pools. Checks the quotas of the node and of the namespace, whose
-    /// name is one of its labels, but not those of networks. Nothing is written. Without `family`, the family is that
-    /// of the named pools, or IPv4. Without `namespace`, the labels of the pod's namespace are unknown.
+    /// Explains how an assignment of one address on a node would proceed: the pools and the block from which the
+    /// address may come, and why other pools are not used. Checks the quotas of the node and of the namespace, whose
+    /// name is one of its labels, but does not check the quotas of networks. Nothing is written. Without `family`, the
+    /// family of the named pools applies, or else IPv4. Without `namespace`, the labels of the pod's namespace are
+    /// unknown.
     ///
     /// # Errors
     /// Any store error. `Malformed` for damaged settings. The reason why an assignment would be refused is a
@@ -201,7 +203,7 @@ impl Ipam {
         })
     }
 
-    /// The explanation for a node that is not registered, which gets no address.
+    /// Returns the explanation for a node that is not registered and therefore gets no address.
     async fn explain_unknown(
         &self,
         tx: &mut Transaction,
@@ -223,7 +225,7 @@ impl Ipam {
         })
     }
 
-    /// All blocks of a family at a revision, with expired cooldowns freed.
+    /// Reads all blocks of a family at a revision, and frees addresses with expired cooldowns in memory.
     async fn blocks_at(&self, at: Revision, family: Family, cooldown_seconds: i64) -> Result<Vec<Block>> {
         let range = Range::Prefix(keys::blocks_prefix(Some(family)));
         let listing = self.store().list_at(range, at, Content::Full).await?;
@@ -258,7 +260,7 @@ fn stocks(context: &AssignContext, blocks: &[Block], host: &Owner) -> Vec<PoolSt
 }
 
 impl Assignment<'_> {
-    /// Assigns one address in memory, and returns the outcome.
+    /// Assigns one address in memory, and returns the outcome of the assignment.
     async fn outcome(&mut self, work: &mut WriteSet<'_>, family: Family, before: &[Block]) -> Result<PredictedOutcome> {
         let done = match self.any(work, family, 1).await {
             Ok(()) => work.check_quotas(Some(&**self.ipam.store())).await,

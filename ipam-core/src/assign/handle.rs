@@ -1,8 +1,8 @@
 //! Assigns addresses to a handle without a container (a service of a load balancer, a tunnel, a virtual machine), and
 //! ensures that an owner has a block without assigning an address.
 //!
-//! For such a handle the attributes of an attachment are not recorded, so its interfaces and boots are unknown. Each
-//! call assigns further addresses, which are kept until they are released by handle or one by one.
+//! For a handle without a container, the attributes of an attachment are not recorded, so its interfaces and boots are
+//! unknown. Each assignment to a handle adds addresses, which are kept until they are released by handle or one by one.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use crate::model::{Attribute, Document, Handle, HostReserved, Labels, Owner, Poo
 use crate::net::Family;
 use crate::write_set::WriteSet;
 
-/// The request of an assignment to a handle. It is carried out completely in one commit, or not at all.
+/// The request of an assignment to a handle. All addresses of the request are assigned in one commit, or none.
 #[derive(Clone, Debug)]
 pub struct HandleRequest {
     handle: String,
@@ -29,8 +29,8 @@ pub struct HandleRequest {
 }
 
 impl HandleRequest {
-    /// Creates a request of these addresses for a handle, in the blocks of this owner. The use is that of a workload,
-    /// or of a load balancer for a virtual owner.
+    /// Creates a request of these addresses for a handle, in the blocks of this owner. By default, the addresses are
+    /// for a workload, or for a load balancer if the owner is virtual.
     pub fn new(handle: impl Into<String>, owner: Owner, wanted: RequestedAddresses) -> Self {
         let terms = AssignRequest::of_owner(&owner, wanted);
         Self { handle: handle.into(), owner, attributes: BTreeMap::new(), most: None, terms }
@@ -43,23 +43,23 @@ impl HandleRequest {
         self
     }
 
-    /// Limits the number of addresses of each requested family that the handle may hold, including those that it
-    /// already holds. The request fails if it would exceed the limit.
+    /// Limits the number of addresses of each requested family that the handle may hold, including the addresses that
+    /// it already holds. A request that would exceed the limit fails.
     #[must_use]
     pub fn with_most_per_family(mut self, most: usize) -> Self {
         self.most = Some(most);
         self
     }
 
-    /// Takes addresses only from these pools, by name or network, in this order. By default they come from the pools
-    /// that select the node.
+    /// Takes addresses only from these pools, given by name or network, in this order. By default, addresses come from
+    /// the pools that select the node.
     #[must_use]
     pub fn with_pools(mut self, family: Family, pools: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.terms.set_pools(family, pools);
         self
     }
 
-    /// Sets the use of the addresses. Only pools that allow it are used.
+    /// Sets the use of the addresses. Only pools that allow this use are used.
     #[must_use]
     pub fn with_usage(mut self, usage: PoolUse) -> Self {
         self.terms.usage = usage;
@@ -80,14 +80,15 @@ impl HandleRequest {
         self
     }
 
-    /// Sets the addresses that the owner keeps for itself in each new block.
+    /// Sets the addresses that the owner reserves for itself in each new block.
     #[must_use]
     pub fn with_host_reserved(mut self, reserved: HostReserved) -> Self {
         self.terms.host_reserved = Some(reserved);
         self
     }
 
-    /// Checks the handle. It is the last part of a key, and old migrations left keys with text after a carriage return.
+    /// Checks that the handle is not empty and contains neither a slash nor a carriage return. A handle is the last
+    /// part of a key, and old migrations left keys with text after a carriage return.
     fn check(&self) -> Result<()> {
         if self.handle.is_empty() || self.handle.contains(['/', '\r']) {
             let handle = &self.handle;
@@ -100,17 +101,20 @@ impl HandleRequest {
 }
 
 impl Ipam {
-    /// Assigns addresses to a handle, any free or requested ones, in the blocks of a node or of a virtual owner. Each
-    /// call assigns further addresses, even to a handle that has some. [`HandleRequest::with_most_per_family`] limits
-    /// their number. The attributes of the request are recorded unchanged.
+    /// Assigns any free addresses or specific addresses to a handle, in the blocks of a node or of a virtual owner.
+    /// Each call assigns further addresses, even if the handle already has addresses.
+    /// [`HandleRequest::with_most_per_family`] limits the number of addresses that the handle may hold. The attributes
+    /// of the request are recorded unchanged.
     ///
-    /// Guards: as in [`assign`](Self::assign), and the handle. This call records no pending commit. On a store of
-    /// other processes, the commit of a killed process may still happen, so release the handle before you forget it.
-    /// Two concurrent requests with equal attributes write the same values. If an answer is lost then, both requests
-    /// may return the one address that was assigned. Add an attribute of your own to distinguish them.
+    /// The commit guards the handle and the keys that [`assign`](Self::assign) guards. An assignment to a handle
+    /// records no pending commit. On a store that another process serves, the commit of a killed process may still
+    /// happen, so release the handle before you forget it. Two concurrent requests with equal attributes write the same
+    /// values. If the answer to one of two equal requests is lost, both requests may return the only address that was
+    /// assigned. An attribute that differs between the requests prevents this.
     ///
     /// # Errors
-    /// `HandleLimit`. `Invalid` for an invalid handle or owner. Otherwise the errors of [`assign`](Self::assign).
+    /// `HandleLimit` if the handle's limit would be exceeded. `Invalid` for an invalid handle or owner. Any error of
+    /// [`assign`](Self::assign).
     #[boxed_future]
     pub async fn assign_to_handle(&self, request: &HandleRequest, deadline: Deadline) -> Result<Vec<AssignedAddress>> {
         request.check()?;
@@ -141,8 +145,8 @@ impl Ipam {
     }
 }
 
-/// Refuses a request that exceeds the limit of a handle. The held addresses are counted in the blocks, and the handle
-/// is guarded.
+/// Refuses a request that exceeds the limit of a handle. The addresses that the handle holds are counted in the blocks,
+/// and the handle is guarded.
 ///
 /// If a handle's count differs from its block, another writer was interrupted, or is about to write the block.
 /// Rewriting the block makes that writer fail and retry, and corrects the handle.
@@ -171,7 +175,7 @@ async fn stay_within(work: &mut WriteSet<'_>, handle: &str, wanted: &RequestedAd
     Ok(())
 }
 
-/// The families in which an owner needs a block, and the pools to use.
+/// A request for blocks: an owner, the families in which the owner needs a block, and the pools to use.
 #[derive(Clone, Debug)]
 pub struct BlockRequest {
     owner: Owner,
@@ -179,28 +183,29 @@ pub struct BlockRequest {
 }
 
 impl BlockRequest {
-    /// Requests a block of each of these families for this owner.
+    /// Creates a request of a block of each of these families for this owner.
     pub fn new(owner: Owner, families: &[Family]) -> Self {
         let one = |family| usize::from(families.contains(&family));
         let terms = AssignRequest::of_owner(&owner, RequestedAddresses::any(one(Family::V4), one(Family::V6)));
         Self { owner, terms }
     }
 
-    /// Uses only these pools, by name or network, in this order. By default the pools that select the node are used.
+    /// Uses only these pools, given by name or network, in this order. By default, the pools that select the node are
+    /// used.
     #[must_use]
     pub fn with_pools(mut self, family: Family, pools: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.terms.set_pools(family, pools);
         self
     }
 
-    /// Sets the use of the addresses. Only pools that allow it are used.
+    /// Sets the use of the addresses. Only pools that allow this use are used.
     #[must_use]
     pub fn with_usage(mut self, usage: PoolUse) -> Self {
         self.terms.usage = usage;
         self
     }
 
-    /// Sets the addresses that the owner keeps for itself in a new block. An existing block is not changed.
+    /// Sets the addresses that the owner reserves for itself in a new block. An existing block is not changed.
     #[must_use]
     pub fn with_host_reserved(mut self, reserved: HostReserved) -> Self {
         self.terms.host_reserved = Some(reserved);
@@ -209,15 +214,15 @@ impl BlockRequest {
 }
 
 impl Ipam {
-    /// Ensures that an owner has a block of each family, and returns one of each, IPv4 first: an existing block, full
-    /// or not, or a newly claimed one. All blocks are claimed in one commit or none is. If the owner has them all,
-    /// nothing is written. No address is assigned.
+    /// Ensures that an owner has a block of each family, and returns one block of each family, IPv4 first. The returned
+    /// block is an existing block, full or not, or a newly claimed block. All blocks are claimed in one commit, or
+    /// none. If the owner already has a block of each family, nothing is written. No address is assigned.
     ///
-    /// Guards: as in [`assign`](Self::assign).
+    /// The commit has the guards of [`assign`](Self::assign).
     ///
     /// # Errors
-    /// `NoNewBlocks` if claiming is off or no block is left. `Pool` if no pool can serve the owner. `UnknownNode`.
-    /// `Invalid` for an invalid owner. Any store error.
+    /// `NoNewBlocks` if claiming is off or no block is available. `Pool` if no pool can serve the owner. `UnknownNode`
+    /// if the node is not registered. `Invalid` for an invalid owner. Any store error.
     #[boxed_future]
     pub async fn ensure_blocks(&self, request: &BlockRequest, deadline: Deadline) -> Result<Vec<IpNet>> {
         let BlockRequest { owner, terms } = request;

@@ -1,5 +1,5 @@
-//! Assigns addresses to an attachment, or to several attachments of one node in one commit. A trial runs the same code
-//! and stops before the commit.
+//! Assigns addresses to an attachment, or to several attachments of one node in one commit. A trial runs the code of an
+//! assignment and stops before the commit.
 
 mod assignment;
 mod auto;
@@ -48,16 +48,16 @@ use sticky::WorkloadAddresses;
 /// Maximum number of requested addresses for which blocks of every possible size are prefetched.
 const MAX_ADDRESSES_READ_AHEAD: usize = 2;
 
-/// The findings of an attempt that the next attempt uses.
+/// The results of an attempt that the next attempt uses.
 #[derive(Debug, Default)]
 struct AttemptFindings {
-    /// The blocks that were used last, latest first.
+    /// The most recently used blocks, most recent first.
     used: Vec<IpNet>,
-    /// Blocks with releases dated too far ahead.
+    /// Blocks with releases dated too far in the future.
     misdated: Vec<IpNet>,
-    /// The leftovers of earlier boots in the blocks that were read.
+    /// The attachments with leftover addresses of earlier boots in the blocks that were read.
     leftovers: Vec<Leftover>,
-    /// The cooldown of released addresses, in seconds.
+    /// The time in seconds for which released addresses are in cooldown.
     cooldown: i64,
     /// True for a trial, which assigns nothing.
     is_trial: bool,
@@ -65,14 +65,14 @@ struct AttemptFindings {
 
 impl Ipam {
     /// Assigns addresses to an attachment: any free addresses, or requested ones. IPv4 and IPv6 addresses, and all keys
-    /// that must be created or repaired for them, are written in one commit. If any address is missing, nothing is
-    /// written.
+    /// that must be created or repaired for them, are written in one commit. If any address cannot be assigned, nothing
+    /// is written.
     ///
-    /// If an attachment requests again the addresses that it has, it gets the same answer. If [pending
+    /// An attachment that requests its addresses again gets the same answer. If [pending
     /// commits](crate::pending_commits) are recorded, an interrupted assignment to the attachment is settled first.
     ///
     /// # Errors
-    /// Any [`Error`], with Calico's texts.
+    /// Any [`Error`], with Calico's error messages.
     #[boxed_future]
     pub async fn assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<Vec<AssignedAddress>> {
         let mut findings = AttemptFindings::default();
@@ -81,7 +81,7 @@ impl Ipam {
             Err(error) => error,
         };
         if let Error::Quota(reached) = &mut error {
-            // The blocks that were read may have room, and leftovers may be in other blocks.
+            // The blocks that were read may have free addresses, and leftover addresses may be in other blocks.
             findings.leftovers = self.leftovers_of(&reached.subject, &request.attachment, deadline).await?;
             reached.over_leftovers = !findings.leftovers.is_empty();
         }
@@ -96,8 +96,8 @@ impl Ipam {
         assigned
     }
 
-    /// Repeats an assignment that found no room, and frees leftovers of earlier boots in the same commit. If there is
-    /// still no room, or no leftover may be freed, returns the original error.
+    /// Repeats an assignment that found no free address, and frees leftover addresses of earlier boots in the same
+    /// commit. If there is still no free address, or no leftover address may be freed, returns the original error.
     async fn assign_over_leftovers(
         &self,
         request: &AssignRequest,
@@ -106,8 +106,8 @@ impl Ipam {
         deadline: Deadline,
     ) -> Result<Vec<AssignedAddress>> {
         let Some(live) = self.liveness().filter(|_| !findings.leftovers.is_empty()) else { return Err(error) };
-        // Gathered after the leftovers are known, so that an attachment that gets an address from now on is not one of
-        // them.
+        // The evidence is gathered after the leftovers are known. An attachment that gets an address after that is not
+        // one of the leftovers.
         let Some(evidence) = live.evidence().await else { return Err(error) };
         let leftovers = Leftovers { found: findings.leftovers.clone(), evidence };
         if findings.cooldown > 0 {
@@ -130,20 +130,21 @@ impl Ipam {
         }
     }
 
-    /// Starts the cooldown of the leftovers. With a cooldown, the assignment cannot use them yet.
+    /// Starts the cooldown of leftover addresses. Because of the cooldown, the assignment cannot use these addresses
+    /// yet.
     async fn start_cooldown(&self, request: &AssignRequest, leftovers: &Leftovers, deadline: Deadline) -> Result<()> {
         let node = &request.attachment.node;
         let (holdings, _) = self.holdings_within(node, &self.read_scope_of(node), deadline).await?;
         let earlier = self.judge(&holdings, &leftovers.evidence).earlier;
-        // As many as an assignment without cooldown frees.
+        // Release as many leftovers as an assignment without cooldown frees.
         for batch in gc::batches(&earlier).into_iter().take(1) {
             self.free(&batch, deadline).await?;
         }
         Ok(())
     }
 
-    /// Dates releases that are too far ahead as of now. A successful assignment does not need this. A failed one would
-    /// find these addresses in cooldown again and again.
+    /// Sets the dates of releases that are too far in the future to now. A successful assignment does not need this
+    /// correction. Without the correction, failing assignments would find these addresses in cooldown again and again.
     async fn redate(&self, blocks: &[IpNet], deadline: Deadline) -> Result<()> {
         for cidr in blocks {
             transact!(self, deadline, |tx| {
@@ -156,7 +157,7 @@ impl Ipam {
         Ok(())
     }
 
-    /// Reads the context of an assignment to an owner in one round trip, together with other keys, and with the keys in
+    /// Reads the context of an assignment to an owner in one round trip, together with other keys and with the keys in
     /// the `named` ranges.
     async fn read_context(
         &self,
@@ -169,7 +170,7 @@ impl Ipam {
         let given = wanted.these.iter().take(MAX_ADDRESSES_READ_AHEAD);
         for ip in given {
             keys.extend(hints::possible_blocks(*ip).into_iter().map(keys::block));
-            // A new block of another size costs one more request.
+            // A new block of a different size costs one more request.
             let family = Family::of(*ip);
             if let Some(usual) = family.network(*ip, default_block_size(family)) {
                 named.extend(covers_of_overlaps(usual, Precision::Coarse).into_iter().flat_map(|cover| cover.coarse));
@@ -206,7 +207,7 @@ impl Ipam {
         first.extend(
             requests.iter().filter_map(|request| request.sticky.as_ref()).map(|sticky| keys::sticky(&sticky.name)),
         );
-        // Without a likely block, a new block is likely, and its creation reads the blocks of prefixes.
+        // Without a likely block, the assignment probably creates a new block, which reads the blocks of prefixes.
         let mut named = Vec::new();
         for family in [Family::V4, Family::V6] {
             if wanted.these.iter().any(|ip| Family::of(*ip) == family)
@@ -286,7 +287,7 @@ impl Ipam {
         Ok(all)
     }
 
-    /// Remembers as a hint the blocks of other owners in which the node is about to get addresses.
+    /// Remembers as a hint the blocks of other owners in which the node is about to hold addresses.
     async fn note_borrowed(&self, work: &mut WriteSet<'_>, node: &str, done: &AssignOutcome) -> Result<()> {
         let mut borrowed = Vec::new();
         for assigned in done.answers.iter().flatten() {
@@ -303,20 +304,20 @@ impl Ipam {
 /// The outcome of one transaction of assignments.
 #[derive(Default)]
 struct AssignOutcome {
-    /// The addresses for each request.
+    /// The addresses that were assigned for each request.
     answers: Vec<Vec<AssignedAddress>>,
-    /// The freed leftovers of earlier boots.
+    /// The leftover allocations of earlier boots that were freed.
     freed: Vec<gc::Allocation>,
 }
 
 impl AssignOutcome {
-    /// The addresses for a single request.
+    /// Returns the addresses of a transaction with a single request.
     fn only_answer(self) -> Vec<AssignedAddress> {
         self.answers.into_iter().flatten().collect()
     }
 }
 
-/// True for different attachments of one node.
+/// True if two attachments are different and on the same node.
 fn is_beside(one: &Attachment, other: &Attachment) -> bool {
     let is_same = one.network == other.network && one.container == other.container && one.interface == other.interface;
     one.node == other.node && !is_same
@@ -325,15 +326,15 @@ fn is_beside(one: &Attachment, other: &Attachment) -> bool {
 impl Ipam {
     /// Assigns addresses to several attachments of one node in one commit. The result is that of
     /// [`assign`](Self::assign) for each attachment in order, but a block with addresses for several attachments is
-    /// written only once. The answers are in the order of the requests. A commit has room for about a hundred
-    /// attachments.
+    /// written only once. The answers are in the order of the requests. About a hundred attachments fit into a commit.
     ///
-    /// If one of several attachments cannot be served, nothing is written for any. Then assign to each attachment
-    /// alone, which may also free leftovers of earlier boots.
+    /// If one of several attachments cannot be served, nothing is written for any attachment. After this error, assign
+    /// to each attachment alone, which may also free leftover addresses of earlier boots.
     ///
     /// # Errors
-    /// The errors of [`assign`](Self::assign) for one of the attachments. `Invalid` if they are on several nodes, if
-    /// two are the same, or if there are several and [pending commits](crate::pending_commits) are recorded.
+    /// The errors of [`assign`](Self::assign) for one of the attachments. `Invalid` if the attachments are on several
+    /// nodes, if two attachments are the same, or if there are several attachments and [pending
+    /// commits](crate::pending_commits) are recorded.
     #[boxed_future]
     pub async fn assign_together(
         &self,
@@ -358,8 +359,8 @@ impl Ipam {
         Ok(self.assign_all(requests, &mut AttemptFindings::default(), deadline).await?.answers)
     }
 
-    /// Carries out all requests with the hints for the network and node of the first. A pending commit is recorded for
-    /// the first attachment; if pending commits are recorded, it is the only one.
+    /// Carries out all requests with the hints for the network and node of the first request. A pending commit is
+    /// recorded for the first attachment. If pending commits are recorded, there is only one attachment.
     async fn assign_all(
         &self,
         requests: &[AssignRequest],
@@ -379,22 +380,22 @@ impl Ipam {
     }
 }
 
-/// The result of an assignment up to its commit.
+/// The predicted result of an assignment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AssignTrial {
     /// The addresses that would be assigned.
     pub assigned: Vec<AssignedAddress>,
-    /// The keys that the commit would write.
+    /// The keys that the assignment's commit would write.
     pub keys: Vec<Key>,
 }
 
 impl Ipam {
-    /// Returns the addresses that [`assign`](Self::assign) would assign to this attachment now, and the keys that it
-    /// would write. Nothing is written, and no interrupted assignment is settled. Leftovers of earlier boots count as
-    /// unused without a scan of the machine, which may take longer than the caller has.
+    /// Returns the addresses that [`assign`](Self::assign) would assign to this attachment now, and the keys that the
+    /// commit would write. Nothing is written, and no interrupted assignment is settled. The machine is not scanned,
+    /// because a scan may take longer than the caller has. Leftover addresses of earlier boots count as unused.
     ///
     /// # Errors
-    /// The errors of [`assign`](Self::assign).
+    /// Any error of [`assign`](Self::assign).
     #[boxed_future]
     pub async fn would_assign(&self, request: &AssignRequest, deadline: Deadline) -> Result<AssignTrial> {
         let mut findings = AttemptFindings { is_trial: true, ..AttemptFindings::default() };

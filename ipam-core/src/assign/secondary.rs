@@ -1,11 +1,11 @@
-//! Blocks of secondary networks, in a store that Calico reads.
+//! Moves and lends blocks of secondary networks, in a store that Calico also reads.
 //!
-//! Calico's routing acts on the blocks of nodes: each node drops packets to unassigned addresses of its own blocks, and
-//! announces these blocks to the other nodes. So the blocks of a secondary network belong to a virtual owner, one for
-//! each node, which Calico's routing ignores. Blocks that a node itself owned before are moved when an assignment
-//! searches for room. The commit of that assignment changes their owner, both affinities and the names of the recorded
-//! attributes. A block that also has addresses of Calico's networks is not moved, and no more of its addresses are
-//! assigned to secondary networks.
+//! Calico's routing uses the blocks of nodes: each node drops packets to unassigned addresses of its own blocks, and
+//! announces these blocks to the other nodes. The blocks of secondary networks therefore belong to virtual owners, one
+//! for each node, which Calico's routing ignores. Blocks for secondary networks that a node itself owned before are
+//! moved when an assignment searches for free addresses. The commit of that assignment changes the blocks' owner, both
+//! affinities and the names of the recorded attributes. A block that also has addresses of Calico's networks is not
+//! moved, and no more of its addresses are assigned to secondary networks.
 
 use std::net::IpAddr;
 
@@ -21,13 +21,13 @@ use crate::write_set::{BlockSlot, WriteSet};
 
 /// Maximum number of blocks moved in one assignment.
 const MAX_BLOCKS_MOVED: usize = 16;
-/// Maximum number of addresses in the moved blocks: about 600 kilobytes.
+/// Maximum number of addresses in the blocks moved in one assignment: about 600 kilobytes.
 const MAX_ADDRESSES_MOVED: usize = 2048;
 
-/// Moves a node's block, with all its attributes, to the owner of the node's secondary networks. Returns false if the
-/// block has addresses that are not known to belong to such a network.
+/// Moves a node's block, with all its attributes, to the virtual owner of the node's secondary networks. Returns false
+/// if the block has addresses that are not known to belong to a secondary network.
 ///
-/// Guards: the block and both affinities.
+/// The commit guards the block and both affinities.
 pub(super) async fn make_secondary(
     work: &mut WriteSet<'_>,
     cidr: IpNet,
@@ -54,8 +54,9 @@ impl FamilyAssigner<'_> {
         self.request.bridge.is_some() && self.context.beside_calico
     }
 
-    /// The number of blocks in these pools that the node's other owner has, which also count towards the node's limit.
-    /// For a secondary network, blocks that can move are moved, and addresses are taken from them.
+    /// Returns the number of blocks in these pools that belong to the node's other owner. The blocks of the other owner
+    /// also count towards the node's limit. For a secondary network, blocks that can be moved are moved, and addresses
+    /// are taken from them.
     pub(super) async fn take_from_other(
         &self,
         work: &mut WriteSet<'_>,
@@ -79,7 +80,7 @@ impl FamilyAssigner<'_> {
         Ok(count)
     }
 
-    /// The blocks in these pools to which the node's other owner has affinities.
+    /// Returns the blocks in these pools to which the node's other owner has affinities.
     pub(super) async fn of_other(&self, work: &mut WriteSet<'_>) -> Result<Vec<IpNet>> {
         let prefix = self.other.as_ref().and_then(|other| keys::affinities_prefix(other, Some(self.family)));
         let Some(prefix) = prefix else { return Ok(Vec::new()) };
@@ -88,9 +89,9 @@ impl FamilyAssigner<'_> {
         Ok(blocks)
     }
 
-    /// True if an address can be borrowed from a block of this owner. A secondary network borrows from a block of a
-    /// node, on which Calico's routing acts, only if the block can move. Calico's networks do not borrow from blocks of
-    /// secondary networks.
+    /// True if an address can be borrowed from a block of this owner. Calico's routing uses the blocks of nodes, so a
+    /// secondary network borrows from a node's block only if the block can be moved. Calico's networks do not borrow
+    /// from blocks of secondary networks.
     pub(super) fn may_borrow(&self, block: &Block, owner: &Owner) -> bool {
         match owner {
             Owner::Host(_) if self.is_secondary() => {

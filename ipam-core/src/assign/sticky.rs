@@ -1,6 +1,6 @@
 //! Assigns the addresses that a workload keeps; see [`crate::sticky`].
 //!
-//! Guards: the record of the workload, and the block of each address that is assigned, reassigned or released.
+//! The commit guards the workload's record, and the block of each address that is assigned, reassigned or released.
 
 use std::net::IpAddr;
 
@@ -28,14 +28,14 @@ pub(super) struct WorkloadAddresses {
     is_changed: bool,
     /// The holder of an address that the workload does not keep.
     plain: Attribute,
-    /// The families in which the workload cannot have its own address now. It gets another address, and does not keep
-    /// that.
+    /// The families in which the workload cannot have its kept address now. In these families, the workload gets
+    /// another address and does not keep it.
     elsewhere: Vec<Family>,
 }
 
 /// The state of an address in a workload's record.
 enum StickyState {
-    /// The address waits for the workload.
+    /// The address waits for the workload to start again.
     Waits,
     /// The address waits for the workload, pinned by an operator.
     Pinned,
@@ -45,13 +45,13 @@ enum StickyState {
     InUse,
     /// The workload holds the address in another network or on another interface.
     OnOther,
-    /// The workload does not keep the address any more.
+    /// The workload no longer keeps the address.
     Gone,
 }
 
 impl WorkloadAddresses {
-    /// Reads the record of the request's workload, if the request has one. `plain` is the holder of addresses that it
-    /// does not keep.
+    /// Reads the record of the request's workload, if the request has one. `plain` is the holder of addresses that the
+    /// workload does not keep.
     pub(super) async fn read(
         work: &mut WriteSet<'_>,
         request: &AssignRequest,
@@ -90,7 +90,7 @@ impl WorkloadAddresses {
 }
 
 impl Assignment<'_> {
-    /// The holder of a new address of a family.
+    /// Returns the holder to record for a new address of a family.
     pub(super) fn holder_in(&self, family: Family) -> &Attribute {
         match &self.kept {
             Some(kept) if kept.elsewhere.contains(&family) => &kept.plain,
@@ -98,13 +98,13 @@ impl Assignment<'_> {
         }
     }
 
-    /// The holder of a specifically requested address, which the workload does not keep.
+    /// Returns the holder to record for a specifically requested address. The workload does not keep such an address.
     pub(super) fn plain_holder(&self) -> &Attribute {
         self.kept.as_ref().map_or(&self.holder, |kept| &kept.plain)
     }
 
-    /// Assigns the address of a family that the workload keeps, if it is available in one of these pools. Skips
-    /// addresses that `is_wanted` rejects.
+    /// Assigns the address of a family that the workload keeps, if the address is available in one of these pools.
+    /// Skips addresses that `is_wanted` rejects.
     pub(super) async fn take_kept(
         &mut self,
         work: &mut WriteSet<'_>,
@@ -138,7 +138,8 @@ impl Assignment<'_> {
                     kept.is_changed |= kept.record.remove(ip);
                     continue;
                 }
-                // An address for any network of the workload does not fit this network; another network may use it.
+                // An address that the workload keeps for any network may be unusable in this network, but usable in
+                // another network of the workload.
                 StickyState::OnOther => continue,
                 _ if one.network.is_none() && !is_in_pools => continue,
                 // The pool is disabled, perhaps temporarily, so the address continues to wait.
@@ -146,7 +147,7 @@ impl Assignment<'_> {
                     kept.elsewhere.push(family);
                     continue;
                 }
-                // The network uses other pools now, or the address is reserved.
+                // The network now uses other pools, or the address is reserved.
                 StickyState::Waits if !may_have => {
                     let (now, cooldown) = (self.ipam.now(), self.context.config.cooldown_seconds());
                     let request = [crate::model::ReleaseRequest::new(ip)];
@@ -166,7 +167,7 @@ impl Assignment<'_> {
                 continue;
             }
             if work.block(cidr).await?.is_some_and(|block| block.owner().is_none()) {
-                // A block that was created for a pinned address belongs to its first user.
+                // A block that was created for a pinned address belongs to the first node that uses the address.
                 let owner = self.owner();
                 work.change(cidr, |block| block.set_owner(&owner, self.ipam.now())).await?;
                 work.confirm_affinity(&owner, cidr).await?;
@@ -191,7 +192,8 @@ impl Assignment<'_> {
         Ok(taken)
     }
 
-    /// Moves full blocks of kept addresses to the end of the hints, because the next container finds no room in them.
+    /// Moves full blocks of kept addresses to the end of the hints, because the next container finds no free address in
+    /// them.
     pub(super) async fn set_back_full(&self, work: &mut WriteSet<'_>, used: &mut Vec<IpNet>) -> Result<()> {
         if self.kept.is_none() {
             return Ok(());
@@ -228,7 +230,7 @@ impl Assignment<'_> {
 }
 
 impl FamilyAssigner<'_> {
-    /// True if a kept address may come from a block: the owner has the block, or can borrow from it.
+    /// True if a kept address may come from a block: the owner has the block, or can borrow from the block.
     async fn may_take_from(&self, work: &mut WriteSet<'_>, cidr: IpNet) -> Result<bool> {
         if !self.is_apart(work, cidr).await? {
             return Ok(false);
@@ -242,9 +244,9 @@ impl FamilyAssigner<'_> {
         })
     }
 
-    /// Assigns sticky addresses that are overdue, that is, have waited too long for their workload, in the blocks that
-    /// were read. The owner's blocks come first, so that nodes do not all take from one block. In both groups, the
-    /// longest overdue address comes first. No other address is free.
+    /// Assigns overdue sticky addresses, which have waited too long for their workload, from the blocks that were read.
+    /// Called when no other address is free. The owner's blocks come first, so that nodes do not all take addresses
+    /// from one block. Both in the owner's blocks and in other blocks, the longest overdue address comes first.
     pub(super) async fn take_overdue(&self, work: &mut WriteSet<'_>, taken: &mut Vec<(IpAddr, IpNet)>) -> Result<()> {
         let in_pools = |block: &&Block| pool_holding(self.pools.iter().copied(), block.cidr()).is_some();
         let mut found = Vec::new();

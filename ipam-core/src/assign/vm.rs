@@ -1,7 +1,8 @@
-//! Assigns addresses to the pods of a virtual machine: the addresses that it has, or its first ones.
+//! Assigns addresses to the pods of a virtual machine: either the machine's existing addresses, or its first addresses.
 //!
-//! Guards: the blocks that change, and for the first addresses also the handle, so that two pods that start at the same
-//! time get the same addresses. All addresses, of both families, change their owner in one commit.
+//! The commit guards the blocks that change. For a machine's first addresses, the commit also guards the handle, so
+//! that two pods that start at the same time get the same addresses. All addresses, of both families, change their
+//! owner in one commit.
 
 use ipnet::IpNet;
 use kv::{Deadline, Key, Transaction};
@@ -19,15 +20,16 @@ use crate::vm::{PodRole, VmAnswer, VmHoldings, VmPod, is_off, switch_key};
 use crate::write_set::WriteSet;
 
 impl Ipam {
-    /// Makes a pod an owner of its virtual machine's addresses: the active owner, or for a migration's target the
-    /// alternate one. A machine without addresses gets the requested ones, at most one of each family. If the machine
-    /// lacks a family and the request names an address of it, that address is assigned too.
+    /// Makes a pod an owner of its virtual machine's addresses: the active owner, or the alternate owner for the target
+    /// of a migration. A machine without addresses gets the requested addresses, at most one of each family. If the
+    /// machine lacks an address of a family and the request names an address of the family, the named address is
+    /// assigned too.
     ///
-    /// The attributes are Calico's. Of the request's attributes only the timestamp is recorded. Interface and container
-    /// do not matter, because the addresses belong to the machine.
+    /// The attributes of a virtual machine's addresses have Calico's names. Of the request's attributes, only the
+    /// timestamp is recorded. Interface and container do not matter, because the addresses belong to the machine.
     ///
     /// # Errors
-    /// [`VmError`], or the errors of [`assign`](Self::assign).
+    /// [`VmError`] if the pod gets no address, or the errors of [`assign`](Self::assign).
     #[boxed_future]
     pub async fn assign_to_vm(&self, request: &AssignRequest, vm: &VmPod, deadline: Deadline) -> Result<VmAnswer> {
         let attachment = &request.attachment;
@@ -88,7 +90,7 @@ impl Ipam {
             let own = OwnerChange::to(attributes.clone());
             let set = |block: &mut Block| {
                 let is_active = block.attributes_of(*ip).is_some_and(|entry| vm.is_named_by(entry.attributes()));
-                // A target that is already the active owner does not also become the alternate one.
+                // The target of a migration that is already the active owner does not also become the alternate owner.
                 let update = match vm.role {
                     PodRole::Target if !is_active => OwnerUpdate { active: None, alternate: Some(own) },
                     _ => OwnerUpdate { active: Some(own), alternate: None },
@@ -141,8 +143,8 @@ impl Ipam {
     }
 }
 
-/// The part of a request that a machine with these addresses still needs: all of it if the machine has none, otherwise
-/// the requested addresses of a family that it lacks.
+/// Returns the part of a request that a machine with these addresses still needs: the whole request if the machine has
+/// no addresses, otherwise the requested addresses of a family that the machine lacks.
 fn still_wanted(wanted: &RequestedAddresses, kept: &[AssignedAddress]) -> RequestedAddresses {
     if kept.is_empty() {
         return wanted.clone();
@@ -151,8 +153,8 @@ fn still_wanted(wanted: &RequestedAddresses, kept: &[AssignedAddress]) -> Reques
     RequestedAddresses::these(wanted.these.iter().copied().filter(|ip| lacks(Family::of(*ip))).collect::<Vec<_>>())
 }
 
-/// The machine's addresses of the families of the requested ones, or all addresses if that leaves none. Calico's main
-/// plugin makes one request for each requested address, and does not accept an address twice.
+/// Returns the machine's addresses of the families of the requested addresses, or all addresses if none has such a
+/// family. Calico's main plugin makes one request for each requested address, and does not accept an address twice.
 fn of_wanted_families(wanted: &RequestedAddresses, mut kept: Vec<AssignedAddress>) -> Vec<AssignedAddress> {
     let is_wanted = |one: &AssignedAddress| wanted.these.iter().any(|ip| Family::of(*ip) == Family::of(one.ip));
     if kept.iter().any(is_wanted) {

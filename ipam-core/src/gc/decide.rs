@@ -1,4 +1,5 @@
-//! Decides, without I/O, which of a node's allocations are unused, by the machine's evidence or by a runtime's lists.
+//! Decides, without I/O, which of a node's allocations are unused, according to the machine's evidence or to a
+//! runtime's lists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,32 +8,36 @@ use time::{Duration, OffsetDateTime};
 use super::{Allocation, Evidence, Holdings};
 use crate::model::handle_id;
 
-/// Minimum age of an allocation that is freed because a runtime's list lacks it. The list may be older than a younger
-/// allocation.
+/// Minimum age of an allocation that is freed because a runtime's list lacks it. A runtime's list lacks
+/// an allocation that was made after the list.
 pub const MIN_STALE_AGE: Duration = Duration::seconds(60);
 
-/// The verdicts of the evidence on a node's holdings. Every allocation is in exactly one list.
+/// The verdicts on a node's allocations. Every allocation is in exactly one list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JudgedAllocations {
-    /// Assigned in an earlier boot of this machine, and no interface has it. Certainly unused.
+    /// Allocations that were assigned in an earlier boot of this machine and whose address is on no interface.
+    /// Allocations in this list are certainly unused.
     pub earlier: Vec<Allocation>,
-    /// Assigned in this boot or in an unknown one, its network namespace is gone, and no interface has it. Unused if a
-    /// second scan confirms it.
+    /// Allocations that were assigned in this boot or in an unknown boot, whose network namespace is gone and whose
+    /// address is on no interface. Allocations in this list are unused if a second scan has the same result.
     pub gone: Vec<Allocation>,
-    /// Like `gone`, but it is unknown whether the network namespace is gone. It may be in use without an interface.
+    /// Allocations whose address is on no interface, but whose network namespace may exist. Allocations in this list
+    /// may be in use without an interface.
     pub idle: Vec<Allocation>,
-    /// Its network namespace exists, or an interface has it, or this holds for another address of the attachment.
+    /// Allocations in use. The allocation's network namespace exists, an interface has its address, or another address
+    /// of its attachment is in use.
     pub live: Vec<Allocation>,
-    /// The scan ran in a container, and the address was assigned outside of it.
+    /// Allocations that were assigned outside of the container in which the scan ran.
     pub outside: Vec<Allocation>,
-    /// The allocation may belong to another machine with the same node name.
+    /// Allocations that may belong to another machine with the same node name.
     pub elsewhere: Vec<Allocation>,
 }
 
-/// Judges each attachment as a whole: while one of its addresses is in use, all of them stay.
+/// Judges each attachment as a whole: while one of the attachment's addresses is in use, none of its addresses is
+/// unused.
 ///
-/// `began` is the time of this boot, if other machines use the store too. An allocation of another boot then counts as
-/// another machine's if it was assigned since that time or at an unknown time.
+/// The argument `began` is the time of this machine's boot, if other machines use the store too. With `began`, an
+/// allocation of another boot counts as another machine's if it was assigned since `began` or at an unknown time.
 pub fn judge(holdings: &Holdings, evidence: &Evidence, began: Option<OffsetDateTime>) -> JudgedAllocations {
     let mut attachments: BTreeMap<(&str, &str), Vec<&Allocation>> = BTreeMap::new();
     for allocation in &holdings.allocations {
@@ -63,13 +68,13 @@ pub(super) enum Verdict {
     Idle,
 }
 
-/// Judges all allocations of one attachment. If a part was renewed in this boot, the whole attachment belongs to this
-/// boot.
+/// Judges all allocations of one attachment. If an allocation was renewed in this boot, the whole attachment belongs to
+/// this boot.
 pub(super) fn verdict(allocations: &[&Allocation], evidence: &Evidence, began: Option<OffsetDateTime>) -> Verdict {
     let is_earlier = |one: &Allocation| one.boot.as_ref().is_some_and(|boot| *boot != evidence.boot);
     let is_before = |one: &Allocation| began.is_none_or(|began| one.assigned_at().is_some_and(|at| at < began));
     let is_of_this_boot = |one: &Allocation| one.boot.as_ref() == Some(&evidence.boot);
-    // The names of namespaces are meaningless in another boot.
+    // The recorded names of network namespaces are meaningless in another boot.
     let presence = |one: &Allocation| if is_earlier(one) { Presence::Unknown } else { evidence.presence(one) };
     let is_live = |one: &Allocation| evidence.is_on_an_interface(one.unit) || presence(one) == Presence::There;
     let any = |is_so: &dyn Fn(&Allocation) -> bool| allocations.iter().any(|one| is_so(one));
@@ -94,7 +99,7 @@ pub(super) fn verdict(allocations: &[&Allocation], evidence: &Evidence, began: O
 enum Presence {
     There,
     Gone,
-    /// The namespace is not recorded, or the scan cannot see it.
+    /// The network namespace is not recorded, or the scan cannot see it.
     Unknown,
 }
 
@@ -104,23 +109,23 @@ impl Evidence {
         match &self.namespaces {
             None => Presence::Unknown,
             Some(there) if there.contains(name) => Presence::There,
-            // Only a scan that sees all processes of that namespace can decide.
+            // Only a scan that sees all processes of the container's process id namespace can decide.
             Some(_) if self.within.is_none() || self.within.as_deref() == container => Presence::Gone,
             Some(_) => Presence::Unknown,
         }
     }
 
-    /// True if the scan ran in a container, and the allocation, according to its record, was not assigned in one. Such
-    /// a scan sees nothing of the allocation. Even the boot id may differ, because some containers have one of their
-    /// own.
+    /// True if the scan ran in a container, and the allocation, according to its record, was not assigned in a
+    /// container. A scan in a container does not see an allocation outside of the container. Even the boot id may
+    /// differ, because some containers have a separate boot id.
     fn is_outside(&self, one: &Allocation) -> bool {
         let container = one.netns.as_deref().and_then(parse_netns).and_then(|(_, container)| container);
         self.within.is_some() && container.is_none()
     }
 }
 
-/// Splits a recorded namespace into its name and the process id namespace after the slash, if there is one. Returns
-/// `None` for other text.
+/// Splits a recorded network namespace into its name and the process id namespace after the slash, if there is a slash.
+/// Returns `None` for other text.
 fn parse_netns(recorded: &str) -> Option<(&str, Option<&str>)> {
     let is_number = |text: &str| text.parse::<u64>().is_ok();
     let (name, container) = match recorded.split_once('/') {
@@ -131,17 +136,17 @@ fn parse_netns(recorded: &str) -> Option<(&str, Option<&str>)> {
     (is_name && container.is_none_or(is_number)).then_some((name, container))
 }
 
-/// The comparison of a network's allocations with a runtime's list.
+/// The result of comparing a network's allocations with a runtime's list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StaleAllocations {
-    /// The allocations that are not in the list and old enough to be freed.
+    /// The allocations that are not in the list and are old enough to be freed.
     pub gone: Vec<Allocation>,
-    /// The number of allocations in the list.
+    /// The number of allocations that are in the runtime's list.
     pub valid: usize,
     /// The number of allocations that are not in the list and younger than [`MIN_STALE_AGE`].
     pub young: usize,
-    /// The number of allocations that are not in the list and have no known age: their time is missing, unreadable or
-    /// in the future.
+    /// The number of allocations that are not in the list and have no known age: their timestamp is missing, unreadable
+    /// or in the future.
     pub undated: usize,
 }
 
@@ -169,7 +174,7 @@ pub fn find_stale(
     stale
 }
 
-/// Minimum number of characters of a shortened container id. Runtimes print this many.
+/// Minimum number of characters of a shortened container id. Runtimes print ids of this length.
 const MIN_ID_CHARS: usize = 12;
 
 /// An entry of a runtime's list.
@@ -177,18 +182,18 @@ const MIN_ID_CHARS: usize = 12;
 pub struct ListedAttachment {
     /// The container's id, or at least its first 12 characters.
     pub container: String,
-    /// The interface, or `None` for all.
+    /// The interface's name, or `None` for all interfaces of the container.
     pub interface: Option<String>,
-    /// The network, or `None` for all.
+    /// The network's name, or `None` for all networks.
     pub network: Option<String>,
 }
 
 /// A runtime's list of attachments in use.
 #[derive(Clone, Debug)]
 pub struct RuntimeList {
-    /// The only network that the list covers, or `None` for all.
+    /// The only network that the list covers, or `None` for all networks.
     network: Option<String>,
-    /// The time at which the list was made.
+    /// The time at which the runtime's list was made.
     made: OffsetDateTime,
     entries: BTreeMap<String, Vec<ListedAttachment>>,
 }
@@ -203,14 +208,14 @@ impl RuntimeList {
         Self { network: None, made, entries }
     }
 
-    /// Restricts the list to this network. It then gives no evidence about others.
+    /// Restricts the list to this network. A restricted list gives no evidence about other networks.
     #[must_use]
     pub fn only_for(mut self, network: impl Into<String>) -> Self {
         self.network = Some(network.into());
         self
     }
 
-    /// True if the list has no entries.
+    /// True if the runtime's list has no entries.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -219,7 +224,7 @@ impl RuntimeList {
         self.network.as_ref().is_none_or(|network| *network == one.network)
     }
 
-    /// True if the list contains the attachment of an allocation.
+    /// True if the list contains the attachment to which an allocation belongs.
     fn has(&self, one: &Allocation) -> bool {
         let ids =
             (MIN_ID_CHARS.min(one.container.len())..=one.container.len()).filter_map(|end| one.container.get(..end));
@@ -231,23 +236,23 @@ impl RuntimeList {
     }
 }
 
-/// The comparison of allocations with lists.
+/// The result of comparing allocations with lists of several runtimes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnlistedAllocations {
-    /// The allocations that are in no list and old enough to be freed.
+    /// The allocations that are in no list and are old enough to be freed.
     pub gone: Vec<Allocation>,
-    /// The number of allocations in a list.
+    /// The number of allocations that are in at least one list.
     pub listed: usize,
-    /// The number of allocations that are in no list, and were assigned after a list was made or less than
-    /// [`MIN_STALE_AGE`] before.
+    /// The number of allocations that are in no list and are too young to be freed. An allocation is too young if it
+    /// was assigned after a list was made, or less than [`MIN_STALE_AGE`] before a list was made.
     pub young: usize,
-    /// The number of allocations that are in no list and have no known age: their time is missing or unreadable.
+    /// The number of allocations that are in no list and have no known age: their timestamp is missing or unreadable.
     pub undated: usize,
-    /// The number of allocations in networks that no list covers.
+    /// The number of allocations whose network is covered by no list.
     pub unspoken: usize,
 }
 
-/// Compares allocations with lists. An allocation is in use if any list contains it.
+/// Compares allocations with runtimes' lists. An allocation is in use if any list contains it.
 pub fn find_unlisted(allocations: impl IntoIterator<Item = Allocation>, lists: &[RuntimeList]) -> UnlistedAllocations {
     let mut found = UnlistedAllocations::default();
     for one in allocations {

@@ -1,11 +1,12 @@
-//! The holdings of departed nodes, as of one revision. The caller either frees them, or hands them over to another
-//! node: a machine was renamed, or a machine replaces another one together with its containers, which keep their
-//! addresses.
+//! Reads the holdings of departed nodes at one revision, and hands them over to other nodes. A caller frees the
+//! holdings or hands them over. A hand-over is needed when a machine was renamed, or when a machine replaces another
+//! machine together with its containers, which keep their addresses.
 //!
 //! Each commit of a hand-over transfers whole blocks to the other node: the owner, the affinity and the attributes of
-//! the addresses. It also renames the handles that contain the node's name, those of tunnels and of the node's own
-//! prefixes. A store with one pinned node pins the new name in the same commit, so that a DEL finds the transferred
-//! addresses. Guards: the blocks, the affinities, the changed handles, and that the old node is not registered.
+//! the addresses. The commit also renames the handles that contain the node's name, which are the handles of tunnels
+//! and of the node's own prefixes. A store with one pinned node pins the new name in the same commit, so that a DEL
+//! finds the transferred addresses. The commit guards the blocks, the affinities, the changed handles, and that the old
+//! node is not registered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -29,41 +30,41 @@ use crate::write_set::{BlockSlot, WriteSet};
 /// The names of the nodes in a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownNodes {
-    /// The registered nodes.
+    /// The names of the registered nodes.
     pub registered: BTreeSet<String>,
-    /// The pinned name of the store's only node. Only an embedded store without registered nodes has one.
+    /// The pinned name of the store's only node. Only an embedded store without registered nodes has a pinned name.
     pub pinned: Option<String>,
 }
 
-/// A node's share in a block.
+/// The part of a block that belongs to a departed node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockPart {
     /// Whether the node owns the block.
     pub is_own: bool,
-    /// Whether the node has an affinity to the block, which may be stale.
+    /// Whether the node has an affinity to the block, even if the affinity is stale.
     pub has_affinity: bool,
     /// The number of the block's addresses that are recorded for the node.
     pub addresses: usize,
-    /// The handles of the node's tunnels and own prefixes that have addresses in the block.
+    /// The handles of the node's tunnels and own prefixes that hold addresses in the block.
     pub tunnels: Vec<String>,
-    /// The stored size of the block.
+    /// The size in bytes of the stored block.
     bytes: usize,
 }
 
-/// The holdings of one node.
+/// The blocks, addresses and endpoints of one departed node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DepartedNode {
     /// The node's name.
     pub node: String,
-    /// The blocks that the node owns, that it has an affinity to, or that contain addresses of it.
+    /// The blocks that the node owns, to which it has an affinity, or in which it holds addresses.
     pub parts: BTreeMap<IpNet, BlockPart>,
-    /// The addresses that are recorded for the node by any writer, including tunnels, by block.
+    /// The addresses that any program has recorded for the node, including tunnels' addresses, by block.
     pub holds: Vec<Hold>,
-    /// The number of addresses that are recorded for the node and for a second owner, which may be alive, or that
-    /// belong to a virtual machine, which may run elsewhere next.
+    /// The number of the node's addresses that must not simply be freed: addresses that are also recorded for a second
+    /// owner, which may be alive, and addresses of virtual machines, which may run elsewhere next.
     pub shared: usize,
-    /// The number of addresses in the node's blocks that are recorded for no node, except those that wait for their
-    /// workloads.
+    /// The number of addresses in the node's blocks that are recorded for no node. Addresses that wait for their
+    /// workloads are not counted.
     pub nameless: usize,
     /// The number of addresses in the node's blocks that are recorded for other nodes.
     pub of_others: usize,
@@ -72,7 +73,7 @@ pub struct DepartedNode {
 }
 
 impl DepartedNode {
-    /// The blocks that the node owns or has an affinity to.
+    /// Returns the blocks that the node owns or to which it has an affinity.
     pub fn blocks(&self) -> impl Iterator<Item = IpNet> {
         self.parts.iter().filter(|(_, part)| part.is_own || part.has_affinity).map(|(cidr, _)| *cidr)
     }
@@ -82,15 +83,15 @@ impl DepartedNode {
     }
 }
 
-/// The holdings of departed nodes in a store.
+/// The holdings of the departed nodes of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DepartedNodes {
     /// The names of the nodes in the store.
     pub known: KnownNodes,
-    /// All nodes that have addresses or blocks or are registered, wanted or not, and the wanted nodes that have
+    /// All nodes that are registered or have addresses or blocks, wanted or not, and the wanted nodes that have
     /// endpoints.
     pub nodes: BTreeSet<String>,
-    /// The holdings of the wanted nodes, by name. Nodes without holdings are left out.
+    /// The holdings of the wanted nodes, by the node's name. Nodes without holdings are not included.
     pub departed: BTreeMap<String, DepartedNode>,
 }
 
@@ -109,7 +110,7 @@ impl DepartedNodes {
                 }
                 self.nodes.insert(node);
             }
-            // Old versions kept only the node's name.
+            // The keys that old versions kept for a node contain only the node's name.
             _ => {
                 let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {
@@ -166,7 +167,7 @@ impl DepartedNodes {
 }
 
 impl Ipam {
-    /// Reads the holdings of the `wanted` nodes in pages of one revision, and after that their endpoints.
+    /// Reads the holdings of the `wanted` nodes in pages of one revision, and then the nodes' endpoints.
     ///
     /// # Errors
     /// Any store error. Damaged blocks are logged and skipped.
@@ -224,7 +225,7 @@ impl Ipam {
         Ok(found)
     }
 
-    /// Requires and guards that a node is not registered.
+    /// Requires that a node is not registered, and guards this condition.
     pub(crate) async fn require_gone(&self, tx: &mut Transaction, node: &str) -> Result<()> {
         match tx.get(&keys::resource(ResourceKind::Node, node)).await? {
             None => Ok(()),
@@ -233,29 +234,30 @@ impl Ipam {
     }
 }
 
-/// Maximum number of keys of the blocks in a commit, which has a few other keys besides.
+/// Maximum number of keys of the blocks in a commit. The commit also has a few other keys.
 const MAX_KEYS_PER_COMMIT: usize = 96;
-/// Maximum size of the blocks in a commit, in bytes. A single block may be larger.
+/// Maximum total size of the blocks in a commit, in bytes. A single block may be larger.
 const MAX_BYTES_PER_COMMIT: usize = 1_000_000;
 
-/// The blocks, addresses and handles that one commit has handed over.
+/// The blocks, addresses and handles that one commit of a hand-over has changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HandOverResult {
-    /// The blocks that the new node owns now.
+    /// The blocks that the new node now owns.
     pub blocks: Vec<IpNet>,
-    /// The addresses that are recorded for the new node now.
+    /// The addresses that are now recorded for the new node.
     pub addresses: Vec<IpAddr>,
-    /// The renamed handles: old and new name.
+    /// The renamed handles, each with its old and its new name.
     pub handles: Vec<(String, String)>,
 }
 
-/// The handles in a block that end with the node's name: those of its tunnels and of its own prefixes.
+/// Returns the handles in a block that end with the node's name: the handles of the node's tunnels and of its own
+/// prefixes.
 fn named_handles_in(block: &Block, node: &str) -> BTreeSet<String> {
     let handles = block.allocated().filter_map(|(_, entry)| entry.handle());
     handles.filter(|handle| is_node_handle(handle, node)).map(str::to_owned).collect()
 }
 
-/// The addresses of a block that are recorded for a node, even as second owner.
+/// Returns the addresses of a block that are recorded for a node, even as the second owner.
 fn recorded_for(block: &Block, node: &str) -> Vec<IpAddr> {
     let is_its = |recorded: Option<&str>| recorded == Some(node);
     let held = block.allocated().filter(|(_, entry)| entry.released_at().is_none());
@@ -264,12 +266,12 @@ fn recorded_for(block: &Block, node: &str) -> Vec<IpAddr> {
 }
 
 impl DepartedNode {
-    /// Groups the node's blocks into shares that one commit each can hand over. Returns one empty share if the node has
-    /// no blocks.
+    /// Groups the node's blocks into shares, each of which one commit can hand over. Returns one empty share if the
+    /// node has no blocks.
     pub fn shares(&self) -> Vec<Vec<IpNet>> {
         let (mut shares, mut share, mut keys, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
         for (cidr, part) in &self.parts {
-            // A block has its own key and two affinities; each tunnel has two handles.
+            // A block has its own key and two affinities. Each tunnel has two handles.
             let more = 3 + 2 * part.tunnels.len();
             if !share.is_empty() && (keys + more > MAX_KEYS_PER_COMMIT || bytes + part.bytes > MAX_BYTES_PER_COMMIT) {
                 shares.push(std::mem::take(&mut share));
@@ -286,12 +288,12 @@ impl DepartedNode {
 }
 
 impl Ipam {
-    /// Hands over the holdings of node `from` in some blocks to node `to`, in one commit. `blocks` is one of
+    /// Hands over the holdings of node `from` in some blocks to node `to`, in one commit. `blocks` is one of the
     /// [`DepartedNode::shares`]. Blocks that `to` already owns are not changed, so the call can be repeated.
     ///
     /// # Errors
-    /// `Invalid` if `from` is registered, or `to` cannot be the name of another node. `UnknownNode` if nodes are
-    /// registered and `to` is not. `Malformed` for damaged handles. Any store error.
+    /// `Invalid` if `from` is registered, or `to` cannot be the name of another node. `UnknownNode` if the store has
+    /// registered nodes and `to` is not registered. `Malformed` for damaged handles. Any store error.
     #[boxed_future]
     pub async fn hand_over(
         &self,
@@ -378,8 +380,8 @@ async fn hand_over_block(
         work.confirm_affinity(heir, cidr).await?;
         done.blocks.push(cidr);
     }
-    // The new affinity replaces the old one. An old affinity to an absent block, or to a block of another owner, is
-    // stale.
+    // The new affinity replaces the old affinity. An old affinity to a missing block, or to a block of another owner,
+    // is stale.
     for owner in Owner::all_of(old) {
         let Some(key) = keys::affinity(&owner, cidr) else { continue };
         if work.tx.snapshot_get(&key).await?.is_some() {

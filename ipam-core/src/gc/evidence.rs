@@ -1,4 +1,4 @@
-//! Evidence of the addresses and network namespaces in use on the machine.
+//! Describes the addresses and network namespaces that are in use on the machine.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -7,20 +7,21 @@ use std::time::Duration;
 use async_trait::async_trait;
 use ipnet::IpNet;
 
-/// The state of the machine, gathered after [`Holdings`](super::Holdings) were read.
+/// The state of the machine, as evidence of unused addresses. The evidence must be gathered after
+/// [`Holdings`](super::Holdings) were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evidence {
-    /// The first 8 characters of the boot id.
+    /// The first 8 characters of the machine's current boot id.
     pub boot: String,
     /// The time since the machine booted.
     pub up: Duration,
-    /// The addresses of all interfaces in the network namespaces that were scanned.
+    /// The addresses of all interfaces in the scanned network namespaces.
     pub live: BTreeSet<IpAddr>,
-    /// The names of all network namespaces that were scanned, without the part after a slash; see
-    /// [`NETNS`](crate::attachment::NETNS). `None` if the name of one is unknown.
+    /// The names of all scanned network namespaces, without the part after a slash; see
+    /// [`NETNS`](crate::attachment::NETNS). `None` if the name of a scanned namespace is unknown.
     pub namespaces: Option<BTreeSet<String>>,
-    /// The process id namespace in which the scan ran, if it is not the machine's initial one. Such a scan does not see
-    /// anything outside it.
+    /// The process id namespace in which the scan ran, if it is not the machine's initial one. A scan in a container's
+    /// process id namespace does not see anything outside of the container.
     pub within: Option<String>,
 }
 
@@ -31,9 +32,10 @@ impl Evidence {
     }
 }
 
-/// A source of evidence. Only an assignment that finds no room queries it.
+/// A source of evidence about the machine. Only an assignment that finds no free address queries the source.
 #[async_trait]
 pub trait LivenessSource: Send + Sync {
-    /// The current state, or `None` if a part of the machine cannot be scanned. Nothing is freed then.
+    /// Returns the machine's current state, or `None` if a part of the machine cannot be scanned. Without evidence, no
+    /// address is freed.
     async fn evidence(&self) -> Option<Evidence>;
 }

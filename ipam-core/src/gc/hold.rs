@@ -1,8 +1,10 @@
-//! Frees addresses with their workload endpoints, if their assignment is unchanged since it was read. An assignment
-//! that finds no room frees leftovers of earlier boots here, in its own commit.
+//! Frees addresses together with their workload endpoints, if the assignment of the address is unchanged since it was
+//! read. An assignment that finds no free address uses this module to free leftover addresses of earlier boots in its
+//! own commit.
 //!
 //! An endpoint is deleted on the same evidence as its addresses, and in the same commit. If the container has requested
-//! the address again, that commit fails or skips the address. So no endpoint of a live container is deleted.
+//! the address again, the commit that would free the address fails or skips the address. An endpoint of a live
+//! container is therefore never deleted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -25,26 +27,26 @@ use crate::model::{
 };
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// Maximum number of handles and endpoints in a commit. Each address can have one of its own, and a commit can touch
-/// 120 keys.
+/// Maximum number of handles and endpoints in a commit that frees addresses. Each address can have a separate handle
+/// and endpoint, and a commit can change 120 keys.
 const MAX_HANDLES_PER_COMMIT: usize = 64;
 
-/// A held address, with all attributes that distinguish this assignment from a later one.
+/// A held address, with all attributes that distinguish its assignment from a later one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
-    /// The address, or the first address of the prefix.
+    /// The held address, or the first address of the held prefix.
     pub address: IpAddr,
-    /// The address as a network, or the whole prefix.
+    /// The held address as a network, or the whole prefix.
     pub unit: IpNet,
     /// The block that contains the address.
     pub block: IpNet,
     /// The handle that holds the address, if any.
     pub handle: Option<String>,
-    /// The sequence number, which each assignment of the address changes.
+    /// The sequence number of the address, which changes with each assignment of the address.
     pub sequence_number: u64,
     /// The workload endpoint to delete with the address; see [`with_endpoints`].
     pub endpoint: Option<EndpointToDelete>,
-    /// All attributes of the address.
+    /// The stored entry of the address, with all attributes.
     entry: Attribute,
 }
 
@@ -65,27 +67,27 @@ impl Hold {
         Self { endpoint, ..self }
     }
 
-    /// The node that is recorded for the address.
+    /// Returns the node that is recorded for the address.
     pub fn node(&self) -> Option<&str> {
         self.entry.node()
     }
 
-    /// The network's name, if recorded.
+    /// Returns the network's name, if recorded.
     pub fn network(&self) -> Option<&str> {
         self.entry.get(NETWORK)
     }
 
-    /// The interface's name in the container, if recorded.
+    /// Returns the interface's name in the container, if recorded.
     pub fn interface(&self) -> Option<&str> {
         self.entry.get(INTERFACE)
     }
 
-    /// The boot in which the address was assigned, if recorded.
+    /// Returns the boot in which the address was assigned, if recorded.
     pub fn boot(&self) -> Option<&str> {
         self.entry.get(BOOT)
     }
 
-    /// The time of the assignment, as recorded.
+    /// Returns the recorded time of the assignment.
     pub fn timestamp(&self) -> Option<&str> {
         self.entry.get(TIMESTAMP)
     }
@@ -122,13 +124,13 @@ impl From<&Allocation> for Hold {
 pub struct FreeResult {
     /// The addresses that are now free or in cooldown.
     pub released: Vec<IpAddr>,
-    /// The addresses that were reassigned or released since they were read, and were left alone.
+    /// The addresses that were not freed, because they were reassigned or released since they were read.
     pub changed: Vec<IpAddr>,
-    /// The workload endpoints that were deleted.
+    /// The workload endpoints that were deleted with the addresses.
     pub endpoints: Vec<EndpointToDelete>,
 }
 
-/// Divides allocations into batches that one commit each can free. A batch covers one block.
+/// Divides allocations into batches, each of which one commit can free. A batch covers one block.
 pub fn batches<'a, A>(held: &'a [A]) -> Vec<Vec<Hold>>
 where
     Hold: From<&'a A>,
@@ -156,7 +158,8 @@ fn divided(block: Vec<Hold>) -> Vec<Vec<Hold>> {
 }
 
 impl Ipam {
-    /// Frees one of [`batches`] in one commit. Allocations that have changed since they were read are kept.
+    /// Frees the allocations of one of the [`batches`] in one commit. Allocations that have changed since they were
+    /// read are kept.
     ///
     /// # Errors
     /// Any store error. `Malformed` for a damaged handle.
@@ -167,11 +170,11 @@ impl Ipam {
         Ok(freed)
     }
 
-    /// Like [`free`](Self::free), for the holdings of a departed node. The commit fails if the node is registered
+    /// Frees the holdings of a departed node like [`free`](Self::free). The commit fails if the node is registered
     /// again.
     ///
     /// # Errors
-    /// `Invalid` if the node is registered. The errors of [`free`](Self::free).
+    /// `Invalid` if the node is registered. Any error of [`free`](Self::free).
     #[boxed_future]
     pub async fn free_of_gone(&self, node: &str, batch: &[Hold], deadline: Deadline) -> Result<FreeResult> {
         let freed = transact!(self, deadline, |tx| {
@@ -228,32 +231,32 @@ fn tell(batch: &[Hold], freed: &FreeResult) {
     }
 }
 
-/// Maximum number of endpoints deleted in one commit. Each is a key, and a commit can touch 120.
+/// Maximum number of endpoints deleted in one commit. Each endpoint is one key, and a commit can change 120 keys.
 pub const MAX_ENDPOINTS_PER_COMMIT: usize = 64;
 
-/// Maximum number of endpoints handed over in one commit. Each is one deleted key and one new key.
+/// Maximum number of endpoints handed over in one commit. Each endpoint takes one deleted key and one new key.
 pub const MAX_ENDPOINTS_MOVED_PER_COMMIT: usize = 32;
 
 /// The workload endpoint of a container or a pod on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeEndpoint {
-    /// The node.
+    /// The name of the endpoint's node.
     pub node: String,
     /// The endpoint's namespace.
     pub namespace: String,
     /// The endpoint's name.
     pub name: String,
-    /// The container's id, empty if the endpoint names none.
+    /// The container's id; empty if the endpoint names no container.
     pub container: String,
-    /// The interface in the container that is a part of the endpoint's name.
+    /// The name of the interface in the container, which is a part of the endpoint's name.
     pub interface: String,
-    /// The addresses.
+    /// The addresses of the endpoint.
     pub addresses: Vec<IpAddr>,
 }
 
 impl NodeEndpoint {
-    /// Converts an endpoint that the CNI plugin has stored. Returns `None` for other endpoints, and for one whose name
-    /// and document name different nodes.
+    /// Converts an endpoint that the CNI plugin has stored. Returns `None` for endpoints of other kinds, and if the
+    /// endpoint's name and its document give different nodes.
     fn of(endpoint: &WorkloadEndpoint) -> Option<Self> {
         let [node, orchestrator, ..] = split_endpoint_name(endpoint.name())?;
         let is_of_plugin = [Orchestrator::Cni, Orchestrator::K8s].iter().any(|known| known.as_str() == orchestrator);
@@ -272,17 +275,17 @@ impl NodeEndpoint {
         keys::workload_endpoint(&self.namespace, &self.name)
     }
 
-    /// True if the endpoint belongs to the allocation's container and has its interface or its address.
+    /// True if the endpoint belongs to the allocation's container, and has the allocation's interface or address.
     fn is_of(&self, one: &Allocation) -> bool {
         self.container == one.container
             && (self.interface == one.interface || self.addresses.iter().any(|ip| one.unit.contains(ip)))
     }
 }
 
-/// Pairs each allocation to free with the endpoint to delete with it, if it has one.
+/// Pairs each allocation to free with the endpoint that must be deleted with it, if the allocation has an endpoint.
 ///
-/// An endpoint is kept if the node holds another address of its container that is not freed, or if an interface of the
-/// machine has an address of the endpoint.
+/// An endpoint is kept if its container holds another address that is not freed, or if an interface of the machine has
+/// an address of the endpoint.
 pub fn with_endpoints(
     freed: &[Allocation],
     holdings: &Holdings,
@@ -310,8 +313,9 @@ pub fn with_endpoints(
 }
 
 impl Ipam {
-    /// The workload endpoints of the wanted nodes that the CNI plugin has stored, in all namespaces. Damaged endpoints
-    /// are skipped. Reads the keys of all endpoints of the cluster and the documents of the wanted nodes' endpoints.
+    /// Returns the workload endpoints of the wanted nodes that the CNI plugin has stored, in all namespaces. Damaged
+    /// endpoints are skipped. Reads the keys of all endpoints of the cluster and the documents of the wanted nodes'
+    /// endpoints.
     ///
     /// # Errors
     /// Any store error.
@@ -324,8 +328,8 @@ impl Ipam {
         Ok(endpoints.iter().filter_map(NodeEndpoint::of).collect())
     }
 
-    /// Deletes at most [`MAX_ENDPOINTS_PER_COMMIT`] endpoints of a departed node in one commit, and returns those that
-    /// existed.
+    /// Deletes at most [`MAX_ENDPOINTS_PER_COMMIT`] endpoints of a departed node in one commit, and returns the
+    /// endpoints that existed.
     ///
     /// # Errors
     /// `Invalid` if the node is registered. Any store error.
@@ -360,7 +364,7 @@ impl Ipam {
     /// are left unchanged.
     ///
     /// # Errors
-    /// The errors of [`hand_over`](Self::hand_over). `Malformed` for damaged endpoints.
+    /// Any error of [`hand_over`](Self::hand_over). `Malformed` for damaged endpoints.
     pub async fn hand_over_endpoints<'e>(
         &self,
         from: &str,
@@ -389,24 +393,25 @@ impl Ipam {
     }
 }
 
-/// Maximum number of attachments that one assignment frees, so that the next ones find room at once.
+/// Maximum number of attachments that one assignment frees. Freeing several attachments lets the next assignments find
+/// free addresses immediately.
 const MAX_LEFTOVER_ATTACHMENTS: usize = 16;
-/// Maximum number of blocks and handles that this changes: well below the limit of a commit, which also contains the
-/// assignment.
+/// Maximum number of blocks and handles that are changed to free leftovers. A commit can change more keys, but also
+/// contains the assignment.
 const MAX_LEFTOVER_KEYS: usize = 64;
 
-/// An attachment with an address of an earlier boot.
+/// An attachment that holds addresses of an earlier boot.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Leftover {
-    /// Unix seconds of the assignment. An unknown time sorts last.
+    /// The time of the assignment in Unix seconds. An assignment at an unknown time sorts last.
     since: i64,
     handle: String,
     interface: String,
 }
 
 impl Leftover {
-    /// The leftovers of earlier boots in these blocks on the node of `asks`, oldest first. Each attachment occurs once,
-    /// and `asks` itself is left out.
+    /// Returns the attachments with addresses in these blocks that were left from earlier boots of the node named in
+    /// `asks`, oldest first. Each attachment occurs once, and the attachment `asks` is left out.
     pub(crate) fn in_blocks<'b>(blocks: impl Iterator<Item = &'b Block>, asks: &Attachment) -> Vec<Self> {
         let allocations = blocks.flat_map(|block| {
             let of_node = |(address, entry)| match Allocation::of(block, address, entry, &asks.node) {
@@ -418,7 +423,7 @@ impl Leftover {
         Self::among(allocations, asks)
     }
 
-    /// Like [`Self::in_blocks`], for allocations of the node.
+    /// Returns the leftovers of earlier boots among allocations of the node; see [`Self::in_blocks`].
     fn among(allocations: impl Iterator<Item = Allocation>, asks: &Attachment) -> Vec<Self> {
         let Some(boot) = &asks.boot else { return Vec::new() };
         let mut found: Vec<Self> = Vec::new();
@@ -436,17 +441,17 @@ impl Leftover {
     }
 }
 
-/// The leftovers that an assignment may free, and the evidence for it.
+/// The leftovers that an assignment may free, and the evidence that they are unused.
 #[derive(Debug)]
 pub(crate) struct Leftovers {
-    /// Oldest first.
+    /// The leftovers of earlier boots, oldest first.
     pub(crate) found: Vec<Leftover>,
-    /// Gathered after the leftovers were found.
+    /// The evidence, which was gathered after the leftovers were found.
     pub(crate) evidence: Evidence,
 }
 
 impl Ipam {
-    /// The leftovers on an attachment's node that count against a quota, in any block, oldest first.
+    /// Returns the leftovers on an attachment's node that count against a quota, in any block, oldest first.
     ///
     /// # Errors
     /// Any store error.
@@ -464,8 +469,8 @@ impl Ipam {
         Ok(Leftover::among(holdings.allocations.into_iter().filter(counts), asks))
     }
 
-    /// Frees leftovers of a node, as part of the write set. An attachment that has become live, was renewed, or has too
-    /// many blocks is kept.
+    /// Frees leftover addresses of a node as part of a write set. An attachment that has become live, was renewed, or
+    /// has too many blocks is kept.
     pub(crate) async fn free_leftovers(
         &self,
         work: &mut WriteSet<'_>,
@@ -488,8 +493,8 @@ impl Ipam {
                 let addresses: BTreeSet<IpAddr> =
                     allocations.iter().filter(|one| one.block == *cidr).map(|one| one.address).collect();
                 let now = self.now();
-                // They were unused since the boot, so they need no cooldown. If the store has a cooldown, the
-                // assignment does not call this function.
+                // Leftover addresses were unused since the boot, so they need no cooldown. If the store has a cooldown,
+                // the assignment does not call this function.
                 work.change(*cidr, |block| block.release_where(now, 0, |ip, _| addresses.contains(&ip))).await?;
                 work.touch_handle(&leftover.handle, *cidr);
             }
@@ -504,7 +509,8 @@ impl Ipam {
     }
 }
 
-/// All allocations of an attachment on the node, in any block. Empty if its handle or a block is damaged.
+/// Returns all allocations of an attachment on the node, in any block. Returns no allocations if the attachment's
+/// handle or a block is damaged.
 async fn whole(work: &mut WriteSet<'_>, node: &str, leftover: &Leftover) -> Result<Vec<Allocation>> {
     let key = keys::handle(&leftover.handle);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Vec::new()) };

@@ -1,23 +1,23 @@
-//! Frees addresses that are not used any more.
+//! Frees addresses that are no longer in use.
 //!
 //! Runtimes fail to release addresses: at a reboot they release none, and after a crash some remain. Three kinds of
-//! evidence show that an address is unused. It was assigned in an earlier boot. Or its network namespace is gone, and
-//! no interface has the address. Or the runtime's list of containers does not contain it. A missing interface alone is
-//! no evidence, because virtual machines and programs with a network card of their own use addresses without an
-//! interface.
+//! evidence show that an address is unused. First, the address was assigned in an earlier boot. Second, the network
+//! namespace of the address is gone, and no interface has the address. Third, the runtime's list of containers does not
+//! contain the address's container. A missing interface alone is no evidence, because virtual machines and programs
+//! with a network card of their own use addresses without an interface.
 //!
-//! The evidence comes from outside. [`judge`], [`find_stale`] and [`find_unlisted`] decide on it without any I/O. The
-//! order matters: holdings are read first, and evidence is gathered after that, so that an address that is assigned
-//! meanwhile is no candidate.
+//! Callers of this module gather the evidence. [`judge`], [`find_stale`] and [`find_unlisted`] decide on the evidence
+//! without any I/O. Callers must read the holdings first and gather the evidence afterwards. An address that is
+//! assigned after the holdings were read is then not freed.
 //!
-//! Only allocations with our attributes are candidates, and only those of the requesting node. Addresses of tunnels and
-//! load balancers, and those that Windows hosts keep, lack these attributes; they are counted and left alone. A node
-//! that is gone for good is different: all its holdings belong to its [`DepartedNode`], whichever program assigned
-//! them.
+//! Only allocations of the requesting node that have Margay's attributes are candidates. Addresses of tunnels and load
+//! balancers, and addresses that Windows hosts reserve for themselves, lack these attributes. Addresses without these
+//! attributes are counted, but not freed. A permanently removed node is different: all its holdings belong to its
+//! [`DepartedNode`], regardless of the program that assigned them.
 //!
-//! Leftovers are freed in one commit per block, and only if handle, attributes and sequence number are unchanged. Each
-//! assignment changes the sequence number, even one that assigns the same address again. That commit also deletes the
-//! container's workload endpoint, if one exists.
+//! Leftover addresses are freed in one commit per block, and only if handle, attributes and sequence number are
+//! unchanged. Each assignment changes the sequence number, even an assignment of the same address to the same holder.
+//! The commit that frees an address also deletes the container's workload endpoint, if an endpoint exists.
 
 mod decide;
 mod departed;
@@ -52,21 +52,21 @@ pub use hold::{
 };
 pub(crate) use hold::{Leftover, Leftovers, is_short};
 
-/// Calico's attribute for addresses that no workload holds, for example those of tunnels.
+/// Calico's attribute for addresses that no workload holds, for example addresses of tunnels.
 pub const TYPE: &str = "type";
 
-/// An address that a node holds for an attachment, with our attributes.
+/// An address that a node holds for an attachment, with Margay's attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// The address, or the first address of the prefix.
+    /// The held address, or the first address of the held prefix.
     pub address: IpAddr,
-    /// The address as a network, or the whole prefix.
+    /// The held address as a network, or the whole prefix.
     pub unit: IpNet,
     /// The block that contains the address.
     pub block: IpNet,
     /// The handle that holds the address.
     pub handle: String,
-    /// The sequence number, which each assignment of the address changes.
+    /// The sequence number of the address, which changes with each assignment of the address.
     pub sequence_number: u64,
     /// The network's name.
     pub network: String,
@@ -74,22 +74,22 @@ pub struct Allocation {
     pub container: String,
     /// The interface's name in the container.
     pub interface: String,
-    /// The boot in which it was assigned, if recorded.
+    /// The boot in which the address was assigned, if recorded.
     pub boot: Option<String>,
-    /// The network namespace for which it was assigned, if recorded.
+    /// The network namespace for which the address was assigned, if recorded.
     pub netns: Option<String>,
-    /// The time of the assignment, as recorded.
+    /// The recorded time of the assignment.
     pub timestamp: Option<String>,
-    /// All attributes of the address.
+    /// The stored entry of the address, with all attributes.
     entry: Attribute,
 }
 
-/// The relation of an address to a node.
+/// The relation of an address to a node whose holdings are read.
 #[derive(Debug)]
 enum EntryRelation {
-    /// The node holds the address, with our attributes.
+    /// The node holds the address, and the allocation has Margay's attributes.
     Ours(Box<Allocation>),
-    /// The node holds the address, without our attributes.
+    /// The node holds the address, but the allocation lacks Margay's attributes.
     Unmarked,
     /// The node holds the address, but not for a workload.
     Special,
@@ -102,7 +102,7 @@ impl Allocation {
         if entry.released_at().is_some() {
             return EntryRelation::Other;
         }
-        // An entry that names no node counts for the owner of the block.
+        // An address whose entry names no node counts as held by the owner of the block.
         let owner = || block.owner().as_ref().and_then(Owner::node) == Some(node);
         if !entry.node().map_or_else(owner, |named| named == node) {
             return EntryRelation::Other;
@@ -121,7 +121,8 @@ impl Allocation {
         else {
             return EntryRelation::Unmarked;
         };
-        // The network is known, so the rest of the handle is the container id. Splitting at a dot would be ambiguous.
+        // The network is known, so the rest of the handle is the container id. Splitting the handle at a dot would be
+        // ambiguous.
         let Some(container) = handle.strip_prefix(&handle_id(network, "")).filter(|id| !id.is_empty()) else {
             return EntryRelation::Unmarked;
         };
@@ -141,33 +142,34 @@ impl Allocation {
         }))
     }
 
-    /// The time of the assignment, if it can be parsed.
+    /// Returns the time of the assignment, if the recorded time can be parsed.
     pub fn assigned_at(&self) -> Option<OffsetDateTime> {
         self.timestamp.as_deref().and_then(parse_go_string)
     }
 
-    /// Handle and interface, which identify the attachment. All addresses of an attachment are freed together.
+    /// Returns the handle and the interface, which identify the attachment. All addresses of an attachment are freed
+    /// together.
     pub fn attachment(&self) -> (&str, &str) {
         (&self.handle, &self.interface)
     }
 }
 
-/// The holdings of a node, as of one revision.
+/// The addresses that a node holds, at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings {
-    /// The store's name for the node.
+    /// The name of the node in the store.
     pub node: String,
-    /// The allocations with our attributes, by block and address.
+    /// The allocations with Margay's attributes, ordered by block and address.
     pub allocations: Vec<Allocation>,
-    /// The number of addresses of the node without our attributes, which Calico assigned.
+    /// The number of the node's addresses without Margay's attributes, which Calico assigned.
     pub unmarked: usize,
-    /// The number of addresses of the node that no container holds: those of tunnels, load balancers, Windows and
-    /// virtual machines, and those that wait for a workload.
+    /// The number of the node's addresses that no container holds: addresses of tunnels, load balancers, Windows hosts
+    /// and virtual machines, and addresses that wait for a workload.
     pub special: usize,
 }
 
 impl Holdings {
-    /// Adds the node's addresses in a block.
+    /// Adds the addresses that the node holds in a block.
     fn add(&mut self, block: &Block) {
         for (address, entry) in block.allocated() {
             match Allocation::of(block, address, entry, &self.node) {
@@ -197,13 +199,13 @@ impl Ipam {
         Ok(reread(read).await?)
     }
 
-    /// Judges a node's holdings by the evidence; see [`judge`].
+    /// Judges a node's holdings by evidence of the machine; see [`judge`].
     pub fn judge(&self, holdings: &Holdings, evidence: &Evidence) -> JudgedAllocations {
         judge(holdings, evidence, self.boot_time(evidence))
     }
 
-    /// The time of the machine's boot, for a store that other machines use too. In such a store, a node with the same
-    /// name on another machine must not be mistaken for an earlier boot of this one.
+    /// Returns the time of the machine's boot if other machines use the store too. In a shared store, a node with the
+    /// same name on another machine must not be mistaken for an earlier boot of this machine.
     fn boot_time(&self, evidence: &Evidence) -> Option<OffsetDateTime> {
         (self.nodes() == Nodes::Registered).then(|| self.now() - evidence.up)
     }
@@ -216,39 +218,40 @@ const BLOCKS_PER_READ: usize = 32;
 /// as a whole.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadScope {
-    /// Blocks in which the node may hold addresses, besides those to which it has an affinity.
+    /// Blocks in which the node may hold addresses, besides the blocks to which the node has an affinity.
     pub blocks: BTreeSet<IpNet>,
-    /// Which other blocks are read too.
+    /// The other blocks that are also read.
     pub scan: ScanScope,
 }
 
-/// Which blocks are scanned besides the node's.
+/// The blocks that are scanned besides the node's own blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScanScope {
-    /// No others.
+    /// Only the node's own blocks and the remembered blocks are read.
     #[default]
     None,
-    /// All blocks written after this revision, or all blocks if it is unset. If the store is behind this revision, all
-    /// blocks.
+    /// All blocks that were written after this revision are scanned. If the revision is unset, or if the store is
+    /// behind it, all blocks are scanned.
     Since(Revision),
 }
 
 impl ReadScope {
-    /// The node's own blocks and these.
+    /// Creates a scope of the node's own blocks and these blocks.
     pub fn near(blocks: impl IntoIterator<Item = IpNet>) -> Self {
         Self { blocks: blocks.into_iter().map(|cidr| cidr.trunc()).collect(), scan: ScanScope::None }
     }
 }
 
 impl Ipam {
-    /// The blocks to read for the addresses of a node: its own, and the remembered ones of other owners.
+    /// Returns the blocks to read for the addresses of a node: the node's own blocks, and remembered blocks of other
+    /// owners.
     pub fn read_scope_of(&self, node: &str) -> ReadScope {
         ReadScope::near(self.hints().map(|hints| hints.held(node)).unwrap_or_default())
     }
 
     /// Reads the addresses that a node holds within a scope. For a scan, also returns the revision up to which all
-    /// blocks were scanned. Blocks are read at their current state, a few dozen per request. Freeing addresses does not
-    /// depend on all blocks being read at one revision.
+    /// blocks were scanned. Blocks are read in their current state, a few dozen per request. Freeing addresses does not
+    /// require that all blocks are read at one revision.
     ///
     /// # Errors
     /// Any store error. Damaged blocks are logged and skipped.
@@ -267,8 +270,8 @@ impl Ipam {
         Ok((holdings, matches!(reach.scan, ScanScope::Since(_)).then_some(revision)))
     }
 
-    /// Passes each well-formed block in the scope of a cluster's node to `see`, once. Returns the revision at or after
-    /// which the blocks were read.
+    /// Passes each well-formed block in the read scope of a cluster's node to `see`, once. Returns a revision at or
+    /// after which the blocks were read.
     pub(crate) async fn read_near(
         &self,
         node: &str,
@@ -295,7 +298,7 @@ impl Ipam {
         Ok(revision)
     }
 
-    /// Passes blocks at their current state to `see`.
+    /// Passes the current state of these blocks to `see`.
     async fn scan_blocks(
         &self,
         blocks: Vec<IpNet>,
@@ -311,7 +314,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Scans all blocks except the seen ones, and returns the revision of the scan.
+    /// Passes the blocks that were written after a revision to `see`, except blocks that were already seen. Returns the
+    /// revision up to which the blocks were scanned.
     async fn scan_blocks_written_since(
         &self,
         since: Revision,
@@ -324,7 +328,7 @@ impl Ipam {
         Ok(at)
     }
 
-    /// The blocks that were written after a revision, found by their keys.
+    /// Returns the blocks that were written after a revision. Only the keys of the blocks are read.
     async fn written_since(
         &self,
         since: Revision,

@@ -1,6 +1,6 @@
-//! The attributes of an assigned address in a block. They are kept as JSON until they are used. An ADD or DEL needs one
-//! entry of a block and passes on dozens. Parsing and writing all their attributes took a third of the processor time
-//! of an ADD beside 40 others.
+//! Stores the attributes of the assigned addresses in a block. Attributes are kept as JSON until they are used, because
+//! an ADD or DEL needs one entry of a block and copies dozens of entries unchanged. Parsing and writing all attributes
+//! of a block took a third of the processor time of an ADD beside 40 others.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,7 +20,8 @@ use crate::timestamps::StoredTime;
 static NO_ATTRIBUTES: BTreeMap<String, String> = BTreeMap::new();
 
 document! {
-    /// The entry that one or more addresses of a block share: their holder, or the start of their cooldown.
+    /// The entry of a block that one or more addresses share. An entry records the addresses' holder, or the start of
+    /// their cooldown.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct Attribute {
         handle_id: Field<SmolStr> = "handle_id",
@@ -31,7 +32,7 @@ document! {
 }
 
 impl Attribute {
-    /// Creates an entry for a new holder. Like Calico, it omits empty members.
+    /// Creates an entry for a new holder. Like Calico, the entry omits empty fields.
     pub fn new(handle: Option<&str>, attributes: BTreeMap<String, String>) -> Self {
         let handle_id = handle.map_or(Field::Absent, |handle| Field::Is(handle.into()));
         let mut new = Self { handle_id, ..Self::default() };
@@ -39,23 +40,24 @@ impl Attribute {
         new
     }
 
-    /// The entry of addresses that were released now and are in cooldown.
+    /// Creates the entry of addresses that were released now and are in cooldown.
     pub(super) fn released(now: OffsetDateTime) -> Self {
         Self { released_at: Field::Is(StoredTime::new(now)), ..Self::default() }
     }
 
-    /// The stored handle. An old migration may have left a carriage return and more text in it, so compare handles with
-    /// [`Self::has_handle`].
+    /// Returns the handle exactly as stored. An old migration may have left a carriage return and more text in the
+    /// stored handle, so compare handles with [`Self::has_handle`].
     pub fn handle_id(&self) -> Option<&str> {
         self.handle_id.get().map(SmolStr::as_str)
     }
 
-    /// The handle that holds the addresses of this entry, or `None` for addresses in cooldown.
+    /// Returns the handle that holds the addresses of this entry, or `None` for addresses in cooldown.
     pub(super) fn holding_handle(&self) -> Option<&SmolStr> {
         self.handle_id.get().filter(|_| self.released_at().is_none())
     }
 
-    /// The handle without the rest of an old migration: the part before the first carriage return.
+    /// Returns the handle up to the first carriage return. An old migration may have left a carriage return and more
+    /// text in the stored handle.
     pub fn handle(&self) -> Option<&str> {
         self.handle_id().map(|id| id.split('\r').next().unwrap_or(id))
     }
@@ -65,32 +67,32 @@ impl Attribute {
         self.released_at().is_none() && self.handle_id().is_some_and(|id| same_handle(id, handle))
     }
 
-    /// The attributes of the holder: `node`, `pod`, `namespace`, `timestamp` and others.
+    /// Returns the attributes of the holder: `node`, `pod`, `namespace`, `timestamp` and others.
     pub fn attributes(&self) -> &BTreeMap<String, String> {
         self.secondary.get().map_or(&NO_ATTRIBUTES, LazyMap::get)
     }
 
-    /// One attribute of the holder.
+    /// Returns the value of one attribute of the holder.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.attributes().get(name).map(String::as_str)
     }
 
-    /// The holder's node, under Calico's name or ours.
+    /// Returns the holder's node, under Calico's or Margay's attribute name.
     pub fn node(&self) -> Option<&str> {
         node_of(self.attributes())
     }
 
-    /// The holder's pod, under Calico's name or ours.
+    /// Returns the holder's pod, under Calico's or Margay's attribute name.
     pub fn pod(&self) -> Option<&str> {
         pod_of(self.attributes())
     }
 
-    /// The namespace of the holder's pod, under Calico's name or ours.
+    /// Returns the namespace of the holder's pod, under Calico's or Margay's attribute name.
     pub fn namespace(&self) -> Option<&str> {
         namespace_of(self.attributes())
     }
 
-    /// The node of the alternate holder, under Calico's name or ours.
+    /// Returns the node of the alternate holder, under Calico's or Margay's attribute name.
     pub fn alternate_node(&self) -> Option<&str> {
         node_of(self.alternate_attributes())
     }
@@ -105,8 +107,8 @@ impl Attribute {
         }
     }
 
-    /// Replaces a node's name, for both holders and in a handle that ends with it. Returns true if the old name
-    /// occurred.
+    /// Replaces a node's name in the attributes of both holders, and in a handle that ends with the name. Returns true
+    /// if the old name occurred.
     pub(super) fn rename_node(&mut self, from: &str, to: &str) -> bool {
         let mut renamed = false;
         for attributes in [self.secondary.get_mut(), self.alternate.get_mut()].into_iter().flatten() {
@@ -124,7 +126,7 @@ impl Attribute {
         renamed
     }
 
-    /// Replaces all attributes of the holder. Omits an empty map.
+    /// Replaces all attributes of the holder. An empty map is stored as an absent field.
     pub(super) fn set_attributes(&mut self, attributes: BTreeMap<String, String>) {
         self.secondary = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
     }
@@ -134,23 +136,24 @@ impl Attribute {
         self.alternate = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
     }
 
-    /// The attributes of the alternate holder of an address that moves between two holders.
+    /// Returns the attributes of the alternate holder. An address that moves between two holders has an alternate
+    /// holder.
     pub fn alternate_attributes(&self) -> &BTreeMap<String, String> {
         self.alternate.get().map_or(&NO_ATTRIBUTES, LazyMap::get)
     }
 
-    /// The time of the release, if the addresses are in cooldown.
+    /// Returns the time of the release, if the addresses are in cooldown.
     pub fn released_at(&self) -> Option<OffsetDateTime> {
         self.released_at.get().map(StoredTime::at)
     }
 
-    /// Corrects an implausible time of the release.
+    /// Corrects an implausible time of the addresses' release.
     pub(super) fn set_released_at(&mut self, at: OffsetDateTime) {
         self.released_at = Field::Is(StoredTime::new(at));
     }
 
-    /// True if a new address of `other`'s holder can share this entry: handle and attributes are equal, and there are
-    /// no other fields.
+    /// True if a new address of the holder of `other` can share this entry. An entry can be shared only if handle and
+    /// attributes are equal, and if it has no other fields.
     pub(super) fn can_serve(&self, other: &Self) -> bool {
         self.handle_id() == other.handle_id()
             && self.attributes() == other.attributes()
@@ -160,12 +163,12 @@ impl Attribute {
     }
 }
 
-/// A map of strings.
+/// A map of strings that is parsed only when a caller uses it.
 #[derive(Clone)]
 enum LazyMap {
-    /// The JSON as read, which is also written, and the parsed map once a caller has used it.
+    /// The JSON text that was read, which is written back unchanged, and the parsed map once a caller has used the map.
     Json(Box<RawValue>, OnceLock<BTreeMap<String, String>>),
-    /// A map that was created or changed here.
+    /// A map that was created or changed by this program.
     Map(BTreeMap<String, String>),
 }
 
@@ -187,7 +190,7 @@ impl LazyMap {
     }
 }
 
-/// Parses JSON that was already checked when it was read.
+/// Parses the JSON of a map that was already checked when it was read.
 fn map_of(json: &RawValue) -> BTreeMap<String, String> {
     serde_json::from_str(json.get()).unwrap_or_default()
 }
@@ -235,7 +238,7 @@ impl<'de> Deserialize<'de> for LazyMap {
     }
 }
 
-/// Checks that a value is a map of strings, without keeping it.
+/// Checks that a JSON value is a map of strings, without keeping the value.
 struct Texts;
 
 impl<'de> Deserialize<'de> for Texts {
@@ -290,7 +293,7 @@ mod tests {
         let json = r#"{"pod":"a \u003cb\u003e", "namespace":"x","pod":"c"}"#;
         let mut map = read(json).unwrap();
         assert_eq!(serde_json::to_string(&map).unwrap(), json);
-        // Of two members with one name the later one counts, as in Go.
+        // Of two fields with one name the later field counts, as in Go.
         assert_eq!(map.get().get("pod").map(String::as_str), Some("c"));
         assert_eq!(serde_json::to_string(&map).unwrap(), json);
         map.get_mut().remove("namespace");

@@ -1,7 +1,7 @@
-//! Encodes and decodes documents, and distinguishes an absent field from one that is `null`.
+//! Encodes and decodes documents. An absent field is distinguished from a field that is `null`.
 //!
-//! Most documents are declared with `document!`. Unknown fields are written back byte for byte. Another version or
-//! another program may have written them, with numbers that none of our types can hold.
+//! Most documents are declared with `document!`. Unknown fields are written back byte for byte, because another version
+//! or another program may have written them. Unknown fields may contain numbers that no Rust number type can hold.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,12 +13,12 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, value::RawValue};
 
-/// A JSON object with its members.
+/// A JSON object with its fields.
 pub type JsonObject = Map<String, serde_json::Value>;
 
 /// A kind of stored document.
 pub trait Document: Sized {
-    /// Decodes a document.
+    /// Decodes a document from the value of its key.
     ///
     /// # Errors
     /// [`Malformed`] if the value is not a document of this kind, or does not match its key.
@@ -27,12 +27,12 @@ pub trait Document: Sized {
     /// Encodes the document as compact JSON.
     ///
     /// # Errors
-    /// [`Malformed`] if the document cannot be encoded, which does not happen to a document that was decoded or created
-    /// here.
+    /// [`Malformed`] if the document cannot be encoded, which does not happen to a document that this program has
+    /// decoded or created.
     fn encode(&self) -> Result<Value, Malformed>;
 }
 
-/// The error for a stored value that is not the document that its key requires.
+/// The error for a stored value that is not a document of the kind that its key requires.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed document{}: {reason}", if .key.is_empty() { String::new() } else { format!(" at {key}") })]
 pub struct Malformed {
@@ -41,8 +41,8 @@ pub struct Malformed {
 }
 
 impl Malformed {
-    /// Creates the error for the value of a key. The reason may contain names and numbers of the value, but no more of
-    /// it.
+    /// Creates the error for the value of a key. The reason may contain names and numbers of the value, but no other
+    /// content of the value.
     pub fn new(key: &Key, reason: impl fmt::Display) -> Self {
         Self { key: key.to_string(), reason: reason.to_string() }
     }
@@ -58,7 +58,7 @@ impl Malformed {
     }
 }
 
-/// Parses JSON. An error contains the key.
+/// Parses JSON. An error contains the key of the value.
 pub(super) fn from_json<T: DeserializeOwned>(key: &Key, value: &[u8]) -> Result<T, Malformed> {
     serde_json::from_slice(value).map_err(|error| Malformed::new(key, error))
 }
@@ -67,15 +67,15 @@ pub(super) fn to_json<T: Serialize>(document: &T) -> Result<Value, Malformed> {
     to_json_of(document, 128)
 }
 
-/// Encodes compact JSON of about this many bytes.
+/// Encodes a document as compact JSON of about this many bytes.
 pub(super) fn to_json_of<T: Serialize>(document: &T, bytes: usize) -> Result<Value, Malformed> {
     let mut json = Vec::with_capacity(bytes);
     serde_json::to_writer(&mut json, document).map_err(|error| Malformed::new(&Key::default(), error))?;
     Ok(Value::new(json))
 }
 
-/// A field of a document: absent, `null` or set. Go treats the first two alike, but a document that we only pass on
-/// must be written as it was read.
+/// A field of a document: absent, `null` or set. Go treats an absent field and `null` alike, but a document that Margay
+/// does not change must be written as it was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Field<T> {
     #[default]
@@ -99,7 +99,7 @@ impl<T> Field<T> {
         }
     }
 
-    /// The value. An unset field is set to the default first.
+    /// Returns the value of the field. An unset field is set to the default first.
     pub(super) fn or_default(&mut self) -> &mut T
     where
         T: Default,
@@ -114,12 +114,12 @@ impl<T> Field<T> {
 }
 
 impl<T: Copy + Default> Field<T> {
-    /// The value, or zero if the field is unset, as in Go.
+    /// Returns the value of the field, or zero if the field is unset, as in Go.
     pub(super) fn or_zero(&self) -> T {
         self.get().copied().unwrap_or_default()
     }
 
-    /// A field that is absent if the value is zero, like Go's `omitempty`.
+    /// Creates a field that is absent if the value is zero, like Go's `omitempty`.
     pub(super) fn unless_zero(value: T) -> Self
     where
         T: PartialEq,
@@ -144,18 +144,18 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Field<T> {
     }
 }
 
-/// The unknown fields of a document, in their order.
+/// The unknown fields of a document, in the order in which they were read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UnknownFields(Vec<(String, Box<RawValue>)>);
 
 impl UnknownFields {
-    /// Keeps a field. Of two fields with one name the later one counts, as in Go.
+    /// Keeps an unknown field. Of two fields with one name the later field counts, as in Go.
     pub(super) fn keep(&mut self, name: String, value: Box<RawValue>) {
         self.0.retain(|(other, _)| *other != name);
         self.0.push((name, value));
     }
 
-    /// Writes the fields, after the known ones.
+    /// Writes the unknown fields, after the known fields.
     pub(super) fn write<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         self.0.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))
     }
@@ -192,9 +192,9 @@ impl<'de> Deserialize<'de> for Net {
     }
 }
 
-/// The type of a field of a document.
+/// The type of a field in a document.
 pub(super) trait FieldType: PartialEq + Sized {
-    /// The value of an absent field, or `None` if the field is required.
+    /// Returns the value of an absent field, or `None` if the field is required.
     fn when_absent() -> Option<Self> {
         None
     }
@@ -210,9 +210,9 @@ impl FieldType for Net {}
 
 impl<T: PartialEq> FieldType for Vec<T> {}
 
-/// Defines a document with its struct, its deserializer and its serializer. The serializer writes the fields in this
-/// order, followed by the unknown fields (`extra`, which each document has). A field of type [`Field`] may be absent;
-/// all others are required.
+/// Defines a document with its struct, its deserializer and its serializer. The serializer writes the fields in the
+/// order of the declaration, followed by the unknown fields (`extra`, which each document has). A field of type
+/// [`Field`] may be absent; all other fields are required.
 ///
 /// ```text
 /// document! {
@@ -225,7 +225,8 @@ impl<T: PartialEq> FieldType for Vec<T> {}
 /// }
 /// ```
 ///
-/// serde's derived code for a flattened map would convert all unknown values to its own types.
+/// The macro does not use serde's derived code for flattened maps, because that code would convert all unknown values
+/// to its own types.
 macro_rules! document {
     ($(#[$meta:meta])* pub struct $document:ident { $($field:ident: $type:ty = $name:literal,)+ }) => {
         $(#[$meta])*

@@ -1,4 +1,4 @@
-//! The allocator settings that all nodes share, and their form as the spec of an `IPAMConfiguration` document.
+//! Defines the IPAM settings that all nodes share, and their form as the spec of an `IPAMConfiguration` document.
 
 use kv::{Key, Value};
 use serde_json::{Value as Json, json};
@@ -7,15 +7,15 @@ use super::codec::{Document, Field, JsonObject, Malformed, UnknownFields, docume
 use super::spec::{SpecField, spec_fields};
 use crate::DocumentError;
 
-/// Maximum number of blocks of a host if neither the settings nor the request set one.
+/// Maximum number of blocks of a host if neither the settings nor the request sets a limit.
 const DEFAULT_MAX_BLOCKS: u32 = 20;
 
 /// Whether a virtual machine keeps its addresses when its pod is recreated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressPersistence {
-    /// The machine keeps its addresses (the default).
+    /// The virtual machine keeps its addresses (the default).
     Enabled,
-    /// The machine gets new addresses.
+    /// The virtual machine gets new addresses.
     Disabled,
 }
 
@@ -28,23 +28,24 @@ impl AddressPersistence {
     }
 }
 
-/// The error for contradictory settings. The texts are Calico's.
+/// The error for contradictory settings. The error messages are Calico's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContradictorySettings {
-    /// Neither strict affinity nor automatic blocks, so it would be unclear where addresses come from.
+    /// Neither strict affinity nor the automatic claiming of blocks is on, so it would be unclear where addresses come
+    /// from.
     #[error("Cannot disable 'StrictAffinity' and 'AutoAllocateBlocks' at the same time")]
     NeitherStrictNorAuto,
-    /// A block limit without strict affinity, so a host at its limit would continue by borrowing.
+    /// A block limit is set without strict affinity, so a host at its limit would continue by borrowing addresses.
     #[error("MaxBlocksPerHost requires StrictAffinity to be enabled")]
     LimitWithoutStrict,
 }
 
 document! {
-    /// The document under the configuration's key.
+    /// The document under the key of the IPAM settings.
     ///
-    /// Calico omits a member that is zero, so a stored `{}` means that no new blocks may be claimed. That differs from
-    /// a missing document, which means [`IpamConfig::default`].
+    /// Calico omits a field that is zero, so a stored `{}` means that no new blocks may be claimed. A missing document,
+    /// in contrast, means [`IpamConfig::default`].
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct IpamConfig {
         strict_affinity: Field<bool> = "strict_affinity",
@@ -56,7 +57,8 @@ document! {
 }
 
 impl Default for IpamConfig {
-    /// The settings if none are stored: borrowing and new blocks are allowed, without a cooldown.
+    /// Returns the settings that apply if no settings are stored: borrowing and new blocks are allowed, without a
+    /// cooldown.
     fn default() -> Self {
         Self {
             strict_affinity: Field::Absent,
@@ -80,8 +82,8 @@ impl IpamConfig {
         self.auto_allocate_blocks.or_zero()
     }
 
-    /// The number of blocks that a host may claim: the smaller of the configured and the requested limit. A limit of 0
-    /// is not set. 20 if neither is set.
+    /// Returns the number of blocks that a host may claim: the smaller of the configured and the requested limit. A
+    /// limit of 0 counts as unset. If both limits are unset, the limit is 20.
     pub fn block_limit(&self, requested: u32) -> u32 {
         [self.max_blocks_per_host(), requested]
             .into_iter()
@@ -90,12 +92,12 @@ impl IpamConfig {
             .unwrap_or(DEFAULT_MAX_BLOCKS)
     }
 
-    /// The cooldown of a released address in seconds. 0 or less means no cooldown.
+    /// Returns the cooldown of a released address in seconds. 0 or less means no cooldown.
     pub fn cooldown_seconds(&self) -> i64 {
         self.cooldown_seconds.or_zero()
     }
 
-    /// Whether a virtual machine keeps its addresses. Margay itself does not use this setting.
+    /// Returns whether a virtual machine keeps its addresses. Margay itself does not use this setting.
     pub fn address_persistence(&self) -> AddressPersistence {
         match self.kubevirt_persistence.get().map(String::as_str) {
             Some("Disabled") => AddressPersistence::Disabled,
@@ -103,12 +105,13 @@ impl IpamConfig {
         }
     }
 
-    /// The configured number of blocks that a host may have, or 0 if it is not set; see [`Self::block_limit`].
+    /// Returns the configured number of blocks that a host may have, or 0 if no number is configured; see
+    /// [`Self::block_limit`].
     pub fn max_blocks_per_host(&self) -> u32 {
         u32::try_from(self.max_blocks_per_host.or_zero().max(0)).unwrap_or(u32::MAX)
     }
 
-    /// Checks for contradictory settings.
+    /// Checks that the settings do not contradict each other.
     ///
     /// # Errors
     /// [`ContradictorySettings`] for the first contradiction.
@@ -136,14 +139,14 @@ impl IpamConfig {
         self
     }
 
-    /// Sets the number of blocks per host; 0 for the default.
+    /// Sets the maximum number of blocks per host; 0 for the default.
     #[must_use]
     pub fn with_max_blocks_per_host(mut self, max: u32) -> Self {
         self.max_blocks_per_host = Field::unless_zero(max.into());
         self
     }
 
-    /// Sets the cooldown of released addresses in seconds; 0 for none.
+    /// Sets the cooldown of released addresses in seconds; 0 for no cooldown.
     #[must_use]
     pub fn with_cooldown_seconds(mut self, seconds: u32) -> Self {
         self.cooldown_seconds = Field::unless_zero(seconds.into());
@@ -168,12 +171,13 @@ impl Document for IpamConfig {
     }
 }
 
-/// The limits of Calico's schema. Its `ipam configure`, like ours, accepts up to 5,000 seconds.
+/// The limits in the schema of Calico's resource. The command `ipam configure` of Calico and of Margay accepts up to
+/// 5,000 seconds.
 const MAX_BLOCKS_SETTING: u32 = 1_000_000;
 const MAX_COOLDOWN_SECONDS: u32 = 1_200;
 
 spec_fields! {
-    /// The fields of the settings' spec.
+    /// The names of the fields of the settings' spec.
     pub const SETTINGS_FIELDS:
     STRICT = "strictAffinity";
     AUTO = "autoAllocateBlocks";
@@ -183,7 +187,7 @@ spec_fields! {
 }
 
 impl IpamConfig {
-    /// Sets all fields as in a spec, and missing fields to their defaults.
+    /// Sets all fields from a spec. Fields that are missing in the spec are set to their defaults.
     ///
     /// # Errors
     /// [`DocumentError::Invalid`] for a field of another type or out of its range, or for contradictory settings.
@@ -204,7 +208,7 @@ impl IpamConfig {
         Ok(settings)
     }
 
-    /// The spec of these settings, with all its fields.
+    /// Returns the spec of these settings, with all fields.
     pub fn spec(&self) -> Json {
         json!({
             STRICT.name: self.strict_affinity(),

@@ -1,5 +1,6 @@
-//! The WorkloadEndpoint document, which records the addresses, profiles and interface of a container or a pod. Also
-//! Calico's rules for it, with Calico's texts, and the profile of a network without a policy of its own.
+//! Defines the WorkloadEndpoint document, which records the addresses, profiles and interface of a container or a pod.
+//! Also contains Calico's rules for the document, with Calico's error messages, and the profile of a network without
+//! its own policy.
 
 use std::net::IpAddr;
 
@@ -16,8 +17,8 @@ use super::spec::spec_fields;
 use crate::timestamps::rfc3339;
 
 spec_fields! {
-    /// The fields of an endpoint's spec, of its floating addresses and of its ports, in the order of calicoctl's
-    /// output.
+    /// The names of the fields of an endpoint's spec, of its floating addresses and of its ports, in the order of
+    /// calicoctl's output.
     pub const ENDPOINT_FIELDS:
     ORCHESTRATOR = "orchestrator";
     _ = "workload";
@@ -39,11 +40,11 @@ spec_fields! {
     ALLOWED_SOURCES = "allowSpoofedSourcePrefixes";
 }
 
-/// The label with the endpoint's namespace. Calico sets it on each write.
+/// The label with the endpoint's namespace. Calico sets this label on each write.
 const LABEL_NAMESPACE: &str = "projectcalico.org/namespace";
-/// The label with the orchestrator. Calico sets it on each write.
+/// The label with the orchestrator. Calico sets this label on each write.
 const LABEL_ORCHESTRATOR: &str = "projectcalico.org/orchestrator";
-/// The label with the pod's service account. Calico sets it if the name is shorter than 63 bytes.
+/// The label with the pod's service account. Calico sets this label if the account's name is shorter than 63 bytes.
 const LABEL_SERVICE_ACCOUNT: &str = "projectcalico.org/serviceaccount";
 /// Maximum length of a service account's name in a label, in bytes.
 const MAX_ACCOUNT_LABEL_BYTES: usize = 62;
@@ -51,14 +52,14 @@ const MAX_ACCOUNT_LABEL_BYTES: usize = 62;
 /// The program that started the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Orchestrator {
-    /// A runtime that does not name a pod.
+    /// A runtime that does not name a pod for the container.
     Cni,
-    /// Kubernetes.
+    /// Kubernetes started the container.
     K8s,
 }
 
 impl Orchestrator {
-    /// The orchestrator's spelling in endpoint names and documents.
+    /// Returns the orchestrator's spelling in endpoint names and documents.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Cni => "cni",
@@ -73,13 +74,13 @@ impl Orchestrator {
 pub struct EndpointPort {
     /// The name of the port; may be empty.
     pub name: String,
-    /// `TCP`, `UDP` or `SCTP`.
+    /// The protocol of the port: `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// The port in the pod.
+    /// The number of the port in the pod.
     pub port: u16,
-    /// The node's port that forwards to this port; 0 for none.
+    /// The node's port that forwards to the pod's port; 0 if there is no such port.
     pub host_port: u16,
-    /// The node's address of the host port; may be empty.
+    /// The node's address on which the host port listens; may be empty.
     #[serde(rename = "hostIP")]
     pub host_ip: String,
 }
@@ -89,37 +90,38 @@ pub struct EndpointPort {
 pub struct EndpointFacts {
     /// The node's name.
     pub node: String,
-    /// The orchestrator.
+    /// The orchestrator that started the container.
     pub orchestrator: Orchestrator,
     /// The container's id, or the id of the pod's sandbox.
     pub container: String,
     /// The pod's name; empty for a container without a pod.
     pub pod: String,
-    /// The interface in the container, which is part of the endpoint's name.
+    /// The name of the interface in the container, which is part of the endpoint's name.
     pub endpoint: String,
     /// The pod's service account; may be empty.
     pub service_account: String,
     /// The prefix from which Kubernetes generated the pod's name; may be empty.
     pub generate_name: String,
-    /// The labels, without those that Calico sets automatically.
+    /// The labels of the pod, without the labels that Calico sets automatically.
     pub labels: Labels,
-    /// The addresses.
+    /// The addresses of the container or pod.
     pub addresses: Vec<IpAddr>,
-    /// Floating addresses: pairs of an address of the endpoint and an external address.
+    /// The floating addresses: pairs of an address of the endpoint and an external address.
     pub nats: Vec<(IpAddr, IpAddr)>,
-    /// The names of the profiles.
+    /// The names of the profiles that apply to the endpoint.
     pub profiles: Vec<String>,
     /// The name of the host's end of the interface pair.
     pub interface: String,
-    /// The MAC address of the container's end: six or more bytes in lower case, separated by colons.
+    /// The MAC address of the container's end of the interface pair: six or more bytes in lower case, separated by
+    /// colons.
     pub mac: String,
-    /// The ports.
+    /// The ports that the pod declares.
     pub ports: Vec<EndpointPort>,
-    /// Networks that the endpoint may use as sources besides its addresses.
+    /// Networks that the endpoint may use as source addresses besides its own addresses.
     pub allowed_sources: Vec<String>,
 }
 
-/// A stored endpoint. Unknown fields are kept.
+/// A stored workload endpoint. Unknown fields are kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkloadEndpoint {
     namespace: String,
@@ -139,7 +141,7 @@ impl Document for WorkloadEndpoint {
 }
 
 impl WorkloadEndpoint {
-    /// Creates an endpoint. `uid` is a random UUID, and the time is truncated to seconds.
+    /// Creates a workload endpoint. `uid` is a random UUID, and the time is truncated to seconds.
     pub fn new(namespace: &str, name: &str, facts: &EndpointFacts, uid: &str, now: OffsetDateTime) -> Self {
         let mut endpoint = Self { namespace: namespace.to_owned(), resource: Resource::empty(name) };
         let metadata = json!({ "name": name, "namespace": namespace, "uid": uid, "creationTimestamp": rfc3339(now) });
@@ -148,7 +150,8 @@ impl WorkloadEndpoint {
         endpoint
     }
 
-    /// Overwrites the recorded properties. The unique id, the creation time and unknown fields are kept.
+    /// Overwrites the properties that the endpoint records. The unique id, the creation time and unknown fields are
+    /// kept.
     pub fn update(&mut self, facts: &EndpointFacts) {
         self.resource.set_part("kind", "WorkloadEndpoint".into());
         self.resource.set_part("apiVersion", "projectcalico.org/v3".into());
@@ -179,7 +182,7 @@ impl WorkloadEndpoint {
         }
     }
 
-    /// Replaces the labels, and sets Calico's own.
+    /// Replaces the labels, and adds the labels that Calico sets automatically.
     fn set_labels(&mut self, facts: &EndpointFacts) {
         let mut labels = facts.labels.clone();
         let account = &facts.service_account;
@@ -191,7 +194,7 @@ impl WorkloadEndpoint {
         self.resource.set_labels(&labels);
     }
 
-    /// Adds a profile unless it is listed already, and sets Calico's own labels.
+    /// Adds a profile unless it is listed already, and updates the labels that Calico sets automatically.
     pub fn add_profile(&mut self, profile: &str) {
         let orchestrator = self.orchestrator().to_owned();
         let labels = object(self.resource.part("metadata").entry("labels"));
@@ -205,91 +208,91 @@ impl WorkloadEndpoint {
         }
     }
 
-    /// Returns this endpoint as one of another node, with the matching name. `None` if the name does not have the CNI
-    /// plugin's form, or the node's name cannot be a part of one.
+    /// Returns a copy of this endpoint for another node, with the matching name. Returns `None` if the name does not
+    /// have the CNI plugin's form, or if the node's name cannot be a part of an endpoint's name.
     pub fn on_node(&self, node: &str) -> Option<Self> {
         let mut resource = self.resource.renamed(&endpoint_name_on(self.name(), node)?);
         resource.set_spec(NODE, Some(node.into()));
         Some(Self { namespace: self.namespace.clone(), resource })
     }
 
-    /// The key of the endpoint.
+    /// Returns the key of the endpoint.
     pub fn key(&self) -> Key {
         keys::workload_endpoint(&self.namespace, self.name())
     }
 
-    /// The namespace of the endpoint.
+    /// Returns the namespace of the endpoint.
     pub fn namespace(&self) -> &str {
         &self.namespace
     }
 
-    /// The name of the endpoint.
+    /// Returns the name of the endpoint.
     pub fn name(&self) -> &str {
         self.resource.name()
     }
 
-    /// The unique id; empty if there is none.
+    /// Returns the endpoint's unique id; empty if the document contains none.
     pub fn uid(&self) -> &str {
         self.resource.uid()
     }
 
-    /// The stored creation time; empty if there is none.
+    /// Returns the endpoint's stored creation time; empty if the document contains none.
     pub fn created(&self) -> &str {
         self.resource.creation_timestamp()
     }
 
-    /// The whole document.
+    /// Returns the whole document of the endpoint.
     pub fn document(&self) -> &Map<String, Json> {
         self.resource.document()
     }
 
-    /// The node; empty if the document contains none.
+    /// Returns the name of the endpoint's node; empty if the document contains none.
     pub fn node(&self) -> &str {
         self.resource.text(NODE)
     }
 
-    /// The orchestrator: `cni` or `k8s` for endpoints of the plugin.
+    /// Returns the endpoint's orchestrator: `cni` or `k8s` for endpoints of the plugin.
     pub fn orchestrator(&self) -> &str {
         self.resource.text(ORCHESTRATOR)
     }
 
-    /// The container's id; empty if the document contains none.
+    /// Returns the container's id; empty if the document contains none.
     pub fn container(&self) -> &str {
         self.resource.text(CONTAINER)
     }
 
-    /// The pod's name; empty for a container without a pod.
+    /// Returns the pod's name; empty for a container without a pod.
     pub fn pod(&self) -> &str {
         self.resource.text(POD)
     }
 
-    /// The interface in the container.
+    /// Returns the name of the interface in the container.
     pub fn endpoint(&self) -> &str {
         self.resource.text(ENDPOINT)
     }
 
-    /// The name of the host's end of the interface pair.
+    /// Returns the name of the host's end of the interface pair.
     pub fn interface(&self) -> &str {
         self.resource.text(INTERFACE)
     }
 
-    /// The MAC address of the container's end.
+    /// Returns the MAC address of the container's end of the interface pair.
     pub fn mac(&self) -> &str {
         self.resource.text(MAC)
     }
 
-    /// The addresses. Entries that cannot be parsed as a network are skipped.
+    /// Returns the addresses of the endpoint. Entries that cannot be parsed as a network are skipped.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let networks = self.resource.texts(NETWORKS);
         networks.filter_map(|text| text.parse::<ipnet::IpNet>().ok().map(|network| network.addr())).collect()
     }
 
-    /// The stored addresses with their prefix lengths.
+    /// Returns the stored addresses of the endpoint, as text with their prefix lengths.
     pub fn networks(&self) -> Vec<String> {
         self.resource.texts(NETWORKS).map(str::to_owned).collect()
     }
 
-    /// The names of the profiles.
+    /// Returns the names of the endpoint's profiles.
     pub fn profiles(&self) -> Vec<String> {
         self.resource.texts(PROFILES).map(str::to_owned).collect()
     }
@@ -302,7 +305,7 @@ pub fn host_network(address: IpAddr) -> String {
 
 /// Maximum length of a document's name, in bytes.
 const MAX_NAME_BYTES: usize = 253;
-/// Maximum length of a label's value, and of its name after the prefix, in bytes.
+/// Maximum length of a label's value, and of a label's name after the prefix, in bytes.
 const MAX_LABEL_BYTES: usize = 63;
 
 const SUBDOMAIN: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
@@ -316,7 +319,7 @@ const LABEL_VALUE: &str = "a valid label must be an empty string or consist of a
 /// Checks the name and the properties of an endpoint before it is stored.
 ///
 /// # Errors
-/// Calico's text, which lists every invalid field.
+/// Calico's error message, which lists every invalid field.
 pub fn check_endpoint(name: &str, facts: &EndpointFacts) -> Result<(), String> {
     let mut wrong = FieldErrors::default();
     wrong.check_document_name(name);
@@ -348,7 +351,7 @@ pub fn check_endpoint(name: &str, facts: &EndpointFacts) -> Result<(), String> {
     wrong.finish()
 }
 
-/// The errors for invalid fields, in the order of the document.
+/// The error messages for invalid fields, in the order of the document.
 #[derive(Default)]
 struct FieldErrors(Vec<String>);
 
@@ -357,9 +360,9 @@ impl FieldErrors {
         self.0.push(format!("{field} = '{value}' ({reason})"));
     }
 
-    /// Adds the error for a value that violates the rule `tag`.
+    /// Adds the error message for a value that violates the rule `tag`.
     fn tagged(&mut self, field: &str, value: &str, tag: &str) {
-        // The space before the parenthesis is Calico's.
+        // The message has a space before the parenthesis, as Calico's does.
         self.field(field, value, &format!("Reason: failed to validate Field: {field} because of Tag: {tag} "));
     }
 
@@ -414,7 +417,7 @@ impl FieldErrors {
     }
 }
 
-/// True if all characters are allowed, and the first and the last are letters or digits.
+/// True if all characters of the text are allowed, and the first and the last character are letters or digits.
 fn is_label(text: &str, allowed: impl Fn(char) -> bool) -> bool {
     text.chars().all(allowed)
         && text.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -427,7 +430,7 @@ fn is_subdomain(text: &str) -> bool {
 }
 
 /// Splits an endpoint's name into node, orchestrator, container id or pod, and interface. The parts are separated by
-/// single dashes; a double dash stands for a dash inside a part. `None` if there are not four parts.
+/// single dashes; a double dash stands for a dash inside a part. Returns `None` if the name does not have four parts.
 pub fn split_endpoint_name(name: &str) -> Option<[String; 4]> {
     let mut parts = vec![String::new()];
     let mut chars = name.chars().peekable();
@@ -443,16 +446,16 @@ pub fn split_endpoint_name(name: &str) -> Option<[String; 4]> {
     parts.try_into().ok()
 }
 
-/// The name of an endpoint on another node, or `None` if the name does not have four parts, or the node's name cannot
-/// be one of them.
+/// Returns the name of an endpoint on another node. Returns `None` if the name does not have four parts, or if the
+/// node's name cannot be a part of an endpoint's name.
 pub fn endpoint_name_on(name: &str, node: &str) -> Option<String> {
     let [_, orchestrator, workload, endpoint] = split_endpoint_name(name)?;
     let parts = [("node", node), ("orchestrator", &orchestrator), ("workload", &workload), ("endpoint", &endpoint)];
     workload_endpoint_name(&parts).ok()
 }
 
-/// Encodes a new profile with the name of a network. Containers accept each other's traffic, and pods accept all
-/// traffic. `uid` is a random UUID, and the time is truncated to seconds.
+/// Encodes a new profile with the name of a network. With this profile, containers accept each other's traffic, and
+/// pods accept all traffic. `uid` is a random UUID, and the time is truncated to seconds.
 ///
 /// # Errors
 /// [`Malformed`] if the document cannot be encoded, which does not happen.

@@ -1,5 +1,6 @@
-//! Handles: the document that records the blocks of a container's addresses, the names that are derived from a
-//! container's name, and the handles that end with a node's name (those of its tunnels and of its own prefixes).
+//! Defines handles: documents that record the blocks of a container's addresses. Also derives the names of handles and
+//! workload endpoints, and recognizes the handles that end with a node's name, which are the handles of the node's
+//! tunnels and of its own prefixes.
 
 use std::collections::BTreeMap;
 
@@ -10,31 +11,32 @@ use super::codec::{Document, Field, Malformed, UnknownFields, document, from_jso
 use super::prefixes::beginning_of_node_prefix;
 
 document! {
-    /// The document under a handle's key. Only the key contains the id.
+    /// The document under a handle's key. Only the key contains the handle's id.
     ///
-    /// The counts are hints. Calico adds the requested number before it knows how many addresses it gets, so a count
-    /// can be too high. Only the blocks record which addresses are held.
+    /// The counts in a handle are hints. Calico adds the requested number of addresses before it knows how many
+    /// addresses it gets, so a count can be too high. Only the blocks record which addresses are held.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct Handle {
-        // Keyed by the network's text, so that an invalid entry is kept.
+        // The map's keys are the networks' text, so that an invalid entry is kept.
         block: Field<BTreeMap<String, i64>> = "block",
         deleted: Field<bool> = "deleted",
     }
 }
 
 impl Handle {
-    /// Creates a handle without blocks, in the current form.
+    /// Creates a handle without blocks, in the current form of the document.
     pub fn new() -> Self {
         Self { block: Field::Is(BTreeMap::new()), deleted: Field::Is(false), extra: UnknownFields::default() }
     }
 
-    /// The blocks of the handle with their counts, in the order of their text. Invalid entries are skipped.
+    /// Returns the blocks of the handle with their counts, in the order of the blocks' text. Invalid entries of the
+    /// handle are skipped.
     pub fn blocks(&self) -> impl Iterator<Item = (IpNet, i64)> {
         let entries = self.block.get().into_iter().flatten();
         entries.filter_map(|(text, count)| Some((text.parse::<IpNet>().ok()?.trunc(), *count)))
     }
 
-    /// The count for a block, or 0 if the handle does not contain it.
+    /// Returns the count of a block, or 0 if the handle does not contain the block.
     pub fn count(&self, block: IpNet) -> i64 {
         self.blocks().find(|(named, _)| *named == block).map_or(0, |(_, count)| count)
     }
@@ -42,21 +44,22 @@ impl Handle {
     /// Increases the count of a block.
     pub fn increment(&mut self, block: IpNet, by: usize) {
         let by = i64::try_from(by).unwrap_or(i64::MAX);
-        // A negative count is damage, so it counts as 0.
+        // A negative count is damage, so a negative count is replaced by 0.
         self.set(block, self.count(block).max(0).saturating_add(by));
     }
 
-    /// Decreases the count of a block, and removes the entry at 0. Subtracting more than the count is no error, since
-    /// counts are hints.
+    /// Decreases the count of a block, and removes the block's entry when the count is 0. Subtracting more than the
+    /// count is allowed, since counts are hints.
     pub fn decrement(&mut self, block: IpNet, by: usize) {
         let by = i64::try_from(by).unwrap_or(i64::MAX);
         self.set(block, self.count(block).saturating_sub(by));
     }
 
-    /// Sets the count of a block to the number of addresses that the block itself records. 0 or less removes the entry.
+    /// Sets the count of a block to the number of addresses that the block itself records. A number of 0 or less
+    /// removes the block's entry.
     pub fn set(&mut self, block: IpNet, count: i64) {
         let blocks = self.block.or_default();
-        // Replaces another writer's spelling of the network with ours.
+        // Replaces another program's spelling of the network with the canonical spelling.
         blocks.retain(|text, _| text.parse::<IpNet>().map(|net| net.trunc()) != Ok(block));
         if count > 0 {
             blocks.insert(block.to_string(), count);
@@ -64,12 +67,12 @@ impl Handle {
         self.deleted = Field::Is(self.deleted.or_zero());
     }
 
-    /// The number of entries that are no networks.
+    /// Returns the number of entries whose key is not a network.
     pub fn odd_entries(&self) -> usize {
         self.block.get().into_iter().flatten().filter(|(text, _)| text.parse::<IpNet>().is_err()).count()
     }
 
-    /// Sets all counts to those that the blocks themselves record, and drops all other entries.
+    /// Sets all counts to the numbers that the blocks themselves record, and drops all other entries.
     pub fn set_all(&mut self, counts: impl IntoIterator<Item = (IpNet, i64)>) {
         self.block.or_default().clear();
         for (block, count) in counts {
@@ -77,7 +80,7 @@ impl Handle {
         }
     }
 
-    /// True if the handle contains no block, so that its key must be deleted. Invalid entries do not count.
+    /// True if the handle contains no block, so that its key must be deleted. Invalid entries are ignored.
     pub fn is_empty(&self) -> bool {
         self.blocks().next().is_none()
     }
@@ -93,14 +96,14 @@ impl Document for Handle {
     }
 }
 
-/// The handle of a container in a network: `<network>.<container id>`. It cannot be split again, because both parts may
-/// contain dots.
+/// Returns the handle of a container in a network: `<network>.<container id>`. The handle cannot be split again,
+/// because both parts may contain dots.
 pub fn handle_id(network: &str, container: &str) -> String {
     format!("{network}.{container}")
 }
 
-/// True if a stored handle equals this one. Only the parts before the first carriage return are compared, because an
-/// old migration stored file contents with their line end.
+/// True if a stored handle equals a given handle. Only the parts before the first carriage return are compared, because
+/// an old migration stored file contents with their line end.
 pub fn same_handle(stored: &str, handle: &str) -> bool {
     stored.split('\r').next() == handle.split('\r').next()
 }
@@ -114,9 +117,10 @@ pub struct InvalidWorkload {
     reason: &'static str,
 }
 
-/// Calico's name of a workload's endpoint: the parts joined by `-`, with each `-` inside a part doubled.
+/// Returns Calico's name of a workload's endpoint: the parts joined by `-`, with each `-` inside a part doubled.
 ///
-/// `parts` are pairs of a field's name for errors and its value: node, `k8s` or `cni`, pod or container id, interface.
+/// The argument `parts` has pairs of a field's name for errors and its value: node, `k8s` or `cni`, pod or container
+/// id, interface.
 ///
 /// # Errors
 /// [`InvalidWorkload`] for the first part that is empty, or that begins or ends with `-`.
@@ -138,8 +142,8 @@ pub fn workload_endpoint_name(parts: &[(&'static str, &str)]) -> Result<String, 
     Ok(name.join("-"))
 }
 
-/// The prefixes of the handles of a node's tunnel addresses in Calico, which are followed by the node's name. Calico
-/// finds the addresses by these handles.
+/// The prefixes of the handles of a node's tunnel addresses in Calico. The node's name follows the prefix. Calico finds
+/// the tunnel addresses by these handles.
 const TUNNELS: [&str; 5] = [
     "ipip-tunnel-addr-",
     "vxlan-tunnel-addr-",
@@ -148,17 +152,18 @@ const TUNNELS: [&str; 5] = [
     "wireguard-v6-tunnel-addr-",
 ];
 
-/// True if the handle is one of a tunnel or of an own prefix of this node, and thus ends with its name.
+/// True if the handle belongs to a tunnel or an own prefix of this node, and thus ends with the node's name.
 pub fn is_node_handle(handle: &str, node: &str) -> bool {
     beginning(handle, node).is_some()
 }
 
-/// The new name of a node handle when node `from` becomes `to`, or `None` if it is no node handle of `from`.
+/// Returns the new name of a node handle when node `from` becomes `to`, or `None` if the handle is not a node handle of
+/// `from`.
 pub fn renamed_node_handle(handle: &str, from: &str, to: &str) -> Option<String> {
     beginning(handle, from).map(|beginning| format!("{beginning}{to}"))
 }
 
-/// The part of a node handle before the node's name.
+/// Returns the part of a node handle before the node's name.
 fn beginning<'h>(handle: &'h str, node: &str) -> Option<&'h str> {
     let of_tunnel = handle.strip_suffix(node).filter(|kind| TUNNELS.contains(kind));
     of_tunnel.or_else(|| beginning_of_node_prefix(handle, node))

@@ -1,6 +1,6 @@
-//! The keys of all documents, mainly Calico's etcd keys: building and parsing.
+//! Builds and parses the keys of all documents, mainly Calico's etcd keys.
 //!
-//! Names are inserted into a key unescaped. Parsing returns `None` for a key of another kind, since Calico skips such
+//! Names are inserted into a key unescaped. Parsing returns `None` for a key of another kind, because Calico skips such
 //! keys in a listing.
 
 use ipnet::IpNet;
@@ -17,25 +17,25 @@ const PROFILES: &str = "profiles";
 
 /// The key with the name of an embedded store's only node.
 pub const PINNED_NODE: &str = "/margay/v1/node";
-/// The common prefix of the keys of the quotas and of their counters.
+/// The common prefix of the keys of the quotas and the quota counters.
 pub const QUOTAS_PREFIX: &str = "/margay/v1/quota";
 const QUOTAS: &str = "/margay/v1/quotas";
 const QUOTA_USE: &str = "/margay/v1/quota-use/";
 const STICKY: &str = "/margay/v1/sticky/";
 
-/// The kinds of resource with typed documents.
+/// The kinds of resources that have typed documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResourceKind {
-    /// An address pool.
+    /// The kind of address pools.
     IpPool,
-    /// A set of addresses that are never assigned.
+    /// The kind of reservations: sets of addresses that are never assigned.
     IpReservation,
-    /// A node of the cluster.
+    /// The kind of the cluster's nodes.
     Node,
 }
 
 impl ResourceKind {
-    /// The kind's name in documents.
+    /// Returns the kind's name in documents.
     pub fn kind(self) -> &'static str {
         match self {
             Self::IpPool => "IPPool",
@@ -44,7 +44,7 @@ impl ResourceKind {
         }
     }
 
-    /// The plural name in keys.
+    /// Returns the kind's plural name in keys.
     pub fn plural(self) -> &'static str {
         match self {
             Self::IpPool => "ippools",
@@ -54,13 +54,13 @@ impl ResourceKind {
     }
 }
 
-/// The form of a network in keys: `10.0.0.0-26`.
+/// Formats a network as in keys: `10.0.0.0-26`.
 fn net_segment(net: IpNet) -> String {
     format!("{}-{}", net.network(), net.prefix_len())
 }
 
-/// Parses the network in a key's last segment. Returns `None` unless it is of the key's family and in the canonical
-/// form of [`net_segment`], so that no two keys belong to one block.
+/// Parses the network in a key's last segment. Returns `None` unless the network is of the key's family and in the
+/// canonical form of [`net_segment`], so that no two keys belong to one block.
 fn parse_net(family: &str, segment: &str) -> Option<IpNet> {
     let (address, prefix) = segment.split_once('-')?;
     let address = address.parse().ok()?;
@@ -75,18 +75,18 @@ fn text(key: &Key) -> Option<&str> {
     std::str::from_utf8(key.as_bytes()).ok()
 }
 
-/// The prefix of the keys of all blocks, affinities and handles.
+/// Returns the prefix of the keys of all blocks, affinities and handles.
 pub fn ipam_prefix() -> Key {
     IPAM.into()
 }
 
-/// The key of a block. Calico does not recognize the keys of blocks of prefixes, and skips them.
+/// Returns the key of a block. Calico does not recognize the keys of blocks of prefixes, and skips these keys.
 pub fn block(cidr: IpNet) -> Key {
     let family = Family::of_net(cidr).key_segment();
     format!("{IPAM}assignment/{family}/{}/{}", kind_of_block(cidr), net_segment(cidr)).into()
 }
 
-/// The key segment for the kind of a block: of addresses or of prefixes.
+/// Returns the key segment for the kind of a block: a block of addresses or a block of prefixes.
 fn kind_of_block(cidr: IpNet) -> &'static str {
     if is_of_prefixes(cidr) { PREFIXES } else { "block" }
 }
@@ -99,7 +99,7 @@ pub fn parse_block(key: &Key) -> Option<IpNet> {
     parse_net(family, segment).filter(|cidr| kind == kind_of_block(*cidr))
 }
 
-/// The prefix of the keys of all blocks, or of the blocks of one family.
+/// Returns the prefix of the keys of all blocks, or of the blocks of one family.
 pub fn blocks_prefix(family: Option<Family>) -> Key {
     match family {
         None => format!("{IPAM}assignment/").into(),
@@ -107,17 +107,18 @@ pub fn blocks_prefix(family: Option<Family>) -> Key {
     }
 }
 
-/// The prefix of the keys of a family's blocks of addresses.
+/// Returns the prefix of the keys of a family's blocks of addresses.
 pub fn blocks_of_addresses_prefix(family: Family) -> Key {
     format!("{IPAM}assignment/{}/block/", family.key_segment()).into()
 }
 
-/// The prefix of the keys of a family's blocks of prefixes.
+/// Returns the prefix of the keys of a family's blocks of prefixes.
 pub fn blocks_of_prefixes_prefix(family: Family) -> Key {
     format!("{IPAM}assignment/{}/{PREFIXES}/", family.key_segment()).into()
 }
 
-/// The key of the record of a workload's addresses. The name is inserted unescaped, including slashes.
+/// Returns the key of the record of a workload's addresses. The workload's name is inserted unescaped, including
+/// slashes.
 pub fn sticky(name: &str) -> Key {
     format!("{STICKY}{name}").into()
 }
@@ -127,13 +128,13 @@ pub fn parse_sticky(key: &Key) -> Option<&str> {
     text(key)?.strip_prefix(STICKY)
 }
 
-/// The prefix of the keys of all workloads' records.
+/// Returns the prefix of the keys of all workloads' records.
 pub fn sticky_prefix() -> Key {
     STICKY.into()
 }
 
-/// The key of an owner's affinity to a block. `None` for an owner that cannot have one: with an empty name, or neither
-/// a host nor virtual.
+/// Returns the key of an owner's affinity to a block. Returns `None` for an owner that cannot have affinities, because
+/// its name is empty or because it is neither a host nor virtual.
 pub fn affinity(owner: &Owner, cidr: IpNet) -> Option<Key> {
     let prefix = owner_segment(owner)?;
     Some(format!("{prefix}/{}/block/{}", Family::of_net(cidr).key_segment(), net_segment(cidr)).into())
@@ -155,7 +156,8 @@ pub fn parse_affinity(key: &Key) -> Option<(Owner, IpNet)> {
     parts.next().is_none().then_some((owner, cidr))
 }
 
-/// The prefix of the keys of an owner's affinities, in one family or in both. `None` as in [`affinity`].
+/// Returns the prefix of the keys of an owner's affinities, in one family or in both. Returns `None` for an owner that
+/// cannot have affinities; see [`affinity`].
 pub fn affinities_prefix(owner: &Owner, family: Option<Family>) -> Option<Key> {
     let prefix = owner_segment(owner)?;
     Some(match family {
@@ -164,17 +166,17 @@ pub fn affinities_prefix(owner: &Owner, family: Option<Family>) -> Option<Key> {
     })
 }
 
-/// The prefix of the keys of all hosts' affinities.
+/// Returns the prefix of the keys of all hosts' affinities.
 pub fn host_affinities_prefix() -> Key {
     format!("{IPAM}host/").into()
 }
 
-/// The prefix of the keys of all virtual owners' affinities.
+/// Returns the prefix of the keys of all virtual owners' affinities.
 pub fn virtual_affinities_prefix() -> Key {
     format!("{IPAM}virtual/").into()
 }
 
-/// The key that old versions kept for a host. It is only read to remove a host.
+/// Returns the key that old versions kept for a host. The key is only read when a host is removed.
 pub fn legacy_host(name: &str) -> Key {
     format!("{IPAM}host/{name}").into()
 }
@@ -188,7 +190,7 @@ fn owner_segment(owner: &Owner) -> Option<String> {
     (!name.is_empty()).then(|| format!("{IPAM}{kind}/{name}"))
 }
 
-/// The key of a handle.
+/// Returns the key of a handle.
 pub fn handle(id: &str) -> Key {
     format!("{IPAM}handle/{id}").into()
 }
@@ -198,44 +200,45 @@ pub fn parse_handle(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("handle/")?)
 }
 
-/// The prefix of the keys of all resources of another kind, given by its plural name in keys.
+/// Returns the prefix of the keys of all resources of another kind, given by its plural name in keys.
 pub fn other_resources_prefix(plural: &str) -> Key {
     format!("{RESOURCES}{plural}/").into()
 }
 
-/// The key of the settings of the allocator.
+/// Returns the key of the IPAM settings.
 pub fn config() -> Key {
     format!("{IPAM}config").into()
 }
 
-/// Parses a key of [`legacy_host`], and returns the host's name.
+/// Parses a key that [`legacy_host`] builds, and returns the host's name.
 pub fn parse_legacy_host(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("host/")?)
 }
 
-/// The key of Calico's document about the whole cluster.
+/// Returns the key of Calico's ClusterInformation document about the whole cluster.
 pub fn cluster_information() -> Key {
     format!("{RESOURCES}clusterinformations/default").into()
 }
 
-/// The key of a workload endpoint. With the beginning of a name, the prefix of the keys of all such names.
+/// Returns the key of a workload endpoint. If `name` is only the beginning of a name, the key is the prefix of the keys
+/// of all endpoints with this beginning.
 pub fn workload_endpoint(namespace: &str, name: &str) -> Key {
     format!("{RESOURCES}{WORKLOAD_ENDPOINTS}/{namespace}/{name}").into()
 }
 
-/// Parses the key of a workload endpoint, and returns namespace and name.
+/// Parses the key of a workload endpoint, and returns the endpoint's namespace and name.
 pub fn parse_workload_endpoint(key: &Key) -> Option<(&str, &str)> {
     let rest = text(key)?.strip_prefix(RESOURCES)?.strip_prefix(WORKLOAD_ENDPOINTS)?.strip_prefix('/')?;
     let (namespace, name) = rest.split_once('/')?;
     Some((one_segment(namespace)?, one_segment(name)?))
 }
 
-/// The prefix of the keys of all workload endpoints.
+/// Returns the prefix of the keys of all workload endpoints.
 pub fn workload_endpoints_prefix() -> Key {
     format!("{RESOURCES}{WORKLOAD_ENDPOINTS}/").into()
 }
 
-/// The key of a profile.
+/// Returns the key of a profile.
 pub fn profile(name: &str) -> Key {
     format!("{RESOURCES}{PROFILES}/{name}").into()
 }
@@ -245,12 +248,12 @@ pub fn parse_profile(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(RESOURCES)?.strip_prefix(PROFILES)?.strip_prefix('/')?)
 }
 
-/// The prefix of the keys of all profiles.
+/// Returns the prefix of the keys of all profiles.
 pub fn profiles_prefix() -> Key {
     format!("{RESOURCES}{PROFILES}/").into()
 }
 
-/// The key of a cluster-wide resource.
+/// Returns the key of a cluster-wide resource.
 pub fn resource(kind: ResourceKind, name: &str) -> Key {
     format!("{RESOURCES}{}/{name}", kind.plural()).into()
 }
@@ -260,17 +263,18 @@ pub fn parse_resource(kind: ResourceKind, key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(RESOURCES)?.strip_prefix(kind.plural())?.strip_prefix('/')?)
 }
 
-/// The prefix of the keys of all resources of a kind.
+/// Returns the prefix of the keys of all resources of a kind.
 pub fn resources_prefix(kind: ResourceKind) -> Key {
     format!("{RESOURCES}{}/", kind.plural()).into()
 }
 
-/// The key of the quotas.
+/// Returns the key of the quotas document.
 pub fn quotas() -> Key {
     QUOTAS.into()
 }
 
-/// The key of a subject's counter. Bytes of the name other than ASCII letters, digits and `-_.` are percent-encoded.
+/// Returns the key of a subject's quota counter. Bytes of the subject's name other than ASCII letters, digits and `-_.`
+/// are percent-encoded.
 pub fn quota_use(kind: QuotaKind, name: &str) -> Key {
     let mut key = format!("{QUOTA_USE}{}/", kind.as_str());
     for byte in name.bytes() {
@@ -283,7 +287,7 @@ pub fn quota_use(kind: QuotaKind, name: &str) -> Key {
     key.into()
 }
 
-/// Parses the key of a counter.
+/// Parses the key of a quota counter, and returns the counter's subject.
 pub fn parse_quota_use(key: &Key) -> Option<QuotaSubject> {
     let (kind, encoded) = text(key)?.strip_prefix(QUOTA_USE)?.split_once('/')?;
     let kind = QuotaKind::ALL.into_iter().find(|one| one.as_str() == kind)?;

@@ -1,7 +1,8 @@
-//! The stored documents, exactly as Calico writes them: their keys, their JSON, and the operations on each.
+//! Defines the stored documents exactly as Calico writes them: their keys, their JSON, and the operations on each
+//! document.
 //!
 //! A document that was read and not changed is written back identically, including unknown fields and the difference
-//! between `null` and an absent field. Documents of earlier versions of Calico are read, too. A changed document is
+//! between `null` and an absent field. Documents of earlier versions of Calico can also be read. A changed document is
 //! written in the current form.
 
 mod attribute;

@@ -1,9 +1,10 @@
-//! Key ranges that contain the keys of all blocks that overlap with a network.
+//! Computes key ranges that contain the keys of all blocks that overlap with a network.
 //!
-//! Two blocks overlap if one contains the other. A key contains its block's first address as text. So a larger block
-//! has one of a few texts, while the smaller ones have texts that do not sort by address: `10.0.0.13-26` sorts between
-//! `10.0.0.128-26` and `10.0.0.140-26`. A [`Cover`] therefore has two forms: a few ranges that also contain the keys of
-//! other blocks, and, for a network of at most 64 addresses or prefixes, exact ranges.
+//! Two blocks overlap if one contains the other. A key contains its block's first address as text. The first address of
+//! a larger block has one of a few texts, but the first addresses of smaller blocks have texts that do not sort by
+//! address: `10.0.0.13-26` sorts between `10.0.0.128-26` and `10.0.0.140-26`. A [`Cover`] therefore has two forms: a
+//! few ranges that also contain the keys of other blocks, and, for a network of at most 64 addresses or prefixes, exact
+//! ranges.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -15,33 +16,33 @@ use super::is_of_prefixes;
 use super::keys::{blocks_of_addresses_prefix, blocks_of_prefixes_prefix};
 use crate::net::Family;
 
-/// Maximum number of values of an address's last part that get a range each in a coarse cover.
+/// Maximum number of values of an address's last part for which a coarse cover has a separate range per value.
 const MAX_SINGLE_ADDRESSES: u32 = 2;
-/// Maximum number of values of an address's inner part that get a range each in a coarse cover.
+/// Maximum number of values of an address's inner part for which a coarse cover has a separate range per value.
 const MAX_SINGLE_PARTS: u32 = 16;
-/// Maximum number of values that get a range each in an exact cover.
+/// Maximum number of values of an address's part for which an exact cover has a separate range per value.
 const MAX_EXACT_RANGES: u32 = 64;
 
-/// Key ranges of all blocks of one kind that overlap with a network in one way: inside or around it.
+/// Key ranges of all blocks of one kind that overlap with a network in one way: either inside the network or around it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cover {
-    /// A few ranges, which may contain the keys of other blocks.
+    /// A few key ranges, which may also contain the keys of other blocks.
     pub coarse: Vec<Range>,
-    /// Ranges without the keys of other blocks, unless there would be too many.
+    /// Key ranges without the keys of other blocks, or `None` if there would be too many ranges.
     pub exact: Option<Vec<Range>>,
 }
 
-/// Which ranges to compute. A cover has up to 64 exact ranges, and only a block with thousands of blocks around it
-/// needs them.
+/// Selects the key ranges to compute. A cover has up to 64 exact ranges, and only a block with thousands of blocks
+/// around it needs exact ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
-    /// Only the few coarse ranges.
+    /// Only the few coarse ranges are computed.
     Coarse,
-    /// The exact ranges as well.
+    /// The exact ranges are computed as well.
     Exact,
 }
 
-/// The covers of all blocks that overlap with a block, including its own key.
+/// Returns the covers of all blocks that overlap with a block, including the block's own key.
 pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     let family = Family::of_net(block);
     let mut covers = Vec::new();
@@ -54,7 +55,7 @@ pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     } else {
         covers.extend(covers_of_addresses(block, precision));
         let largest = *family.block_sizes().start();
-        // Only a larger block can be one of prefixes, and mostly there is none.
+        // Only a larger block can be a block of prefixes, and usually no such block is stored.
         let prefixes = blocks_of_prefixes_prefix(family);
         let exact = around(&prefixes, block, 0..largest);
         covers.push(Cover { coarse: vec![Range::Prefix(prefixes)], exact: Some(exact) });
@@ -62,17 +63,17 @@ pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     covers
 }
 
-/// A few ranges that contain the keys of all blocks that overlap with any of these blocks.
+/// Returns a few ranges that contain the keys of all blocks that overlap with any of these blocks.
 pub fn ranges_around(blocks: &[IpNet]) -> Vec<Range> {
     merged(blocks.iter().flat_map(|block| covers_of_overlaps(*block, Precision::Coarse)).flat_map(|cover| cover.coarse))
 }
 
-/// Merges ranges that differ only in the last part of their addresses. The result may contain other keys.
+/// Merges key ranges that differ only in the last part of their addresses. The merged ranges may contain other keys.
 fn merged(ranges: impl Iterator<Item = Range>) -> Vec<Range> {
     let mut by_parent: BTreeMap<Key, (Key, Option<Key>)> = BTreeMap::new();
     for range in ranges.collect::<BTreeSet<_>>() {
         let (from, to) = range.bounds();
-        // The key up to the last part of the address.
+        // `end` is the length of the key up to the last part of the address.
         let end = from.as_bytes().iter().rposition(|byte| matches!(byte, b'.' | b':' | b'/')).map_or(0, |end| end + 1);
         let parent = Key::from(&from.as_bytes()[..end]);
         let span = by_parent.entry(parent).or_insert_with(|| (from.clone(), to.clone()));
@@ -82,13 +83,13 @@ fn merged(ranges: impl Iterator<Item = Range>) -> Vec<Range> {
     spans.map(|(from, to)| to.map_or(Range::From(from.clone()), |to| Range::FromTo(from, to))).collect()
 }
 
-/// A few ranges that contain the keys of all blocks of addresses that overlap with a block of addresses, including its
-/// own key.
+/// Returns a few ranges that contain the keys of all blocks of addresses that overlap with a block of addresses,
+/// including the block's own key.
 pub fn overlaps_of_addresses(block: IpNet) -> Vec<Range> {
     merged(covers_of_addresses(block, Precision::Coarse).into_iter().flat_map(|cover| cover.coarse))
 }
 
-/// The covers of the blocks of addresses inside a block of addresses, and of those around it.
+/// Returns the cover of the blocks of addresses inside a block of addresses, and the cover of the blocks around it.
 fn covers_of_addresses(block: IpNet, precision: Precision) -> [Cover; 2] {
     let family = Family::of_net(block);
     let blocks = blocks_of_addresses_prefix(family);
@@ -100,7 +101,7 @@ fn covers_of_addresses(block: IpNet, precision: Precision) -> [Cover; 2] {
     [inside, Cover { coarse: around.clone(), exact: Some(around) }]
 }
 
-/// The key ranges of blocks of these lengths that contain a block.
+/// Returns the key ranges of blocks of these lengths that contain a block.
 fn around(prefix: &Key, block: IpNet, lengths: std::ops::Range<u8>) -> Vec<Range> {
     let family = Family::of_net(block);
     let bases: BTreeSet<IpAddr> =
@@ -108,7 +109,7 @@ fn around(prefix: &Key, block: IpNet, lengths: std::ops::Range<u8>) -> Vec<Range
     bases.into_iter().map(|base| single(prefix, &base.to_string(), '-')).collect()
 }
 
-/// The cover of the blocks that begin at an address of the network.
+/// Returns the cover of the blocks that begin at an address of the network.
 fn inside(prefix: &Key, block: IpNet, precision: Precision) -> Cover {
     match block.network() {
         IpAddr::V4(first) => {
@@ -131,7 +132,7 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
     let place = usize::from(place);
     let mut numbers = Numbers::of(groups[place].into(), end, length, 16);
     let (end, mut heads) = (if place == 7 { '-' } else { ':' }, Vec::new());
-    // IPv6 text may write the address with a zero in this place differently from the others.
+    // IPv6 text may write an address with a zero in this group differently from the other addresses.
     let mut zero = Vec::new();
     if numbers.low == 0 {
         let trailing = groups[..place].iter().rev().take_while(|group| **group == 0).count();
@@ -147,7 +148,7 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
         other[7] = 1;
         heads.extend(Ipv6Addr::from(other).to_string().strip_suffix('1').map(str::to_owned));
     } else {
-        // Runs of zeros in the first groups are compressed, unless a longer run follows.
+        // A run of zeros in the first groups is compressed, unless a longer run follows.
         heads.push(groups[..place].iter().map(|group| format!("{group:x}:")).collect());
         for (from, to) in runs_of_zeros(&groups[..place]) {
             let rest: String = groups[to..place].iter().map(|group| format!("{group:x}:")).collect();
@@ -162,17 +163,18 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
     cover
 }
 
-/// The values that one part of an address has in a network.
+/// The values that one part of an address can have in a network.
 struct Numbers {
     low: u32,
     high: u32,
-    /// The greatest value that the part can have.
+    /// The greatest value that this part of an address can have.
     most: u32,
     base: u32,
 }
 
 impl Numbers {
-    /// The values of the part that ends at bit `end`, in a network of this length where the part begins at `low`.
+    /// Computes the values of the part that ends at bit `end`, in a network of this length where the part begins at
+    /// `low`.
     fn of(low: u32, end: u32, length: u8, base: u32) -> Self {
         let bits = end.saturating_sub(u32::from(length));
         let most = if base == 10 { 0xff } else { 0xffff };
@@ -203,7 +205,7 @@ impl Numbers {
         Cover { coarse, exact: (precision == Precision::Exact && count <= MAX_EXACT_RANGES).then(each) }
     }
 
-    /// The values grouped by number of digits, because texts of equal length sort by value.
+    /// Returns the values grouped by number of digits, because texts of equal length sort by value.
     fn spans(&self) -> Vec<(u32, u32)> {
         let (mut spans, mut first) = (Vec::new(), 0);
         let mut next = self.base;
@@ -218,7 +220,7 @@ impl Numbers {
     }
 }
 
-/// The runs of at least two zeros, as start and end indices (exclusive).
+/// Returns the runs of at least two zeros, as start and end indices (exclusive).
 fn runs_of_zeros(groups: &[u16]) -> Vec<(usize, usize)> {
     let (mut runs, mut from) = (Vec::new(), 0);
     for to in 0..=groups.len() {
@@ -242,12 +244,12 @@ fn key(prefix: &Key, text: &str) -> Key {
     bytes.into()
 }
 
-/// The keys that continue the prefix with this text and `end`.
+/// Returns the range of the keys that continue the prefix with this text and `end`.
 fn single(prefix: &Key, text: &str, end: char) -> Range {
     Range::Prefix(key(prefix, &format!("{text}{end}")))
 }
 
-/// The keys from one text to another, including those that continue the second text.
+/// Returns the range of the keys from one text to another, including keys that continue the second text.
 fn span(prefix: &Key, head: &str, low: &str, high: &str, end: char) -> Range {
     let last = Range::Prefix(key(prefix, &format!("{head}{high}{end}")));
     let first = key(prefix, &format!("{head}{low}{end}"));
@@ -265,7 +267,7 @@ mod tests {
     use crate::model::keys;
     use crate::net::overlap;
 
-    /// Pairs of nearby networks, with and without runs of zeros.
+    /// Generates pairs of nearby networks, with and without runs of zeros.
     fn nets() -> impl Strategy<Value = (IpNet, IpNet)> {
         let v4 = (any::<u16>(), any::<u16>(), 0_u8..=32, 0_u8..=32, 0_u32..4096).prop_map(|(low, high, a, b, off)| {
             let first = (u32::from(high) << 16) | u32::from(low);

@@ -1,5 +1,5 @@
-//! The owner of a block, and the affinity: the document that records an owner's claim to a block, and the state of the
-//! claim.
+//! Defines the owner of a block, and the affinity: the document that records an owner's claim to a block and the state
+//! of the claim.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -12,41 +12,42 @@ use super::codec::{Document, Field, Malformed, UnknownFields, document, from_jso
 /// The owner of a block, as stored in the block: `host:node1`, `virtual:load-balancer`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
-    /// A node, by name.
+    /// A node, identified by its name.
     Host(String),
-    /// An owner that is no node, for example a load balancer.
+    /// An owner that is not a node, for example a load balancer.
     Virtual(String),
-    /// A text of neither form. It matches no owner, so addresses of the block can only be borrowed.
+    /// A text that names neither a node nor a virtual owner. An owner of unknown form matches no other owner, so
+    /// addresses of its blocks can only be borrowed.
     Other(String),
 }
 
 /// The virtual owner of the blocks from which Calico assigns addresses to services.
 const LOAD_BALANCER: &str = "load-balancer";
 
-/// The prefix of the name of the virtual owner of a node's secondary networks, which is followed by the node's name.
-/// Calico's node names consist of letters, digits, `.`, `_` and `-`, so no node and no virtual owner of Calico's has
-/// such a name. Calico reads an owner's name up to the next `/` in a key, and up to the end in a block.
+/// The prefix of the name of the virtual owner of a node's secondary networks. The node's name follows the prefix.
+/// Calico's node names consist of letters, digits, `.`, `_` and `-`, so no node and no virtual owner of Calico's has a
+/// name with this prefix. Calico reads an owner's name up to the next `/` in a key, and up to the end in a block.
 const SECONDARY: &str = "secondary@";
 
 impl Owner {
-    /// Creates a node as owner.
+    /// Creates an owner that is a node.
     pub fn host(name: impl Into<String>) -> Self {
         Self::Host(name.into())
     }
 
-    /// The virtual owner of the blocks from which Calico assigns addresses to services of type LoadBalancer.
+    /// Creates the virtual owner of the blocks from which Calico assigns addresses to services of type LoadBalancer.
     pub fn load_balancer() -> Self {
         Self::Virtual(LOAD_BALANCER.to_owned())
     }
 
-    /// The virtual owner of the blocks for a node's secondary networks, in a store that Calico also reads. Calico's
-    /// routing acts on the blocks of nodes, and ignores those of virtual owners.
+    /// Creates the virtual owner of the blocks for a node's secondary networks, in a store that Calico also reads.
+    /// Calico's routing uses the blocks of nodes, and ignores the blocks of virtual owners.
     pub fn secondary(node: &str) -> Self {
         Self::Virtual(format!("{SECONDARY}{node}"))
     }
 
-    /// The node to which the blocks of this owner belong: the node itself, or the node of these secondary networks.
-    /// `None` for other virtual owners.
+    /// Returns the node to which the owner's blocks belong: the owner itself if it is a node, or the node whose
+    /// secondary networks the virtual owner serves. Returns `None` for other virtual owners.
     pub fn node(&self) -> Option<&str> {
         match self {
             Self::Host(name) => Some(name),
@@ -55,13 +56,13 @@ impl Owner {
         }
     }
 
-    /// Returns the corresponding owner of node `to`, if this is an owner of node `from`.
+    /// Returns the corresponding owner of node `to`, if this owner belongs to node `from`.
     pub fn renamed(&self, from: &str, to: &str) -> Option<Self> {
         let place = Self::all_of(from).iter().position(|owner| owner == self)?;
         Self::all_of(to).into_iter().nth(place)
     }
 
-    /// The owners of a node's blocks: the node itself, and the virtual owner of its secondary networks.
+    /// Returns the owners of a node's blocks: the node itself, and the virtual owner of the node's secondary networks.
     pub fn all_of(node: &str) -> [Self; 2] {
         [Self::host(node), Self::secondary(node)]
     }
@@ -95,16 +96,16 @@ impl FromStr for Owner {
     }
 }
 
-/// The state of a claim.
+/// The state of an owner's claim to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AffinityState {
-    /// The owner has the block. An empty state and the empty value of old versions also mean this.
+    /// The owner has the block. An empty state and the empty value of old versions also count as confirmed.
     Confirmed,
-    /// The owner is about to claim the block. Another owner may be faster.
+    /// The owner is about to claim the block. Another owner may claim the block first.
     Pending,
     /// The owner is about to release the block.
     PendingDeletion,
-    /// An unknown state. Treat it as not confirmed.
+    /// The state is unknown. An affinity in an unknown state must be treated as not confirmed.
     Unknown,
 }
 
@@ -118,14 +119,14 @@ document! {
 }
 
 impl Affinity {
-    /// Creates an affinity in this state.
+    /// Creates an affinity with this state.
     pub fn new(state: AffinityState) -> Self {
         let mut new = Self { state: Field::Absent, deleted: Field::Absent, extra: UnknownFields::default() };
         new.set_state(state);
         new
     }
 
-    /// The state of the claim.
+    /// Returns the state of the owner's claim.
     pub fn state(&self) -> AffinityState {
         match self.state.get().map(String::as_str) {
             None | Some("" | "confirmed") => AffinityState::Confirmed,
@@ -135,7 +136,8 @@ impl Affinity {
         }
     }
 
-    /// Sets the state, and updates the document to the current form. [`AffinityState::Unknown`] changes nothing.
+    /// Sets the state of the claim, and updates the document to the current form. Setting [`AffinityState::Unknown`]
+    /// changes nothing.
     pub fn set_state(&mut self, state: AffinityState) {
         let text = match state {
             AffinityState::Confirmed => "confirmed",
@@ -150,7 +152,7 @@ impl Affinity {
 
 impl Document for Affinity {
     fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
-        // The first versions stored an empty value.
+        // The first versions stored affinities with an empty value.
         if value.is_empty() { from_json(key, b"{}") } else { from_json(key, value) }
     }
 

@@ -1,4 +1,4 @@
-//! Address pools: networks that are divided into blocks, with rules for their use.
+//! Defines address pools: networks that are divided into blocks, with rules for their use.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -19,22 +19,22 @@ use super::resource::{Labels, Resource};
 use crate::net::{Count, Family};
 use crate::selector::{Selector, SelectorError};
 
-/// The annotation of a pool that a network's configuration defines by its subnet. Its value is the network's name.
+/// The annotation with the name of the network whose configuration defines the pool by its subnet.
 pub const NETWORK_ANNOTATION: &str = "margay.io/network";
 
-/// The purpose of an address.
+/// The purpose for which an address of a pool is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PoolUse {
-    /// For a container.
+    /// The address is for a container.
     Workload,
-    /// For a tunnel of a node.
+    /// The address is for a node's tunnel interface.
     Tunnel,
-    /// For a load balancer. A pool with this use has no other.
+    /// The address is for a load balancer. A pool with this use has no other use.
     LoadBalancer,
 }
 
 impl PoolUse {
-    /// The name of the use in pools.
+    /// Returns the name of the use in pools.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Workload => "Workload",
@@ -50,17 +50,17 @@ impl fmt::Display for PoolUse {
     }
 }
 
-/// Which requests may use a pool.
+/// Decides which requests may use a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AssignmentMode {
-    /// Requests that name the pool, and all others if its selectors match.
+    /// Requests that name the pool, and all other requests if the pool's selectors match.
     Automatic,
-    /// Only requests that name the pool.
+    /// Only requests that name the pool may use it.
     Manual,
 }
 
 impl AssignmentMode {
-    /// The name of the mode in pools.
+    /// Returns the name of the mode in pools.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Automatic => "Automatic",
@@ -69,7 +69,7 @@ impl AssignmentMode {
     }
 }
 
-/// The definition of a new pool. Check it with [`super::check_new_pool`].
+/// The definition of a new pool. The function [`super::check_new_pool`] checks the definition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NewPool {
@@ -81,13 +81,13 @@ pub struct NewPool {
     pub block_size: u8,
     /// The length of the prefixes in a pool of prefixes; `None` for a pool of addresses.
     pub prefix_length: Option<u8>,
-    /// The selector of nodes; `all()` for all.
+    /// The selector of nodes; `all()` for all nodes.
     pub node_selector: String,
-    /// The selector of namespaces; empty for all.
+    /// The selector of namespaces; empty for all namespaces.
     pub namespace_selector: String,
     /// The allowed uses of the pool's addresses.
     pub allowed_uses: Vec<PoolUse>,
-    /// Which requests may use the pool.
+    /// The assignment mode, which decides which requests may use the pool.
     pub assignment_mode: AssignmentMode,
 }
 
@@ -106,14 +106,14 @@ impl NewPool {
         }
     }
 
-    /// Sets the prefix length of the blocks.
+    /// Sets the prefix length of the pool's blocks.
     #[must_use]
     pub fn with_block_size(mut self, block_size: u8) -> Self {
         self.block_size = block_size;
         self
     }
 
-    /// Makes this a pool of prefixes of this length. Only requests that name it may use it.
+    /// Makes the pool a pool of prefixes of this length. Only requests that name the pool may use it.
     #[must_use]
     pub fn with_prefix_length(mut self, length: u8) -> Self {
         self.prefix_length = Some(length);
@@ -121,15 +121,15 @@ impl NewPool {
         self
     }
 
-    /// Sets the selector of nodes.
+    /// Sets the selector of nodes that may use the pool.
     #[must_use]
     pub fn with_node_selector(mut self, selector: impl Into<String>) -> Self {
         self.node_selector = selector.into();
         self
     }
 
-    /// Sets the selector of namespaces. Also removes the use for tunnels, which are in no namespace, because Calico
-    /// refuses a pool with both.
+    /// Sets the selector of namespaces that may use the pool. Also removes the use for tunnels, because Calico refuses
+    /// a pool with both: tunnels are in no namespace.
     #[must_use]
     pub fn with_namespace_selector(mut self, selector: impl Into<String>) -> Self {
         self.namespace_selector = selector.into();
@@ -167,7 +167,8 @@ impl Pool {
     /// Creates the document of a new pool. `uid` is a random UUID.
     ///
     /// # Errors
-    /// [`Malformed`] if the network or the block size is impossible. [`super::check_new_pool`] reports this better.
+    /// [`Malformed`] if the network or the block size is impossible. The errors of [`super::check_new_pool`] describe
+    /// the problem better.
     pub fn new(new: &NewPool, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = Resource::new(ResourceKind::IpPool, &new.name, uid, now);
         let spec = NewPool { cidr: new.cidr.trunc(), ..new.clone() }.spec();
@@ -178,11 +179,11 @@ impl Pool {
         Self::read(&keys::resource(ResourceKind::IpPool, &new.name), resource)
     }
 
-    /// Returns a part of this pool as a pool of its own, with all other properties unchanged. It does not belong to a
-    /// network's configuration any more.
+    /// Returns a part of this pool as a separate pool, with all other properties unchanged. The new pool no longer
+    /// belongs to a network's configuration.
     ///
     /// # Errors
-    /// None for a network inside this pool.
+    /// No error for a network inside this pool.
     pub fn part(&self, name: &str, cidr: IpNet, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = self.resource.reborn(name, uid, now);
         resource.set_spec(CIDR, Some(cidr.to_string().into()));
@@ -214,52 +215,54 @@ impl Pool {
         Ok(pool)
     }
 
-    /// The name of the pool.
+    /// Returns the name of the pool.
     pub fn name(&self) -> &str {
         self.resource.name()
     }
 
-    /// The network of the pool.
+    /// Returns the network of the pool.
     pub fn cidr(&self) -> IpNet {
         self.cidr
     }
 
-    /// The family of the pool's addresses.
+    /// Returns the family of the pool's addresses.
     pub fn family(&self) -> Family {
         Family::of_net(self.cidr)
     }
 
-    /// The prefix length of the pool's blocks.
+    /// Returns the prefix length of the pool's blocks.
     pub fn block_size(&self) -> u8 {
         self.block_size
     }
 
-    /// The length of the prefixes in a pool of prefixes; `None` for a pool of addresses.
+    /// Returns the length of the prefixes in a pool of prefixes; `None` for a pool of addresses.
     pub fn prefix_length(&self) -> Option<u8> {
         self.prefix_length
     }
 
-    /// The prefix length of one assignment: that of the pool's prefixes, or of a single address.
+    /// Returns the prefix length of one assignment from the pool: the length of the pool's prefixes, or of a single
+    /// address.
     pub fn length(&self) -> u8 {
         self.prefix_length.unwrap_or(self.family().bits())
     }
 
-    /// The number of addresses or prefixes in the pool.
+    /// Returns the number of addresses or prefixes in the pool.
     pub fn capacity(&self) -> Count {
         Count::of_parts(self.cidr, self.length())
     }
 
-    /// The prefix of the pool that contains an address; in a pool of addresses, the address.
+    /// Returns the prefix of the pool that contains an address. In a pool of addresses, returns the address as a
+    /// network.
     pub fn unit_of(&self, ip: IpAddr) -> IpNet {
         self.family().network(ip, self.length()).unwrap_or_else(|| ip.into())
     }
 
-    /// The whole resource.
+    /// Returns the whole resource of the pool.
     pub fn resource(&self) -> &Resource {
         &self.resource
     }
 
-    /// The whole resource, to change its labels and annotations.
+    /// Returns the whole resource of the pool, to change its labels and annotations.
     pub fn resource_mut(&mut self) -> &mut Resource {
         &mut self.resource
     }
@@ -269,8 +272,8 @@ impl Pool {
         self.resource.switch(DISABLED)
     }
 
-    /// True if traffic of the pool's containers to the outside uses their host's address. This also applies to a
-    /// disabled pool, whose addresses stay in use.
+    /// True if containers' traffic to the outside uses their host's address. The setting also applies to a disabled
+    /// pool, whose addresses stay in use.
     pub fn is_nat_outgoing(&self) -> bool {
         self.resource.switch(NAT_OUTGOING)
     }
@@ -285,8 +288,8 @@ impl Pool {
         self.resource.set_spec(DISABLED, None);
     }
 
-    /// True if addresses may be assigned from the pool: it is neither disabled, nor being deleted, nor marked as not
-    /// allocatable.
+    /// True if addresses may be assigned from the pool, which must be neither disabled, nor being deleted, nor marked
+    /// as not allocatable.
     pub fn is_enabled(&self) -> bool {
         !self.is_disabled() && !self.resource.is_being_deleted() && self.is_allocatable()
     }
@@ -299,7 +302,7 @@ impl Pool {
             .any(|condition| condition["type"] == "Allocatable" && condition["status"] == "False")
     }
 
-    /// Which requests may use the pool. An unknown mode counts as manual.
+    /// Returns which requests may use the pool. An unknown mode counts as manual.
     pub fn assignment_mode(&self) -> AssignmentMode {
         match self.resource.text(ASSIGNMENT_MODE) {
             "" | "Automatic" => AssignmentMode::Automatic,
@@ -307,7 +310,7 @@ impl Pool {
         }
     }
 
-    /// The stored uses that the pool allows; by default containers and tunnels.
+    /// Returns the stored uses that the pool allows; by default containers and tunnels.
     pub fn allowed_uses(&self) -> Vec<&str> {
         let uses: Vec<&str> = self.resource.texts(ALLOWED_USES).collect();
         if uses.is_empty() { vec![PoolUse::Workload.as_str(), PoolUse::Tunnel.as_str()] } else { uses }
@@ -318,17 +321,17 @@ impl Pool {
         self.allowed_uses().contains(&wanted.as_str())
     }
 
-    /// The stored selector of nodes; empty for all.
+    /// Returns the stored selector of nodes; empty for all nodes.
     pub fn node_selector(&self) -> &str {
         self.resource.text(NODE_SELECTOR)
     }
 
-    /// The stored selector of namespaces; empty for all.
+    /// Returns the stored selector of namespaces; empty for all namespaces.
     pub fn namespace_selector(&self) -> &str {
         self.resource.text(NAMESPACE_SELECTOR)
     }
 
-    /// True if the pool is for a node with these labels.
+    /// True if the pool's node selector matches a node with these labels.
     ///
     /// # Errors
     /// [`SelectorError`] if the node selector cannot be parsed.
@@ -336,7 +339,7 @@ impl Pool {
         Ok(self.node_selector().parse::<Selector>()?.matches(labels))
     }
 
-    /// True if the pool is for a namespace with these labels.
+    /// True if the pool's namespace selector matches a namespace with these labels.
     ///
     /// # Errors
     /// [`SelectorError`] if the namespace selector cannot be parsed.

@@ -1,4 +1,4 @@
-//! Reads the spec of a pool as a user writes it, and checks new and changed pools against Calico's rules.
+//! Reads the spec of a pool as a user writes it, and checks new, changed and stored pools against Calico's rules.
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde_json::{Map, Value};
@@ -12,7 +12,7 @@ use crate::net::{Family, overlap};
 use crate::selector::Selector;
 
 spec_fields! {
-    /// The fields of a pool's spec.
+    /// The names of the fields of a pool's spec.
     pub const POOL_FIELDS:
     CIDR = "cidr" as "IPPool.CIDR";
     VXLAN_MODE = "vxlanMode" as "IPPool.VXLANMode" of ["Never", "Always", "CrossSubnet"];
@@ -27,13 +27,14 @@ spec_fields! {
     ASSIGNMENT_MODE = "assignmentMode" as "IPPool.AssignmentMode" of ["Automatic", "Manual"];
 }
 
-/// Reads a spec, and returns the pool that it defines and the spec to store, with defaults and without fields that are
-/// off. `prefix_length` is the annotation [`super::PREFIX_LENGTH_ANNOTATION`]. Without it, the stored pool's prefix
-/// length applies. A spec without a block size gets the stored pool's block size, or else the default.
+/// Reads a pool's spec, and returns the pool that it defines and the spec to store. The spec to store contains the
+/// defaults, and omits fields that are off. `prefix_length` is the value of the annotation
+/// [`super::PREFIX_LENGTH_ANNOTATION`]; without it, the stored pool's prefix length applies. A spec without a block
+/// size gets the stored pool's block size, or else the default.
 ///
 /// # Errors
-/// [`InvalidPool`] for a field of another type or with an invalid value, and for tunnel modes that exclude each other
-/// or a load balancer. [`check_new_pool`] checks the other rules.
+/// [`InvalidPool`] for a field of another type or with an invalid value, for tunnel modes that exclude each other, and
+/// for a tunnel mode that excludes a load balancer. [`check_new_pool`] checks the other rules.
 pub fn read_pool_spec(
     name: &str,
     written: &JsonObject,
@@ -75,7 +76,7 @@ pub fn read_pool_spec(
 }
 
 impl NewPool {
-    /// The spec to store, without tunnels.
+    /// Returns the spec of the pool to store, without tunnels.
     pub fn spec(&self) -> JsonObject {
         let uses: Vec<&str> = self.allowed_uses.iter().map(|used| used.as_str()).collect();
         let mut spec = JsonObject::from_iter([
@@ -112,7 +113,8 @@ fn check_tunnels(cidr: IpNet, ipip: &str, vxlan: &str) -> Result<(), InvalidPool
     Ok(())
 }
 
-/// Calico's own text about `disableBGPExport` says `true` where it means `false`.
+/// Checks the fields of a load balancer's pool. Calico's own error message about `disableBGPExport` says `true` instead
+/// of `false`.
 fn check_load_balancer(written: &JsonObject, ipip: &str, vxlan: &str) -> Result<(), InvalidPool> {
     if let Some(mode) = [ipip, vxlan].into_iter().find(|mode| *mode != "Never") {
         let reason = "Neither IPIPMode nor VXLANMode can be enabled on AllowedUses LoadBalancer IP pool";
@@ -125,7 +127,7 @@ fn check_load_balancer(written: &JsonObject, ipip: &str, vxlan: &str) -> Result<
     Ok(())
 }
 
-/// The block size of a spec. 0 counts as unset.
+/// Returns the block size of a spec. A block size of 0 counts as unset.
 fn size(written: &JsonObject, family: Family) -> Result<Option<u8>, InvalidPool> {
     let Some(value) = BLOCK_SIZE.get(written) else { return Ok(None) };
     match value.as_u64().map(u8::try_from) {
@@ -151,7 +153,7 @@ fn uses(written: &JsonObject) -> Result<Vec<PoolUse>, InvalidPool> {
     listed.iter().map(known).collect()
 }
 
-/// The default prefix length of blocks, for 64 addresses.
+/// Returns the default prefix length of blocks, for 64 addresses.
 pub fn default_block_size(family: Family) -> u8 {
     match family {
         Family::V4 => 26,
@@ -159,20 +161,22 @@ pub fn default_block_size(family: Family) -> u8 {
     }
 }
 
-/// The prefix length of a pool's blocks: the requested one or the default, but no shorter than the pool's.
+/// Returns the prefix length of a pool's blocks: the requested length or the default, but no shorter than the pool's
+/// prefix length.
 pub fn fitting_block_size(cidr: IpNet, wanted: Option<u8>) -> u8 {
     wanted.unwrap_or_else(|| default_block_size(Family::of_net(cidr))).max(cidr.prefix_len())
 }
 
-/// Checks a new pool against the rules, the existing pools and the existing blocks.
+/// Checks a new pool against Calico's rules, the existing pools and the existing blocks.
 ///
 /// # Errors
 /// [`InvalidPool`] for the first violated rule:
-/// - The name is valid.
+/// - The pool's name is valid.
 /// - The network has no host bits set, is not link-local, and is not IPv4 mapped into IPv6.
-/// - Blocks are of /20 to /32, or /116 to /128, and fit into the pool.
-/// - Selectors can be parsed and do not contain `global()`.
-/// - There is at least one use. `LoadBalancer` is the only use and for all nodes. `Tunnel` has no namespace selector.
+/// - Blocks have a prefix length of /20 to /32, or /116 to /128, and fit into the pool.
+/// - The selectors can be parsed and do not contain `global()`.
+/// - The pool has at least one use. A pool with the use `LoadBalancer` has no other use and is for all nodes. A pool
+///   with the use `Tunnel` has no namespace selector.
 /// - No other pool and no existing block of another size overlaps with the network.
 pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(), InvalidPool> {
     check_name(&new.name).map_err(|reason| InvalidPool::new("IPPool.Name", &new.name, reason))?;
@@ -182,11 +186,12 @@ pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result
     check_neighbours(new, pools, blocks)
 }
 
-/// Checks a changed pool. Its network and its block size must not change, since addresses depend on them.
+/// Checks a changed pool against the stored pool. The network and the block size must not change, since addresses
+/// depend on them.
 ///
 /// # Errors
-/// [`InvalidPool`] for another network or block size, for a load balancer's pool with another use, and for invalid
-/// selectors and uses as for a new pool.
+/// [`InvalidPool`] for a changed network or block size, for a load balancer's pool with another use, and for selectors
+/// and uses that are invalid in a new pool.
 pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPool> {
     if new.cidr != stored.cidr() {
         return Err(CIDR.wrong(new.cidr, "IPPool CIDR cannot be modified"));
@@ -205,12 +210,12 @@ pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPoo
     check_selectors_and_uses(new)
 }
 
-/// Checks a stored pool against the rules that Calico's client applies to each change of a pool, and to its deletion,
-/// which starts with a change.
+/// Checks a stored pool against the rules that Calico's client applies to each change of a pool. Calico's client also
+/// applies these rules to a deletion, which starts with a change.
 ///
 /// # Errors
-/// [`InvalidPool`] for a field of another type, tunnel modes that exclude each other, and invalid selectors and uses as
-/// for a new pool.
+/// [`InvalidPool`] for a field of another type, for tunnel modes that exclude each other, and for selectors and uses
+/// that are invalid in a new pool.
 pub fn check_stored_pool(pool: &Pool) -> Result<(), InvalidPool> {
     let nothing = Map::new();
     let spec = pool.resource().whole_spec().unwrap_or(&nothing);
@@ -219,7 +224,7 @@ pub fn check_stored_pool(pool: &Pool) -> Result<(), InvalidPool> {
 }
 
 /// Removes the use for tunnels from a pool with a namespace selector, since tunnels are in no namespace. Returns `None`
-/// if the pool does not have this use, or has no other.
+/// if the pool does not have the use for tunnels, or has no other use.
 pub fn without_tunnels(pool: &Pool) -> Option<Pool> {
     let tunnel = PoolUse::Tunnel.as_str();
     let uses = pool.allowed_uses();
@@ -296,7 +301,7 @@ fn check_uses(new: &NewPool) -> Result<(), InvalidPool> {
         return Err(ALLOWED_USES.wrong("", "at least one use is needed"));
     }
     if uses.contains(&PoolUse::Tunnel) && !new.namespace_selector.is_empty() {
-        // The address of a tunnel is in no namespace.
+        // The address of a tunnel belongs to no namespace.
         let reason = "IP Pool with AllowedUse Tunnel must not have a namespace selector; set allowedUses to Workload";
         return Err(NAMESPACE_SELECTOR.wrong(&new.namespace_selector, reason));
     }
@@ -319,7 +324,7 @@ fn shown(uses: &[PoolUse]) -> String {
 }
 
 impl NewPool {
-    /// The prefix length of the pool's blocks, whether they are of addresses or of prefixes.
+    /// Returns the prefix length of the pool's blocks, both for blocks of addresses and for blocks of prefixes.
     pub(crate) fn size_of_blocks(&self) -> u8 {
         let of_prefixes = self.prefix_length.and_then(|length| block_size_for(self.cidr, length).ok());
         of_prefixes.unwrap_or(self.block_size)

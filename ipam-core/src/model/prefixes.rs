@@ -1,36 +1,37 @@
-//! Pools of prefixes, from which networks, for example /64s, are assigned instead of single addresses.
+//! Defines pools of prefixes. From these pools, networks such as /64s are assigned instead of single addresses.
 //!
-//! Such a pool is divided into blocks like any other, and an ordinal of a block identifies a prefix. The first address
-//! of a prefix stands for it in answers, requests, handles and reports. Any address inside a prefix identifies it as
-//! well.
+//! A pool of prefixes is divided into blocks like any other pool, and an ordinal of a block identifies a prefix. The
+//! first address of a prefix stands for the prefix in answers, requests, handles and reports. Any other address inside
+//! a prefix also identifies the prefix.
 //!
-//! A block of prefixes is larger than any block of addresses can be. The size thus distinguishes the two kinds. Each
-//! kind has keys of its own, and Calico skips those of prefixes.
+//! A block of prefixes is larger than any block of addresses can be, so the size distinguishes the two kinds of blocks.
+//! The keys of the two kinds differ, and Calico skips the keys of blocks of prefixes.
 
 use ipnet::IpNet;
 
 use crate::net::Family;
 
-/// The annotation of a pool with the length of its prefixes, in decimal: `64`. Calico keeps it, and assigns no
-/// addresses from the pool, because its assignment mode is manual.
+/// The annotation of a pool with the length of its prefixes, in decimal: `64`. Calico keeps the annotation, and assigns
+/// no addresses from the pool, because the pool's assignment mode is manual.
 pub const PREFIX_LENGTH_ANNOTATION: &str = "margay.io/prefix-length";
 
-/// The prefix of the handles of nodes' own prefixes.
+/// The common prefix of the handles of nodes' own prefixes.
 const NODE_PREFIX: &str = "margay-node-prefix.";
 
-/// The handle of a node's own prefix from a pool. No name of a pool or a node contains the `@` between them.
+/// Returns the handle of a node's own prefix from a pool. No name of a pool or a node contains the `@` that separates
+/// the two names.
 pub fn node_prefix_handle(pool: &str, node: &str) -> String {
     format!("{NODE_PREFIX}{pool}@{node}")
 }
 
-/// The part of a handle of [`node_prefix_handle`] before the node's name.
+/// Returns the part of a handle of [`node_prefix_handle`] before the node's name.
 pub(super) fn beginning_of_node_prefix<'h>(handle: &'h str, node: &str) -> Option<&'h str> {
     handle.strip_suffix(node).filter(|rest| rest.starts_with(NODE_PREFIX) && rest.ends_with('@'))
 }
 
-/// Bits of the default block size: 64 prefixes, unless the block must be larger.
+/// Number of bits of the default block size: a block has 64 prefixes, unless it must be larger.
 const DEFAULT_BLOCK_BITS: u8 = 6;
-/// Minimum number of host bits of a prefix: an address for the container, and one more.
+/// Minimum number of host bits of a prefix, which has an address for the container and at least one more.
 const MIN_HOST_BITS: u8 = 2;
 
 /// True if the block has the size of a block of prefixes.
@@ -38,12 +39,12 @@ pub fn is_of_prefixes(block: IpNet) -> bool {
     block.prefix_len() <= largest_length(Family::of_net(block))
 }
 
-/// The longest prefix length of a block of prefixes.
+/// Returns the longest prefix length of a block of prefixes.
 fn largest_length(family: Family) -> u8 {
     family.block_sizes().start() - 1
 }
 
-/// The prefix length of the blocks of a pool of prefixes.
+/// Returns the prefix length of the blocks of a pool of prefixes.
 ///
 /// # Errors
 /// The reason why a pool cannot have prefixes of this length.
@@ -60,8 +61,8 @@ pub fn block_size_for(pool: IpNet, length: u8) -> Result<u8, String> {
     Ok(length.saturating_sub(DEFAULT_BLOCK_BITS).clamp(pool.prefix_len(), largest))
 }
 
-/// The prefix length of a block's ordinals, by their number: that of a single address, or of a prefix. `None` if a
-/// block of this network cannot have this number of ordinals.
+/// Returns the prefix length of a block's ordinals, given their number: the length of a single address, or of a prefix.
+/// Returns `None` if a block of this network cannot have this number of ordinals.
 pub(super) fn length_in_block(block: IpNet, ordinals: usize) -> Option<u8> {
     let bits = Family::of_net(block).bits();
     let length = block.prefix_len().checked_add(u8::try_from(ordinals.checked_ilog2()?).ok()?)?;

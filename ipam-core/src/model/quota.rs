@@ -1,11 +1,13 @@
-//! Quotas: how many addresses namespaces, networks and nodes may have, and the counters of subjects with a limit.
+//! Defines quotas: how many addresses namespaces, networks and nodes may have. Also defines the counters of subjects
+//! with a quota.
 //!
-//! The quotas are one document, `{"namespaces":{"shop":10,"*":50},"networks":{},"nodes":{}}`. The limit under `*`
-//! applies to each subject without a limit of its own.
+//! All quotas are stored in one document, `{"namespaces":{"shop":10,"*":50},"networks":{},"nodes":{}}`. The limit under
+//! `*` applies to each subject without a limit of its own.
 //!
-//! A counter is an upper bound of its subject's addresses. It is valid only with the version of the quotas that it
-//! records, because addresses of a subject without a limit are not counted. Each change of the quotas invalidates all
-//! counters, and the next assignment to each subject counts its addresses again.
+//! A counter is an upper bound of the number of addresses that its subject has. A counter is valid only with the
+//! version of the quotas that it records, because addresses of a subject without a quota are not counted. Each change
+//! of the quotas invalidates all quota counters, and the next assignment to each subject counts the subject's addresses
+//! again.
 
 use std::fmt;
 
@@ -17,23 +19,23 @@ use super::Attribute;
 use super::codec::{Document, Malformed, from_json, to_json};
 use crate::attachment::NETWORK;
 
-/// The kinds of subject that can have a quota.
+/// The kinds of subjects that can have a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum QuotaKind {
-    /// A namespace of pods.
+    /// A Kubernetes namespace of pods.
     Namespace,
-    /// A network, by the name in its configuration.
+    /// A network, identified by the name in its configuration.
     Network,
-    /// A node.
+    /// A node that holds addresses.
     Node,
 }
 
 impl QuotaKind {
-    /// All kinds.
+    /// All kinds of subjects that can have a quota.
     pub const ALL: [Self; 3] = [Self::Namespace, Self::Network, Self::Node];
 
-    /// The name of the kind in messages, labels and options.
+    /// Returns the name of the kind in messages, labels and options.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Namespace => "namespace",
@@ -50,7 +52,7 @@ impl QuotaKind {
         }
     }
 
-    /// The name of the subject of this kind against which an allocation counts.
+    /// Returns the name of the subject of this kind whose quota an allocation uses.
     pub fn name_in(self, entry: &Attribute) -> Option<&str> {
         match self {
             Self::Namespace => entry.namespace(),
@@ -60,7 +62,7 @@ impl QuotaKind {
     }
 }
 
-/// A namespace, a network or a node.
+/// A namespace, a network or a node that can have a quota.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QuotaSubject {
     /// The kind of the subject.
@@ -70,7 +72,7 @@ pub struct QuotaSubject {
 }
 
 impl QuotaSubject {
-    /// Creates a subject.
+    /// Creates a subject of this kind and name.
     pub fn new(kind: QuotaKind, name: impl Into<String>) -> Self {
         Self { kind, name: name.into() }
     }
@@ -82,7 +84,7 @@ impl fmt::Display for QuotaSubject {
     }
 }
 
-/// The quotas. Unknown kinds are kept.
+/// The quotas of all subjects. Unknown kinds of subjects are kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quotas(Map<String, Json>);
 
@@ -103,16 +105,16 @@ impl Document for Quotas {
 }
 
 impl Quotas {
-    /// The name for all subjects without a limit of their own.
+    /// The name that stands for all subjects without a limit of their own.
     pub const ANY_OTHER: &str = "*";
 
-    /// The number of addresses that a subject may have, or `None` for no limit.
+    /// Returns the number of addresses that a subject may have, or `None` if the subject has no limit.
     pub fn limit(&self, kind: QuotaKind, name: &str) -> Option<u64> {
         let limits = self.0.get(kind.plural())?;
         limits.get(name).or_else(|| limits.get(Self::ANY_OTHER))?.as_u64()
     }
 
-    /// The stored limits, including those for all other subjects.
+    /// Returns the stored limits, including the limits for all other subjects.
     pub fn all(&self) -> impl Iterator<Item = (QuotaSubject, u64)> {
         QuotaKind::ALL.into_iter().flat_map(|kind| {
             let limits = self.0.get(kind.plural()).and_then(Json::as_object).into_iter().flatten();
@@ -120,12 +122,12 @@ impl Quotas {
         })
     }
 
-    /// True if there are no limits.
+    /// True if no subject has a limit.
     pub fn is_empty(&self) -> bool {
         self.0.values().all(|limits| limits.as_object().is_some_and(Map::is_empty))
     }
 
-    /// Sets or removes a limit, and returns the previous one.
+    /// Sets or removes the limit of a subject, and returns the previous limit.
     pub fn set(&mut self, subject: &QuotaSubject, limit: Option<u64>) -> Option<u64> {
         let limits = self.0.entry(subject.kind.plural()).or_insert_with(|| Json::Object(Map::new())).as_object_mut()?;
         match limit {
@@ -136,24 +138,24 @@ impl Quotas {
     }
 }
 
-/// The counter of a subject.
+/// The counter of a subject's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaCount {
     /// An upper bound of the number of the subject's addresses.
     pub used: u64,
-    /// The revision of the quotas with which the counter is valid; 0 for none.
+    /// The revision of the quotas with which the counter is valid; 0 if the counter is never valid.
     pub quotas: i64,
 }
 
 impl QuotaCount {
-    /// The number in a stored counter, if it is valid with the quotas of this revision. A damaged counter is never
-    /// valid.
+    /// Returns the number in a stored counter, if the counter is valid with the quotas of this revision. A damaged
+    /// counter is never valid.
     pub fn good(stored: Option<&Value>, quotas: Revision) -> Option<u64> {
         let count: Json = serde_json::from_slice(stored?.as_bytes()).ok()?;
         if count.get("quotas")?.as_i64()? == quotas.get() { count.get("used")?.as_u64() } else { None }
     }
 
-    /// Encodes the counter as it is stored.
+    /// Encodes the counter as the value of its key.
     pub fn encode(self) -> String {
         format!(r#"{{"used":{},"quotas":{}}}"#, self.used, self.quotas)
     }

@@ -1,5 +1,5 @@
-//! The common form of pools, reservations and nodes (kind, metadata, spec). Also two short documents of this form: the
-//! node, whose labels are all that the allocator reads, and the address reservation.
+//! Defines the common form of pools, reservations and nodes (kind, metadata, spec). Also defines two short documents of
+//! this form: the node, of which the allocator reads only the labels, and the address reservation.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,10 +15,10 @@ use super::spec::{SpecField, spec_fields};
 use crate::DocumentError;
 use crate::timestamps::rfc3339;
 
-/// Labels or annotations: names and their values.
+/// Labels or annotations: a map from their names to their values.
 pub type Labels = BTreeMap<String, String>;
 
-/// A resource with all fields that were read. Unknown fields are passed on unchanged.
+/// A resource with all fields that were read. Unknown fields are written back unchanged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resource {
     name: String,
@@ -38,12 +38,12 @@ impl Resource {
         Self { name: name.to_owned(), document }
     }
 
-    /// Creates a resource without fields.
+    /// Creates a resource that has a name but no fields.
     pub(super) fn empty(name: &str) -> Self {
         Self { name: name.to_owned(), document: JsonObject::new() }
     }
 
-    /// Decodes a resource. The name is taken from the key, since some writers omit it from the metadata.
+    /// Decodes a resource. The resource's name is taken from the key, since some writers omit it from the metadata.
     ///
     /// # Errors
     /// [`Malformed`] if the key is not of this kind, or the value is not an object.
@@ -53,7 +53,7 @@ impl Resource {
         Self::read(name, key, value)
     }
 
-    /// Decodes the resource with this name.
+    /// Decodes a resource that has this name.
     pub(super) fn read(name: &str, key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         Ok(Self { name: name.to_owned(), document: from_json(key, value)? })
     }
@@ -62,8 +62,8 @@ impl Resource {
         to_json(&self.document)
     }
 
-    /// Copies the resource under another name and as a new one. Members that belong to the old one only, for example
-    /// its status, are left out.
+    /// Copies the resource under another name and as a new resource. Fields that belong only to the old resource, for
+    /// example its status, are left out.
     pub(super) fn reborn(&self, name: &str, uid: &str, now: OffsetDateTime) -> Self {
         let mut new = self.renamed(name);
         new.document.remove("status");
@@ -85,17 +85,17 @@ impl Resource {
         &self.document
     }
 
-    /// The name of the resource.
+    /// Returns the name of the resource.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The unique id; empty if there is none.
+    /// Returns the resource's unique id; empty if the resource has none.
     pub fn uid(&self) -> &str {
         self.metadata("uid").and_then(serde_json::Value::as_str).unwrap_or("")
     }
 
-    /// The stored creation time; empty if there is none.
+    /// Returns the resource's stored creation time; empty if the resource has none.
     pub fn creation_timestamp(&self) -> &str {
         self.metadata("creationTimestamp").and_then(serde_json::Value::as_str).unwrap_or("")
     }
@@ -105,22 +105,22 @@ impl Resource {
         self.metadata("deletionTimestamp").is_some_and(|stamp| !stamp.is_null())
     }
 
-    /// The labels. Values that are not strings are skipped.
+    /// Returns the labels of the resource. Values that are not strings are skipped.
     pub fn labels(&self) -> Labels {
         text_map(self.metadata("labels"))
     }
 
-    /// The value of an annotation.
+    /// Returns the value of an annotation of the resource.
     pub fn annotation(&self, name: &str) -> Option<&str> {
         self.metadata("annotations")?.get(name)?.as_str()
     }
 
-    /// Sets an annotation.
+    /// Sets the value of an annotation of the resource.
     pub fn set_annotation(&mut self, name: &str, value: &str) {
         object(self.part("metadata").entry("annotations")).insert(name.to_owned(), value.into());
     }
 
-    /// Removes an annotation, and the annotations field with the last one.
+    /// Removes an annotation. Removing the last annotation also removes the field that contains the annotations.
     pub fn remove_annotation(&mut self, name: &str) {
         let metadata = self.part("metadata");
         if let Some(annotations) = metadata.get_mut("annotations").and_then(serde_json::Value::as_object_mut) {
@@ -131,7 +131,7 @@ impl Resource {
         }
     }
 
-    /// Replaces all labels.
+    /// Replaces all labels of the resource.
     pub fn set_labels(&mut self, labels: &Labels) {
         let labels = labels.iter().map(|(name, value)| (name.clone(), value.as_str().into())).collect();
         self.part("metadata").insert("labels".to_owned(), serde_json::Value::Object(labels));
@@ -141,22 +141,22 @@ impl Resource {
         self.document.get("metadata")?.get(field)
     }
 
-    /// The spec, if there is one.
+    /// Returns the spec of the resource, if the resource has a spec.
     pub(super) fn whole_spec(&self) -> Option<&JsonObject> {
         self.document.get("spec")?.as_object()
     }
 
-    /// A field of the spec. `null` counts as absent.
+    /// Returns the value of a field of the spec. A `null` counts as an absent field.
     pub(super) fn spec(&self, field: SpecField) -> Option<&serde_json::Value> {
         field.get(self.whole_spec()?)
     }
 
-    /// A string in the spec; empty if it is absent.
+    /// Returns a string in the spec; empty if the field is absent.
     pub(super) fn text(&self, field: SpecField) -> &str {
         self.spec(field).and_then(serde_json::Value::as_str).unwrap_or("")
     }
 
-    /// A list of strings in the spec. Entries that are not strings are skipped.
+    /// Returns a list of strings in the spec. Entries that are not strings are skipped.
     pub(super) fn texts(&self, field: SpecField) -> impl Iterator<Item = &str> {
         let entries = self.spec(field).and_then(serde_json::Value::as_array).into_iter().flatten();
         entries.filter_map(serde_json::Value::as_str)
@@ -167,12 +167,12 @@ impl Resource {
         self.spec(field).and_then(serde_json::Value::as_bool).unwrap_or(false)
     }
 
-    /// Sets a field of the spec, or removes it, as Go's `omitempty` does.
+    /// Sets a field of the spec. Without a value, removes the field, as Go's `omitempty` does.
     pub(super) fn set_spec(&mut self, field: SpecField, value: Option<serde_json::Value>) {
         self.set("spec", field.name, value);
     }
 
-    /// Sets a field of a part of the document, or removes it.
+    /// Sets a field in a part of the document, for example the metadata. Without a value, removes the field.
     pub(super) fn set(&mut self, part: &str, field: &str, value: Option<serde_json::Value>) {
         match value {
             Some(value) => self.part(part).insert(field.to_owned(), value),
@@ -180,7 +180,7 @@ impl Resource {
         };
     }
 
-    /// An object in the document, which is created if it is missing.
+    /// Returns an object in the document. A missing object is created.
     pub(super) fn part(&mut self, part: &str) -> &mut JsonObject {
         object(self.document.entry(part))
     }
@@ -194,7 +194,7 @@ impl Resource {
     }
 }
 
-/// The object under an entry. A value that is not an object is replaced.
+/// Returns the object under a map entry. A value that is not an object is replaced by an empty object.
 pub(super) fn object(entry: serde_json::map::Entry<'_>) -> &mut JsonObject {
     let value = entry.or_insert(serde_json::Value::Null);
     loop {
@@ -205,7 +205,7 @@ pub(super) fn object(entry: serde_json::map::Entry<'_>) -> &mut JsonObject {
     }
 }
 
-/// A map of strings. Values that are not strings are skipped.
+/// Parses a map of strings. Values that are not strings are skipped.
 fn text_map(value: Option<&serde_json::Value>) -> Labels {
     let entries = value.and_then(serde_json::Value::as_object).into_iter().flatten();
     entries.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
@@ -214,7 +214,7 @@ fn text_map(value: Option<&serde_json::Value>) -> Labels {
 /// Checks that the name of a resource is a DNS subdomain, as in Calico.
 ///
 /// # Errors
-/// The rule that the name violates.
+/// Returns as error the rule that the name violates.
 pub fn check_name(name: &str) -> Result<(), &'static str> {
     let good_part = |part: &str| {
         part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
@@ -251,17 +251,17 @@ impl Node {
         Self { resource, labels }
     }
 
-    /// The name of the node.
+    /// Returns the name of the node.
     pub fn name(&self) -> &str {
         self.resource.name()
     }
 
-    /// The labels of the node.
+    /// Returns the labels of the node.
     pub fn labels(&self) -> &Labels {
         &self.labels
     }
 
-    /// The whole resource.
+    /// Returns the whole resource of the node.
     pub fn resource(&self) -> &Resource {
         &self.resource
     }
@@ -280,7 +280,7 @@ impl Document for Node {
 }
 
 spec_fields! {
-    /// The fields of a reservation's spec.
+    /// The names of the fields of a reservation's spec.
     pub const RESERVATION_FIELDS:
     CIDRS = "reservedCIDRs" as "IPReservation.ReservedCIDRs";
 }
@@ -292,42 +292,42 @@ pub struct IpReservation {
 }
 
 impl IpReservation {
-    /// Creates a reservation of these networks. A single address is a /32 or a /128.
+    /// Creates a reservation of these networks. A single address is reserved as a /32 or a /128.
     pub fn new(name: &str, networks: &[IpNet], uid: &str, now: OffsetDateTime) -> Self {
         let mut new = Self { resource: Resource::new(ResourceKind::IpReservation, name, uid, now) };
         new.set_networks(networks);
         new
     }
 
-    /// The name of the reservation.
+    /// Returns the name of the reservation.
     pub fn name(&self) -> &str {
         self.resource.name()
     }
 
-    /// The reserved networks or addresses, as text. An entry that is not a string is returned as its JSON.
+    /// Returns the reserved networks or addresses, as text. An entry that is not a string is returned as JSON text.
     pub fn texts(&self) -> Vec<String> {
         let entries = self.resource.spec(CIDRS).and_then(Json::as_array).into_iter().flatten();
         entries.map(|entry| entry.as_str().map_or_else(|| entry.to_string(), str::to_owned)).collect()
     }
 
-    /// Replaces the reserved networks.
+    /// Replaces the networks that the reservation reserves.
     pub fn set_networks(&mut self, networks: &[IpNet]) {
         let texts = networks.iter().map(|net| net.trunc().to_string().into()).collect();
         self.resource.set_spec(CIDRS, Some(Json::Array(texts)));
     }
 
-    /// The whole resource.
+    /// Returns the whole resource of the reservation.
     pub fn resource(&self) -> &Resource {
         &self.resource
     }
 
-    /// The whole resource, to change its annotations.
+    /// Returns the whole resource of the reservation, to change its annotations.
     pub fn resource_mut(&mut self) -> &mut Resource {
         &mut self.resource
     }
 }
 
-/// Checks a reservation's spec, and returns it as it is stored.
+/// Checks a reservation's spec, and returns the spec to store.
 ///
 /// # Errors
 /// [`DocumentError::Invalid`] for an entry that is neither a network nor an address.

@@ -1,5 +1,6 @@
-//! The kinds of documents that users write and read, the errors about them, and the fields of their specs, with their
-//! names in JSON and in errors and their possible values. The documents themselves are in `margay-ipam-operator`.
+//! Defines the kinds of documents that users write and read, the errors about such documents, and the fields of their
+//! specs. A field has a name in JSON, a name in errors and possible values. The crate `margay-ipam-operator` defines
+//! the documents themselves.
 
 use std::fmt;
 
@@ -16,7 +17,7 @@ pub enum DocumentKind {
     Reservation,
     /// A node of the cluster.
     Node,
-    /// The settings that all nodes share: a single document, `default`, which the allocator uses.
+    /// The settings that all nodes share. There is a single settings document, `default`, which the allocator uses.
     Settings,
     /// The addresses, profiles and interface of a container or a pod.
     WorkloadEndpoint,
@@ -25,11 +26,11 @@ pub enum DocumentKind {
 }
 
 impl DocumentKind {
-    /// All kinds.
+    /// All kinds of documents that users write and read.
     pub const ALL: [Self; 6] =
         [Self::Pool, Self::Reservation, Self::Node, Self::Settings, Self::WorkloadEndpoint, Self::Profile];
 
-    /// The name of the kind in documents.
+    /// Returns the name of the kind in documents.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pool => ResourceKind::IpPool.kind(),
@@ -46,8 +47,8 @@ impl DocumentKind {
         self == Self::WorkloadEndpoint
     }
 
-    /// The full name of a document, as in Calico's messages: `NAMESPACE/NAME` for kinds with namespaces, otherwise the
-    /// name.
+    /// Returns the full name of a document, as in Calico's messages: `NAMESPACE/NAME` for kinds with namespaces,
+    /// otherwise the name.
     pub fn full_name(self, namespace: &str, name: &str) -> String {
         if self.is_namespaced() { format!("{namespace}/{name}") } else { name.to_owned() }
     }
@@ -59,21 +60,21 @@ impl fmt::Display for DocumentKind {
     }
 }
 
-/// The reason why a document could not be written, deleted or shown. If Calico has the error, the text is Calico's.
-/// Names are full names; see [`DocumentKind::full_name`].
+/// The reason why a document could not be written, deleted or shown. If Calico has the same error as Margay, the error
+/// message is Calico's. The names in these errors are full names; see [`DocumentKind::full_name`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {
-    /// The document exists already.
+    /// The document to create exists already.
     #[error("resource already exists: {0}({1})")]
     Exists(DocumentKind, String),
-    /// The document does not exist.
+    /// The requested document does not exist.
     #[error("resource does not exist: {0}({1}) with error: <nil>")]
     NotFound(DocumentKind, String),
-    /// The document is not the version that the caller has read.
+    /// The document has changed since the caller read it.
     #[error("update conflict: {0}({1})")]
     Conflict(DocumentKind, String),
-    /// The document is invalid.
+    /// The document to write is invalid.
     #[error("{0}")]
     Invalid(String),
     /// The verb, for example `apply`, does not support documents of this kind.
@@ -82,30 +83,30 @@ pub enum DocumentError {
 }
 
 impl DocumentError {
-    /// The error for a field with an invalid value.
+    /// Creates the error for a field with an invalid value.
     pub fn field(name: impl fmt::Display, value: impl fmt::Display, reason: impl fmt::Display) -> Self {
         Self::Invalid(format!("error with field {name} = '{value}' ({reason})"))
     }
 }
 
-/// A field of a spec.
+/// A field of a document's spec.
 #[derive(Clone, Copy)]
 pub(super) struct SpecField {
-    /// The name in JSON.
+    /// The name of the field in JSON.
     pub(super) name: &'static str,
-    /// The name in Calico's errors; empty for a field that no error mentions.
+    /// The name of the field in Calico's errors; empty for a field that no error mentions.
     pub(super) shown: &'static str,
-    /// The possible values, default first; empty if any text is possible.
+    /// The possible values of the field, default first; empty if any text is possible.
     pub(super) known: &'static [&'static str],
 }
 
 impl SpecField {
-    /// The value. `null` counts as absent.
+    /// Returns the value of the field. A `null` counts as an absent field.
     pub(super) fn get(self, spec: &Map<String, Value>) -> Option<&Value> {
         spec.get(self.name).filter(|value| !value.is_null())
     }
 
-    /// The text, or the default if the field is absent.
+    /// Returns the text of the field, or the default if the field is absent.
     pub(super) fn text(self, spec: &Map<String, Value>) -> Result<&str, InvalidPool> {
         let text = match self.get(spec) {
             None => "",
@@ -121,7 +122,7 @@ impl SpecField {
         }
     }
 
-    /// The boolean, or false if the field is absent.
+    /// Returns the boolean value of the field, or false if the field is absent.
     pub(super) fn switch(self, spec: &Map<String, Value>) -> Result<bool, InvalidPool> {
         match self.get(spec) {
             None => Ok(false),
@@ -129,12 +130,12 @@ impl SpecField {
         }
     }
 
-    /// The field with a value, as an entry of a spec.
+    /// Returns the field with a value, as an entry of a spec.
     pub(super) fn with(self, value: impl Into<Value>) -> (String, Value) {
         (self.name.to_owned(), value.into())
     }
 
-    /// The error for an invalid value of a pool's field.
+    /// Creates the error for an invalid value of a pool's field.
     pub(super) fn wrong(self, value: impl fmt::Display, reason: impl fmt::Display) -> InvalidPool {
         InvalidPool::new(self.shown, value, reason)
     }
@@ -154,12 +155,12 @@ impl InvalidPool {
         Self { field, value: value.to_string(), reason: reason.to_string() }
     }
 
-    /// The name of the invalid field.
+    /// Returns the name of the invalid field.
     pub fn field(&self) -> &'static str {
         self.field
     }
 
-    /// The reason why the value is invalid.
+    /// Returns the reason why the field's value is invalid.
     pub fn reason(&self) -> &str {
         &self.reason
     }

@@ -1,4 +1,4 @@
-//! Tests of the selector language with cases and with random input.
+//! Tests the selector language with fixed cases and with random input.
 
 use proptest::prelude::*;
 
@@ -116,7 +116,7 @@ fn selector_errors_are_bounded_for_garbage() {
     assert_eq!(kind(format!("{} == 'b'", "a".repeat(513))), Err(LabelTooLong));
 }
 
-/// Binding strength replaces parentheses. Redundant parentheses could exceed the limit.
+/// Displaying a selector omits redundant parentheses, because they could exceed the maximum nesting.
 #[test]
 fn selector_is_shown_no_deeper_than_read() {
     for (left, right) in [("(", " && has(b) || has(c))"), ("(!", " && has(b))"), ("!(has(b) && ", ")"), ("!(!(", "))")]
@@ -129,7 +129,7 @@ fn selector_is_shown_no_deeper_than_read() {
 }
 
 fn text() -> impl Strategy<Value = String> {
-    // Contains only one kind of quotes, like every parsed text.
+    // Quoted text contains only one kind of quotes, like all text that was parsed.
     prop_oneof!["[a-z \u{e4}\"&|]{0,6}", "[a-z \u{e4}'(){}]{0,6}"]
 }
 

@@ -1,9 +1,9 @@
-//! Counts the address changes of a transaction against quotas.
+//! Counts how a transaction changes the number of addresses of subjects with quotas.
 //!
 //! A commit that assigns to a subject with a quota guards and writes the subject's counter, so one of two concurrent
-//! assignments fails and retries. The counter is an upper bound: skipped updates of our releases, and releases by other
-//! programs, only make it too high. So before an assignment is refused, the addresses in all blocks are counted at the
-//! attempt's revision.
+//! assignments fails and retries. A counter is an upper bound. Releases that skip the counter, and releases by other
+//! programs, only make the counter too high. Before an assignment is refused, the subject's addresses in all blocks are
+//! therefore counted at the attempt's revision.
 
 use kv::{Key, Pages, Range, Revision, Store, Transaction, Value};
 
@@ -13,12 +13,12 @@ use crate::error::{Error, QuotaReached, Result};
 use crate::model::{Attribute, Block, Document, QuotaCount, QuotaKind, QuotaSubject, Quotas, keys};
 use crate::sticky::waits_until;
 
-/// Maximum number of counters that one commit lowers. Each is a guard.
+/// Maximum number of counters that one commit lowers. Each lowered counter needs a guard.
 const MAX_LOWERED_COUNTERS: usize = 8;
 /// Percentage of a quota from which a check logs a warning.
 const QUOTA_WARNING_PERCENT: u64 = 80;
 
-/// The quotas and their changes in a transaction.
+/// The quotas of a store, and the address changes that count against them in a transaction.
 #[derive(Debug, Default)]
 pub(super) enum QuotaLimits {
     /// The quotas have not been read.
@@ -30,27 +30,29 @@ pub(super) enum QuotaLimits {
     Some(Box<QuotaChanges>),
 }
 
-/// The changes of a transaction for subjects with a limit. There are few, so searching a list is as fast as a map.
+/// The address changes of a transaction for subjects with a limit. There are few such subjects, so searching a list is
+/// as fast as a map.
 #[derive(Debug)]
 pub(super) struct QuotaChanges {
     quotas: Quotas,
-    /// The revision at which the quotas were written.
+    /// The revision at which the quotas document was last written.
     at: Revision,
     /// The addresses in the changed blocks before the change, as negative numbers.
     before: Vec<QuotaChange>,
-    /// True to skip updates of counters that are not required.
+    /// Whether updates of counters that are not required are skipped.
     leaves: bool,
 }
 
-/// The change of the number of a subject's addresses.
+/// The change of the number of addresses of a subject with a limit.
 #[derive(Clone, Debug)]
 struct QuotaChange {
     subject: QuotaSubject,
-    /// The change of addresses that Margay assigned to attachments.
+    /// The change of the number of addresses that Margay assigned to attachments.
     own: i64,
-    /// The change of all other addresses. The counter lacks those that were assigned after it was written.
+    /// The change of the number of all other addresses. The counter lacks such addresses if they were assigned after
+    /// the counter was written.
     other: i64,
-    /// The subject's number of addresses without this change, once the quota is known to suffice.
+    /// The number of the subject's addresses before this change, which is known once the quota was found to suffice.
     used: Option<u64>,
 }
 
@@ -67,14 +69,14 @@ impl QuotaChange {
         self.own + self.other
     }
 
-    /// The change of the counter. Addresses that the counter may lack are never subtracted.
+    /// Returns the change of the subject's counter. Addresses that the counter may lack are never subtracted.
     fn counted(&self) -> i64 {
         self.own + self.other.max(0)
     }
 }
 
 /// Passes each address in use that counts for a subject with a limit to `see`, with the subject's kind and name and the
-/// address's entry. Addresses in cooldown, and those that wait for their workloads, do not count.
+/// address's entry. Addresses in cooldown, and addresses that wait for their workloads, do not count.
 pub(crate) fn each_of(quotas: &Quotas, block: &Block, mut see: impl FnMut(QuotaKind, &str, &Attribute)) {
     let is_in_use = |entry: &Attribute| entry.released_at().is_none() && waits_until(entry).is_none();
     for (_, entry) in block.allocated().filter(|(_, entry)| is_in_use(entry)) {
@@ -86,7 +88,7 @@ pub(crate) fn each_of(quotas: &Quotas, block: &Block, mut see: impl FnMut(QuotaK
     }
 }
 
-/// Adds the addresses of a block, or subtracts them with a `sign` of -1.
+/// Adds the addresses of a block to the changes, or subtracts them with a `sign` of -1.
 fn add(changes: &mut Vec<QuotaChange>, quotas: &Quotas, block: &Block, sign: i64) {
     each_of(quotas, block, |kind, name, entry| {
         let (own, other) = if entry.get(NETWORK).is_some() { (sign, 0) } else { (0, sign) };
@@ -107,7 +109,7 @@ impl QuotaLimits {
         Ok(Self::Some(Box::new(QuotaChanges { quotas, at, before: Vec::new(), leaves: false })))
     }
 
-    /// Subtracts the addresses of a block that is about to be changed.
+    /// Subtracts the current addresses of a block that is about to be changed.
     pub(super) fn note(&mut self, block: &Block) {
         if let Self::Some(counts) = self {
             add(&mut counts.before, &counts.quotas, block, -1);
@@ -116,7 +118,7 @@ impl QuotaLimits {
 }
 
 impl WriteSet<'_> {
-    /// Reads and guards the quotas for an assignment.
+    /// Reads the quotas for an assignment, and adds a guard for them.
     ///
     /// # Errors
     /// `Malformed` if the stored value is damaged. Any store error.
@@ -126,8 +128,8 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Reads the quotas for any other change, without a guard. Damaged quotas are logged and ignored, so that they
-    /// block no release.
+    /// Reads the quotas for a change other than an assignment, without a guard. Damaged quotas are logged and ignored,
+    /// so that they block no release.
     pub(super) async fn read_quotas(&mut self) -> Result<()> {
         if !matches!(self.limits, QuotaLimits::Unread) {
             return Ok(());
@@ -141,7 +143,7 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// Skips the counters of released addresses, for a caller whose earlier attempts failed because of them.
+    /// Skips the counters of released addresses, for a caller whose earlier attempts conflicted on these counters.
     pub async fn leave_counters(&mut self) -> Result<()> {
         self.read_quotas().await?;
         if let QuotaLimits::Some(counts) = &mut self.limits {
@@ -150,7 +152,7 @@ impl WriteSet<'_> {
         Ok(())
     }
 
-    /// The changes so far, by subject.
+    /// Returns the address changes so far, by subject.
     fn quota_changes(&self, counts: &QuotaChanges) -> Vec<QuotaChange> {
         let mut changes = counts.before.clone();
         for block in self.changed.iter().filter_map(|cidr| self.blocks.get(cidr)?.as_ref()) {
@@ -159,8 +161,8 @@ impl WriteSet<'_> {
         changes
     }
 
-    /// Checks that every subject that gains addresses stays within its quota. Without a store to count in (a mere
-    /// check), trusts the counters, and logs a warning for a quota that is nearly used up.
+    /// Checks that every subject that gains addresses stays within its quota. Without a store, addresses cannot be
+    /// counted, so the counters are trusted, and a warning is logged for a quota that is nearly used up.
     ///
     /// # Errors
     /// `Quota` if a quota is exceeded. Any store error.
@@ -222,7 +224,7 @@ impl QuotaChanges {
         Ok(())
     }
 
-    /// Stores the number of addresses of a subject for [`Self::write`].
+    /// Stores the checked number of a subject's addresses for [`Self::write`].
     fn set(&mut self, change: QuotaChange) {
         match self.before.iter_mut().find(|before| before.subject == change.subject) {
             Some(before) => before.used = change.used,
@@ -244,7 +246,7 @@ impl QuotaChanges {
             let stored = tx.snapshot_get(&key).await?;
             let count = match change.used.or_else(|| QuotaCount::good(stored.as_ref(), self.at)) {
                 Some(used) => QuotaCount { used: used.saturating_add_signed(change.counted()), quotas: self.at.get() },
-                // Makes an assignment that is counting now count again.
+                // An invalid counter makes a concurrent assignment that is counting addresses fail and count again.
                 None if change.counted() > 0 => QuotaCount { used: 0, quotas: 0 },
                 None => continue,
             };
@@ -259,7 +261,7 @@ fn counters(changes: &[QuotaChange]) -> Vec<Key> {
     changes.iter().map(QuotaChange::key).collect()
 }
 
-/// Counts the addresses of these subjects in all blocks at a revision, in pages.
+/// Counts the addresses of these subjects in all blocks at a revision, reading the blocks in pages.
 async fn count(store: &dyn Store, quotas: &Quotas, at: Revision, of: &mut [QuotaChange]) -> Result<()> {
     of.iter_mut().for_each(|change| change.used = Some(0));
     let mut pages = Pages::new(Range::Prefix(keys::blocks_prefix(None)), at);
@@ -279,7 +281,7 @@ async fn count(store: &dyn Store, quotas: &Quotas, at: Revision, of: &mut [Quota
     Ok(())
 }
 
-/// The keys of the counters of an attachment's network and node and of its pod's namespace, for a prefetch.
+/// Returns the keys of the counters of an attachment's network and node and of its pod's namespace, for a prefetch.
 pub(crate) fn likely_counters(network: &str, node: &str, namespace: Option<&str>) -> impl Iterator<Item = Key> {
     let known = [(QuotaKind::Network, Some(network)), (QuotaKind::Node, Some(node)), (QuotaKind::Namespace, namespace)];
     known.map(|(kind, name)| name.map(|name| keys::quota_use(kind, name))).into_iter().flatten()

@@ -1,4 +1,4 @@
-//! Blocks: small networks that record the holder of each of their addresses.
+//! Defines blocks: small networks that record the holder of each of their addresses.
 
 mod owners;
 mod release;
@@ -29,25 +29,26 @@ pub use release::{ReleaseConflict, ReleaseConflictKind, ReleaseRequest, ReleaseR
 pub use sticky::{StickyAddress, StickyRecord};
 pub use stored::{BlockFlaws, StoredBlock};
 
-/// The handle of the addresses that a Windows host keeps for itself in each of its blocks. A block in which only these
-/// are held counts as empty. Compared case-insensitively.
+/// The handle of the addresses that a Windows host reserves for itself in each of its blocks. A block in which only
+/// this handle holds addresses counts as empty. The handle is compared case-insensitively.
 pub const WINDOWS_RESERVED_HANDLE: &str = "windows-reserved-ipam-handle";
 
-/// Maximum number of addresses of a block, far more than the 4096 that a pool can ask for.
+/// Maximum number of addresses of a block. The maximum is far more than the 4096 addresses that a pool can request for
+/// its blocks.
 pub const MAX_BLOCK_ADDRESSES: usize = 1 << 16;
 
 document! {
     /// The document under a block's key.
     ///
-    /// An address is identified by its ordinal, its distance from the first address of the block. In a block of
+    /// An address is identified by its ordinal: its distance from the first address of the block. In a block of
     /// prefixes ([`super::is_of_prefixes`]) an ordinal identifies a prefix, and the first address of the prefix stands
-    /// for it. An ordinal is either allocated, pointing at its [`Attribute`], or in the list of free ordinals. That
-    /// list is a queue: the head is assigned first, and a released ordinal goes to the end.
+    /// for the prefix. An ordinal is either allocated and refers to its [`Attribute`], or is in the list of free
+    /// ordinals. The list of free ordinals is a queue: the head is assigned first, and a released ordinal is appended.
     ///
-    /// **Invariant** of every value of this type: there are as many allocations as addresses, each points at an
-    /// existing attribute, and the list of free ordinals holds each unallocated ordinal exactly once.
+    /// **Invariant** of every value of this type: there are as many allocations as addresses, each allocation refers to
+    /// an existing attribute, and the list of free ordinals contains each unallocated ordinal exactly once.
     ///
-    /// Operations change only the value in memory. Call [`Self::bump`] exactly once before each write.
+    /// Operations on a block change only the value in memory. Call [`Self::bump`] exactly once before each write.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Block {
         cidr: Net = "cidr",
@@ -62,16 +63,16 @@ document! {
     }
 }
 
-/// Addresses at both ends of each new block that a host keeps for itself.
+/// The addresses at both ends of each new block that a host reserves for itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostReserved {
-    /// The number at the start.
+    /// The number of reserved addresses at the start of the block.
     pub start: usize,
-    /// The number at the end.
+    /// The number of reserved addresses at the end of the block.
     pub end: usize,
-    /// The handle that holds them, usually [`WINDOWS_RESERVED_HANDLE`].
+    /// The handle that holds the reserved addresses, usually [`WINDOWS_RESERVED_HANDLE`].
     pub handle: String,
-    /// Their attributes.
+    /// The attributes of the reserved addresses.
     pub attributes: BTreeMap<String, String>,
 }
 
@@ -80,7 +81,7 @@ pub struct HostReserved {
 pub enum AddressState<'a> {
     /// The address is not in this block.
     Outside,
-    /// The address has no holder. It can still be reserved.
+    /// The address has no holder. A free address can still be reserved.
     Free,
     /// The address was released at this time and is in cooldown.
     CoolingDown(OffsetDateTime),
@@ -92,19 +93,21 @@ pub enum AddressState<'a> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use]
 pub struct Cooldown {
-    /// The addresses whose cooldown is over, now free.
+    /// The addresses that are now free, because their cooldown is over.
     pub freed: Vec<IpAddr>,
-    /// The number of releases and waits that were dated too far ahead and were moved. Write the block even if nothing
-    /// else changed. Otherwise each read moves them again, and the cooldown never ends.
+    /// The number of releases and waits that were dated too far in the future and were set to now. If `moved` is not 0,
+    /// write the block even if nothing else changed. If the block is not written, each read corrects the dates again,
+    /// and the cooldown never ends.
     pub moved: usize,
 }
 
 impl Block {
-    /// Creates a block with all addresses free, except those that the host keeps for itself. Its sequence numbers start
-    /// at the time in nanoseconds, so that a block that is deleted and created again never repeats one.
+    /// Creates a block with all addresses free, except the addresses that the host reserves for itself. The block's
+    /// sequence numbers start at the time in nanoseconds, so that a block that is deleted and created again never
+    /// repeats a sequence number.
     ///
     /// # Errors
-    /// [`UnusableBlock`] if the network is too large, or too small for what the host keeps.
+    /// [`UnusableBlock`] if the network is too large, or if the host reserves all its addresses.
     pub fn new(
         cidr: IpNet,
         owner: Option<&Owner>,
@@ -114,10 +117,10 @@ impl Block {
         Self::of_length(cidr, Family::of_net(cidr).bits(), owner, now, reserved)
     }
 
-    /// Like [`Self::new`], for a block of prefixes of this length.
+    /// Creates a block of prefixes of this length; see [`Self::new`].
     ///
     /// # Errors
-    /// The errors of [`Self::new`].
+    /// Any error of [`Self::new`].
     pub fn of_length(
         cidr: IpNet,
         length: u8,
@@ -166,17 +169,17 @@ impl Block {
         Ok(())
     }
 
-    /// The network.
+    /// Returns the network of the block.
     pub fn cidr(&self) -> IpNet {
         self.cidr.0
     }
 
-    /// The family of the block's addresses.
+    /// Returns the family of the block's addresses.
     pub fn family(&self) -> Family {
         Family::of_net(self.cidr())
     }
 
-    /// The owner, if the block has one.
+    /// Returns the owner, if the block has an owner.
     pub fn owner(&self) -> Option<Owner> {
         self.affinity.get().map(|text| Owner::from(text.as_str()))
     }
@@ -189,7 +192,7 @@ impl Block {
     /// Requires that this owner may take addresses from the block under strict affinity.
     ///
     /// # Errors
-    /// [`NotOwner`] if the block has another owner or none.
+    /// [`NotOwner`] if the block has another owner or no owner.
     pub fn require_owner(&self, owner: &Owner) -> Result<(), NotOwner> {
         match self.owner() {
             Some(other) if other == *owner => Ok(()),
@@ -198,13 +201,13 @@ impl Block {
         }
     }
 
-    /// Sets the owner, claimed now.
+    /// Sets the owner of the block, with `now` as the time of the claim.
     pub fn set_owner(&mut self, owner: &Owner, now: OffsetDateTime) {
         self.affinity = Field::Is(owner.to_string());
         self.affinity_claim_time = Field::Is(StoredTime::new(now));
     }
 
-    /// Removes the owner. The holders of the block's addresses keep them.
+    /// Removes the owner of the block. Handles keep the block's addresses.
     pub fn clear_owner(&mut self) {
         self.affinity = Field::Null;
         self.affinity_claim_time = Field::Absent;
@@ -222,31 +225,32 @@ impl Block {
         entries.fold(owns, |renamed, entry| entry.rename_node(from, to) || renamed)
     }
 
-    /// The recorded time of the claim.
+    /// Returns the recorded time at which the block was claimed.
     pub fn claimed_at(&self) -> Option<OffsetDateTime> {
         self.affinity_claim_time.get().map(StoredTime::at)
     }
 
-    /// How long ago the block was claimed, or `None` if that was very long ago: no time is recorded, or the time is
-    /// more than a day ahead. A time up to a day ahead counts as now. One further ahead comes from a wrong clock and
-    /// would keep the block for years.
+    /// Returns the time since the block was claimed. Returns `None` for a claim that counts as very old: no time is
+    /// recorded, or the time is more than a day in the future. A claim up to a day in the future counts as made now. A
+    /// claim further in the future comes from a wrong clock, and would prevent a reclaim of the block for years.
     pub fn claim_age(&self, now: OffsetDateTime) -> Option<Duration> {
         let claimed = self.claimed_at()?;
         (claimed - now <= Duration::DAY).then(|| age(now, claimed))
     }
 
-    /// The sequence number, which each write of the block increases.
+    /// Returns the sequence number of the block, which increases with each write of the block.
     pub fn sequence_number(&self) -> u64 {
         self.sequence_number.or_zero()
     }
 
-    /// The block's sequence number when the address was last assigned or released, or 0 if none is recorded.
+    /// Returns the block's sequence number at the last assignment or release of the address, or 0 if no number is
+    /// recorded.
     pub fn sequence_number_of(&self, ip: IpAddr) -> u64 {
         self.ordinal(ip).map_or(0, |ordinal| self.sequence_of(ordinal))
     }
 
-    /// Increases the sequence number and brings the block to the current form. Call this exactly once before each write
-    /// of a changed block, after all changes. The number wraps from 2^64 - 1 to 0.
+    /// Increases the sequence number and converts the block to the current form. Call this function exactly once before
+    /// each write of a changed block, after all changes. The number wraps from 2^64 - 1 to 0.
     pub fn bump(&mut self) {
         self.sequence_number = Field::Is(self.sequence_number().wrapping_add(1));
         self.sequence_numbers.or_default();
@@ -259,15 +263,16 @@ impl Block {
         }
     }
 
-    /// Frees the addresses whose cooldown is over. Call this first on every block that was read.
+    /// Frees the addresses whose cooldown is over. Call this function first on every block that was read.
     ///
-    /// An address is in cooldown for more than `cooldown_seconds` after its release, by the clock of `now`. With 0 or
-    /// less there is no cooldown.
+    /// An address is in cooldown for more than `cooldown_seconds` after its release, by the clock of `now`. If
+    /// `cooldown_seconds` is 0 or less, there is no cooldown.
     ///
-    /// Clocks differ, so a release that is dated ahead counts as just now. Up to one cooldown ahead the date is not
-    /// changed, and the address waits for at most two cooldowns. A date further ahead is moved to now, because its
-    /// cooldown would never end. If our clock is the wrong one, the cooldown is too short once, which does less harm.
-    /// An address that waits for its workload is treated likewise.
+    /// Clocks of machines differ, so a release that is dated in the future counts as a release now. A release date up
+    /// to one cooldown in the future is not changed, and the address waits for at most two cooldowns. A release date
+    /// further in the future is set to now, because the cooldown would never end. If the local clock is the wrong one,
+    /// the cooldown is too short once, which does less harm. The recorded end of an address's wait for its workload is
+    /// corrected in the same way.
     pub fn apply_cooldown(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> Cooldown {
         let cooldown = Duration::seconds(cooldown_seconds.max(0));
         let mut done = Cooldown::default();
@@ -295,27 +300,27 @@ impl Block {
         done
     }
 
-    /// The number of addresses that could be assigned now: free and not reserved.
+    /// Returns the number of addresses that are free and not reserved.
     pub fn free_count(&self, reservations: &Reservations) -> usize {
         self.free_addresses().filter(|ip| !self.is_reserved(*ip, reservations)).count()
     }
 
-    /// True if every address has a holder, so that none can become free without a write of the block.
+    /// True if every address has a holder. In a full block, no address can become free without a write of the block.
     pub fn is_full(&self) -> bool {
         self.unallocated.is_empty()
             && self.allocated().all(|(_, entry)| entry.released_at().is_none())
             && !self.may_become_overdue()
     }
 
-    /// True if no address has a holder, not counting those that a Windows host keeps for itself. A block with an
+    /// True if no address has a holder, ignoring addresses that a Windows host reserves for itself. A block with an
     /// address in cooldown is not empty.
     pub fn is_empty(&self) -> bool {
         let mut entries = self.allocations.iter().flatten().filter_map(|index| self.attributes().get(*index));
         entries.all(|entry| entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE)))
     }
 
-    /// Assigns up to `wanted` addresses, starting with those that have been free for longest. Reserved addresses are
-    /// skipped and keep their place in the queue. Returns the assigned addresses, possibly none.
+    /// Assigns up to `wanted` addresses, starting with the addresses that have been free for longest. Reserved
+    /// addresses are skipped and keep their place in the queue. Returns the assigned addresses, which can be none.
     pub fn assign_auto(&mut self, wanted: usize, holder: &Attribute, reservations: &Reservations) -> Vec<IpAddr> {
         let (mut taken, mut addresses) = (Vec::new(), Vec::new());
         for &ordinal in &self.unallocated {
@@ -331,7 +336,7 @@ impl Block {
         addresses
     }
 
-    /// Assigns this address. Like Calico, it does not check reservations.
+    /// Assigns this specific address. As in Calico, reservations are not checked.
     ///
     /// # Errors
     /// [`AlreadyAssigned`] if the address is held, in cooldown, or outside this block.
@@ -360,9 +365,9 @@ impl Block {
         self.unallocated.retain(|ordinal| self.allocations.get(*ordinal) == Some(&None));
     }
 
-    /// Assigns an address to its present holder again. Sets the given attributes, removes those that are `None`, and
-    /// counts the address as newly assigned. Other addresses keep their attributes, even if they shared an entry with
-    /// this one. An address without a holder is not changed.
+    /// Assigns an address to its current holder again. Sets the given attributes, removes attributes with the value
+    /// `None`, and counts the address as newly assigned. Other addresses keep their attributes, even if they shared an
+    /// entry with this address. An address without a holder is not changed.
     pub fn renew<'a>(&mut self, ip: IpAddr, attributes: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) {
         let (Some(mut entry), Some(ordinal)) = (self.attributes_of(ip).cloned(), self.ordinal(ip)) else { return };
         for (name, value) in attributes {
@@ -390,7 +395,7 @@ impl Block {
         }
     }
 
-    /// The attributes of an address's holder, or `None` if the address has no holder.
+    /// Returns the attributes of an address's holder, or `None` if the address has no holder.
     pub fn attributes_of(&self, ip: IpAddr) -> Option<&Attribute> {
         match self.lookup(ip) {
             AddressState::Assigned(attribute) => Some(attribute),
@@ -398,12 +403,12 @@ impl Block {
         }
     }
 
-    /// All addresses of the block, ascending.
+    /// Returns all addresses of the block, in ascending order.
     pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
         (0..self.allocations.len()).filter_map(|ordinal| self.address(ordinal))
     }
 
-    /// The addresses that are held or in cooldown, ascending, each with its entry.
+    /// Returns the addresses that are held or in cooldown, in ascending order, each with its entry.
     pub fn allocated(&self) -> impl Iterator<Item = (IpAddr, &Attribute)> {
         self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
             let attribute = self.attributes().get((*slot)?)?;
@@ -411,46 +416,47 @@ impl Block {
         })
     }
 
-    /// The free addresses in the order of assignment, including reserved ones.
+    /// Returns the free addresses in the order of assignment, including reserved addresses.
     pub fn free_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.unallocated.iter().filter_map(|ordinal| self.address(*ordinal))
     }
 
-    /// The addresses that a handle holds, ascending.
+    /// Returns the addresses that a handle holds, in ascending order.
     pub fn ips_by_handle(&self, handle: &str) -> Vec<IpAddr> {
         self.allocated().filter(|(_, entry)| entry.has_handle(handle)).map(|(ip, _)| ip).collect()
     }
 
-    /// The handle of each held address, as stored.
+    /// Returns the stored handle of each held address.
     pub(crate) fn handles(&self) -> Vec<SmolStr> {
         self.allocated().filter_map(|(_, entry)| entry.holding_handle().cloned()).collect()
     }
 }
 
-/// The number of networks of this length in a block, or `None` if a block cannot have that many.
+/// Returns the number of subnets of this length in a block, or `None` if a block cannot have that many ordinals.
 fn capacity_of(cidr: IpNet, length: u8) -> Option<usize> {
     let count = 1_usize.checked_shl(u32::from(length.checked_sub(cidr.prefix_len())?))?;
     (count <= MAX_BLOCK_ADDRESSES).then_some(count)
 }
 
 impl Block {
-    /// How many addresses or prefixes the block has.
+    /// Returns the number of addresses or prefixes of the block.
     pub fn capacity(&self) -> usize {
         self.allocations.len()
     }
 
-    /// The prefix length of one ordinal: that of a single address, or of a prefix.
+    /// Returns the prefix length of one ordinal: the length of a single address, or of a prefix.
     pub fn length(&self) -> u8 {
         self.family().bits() - self.host_bits()
     }
 
-    /// The prefix of the block that contains an address; in a block of addresses, the address.
+    /// Returns the prefix of the block that contains an address. In a block of addresses, returns the address as a
+    /// network.
     pub fn unit_of(&self, ip: IpAddr) -> IpNet {
         let unit = self.cidr().contains(&ip).then(|| self.family().network(ip, self.length()));
         unit.flatten().unwrap_or_else(|| ip.into())
     }
 
-    /// The first address of the prefix that contains an address; in a block of addresses, the address.
+    /// Returns the first address of the prefix that contains an address. In a block of addresses, returns the address.
     pub fn first_of(&self, ip: IpAddr) -> IpAddr {
         self.unit_of(ip).network()
     }
@@ -463,7 +469,7 @@ impl Block {
         }
     }
 
-    /// The ordinal of an address, or `None` if the address is outside this block.
+    /// Returns the ordinal of an address, or `None` if the address is outside this block.
     pub fn ordinal(&self, ip: IpAddr) -> Option<usize> {
         if !self.cidr().contains(&ip) {
             return None;
@@ -472,12 +478,13 @@ impl Block {
         usize::try_from(distance.checked_shr(self.host_bits().into())?).ok()
     }
 
-    /// The address of an ordinal, or `None` if the ordinal is outside this block.
+    /// Returns the address of an ordinal, or `None` if the ordinal is outside this block.
     pub fn address(&self, ordinal: usize) -> Option<IpAddr> {
         nth(self.cidr(), (ordinal as u128).checked_shl(self.host_bits().into())?)
     }
 
-    /// The number of low address bits that an ordinal does not cover: 0 for addresses, the host bits for prefixes.
+    /// Returns the number of low address bits that an ordinal does not cover: 0 for addresses, the host bits for
+    /// prefixes.
     fn host_bits(&self) -> u8 {
         let bits = self.family().bits() - self.cidr().prefix_len();
         bits.saturating_sub(self.allocations.len().checked_ilog2().and_then(|of| u8::try_from(of).ok()).unwrap_or(0))
@@ -496,30 +503,31 @@ impl Block {
     }
 }
 
-/// Typical encoded sizes of a block without its entries, and of an entry. They size the buffer so that it seldom grows.
+/// Typical encoded sizes in bytes of a block without its entries, and of an entry. With these sizes, the buffer for
+/// encoding seldom grows.
 const BASE_BYTES: usize = 1024;
 const ENTRY_BYTES: usize = 320;
 
 impl Block {
-    /// The entries that the allocations point at.
+    /// Returns the entries to which the allocations refer.
     fn attributes(&self) -> &[Attribute] {
         self.attributes.get().map_or(&[], Vec::as_slice)
     }
 
-    /// Adds an entry and returns its index.
+    /// Adds an entry to the block and returns the entry's index.
     fn push_attribute(&mut self, attribute: Attribute) -> usize {
         let attributes = self.attributes.or_default();
         attributes.push(attribute);
         attributes.len() - 1
     }
 
-    /// The allocated ordinals, ascending, whose entry index passes the test.
+    /// Returns the allocated ordinals, in ascending order, whose entry index passes the test.
     fn ordinals_where(&self, test: impl Fn(usize) -> bool) -> Vec<usize> {
         let allocated = self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| Some((ordinal, (*slot)?)));
         allocated.filter(|(_, index)| test(*index)).map(|(ordinal, _)| ordinal).collect()
     }
 
-    /// Frees an allocated ordinal: puts it at the end of the queue and drops its sequence number.
+    /// Frees an allocated ordinal: appends it to the queue and drops its sequence number.
     fn set_free(&mut self, ordinal: usize) {
         if let Some(slot) = self.allocations.get_mut(ordinal)
             && slot.take().is_some()
@@ -536,13 +544,14 @@ impl Block {
         numbers.and_then(|numbers| numbers.get(format_smolstr!("{ordinal}").as_str())).copied().unwrap_or(0)
     }
 
-    /// Records the block's sequence number for an ordinal, as it is before this write increases it.
+    /// Records the block's current sequence number for an ordinal. The write of the block increases the block's number
+    /// afterwards.
     fn set_sequence(&mut self, ordinal: usize) {
         let number = self.sequence_number();
         self.sequence_numbers.or_default().insert(format_smolstr!("{ordinal}"), number);
     }
 
-    /// Drops the entries that no allocation points at and renumbers the others in their order.
+    /// Drops the entries to which no allocation refers, and renumbers the other entries in their order.
     fn compact(&mut self) {
         let Field::Is(attributes) = &mut self.attributes else { return };
         let mut used = vec![false; attributes.len()];
@@ -569,11 +578,11 @@ impl Block {
         }
     }
 
-    /// Checks a block that was read, and repairs its queue.
+    /// Checks a block that was read, and repairs its queue of free ordinals.
     ///
-    /// The allocations determine which ordinals are free; the queue determines only their order. So the queue drops
-    /// ordinals that are allocated, outside the block or listed twice, and gets the missing free ordinals at its end.
-    /// No address is then assigned twice or lost for ever.
+    /// The allocations determine which ordinals are free; the queue determines only their order. Ordinals that are
+    /// allocated, outside the block or listed twice are removed from the queue, and missing free ordinals are appended.
+    /// After the repair, no address can be assigned twice or lost for ever.
     fn check(&mut self, key: &Key) -> Result<(), Malformed> {
         self.cidr = Net(self.cidr().trunc());
         if keys::parse_block(key) != Some(self.cidr()) {
@@ -590,7 +599,8 @@ impl Block {
 
     fn heal_queue(&mut self) {
         let mut missing: Vec<bool> = self.allocations.iter().map(Option::is_none).collect();
-        // Keeps the first mention of each free ordinal; `missing` then marks those without any.
+        // Keep the first occurrence of each free ordinal. Afterwards `missing` marks the free ordinals without an
+        // occurrence.
         self.unallocated.retain(|ordinal| missing.get_mut(*ordinal).is_some_and(std::mem::take));
         let lost = missing.iter().enumerate().filter_map(|(ordinal, missing)| missing.then_some(ordinal));
         self.unallocated.extend(lost);
@@ -609,23 +619,23 @@ impl Document for Block {
     }
 }
 
-/// A network that cannot be a block.
+/// The reason why a network cannot be a block.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnusableBlock {
-    /// The network has more than [`MAX_BLOCK_ADDRESSES`].
+    /// The network has more than [`MAX_BLOCK_ADDRESSES`] addresses.
     #[error("block {0} has more than {MAX_BLOCK_ADDRESSES} addresses: give its pool a longer block size")]
     TooLarge(IpNet),
-    /// The host keeps all of the block's addresses for itself.
+    /// The host reserves all of the block's addresses for itself.
     #[error("block {0} is too small for what its host keeps for itself")]
     NothingLeft(IpNet),
 }
 
-/// The address is held already, or is in cooldown.
+/// The error for an address that is already held or in cooldown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("resource already exists: {0} with error: Address already assigned in block")]
 pub struct AlreadyAssigned(pub IpAddr);
 
-/// Under strict affinity, the requesting owner does not own the block.
+/// The error of a requesting owner that does not own the block under strict affinity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOwner {
     /// The block has another owner.

@@ -1,4 +1,4 @@
-//! The owners of an address that moves between two holders: the pods of a migrating virtual machine.
+//! Changes the owners of an address that moves between two holders: the pods of a migrating virtual machine.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,15 +8,15 @@ use super::Block;
 const POD: &str = "pod";
 const NAMESPACE: &str = "namespace";
 
-/// The owner that an address must have before its owner changes.
+/// The owner that an address must have before its owner is changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExpectedOwner {
-    /// Any owner, or none.
+    /// The address may have any owner or no owner.
     #[default]
     Anyone,
-    /// No owner: there are no attributes of this kind.
+    /// The address has no owner: there are no attributes of this kind.
     None,
-    /// This pod, according to the attributes `namespace` and `pod`.
+    /// The owner is this pod, according to the attributes `namespace` and `pod`.
     Pod {
         /// The pod's namespace.
         namespace: String,
@@ -26,7 +26,8 @@ pub enum ExpectedOwner {
 }
 
 impl ExpectedOwner {
-    /// The namespace and the name of the expected pod, for Calico's text; empty if no pod is expected.
+    /// Returns the namespace and the name of the expected pod for Calico's error message; both are empty if no pod is
+    /// expected.
     fn pod(&self) -> (&str, &str) {
         match self {
             Self::Pod { namespace, name } => (namespace, name),
@@ -45,28 +46,28 @@ impl ExpectedOwner {
     }
 }
 
-/// The change of one owner of an address. The new attributes replace all existing ones.
+/// The change of one owner of an address. The new attributes replace all existing attributes of this owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnerChange {
-    /// The new attributes; empty for no owner.
+    /// The new attributes of the owner; empty for no owner.
     pub attributes: BTreeMap<String, String>,
     /// The owner that the address must have before the change.
     pub expected: ExpectedOwner,
 }
 
 impl OwnerChange {
-    /// Sets these attributes.
+    /// Creates a change that sets these attributes of the owner.
     pub fn to(attributes: BTreeMap<String, String>) -> Self {
         Self { attributes, expected: ExpectedOwner::Anyone }
     }
 
-    /// Removes all attributes.
+    /// Creates a change that removes all attributes of the owner.
     pub fn clear() -> Self {
         Self::default()
     }
 
-    /// Makes the change conditional on the present owner.
+    /// Makes the change conditional on the current owner.
     #[must_use]
     pub fn if_owned_by(mut self, expected: ExpectedOwner) -> Self {
         self.expected = expected;
@@ -74,25 +75,25 @@ impl OwnerChange {
     }
 }
 
-/// The changes of the owners of an address. `None` keeps an owner unchanged.
+/// The changes of an address's active and alternate owner. A field with `None` keeps its owner unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerUpdate {
-    /// The active owner: `secondary` in the document.
+    /// The change of the active owner: `secondary` in the document.
     pub active: Option<OwnerChange>,
-    /// The alternate owner: `alternateOwnerAttrs` in the document.
+    /// The change of the alternate owner: `alternateOwnerAttrs` in the document.
     pub alternate: Option<OwnerChange>,
 }
 
-/// The reason why the owners of an address were not changed. The texts are Calico's.
+/// The reason why the owners of an address were not changed. The error messages are Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OwnerRefusal {
     /// The handle does not hold the address.
     #[error("IP {address} is not assigned to handle {handle}")]
     OtherHandle {
-        /// The address.
+        /// The address whose owners were to be changed.
         address: IpAddr,
-        /// The handle.
+        /// The handle that does not hold the address.
         handle: String,
     },
     /// The address has another owner than expected.
@@ -108,25 +109,27 @@ pub enum OwnerRefusal {
 )]
 #[non_exhaustive]
 pub struct OtherOwner {
-    /// The address.
+    /// The address whose owner was to be changed.
     pub address: IpAddr,
-    /// Calico's name of the attributes: `ActiveOwnerAttrs` or `AlternateOwnerAttrs`.
+    /// Calico's name of the owner's attributes: `ActiveOwnerAttrs` or `AlternateOwnerAttrs`.
     pub part: &'static str,
-    /// The expected owner.
+    /// The owner that the update expected.
     pub expected: ExpectedOwner,
-    /// The name of the pod that owns the address; empty for none.
+    /// The name of the pod that owns the address; empty if there is no such pod.
     pub pod: String,
-    /// The namespace of that pod; empty for none.
+    /// The namespace of the pod that owns the address; empty if there is no such pod.
     pub namespace: String,
 }
 
 impl Block {
-    /// Changes the owners of an address that is held under a handle. Returns false if they already are as requested.
-    /// All expectations are checked before anything changes. Other addresses keep their owners, even if they shared the
-    /// entry. The address keeps its sequence number, because this is no new assignment.
+    /// Changes the owners of an address that is held under a handle. Returns false if the owners are already as
+    /// requested. The expected owners are checked before an owner is changed. Other addresses keep their owners, even
+    /// if they shared the entry. The address keeps its sequence number, because a change of owners is no new
+    /// assignment.
     ///
     /// # Errors
-    /// [`OwnerRefusal`]; the block is then unchanged.
+    /// [`OwnerRefusal`] if the handle does not hold the address, or an owner is not the expected one. On this error,
+    /// the block is unchanged.
     pub fn set_owners(&mut self, address: IpAddr, handle: &str, update: &OwnerUpdate) -> Result<bool, OwnerRefusal> {
         let held = self.attributes_of(address).filter(|entry| entry.has_handle(handle));
         let (Some(entry), Some(ordinal)) = (held, self.ordinal(address)) else {
@@ -189,7 +192,7 @@ mod tests {
         OwnerUpdate { active: None, alternate: Some(change) }
     }
 
-    /// A block in which pod `a` has two addresses that share an entry.
+    /// Returns a block in which pod `a` has two addresses that share an entry.
     fn block() -> (Block, IpAddr, IpAddr) {
         let cidr = "10.0.0.0/30".parse().unwrap();
         let now = OffsetDateTime::UNIX_EPOCH;

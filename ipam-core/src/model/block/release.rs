@@ -9,11 +9,11 @@ use super::{AddressState, Attribute, Block};
 use crate::model::handle::same_handle;
 use crate::sticky;
 
-/// An address to release, with optional conditions.
+/// A request to release an address, with optional conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReleaseRequest {
-    /// The address.
+    /// The address to release.
     pub address: IpAddr,
     /// The handle that must hold the address, if given.
     pub handle: Option<String>,
@@ -22,7 +22,7 @@ pub struct ReleaseRequest {
 }
 
 impl ReleaseRequest {
-    /// Creates a request without conditions.
+    /// Creates a release request without conditions.
     pub fn new(address: IpAddr) -> Self {
         Self { address, handle: None, sequence_number: None }
     }
@@ -42,14 +42,14 @@ impl ReleaseRequest {
     }
 }
 
-/// The outcome of a release.
+/// The outcome of releasing addresses of a block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReleaseResult {
-    /// The addresses that were held and are not any more, ascending.
+    /// The addresses that were held before the release and are not held any more, in ascending order.
     pub released: Vec<IpAddr>,
-    /// The addresses that had no holder: free, in cooldown, or outside this block.
+    /// The addresses that had no holder, because they were free, in cooldown, or outside this block.
     pub unallocated: Vec<IpAddr>,
-    /// The number of released addresses by handle, for the handles' counts.
+    /// The number of released addresses per handle, for the handles' counts.
     pub by_handle: BTreeMap<String, usize>,
 }
 
@@ -60,7 +60,8 @@ impl ReleaseResult {
     }
 }
 
-/// The error for an address that does not meet the conditions of its request. Nothing was released.
+/// The error for an address that does not meet the conditions of its release request. On this error, no address was
+/// released.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("update conflict: {address}: {kind}")]
 pub struct ReleaseConflict {
@@ -68,45 +69,46 @@ pub struct ReleaseConflict {
     kind: ReleaseConflictKind,
 }
 
-/// The condition that was not met.
+/// The condition of a release request that was not met.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReleaseConflictKind {
-    /// The address was assigned or released again since.
+    /// The address was assigned or released again after the caller read it.
     #[error("bad sequence number: requested {requested}, expected {stored}")]
     SequenceNumber {
-        /// The value in the request.
+        /// The sequence number in the request.
         requested: u64,
-        /// The value in the block.
+        /// The sequence number in the block.
         stored: u64,
     },
-    /// Another handle holds the address, or none.
+    /// The address is held by another handle or by no handle.
     #[error("bad handle: requested {requested}, expected {stored}")]
     Handle {
-        /// The value in the request.
+        /// The handle in the request.
         requested: String,
-        /// The value in the block; empty for none.
+        /// The handle in the block; empty if no handle holds the address.
         stored: String,
     },
 }
 
 impl ReleaseConflict {
-    /// The address.
+    /// Returns the address that does not meet the conditions.
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// The condition that was not met.
+    /// Returns the condition that was not met.
     pub fn kind(&self) -> &ReleaseConflictKind {
         &self.kind
     }
 }
 
 impl Block {
-    /// Releases the held addresses of the block that pass the test. A sticky address then waits for its workload; see
-    /// [`crate::sticky`].
+    /// Releases the held addresses of the block that pass the test. After the release, a sticky address waits for its
+    /// workload; see [`crate::sticky`].
     ///
-    /// Released addresses are in cooldown for `cooldown_seconds` from now; with 0 or less they are free at once. This
-    /// includes [`Self::apply_cooldown`], so addresses whose cooldown is over become free too.
+    /// Released addresses are in cooldown for `cooldown_seconds` from now. If `cooldown_seconds` is 0 or less, released
+    /// addresses are free immediately. The release includes [`Self::apply_cooldown`], so addresses whose cooldown is
+    /// over become free too.
     pub fn release_where(
         &mut self,
         now: OffsetDateTime,
@@ -118,18 +120,19 @@ impl Block {
         self.release_held(addresses, |_| true, now, cooldown_seconds)
     }
 
-    /// Releases all addresses that a handle holds, like [`Self::release_where`].
+    /// Releases all addresses that a handle holds; see [`Self::release_where`].
     pub fn release_by_handle(&mut self, handle: &str, now: OffsetDateTime, cooldown_seconds: i64) -> ReleaseResult {
         self.release_where(now, cooldown_seconds, |_, entry| entry.has_handle(handle))
     }
 
-    /// Releases addresses, all or none. An address in several requests counts once, and must meet the conditions of
-    /// each. Addresses without a holder are returned in `unallocated`. With a handle, the release is the holder's own,
-    /// as in [`Self::release_where`]. Without a handle, the workload of a sticky address loses the address.
+    /// Releases either all requested addresses or none. An address in several requests counts once, and must meet the
+    /// conditions of all its requests. Addresses without a holder are returned in `unallocated`. If a request has a
+    /// handle, a sticky address waits for its workload, as in [`Self::release_where`]. Without a handle, the workload
+    /// of a sticky address loses the address.
     ///
     /// # Errors
-    /// [`ReleaseConflict`] if an address has another sequence number, or is held by another handle, than its request
-    /// says. The block is then unchanged.
+    /// [`ReleaseConflict`] if an address is held by another handle than its request names, or has another sequence
+    /// number. On this error, the block is unchanged.
     pub fn release_addresses(
         &mut self,
         requests: &[ReleaseRequest],
@@ -155,7 +158,8 @@ impl Block {
     /// True if the address of a request is held, false if it has no holder.
     fn check_request(&self, request: &ReleaseRequest) -> Result<bool, ReleaseConflict> {
         let address = request.address;
-        // Checked first, as in Calico: a caller with an old number is wrong even if the address is free.
+        // The sequence number is checked first, as in Calico: a caller with an old number is wrong even if the address
+        // is free.
         if let Some(requested) = request.sequence_number {
             let stored = self.sequence_number_of(address);
             if requested != stored {
@@ -174,8 +178,8 @@ impl Block {
         }
     }
 
-    /// Marks held addresses as released now, then applies the cooldown. Sticky addresses that `may_wait` accepts then
-    /// wait for their workload.
+    /// Marks held addresses as released now, then applies the cooldown. After the release, sticky addresses that
+    /// `may_wait` accepts wait for their workload.
     fn release_held(
         &mut self,
         released: Vec<IpAddr>,
@@ -201,12 +205,12 @@ impl Block {
             if let Some(slot) = self.allocations.get_mut(ordinal) {
                 *slot = Some(marker);
             }
-            // During the cooldown, a caller that remembers the number of the assignment cannot release the address
-            // again.
+            // During the cooldown, a caller that remembers the sequence number of the assignment cannot release the
+            // address again.
             self.set_sequence(ordinal);
         }
         self.compact();
-        // The addresses that this frees are written with the release.
+        // The addresses whose cooldown is over are written together with the release.
         let _freed = self.apply_cooldown(now, cooldown_seconds);
         for (ip, waiting) in kept {
             self.keep(ip, &waiting);

@@ -1,4 +1,5 @@
-//! Blocks of secondary networks: networks that are not Calico's, in a store that Calico reads.
+//! Recognizes the addresses of secondary networks in blocks. Secondary networks are networks that are not Calico's, in
+//! a store that Calico also reads.
 
 use std::net::IpAddr;
 
@@ -7,30 +8,33 @@ use crate::attachment::{NETWORK, OWN_NODE, use_own_names};
 use crate::model::Attribute;
 
 impl Attribute {
-    /// True if the entry belongs to an address of a secondary network. Only such an entry has our attribute for the
-    /// node. `known` recognizes the network's name, for addresses that were assigned before this attribute existed.
+    /// True if the entry belongs to an address of a secondary network. Only entries of secondary networks have Margay's
+    /// attribute for the node. `known` recognizes the network's name, for addresses that were assigned before this
+    /// attribute existed.
     pub fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
         self.get(OWN_NODE).is_some() || self.get(NETWORK).is_some_and(known)
     }
 }
 
 impl Block {
-    /// True if secondary networks hold all held addresses, or if none is held.
+    /// True if secondary networks hold all held addresses of the block, or if no address is held.
     pub fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
         let mut held = self.allocated().filter(|(_, entry)| entry.released_at().is_none());
         held.all(|(_, entry)| entry.is_secondary(&known))
     }
 
-    /// Replaces Calico's names with ours on all addresses of secondary networks that still have Calico's, and returns
-    /// their number. Each of them counts as assigned again. Calico's kube-controllers remembers an address as it first
-    /// saw it, and sends that sequence number when it releases the address, so its release fails.
+    /// Replaces Calico's attribute names with Margay's on all addresses of secondary networks that still have Calico's
+    /// names. Returns the number of addresses whose names were replaced. An address with replaced names counts as
+    /// assigned again, which changes its sequence number. Calico's kube-controllers releases an address only with the
+    /// sequence number that it saw first, so it cannot release the address any more.
     pub fn use_own_names(&mut self, known: impl Fn(&str) -> bool) -> usize {
         let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none() && entry.is_secondary(&known));
         let addresses: Vec<IpAddr> = held.map(|(address, _)| address).collect();
         addresses.into_iter().filter(|address| self.use_own_names_of(*address)).count()
     }
 
-    /// Like [`Self::use_own_names`], for one address. Returns false if it already has our names, or has no holder.
+    /// Replaces Calico's attribute names with Margay's on one address. Returns false if the address already has
+    /// Margay's names, or has no holder.
     pub fn use_own_names_of(&mut self, address: IpAddr) -> bool {
         let (Some(entry), Some(ordinal)) = (self.attributes_of(address), self.ordinal(address)) else { return false };
         let mut attributes = entry.attributes().clone();

@@ -1,4 +1,4 @@
-//! Addresses that named workloads keep: the record of a workload, and its addresses in a block.
+//! Handles the addresses that named workloads keep: the record of a workload, and the workload's addresses in a block.
 
 use std::net::IpAddr;
 
@@ -12,24 +12,25 @@ use crate::net::Family;
 use crate::sticky::{PINNED, STICKY_FOR, STICKY_UNTIL, WaitEnd, end_of_wait, is_pinned, overdue, waits_until};
 use crate::timestamps::rfc3339;
 
-/// The document under the key of a workload's name. It lists the workload's addresses, so that one read finds them. The
-/// state of an address is recorded in its block. An address that the workload no longer keeps is ignored.
+/// The document under the key of a workload's name. The document lists the workload's addresses, so that one read finds
+/// them. The state of an address is recorded in the address's block. A listed address that the workload no longer keeps
+/// is ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StickyRecord {
-    /// The addresses, in the order in which they were recorded.
+    /// The addresses of the workload, in the order in which they were recorded.
     #[serde(default)]
     pub addresses: Vec<StickyAddress>,
 }
 
-/// An address of a workload.
+/// An address that a workload keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StickyAddress {
-    /// The address.
+    /// The kept address.
     pub address: IpAddr,
-    /// The network in which the workload has the address, or `None` for any.
+    /// The network in which the workload has the address, or `None` for any network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    /// The interface in the container, or `None` for any.
+    /// The interface in the container, or `None` for any interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
 }
@@ -43,19 +44,19 @@ impl StickyAddress {
 }
 
 impl StickyRecord {
-    /// The addresses of a family that this interface of this network may have.
+    /// Returns the addresses of a family that this interface of this network may have.
     pub fn of(&self, family: Family, network: &str, interface: &str) -> Vec<StickyAddress> {
         let own = |one: &&StickyAddress| Family::of(one.address) == family && one.is_for(network, interface);
         self.addresses.iter().filter(own).cloned().collect()
     }
 
-    /// Adds an address, replacing an existing record of it.
+    /// Adds an address to the record, replacing an existing entry of the address.
     pub fn add(&mut self, new: StickyAddress) {
         self.remove(new.address);
         self.addresses.push(new);
     }
 
-    /// Removes an address. Returns false if it was not recorded.
+    /// Removes an address from the workload's record. Returns false if the address was not recorded.
     pub fn remove(&mut self, address: IpAddr) -> bool {
         let before = self.addresses.len();
         self.addresses.retain(|one| one.address != address);
@@ -74,8 +75,8 @@ impl Document for StickyRecord {
 }
 
 impl Block {
-    /// Replaces the state of an address with this entry, whether it is held, free or waits for a workload. This counts
-    /// as an assignment of the address. Returns false if the address is outside this block.
+    /// Replaces the state of an address with this entry, whether the address is held, free or waits for a workload. The
+    /// change counts as an assignment of the address. Returns false if the address is outside this block.
     pub fn keep(&mut self, ip: IpAddr, entry: &Attribute) -> bool {
         let Some(ordinal) = self.ordinal(ip) else { return false };
         self.set_taken(&[ordinal], entry);
@@ -83,7 +84,7 @@ impl Block {
         true
     }
 
-    /// Assigns an address to the workload that keeps it, with this entry. A pinned address stays pinned.
+    /// Assigns an address to the workload that keeps it, and records this entry. A pinned address stays pinned.
     pub fn assign_kept(&mut self, ip: IpAddr, entry: &Attribute) {
         let is_pinned = self.attributes_of(ip).is_some_and(is_pinned);
         if self.keep(ip, entry) && is_pinned {
@@ -91,12 +92,13 @@ impl Block {
         }
     }
 
-    /// The addresses that have waited too long for their workload, each with the end of its wait.
+    /// Returns the addresses that have waited too long for their workload, each with the end of its wait.
     pub fn overdue(&self, now: OffsetDateTime) -> impl Iterator<Item = (OffsetDateTime, IpAddr)> {
         self.allocated().filter_map(move |(ip, entry)| Some((overdue(entry, now)?, ip)))
     }
 
-    /// Frees the overdue addresses in memory, for counts, because an assignment that finds no free address takes them.
+    /// Frees the overdue addresses in memory, so that they count as free. An assignment that finds no free address
+    /// takes overdue addresses.
     pub fn free_overdue(&mut self, now: OffsetDateTime) {
         let over: Vec<usize> = self.overdue(now).filter_map(|(_, ip)| self.ordinal(ip)).collect();
         if !over.is_empty() {
@@ -105,7 +107,8 @@ impl Block {
         }
     }
 
-    /// True if an address waits for its workload until some time, after which it becomes assignable without a write.
+    /// True if an address waits for its workload until a certain time, after which the address becomes assignable
+    /// without a write.
     pub(super) fn may_become_overdue(&self) -> bool {
         self.allocated().any(|(_, entry)| matches!(waits_until(entry), Some(WaitEnd::At(_))))
     }
@@ -117,7 +120,7 @@ impl Block {
 }
 
 impl Attribute {
-    /// Corrects the end of a wait that a fast clock has recorded too late. Returns true if it changed.
+    /// Corrects the end of a wait that a fast clock has recorded too late. Returns true if the entry changed.
     pub(super) fn correct_wait(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> bool {
         let Some(end) = end_of_wait(self, now, cooldown_seconds) else { return false };
         self.set(STICKY_UNTIL, &rfc3339(end));
@@ -205,7 +208,7 @@ mod tests {
         block.assign_kept(ip, &holder("net.c2", "web-0", "30"));
         assert!(is_pinned(block.attributes_of(ip).unwrap()));
 
-        // The longer wait of the network's former configuration is no pin.
+        // A longer wait of the network's former configuration does not pin the address.
         block.keep(ip, &holder("net.c2", "web-0", "forever"));
         block.release_by_handle("net.c2", NOW, 0);
         block.assign_kept(ip, &holder("net.c3", "web-0", "30"));
@@ -216,7 +219,7 @@ mod tests {
         assert_eq!(block.apply_cooldown(NOW, 0).moved, 1);
         let end = NOW + Duration::seconds(30);
         assert_eq!(waits_until(block.attributes_of(ip).unwrap()), Some(WaitEnd::At(end)));
-        // Clocks differ by a few seconds, which is not corrected.
+        // A difference of a few seconds between clocks is not corrected.
         assert_eq!(block.apply_cooldown(NOW - Duration::seconds(5), 0).moved, 0);
         assert_eq!(block.apply_cooldown(end, 0).moved, 0);
     }

@@ -1,4 +1,4 @@
-//! Blocks as they are stored, with a report of the flaws that reading a [`Block`] repairs or refuses.
+//! Reads stored blocks without repairs, and reports the flaws that reading a [`Block`] would repair or refuse.
 
 use kv::Key;
 use smol_str::SmolStr;
@@ -6,16 +6,17 @@ use smol_str::SmolStr;
 use super::Block;
 use crate::model::codec::{Malformed, Net, from_json};
 
-/// A block without repairs. Of the invariant of [`Block`], only the number of allocations is certain.
+/// A block that was read without repairs. Of the invariant of [`Block`], only the number of allocations is certain.
 #[derive(Clone, Debug)]
 pub struct StoredBlock(Block);
 
-/// The flaws inside a block. Ordinals are ascending, except those of the queue, which are in its order.
+/// The flaws inside a stored block. Ordinals are in ascending order, except ordinals from the queue of free ordinals,
+/// which are in the queue's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockFlaws {
-    /// Ordinals whose allocation points at a missing entry.
+    /// Ordinals whose allocation refers to a missing entry.
     pub dangling: Vec<usize>,
-    /// The number of entries without an allocation.
+    /// The number of entries to which no allocation refers.
     pub unused: usize,
     /// Free ordinals that occur more than once in the queue.
     pub twice: Vec<usize>,
@@ -23,9 +24,9 @@ pub struct BlockFlaws {
     pub lost: Vec<usize>,
     /// Allocated ordinals in the queue.
     pub taken: Vec<usize>,
-    /// Numbers in the queue that are no ordinals of the block.
+    /// Numbers in the queue that are not ordinals of the block.
     pub outside: Vec<usize>,
-    /// Keys of sequence numbers that are no allocated ordinals.
+    /// Keys in the map of sequence numbers that are not allocated ordinals.
     pub numbers: Vec<String>,
 }
 
@@ -38,10 +39,10 @@ impl BlockFlaws {
 }
 
 impl StoredBlock {
-    /// Reads a block. Its network may differ from that in its key.
+    /// Decodes a stored block. The network in the block may differ from the network in the key.
     ///
     /// # Errors
-    /// [`Malformed`] if the value is no block, or the number of allocations is wrong.
+    /// [`Malformed`] if the value is not a block, or the number of allocations is wrong.
     pub fn read(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         let mut block: Block = from_json(key, value)?;
         block.cidr = Net(block.cidr().trunc());
@@ -49,12 +50,12 @@ impl StoredBlock {
         Ok(Self(block))
     }
 
-    /// The block, for reading only.
+    /// Returns the stored block, for reading only.
     pub fn block(&self) -> &Block {
         &self.0
     }
 
-    /// Finds the flaws inside the block.
+    /// Finds the flaws inside the stored block.
     pub fn flaws(&self) -> BlockFlaws {
         let mut flaws = BlockFlaws::default();
         self.find_in_allocations(&mut flaws);
@@ -94,8 +95,8 @@ impl StoredBlock {
 }
 
 impl Block {
-    /// Drops entries without an allocation, and sequence numbers of addresses that are not allocated. The queue was
-    /// already repaired when the block was read.
+    /// Drops entries to which no allocation refers, and sequence numbers of addresses that are not allocated. The queue
+    /// was already repaired when the block was read.
     pub fn tidy(&mut self) {
         self.compact();
         let allocations = &self.allocations;
@@ -105,7 +106,7 @@ impl Block {
     }
 }
 
-/// True if a text is an allocated ordinal in canonical form.
+/// True if a text denotes an allocated ordinal in canonical form.
 fn is_allocated(allocations: &[Option<usize>], name: &str) -> bool {
     let ordinal = name.parse::<usize>().ok().filter(|ordinal| ordinal.to_string() == name);
     ordinal.is_some_and(|ordinal| matches!(allocations.get(ordinal), Some(Some(_))))

@@ -1,4 +1,4 @@
-//! Tests of assignment, release and cooldown.
+//! Tests assignment, release and cooldown of a block's addresses.
 
 use proptest::prelude::*;
 use time::macros::datetime;
@@ -99,12 +99,12 @@ fn block_reserved_addresses_keep_their_place() {
     assert_eq!(block.free_count(&reserved), 5);
     assert_eq!(block.assign_auto(2, &holder("a"), &reserved), ips(&[2, 4]));
     assert_eq!(json(&block)["unallocated"], serde_json::json!([0, 1, 3, 5, 6, 7]));
-    // A reserved address can be assigned if it is requested.
+    // A reserved address can be assigned if it is specifically requested.
     block.assign_specific(ip(1), &holder("b")).unwrap();
     assert_eq!(block.assign_auto(9, &holder("c"), &reserved), ips(&[5, 6, 7]));
     assert_eq!(block.free_count(&reserved), 0);
     assert_eq!(block.assign_auto(1, &holder("d"), &reserved), ips(&[]));
-    // An assignment of no address leaves no entry.
+    // An assignment of no address leaves no entry in the block.
     assert!(!json(&block)["attributes"].to_string().contains("\"d\""));
     assert_eq!(block.free_count(&Reservations::new(["0.0.0.0/0".parse().unwrap()])), 0);
 }
@@ -163,7 +163,7 @@ fn block_cooldown_from_future_ends_too() {
     assert_eq!(block.apply_cooldown(NOW + Duration::seconds(30), 60), Cooldown::default());
     assert_eq!(block.apply_cooldown(NOW + Duration::seconds(61), 60).freed, ips(&[0]));
 
-    // A release that is dated slightly ahead is not changed.
+    // A release that is dated slightly in the future is not changed.
     let _ = block.assign_specific(ip(0), &holder("a"));
     let _ = block.release_by_handle("a", NOW + Duration::seconds(50), 60);
     assert_eq!(block.apply_cooldown(NOW, 60), Cooldown::default());
@@ -181,7 +181,8 @@ fn block_cooldown_counts_as_unheld_despite_handle() {
     assert_eq!(block.ips_by_handle("h"), ips(&[]));
     assert_eq!(block.attributes_of(ip(0)), None);
     assert!(!block.release_by_handle("h", NOW, 60).changed());
-    // A new holder with an equal handle does not share the entry, so it is not in cooldown at once.
+    // A new holder with an equal handle does not share the entry of a released address, so its new address is not in
+    // cooldown.
     assert_eq!(block.assign_auto(1, &Attribute::new(Some("h"), BTreeMap::new()), &none()), ips(&[1]));
     assert_eq!(block.ips_by_handle("h"), ips(&[1]));
 }
@@ -305,7 +306,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Compares with a map of holders: no address is assigned twice or lost, and a written block reads back.
+    /// Compares a block with a map of holders: no address is assigned twice or lost, and a written block can be read
+    /// again.
     #[test]
     fn block_stays_consistent_under_random_history(steps in prop::collection::vec(step(), 0..40), cooldown in prop_oneof![Just(0_i64), Just(30)]) {
         let mut block = block(28);
