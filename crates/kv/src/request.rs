@@ -67,14 +67,14 @@ impl RangeRequest {
         self
     }
 
-    /// Limits the answer to this many keys; 0 or less means all.
+    /// Limits the answer to `limit` keys; 0 or less means all.
     #[must_use]
     pub fn with_limit(mut self, limit: i64) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Restricts the answer to this part of each key.
+    /// Restricts the answer to the part `content` of each key.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
@@ -174,24 +174,25 @@ impl Compare {
         Self::all_absent(Range::Key(key.into()))
     }
 
-    /// Holds if the range contains no key.
+    /// Creates a compare that holds if the range contains no key.
     pub fn all_absent(range: Range) -> Self {
         Self::new(range, CompareOp::Equal, Target::ModRevision(Revision::UNSET))
     }
 
-    /// Holds if no key of the range was written after this revision. It does not notice deletions.
+    /// Creates a compare that holds if no key of the range was written after this revision. The compare does not
+    /// detect deletions.
     pub fn nothing_newer(range: Range, revision: Revision) -> Self {
         Self::new(range, CompareOp::Less, Target::ModRevision(revision.next()))
     }
 
-    /// Holds if no key of the range was created after this revision. It does not notice later writes to older keys, or
-    /// deletions.
+    /// Creates a compare that holds if no key of the range was created after this revision. The compare does not
+    /// detect deletions, or later writes to keys that already existed.
     pub fn none_created_after(range: Range, revision: Revision) -> Self {
         Self::new(range, CompareOp::Less, Target::CreateRevision(revision.next()))
     }
 }
 
-/// A read inside a [`Txn`]. It sees the state that the earlier operations of the branch have made.
+/// A read inside a [`Txn`]. The read sees the effects of the earlier operations of its branch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -215,14 +216,14 @@ impl TxnRange {
         Self::new(range).with_content(Content::KeysOnly)
     }
 
-    /// Limits the answer to this many keys; 0 or less means all.
+    /// Limits the answer to `limit` keys; 0 or less means all.
     #[must_use]
     pub fn with_limit(mut self, limit: i64) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Restricts the answer to this part of each key.
+    /// Restricts the answer to the part `content` of each key.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
