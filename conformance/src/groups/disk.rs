@@ -110,7 +110,7 @@ async fn reads_are_right(store: &BoundedHandle, tried: &[PutAttempt]) -> Result<
     Ok(())
 }
 
-/// Removes the filler file if it exists, and otherwise the limit on the file size.
+/// Removes the filler file if the role has a folder, and otherwise the limit on the file size.
 fn make_room(job: &RoleJob<'_>) -> Result<(), BoxError> {
     if let Some(folder) = job.folder() {
         return Ok(fs::remove_file(folder.join(FILLER_FILE))?);
