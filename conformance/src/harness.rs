@@ -157,7 +157,7 @@ pub trait Harness: Send + Sync + 'static {
     /// Says whether other clients use the stores as well. If other clients do, cases that need an exclusive store are
     /// ignored.
     ///
-    /// The default tenancy is exclusive. [`PrefixHarness`](crate::PrefixHarness) makes a shared environment.
+    /// By default, the environment is exclusive. [`PrefixHarness`](crate::PrefixHarness) makes a shared environment.
     fn tenancy(&self) -> Tenancy {
         Tenancy::Exclusive
     }
@@ -242,8 +242,8 @@ impl<H: Harness + ?Sized> Harness for Arc<H> {
 /// A store for one case, with everything that must live as long as the store, for example a temporary folder or a
 /// server.
 ///
-/// Dropping the fixture takes the store down. Async work of the cleanup belongs into [`finish`](Self::finish). A
-/// method whose [`Ability`] the harness does not list is never called.
+/// Dropping the fixture takes the store down. Async work of the cleanup belongs in [`finish`](Self::finish). A method
+/// whose [`Ability`] the harness does not list is never called.
 #[async_trait]
 pub trait Fixture: Debug + Send + Sync {
     /// Returns a handle on the store of the case.

@@ -22,7 +22,7 @@ pub fn patient(limit: Duration) -> Duration {
     limit.mul_f64(slowness()).min(MAX_TIMEOUT).max(limit)
 }
 
-/// How many times slower the machine is than without other programs: 1 to 16, the larger of the last two measurements.
+/// The factor by which other programs slow the machine down: 1 to 16, the larger of the last two measurements.
 fn slowness() -> f64 {
     static MEASURED: Mutex<Option<(Instant, f64)>> = Mutex::new(None);
     let mut measured = MEASURED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -14,7 +14,7 @@ pub fn rules() -> Vec<Rule> {
     parse(kv::SEMANTICS)
 }
 
-/// The text of the rule with this number; empty if there is no such rule.
+/// The text of the rule with this number; empty if no rule has this number.
 pub(crate) fn text_of(id: &str) -> String {
     rules().into_iter().find(|rule| rule.id == id).map(|rule| rule.text).unwrap_or_default()
 }

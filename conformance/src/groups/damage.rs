@@ -59,7 +59,7 @@ enum DamageFinding {
 /// Checks a store in another process, so that a hang, an abort or broken threads of an engine are detected.
 async fn examined(t: &Subject, folder: &Path, what: &str) -> Checked<DamageFinding> {
     let mut command = process::command("examine", &[], &t.address_in(folder)?)?;
-    // Engines that panic over damage report the panic on stderr, which would disturb the suite's output.
+    // Engines that panic over damage write to stderr, so stderr is discarded.
     command.stderr(Stdio::null());
     let mut process = Process::start(command, t.patience() * 2)?;
     let said = process.line().await.map_err(|failure| failure.with_note(what))?;

@@ -79,8 +79,8 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     t.take_copy().await?;
     let before = t.heals().await?;
     let watching = t.connect(&t.addresses()?).await?;
-    // The writes before the restore are more than the few writes after the restore, so the restored store stays at a
-    // lower revision.
+    // The ten late writes are more than the few writes after the restore, so the restored store stays below the
+    // revision of the last late write.
     let mut late = before;
     for _ in 0..10 {
         late = t.put("k", "late").await?;
@@ -88,7 +88,7 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     let mut watcher = watching.watcher(Range::key("k"), late).await?.through_faults();
     same("the first batch", watcher.next().await?.revision, late).of("W2")?;
     t.put_back().await?;
-    // The case uses one handle that only reads, and one handle that watches.
+    // The handle `t` reads and the handle `watching` watches; each of these handles must notice the restore.
     let seen = loop {
         match t.get("k").await {
             Err(error) if error.kind().is_transient() => in_time(&error)?,

@@ -136,8 +136,8 @@ impl JudgedPart {
         self.acknowledged.remove(&revision).map(|i| &self.calls[i].call)
     }
 
-    /// Runs a write of unknown outcome that explains a revision, if there is such a write. Returns the events of the
-    /// write.
+    /// Runs a write of unknown outcome that explains a revision, and returns its events. Returns `None` if no write
+    /// explains the revision.
     pub(super) fn unknown_of(&mut self, batch: &Batch, state: &mut State) -> Option<Vec<Event>> {
         let candidates = match first_put(batch) {
             Some(put) => self.putters.get(&put),
@@ -212,7 +212,7 @@ impl JudgedPart {
     }
 }
 
-/// Whether an answer reports a change.
+/// Says whether the answer to a call reports a change of the store.
 fn wrote(call: &Call) -> WriteEffect {
     let effect = |result: &OpResult| match result {
         OpResult::Put { .. } => true,

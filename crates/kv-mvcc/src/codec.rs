@@ -15,9 +15,9 @@
 //! version of the row's encoding and a CRC-32 over the row's key and content, so that a flipped bit or a row under the
 //! wrong key is detected.
 //!
-//! Format 2 of a store added leases and the clients' compaction mark. Rows with a lease or a clients' mark have
-//! encoding version 2: the content of version 1 followed by the row's [`Extra`](Row::Extra). Rows without these
-//! additions keep encoding version 1, so an upgrade of a store to format 2 rewrites no rows.
+//! Format 2 of a store added leases and the clients' compaction mark. Rows with an [`Extra`](Row::Extra) have encoding
+//! version 2: the content of version 1 followed by the `Extra`. Rows without an `Extra` keep encoding version 1, so an
+//! upgrade of a store to format 2 rewrites no rows.
 
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 use bincode::de::Decoder;

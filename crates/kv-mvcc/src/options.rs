@@ -128,8 +128,8 @@ impl Retention {
     /// Keeps all history until a compaction.
     pub const UNBOUNDED: Self = Self { revisions: None, age: None, bytes: None, min_age: None };
 
-    /// Limits for a store that clients of etcd's API write to. Such clients write more than IPAM does, in bursts, and
-    /// read revisions that are minutes old.
+    /// Limits for a store that clients of etcd's API write to. Clients of etcd's API write more than IPAM does, in
+    /// bursts, and read revisions that are minutes old.
     pub const WITH_CLIENTS: Self = Self {
         revisions: Some(10_000),
         age: Some(Duration::from_secs(7 * 24 * 60 * 60)),

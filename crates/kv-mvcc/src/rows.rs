@@ -186,8 +186,8 @@ impl<'t> Rows<'t> {
         damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
     }
 
-    /// The time, in microseconds since 1970, of the first change at or after `place`. The log must contain such a
-    /// change. `newest` is the revision at the end of the log.
+    /// The time, in microseconds since 1970, of the first change at or after `place`. The log must contain a change at
+    /// or after `place`. `newest` is the revision at the end of the log.
     pub(crate) fn time_of(&self, place: LogPosition, newest: u64) -> Result<u64> {
         let mut time = 0;
         self.log(place, newest, &mut |_, row, _| {

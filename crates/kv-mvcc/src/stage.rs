@@ -101,7 +101,7 @@ impl<'r, 't> StagedState<'r, 't> {
         Ok(())
     }
 
-    /// Advances the new state to the revision of the changes before `place`, if there were such changes.
+    /// Advances the new state to the revision of the changes before `place`, if changes were made.
     fn advance(&mut self, place: LogPosition, time: u64) {
         if place.sub > 0 {
             self.tally.state.revision = place.revision;

@@ -190,8 +190,8 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The outcome of a write that failed with this kind of error. It is unknown unless the kind proves that the write
-    /// did not happen.
+    /// The outcome of a write that failed with this kind of error. The outcome is unknown unless the kind proves that
+    /// the write did not happen.
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::InvalidArgument(_)

@@ -82,7 +82,8 @@ impl RangeRequest {
     }
 }
 
-/// The operator of a [`Compare`]. Its left operand is the stored property, its right operand is the given value.
+/// The operator of a [`Compare`], with the stored property as its left operand and the given value as its right
+/// operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum CompareOp {

@@ -37,8 +37,8 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// Reads a range of keys at one revision. A read of the latest revision is linearizable.
     ///
     /// # Errors
-    /// `Compacted` for a revision below the compaction mark, and `FutureRevision` for a revision above the store's,
-    /// even if the range contains no keys.
+    /// `Compacted` for a revision below the compaction mark, and `FutureRevision` for a revision above the store's
+    /// revision, even if the range contains no keys.
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse>;
 
     /// Runs one branch of a transaction atomically, at one revision.
@@ -55,7 +55,7 @@ pub trait Store: Debug + Send + Sync + 'static {
     /// mark passes the next revision to deliver, and with `Disconnected` when the store cannot continue without a gap.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream>;
 
-    /// Drops the history below `revision`. The state at `revision` stays readable; earlier states become unreadable.
+    /// Drops the history before `revision`. The state at `revision` stays readable; earlier states become unreadable.
     ///
     /// # Errors
     /// `Compacted` if the compaction mark is already at `revision` or above, and `FutureRevision` if `revision` is

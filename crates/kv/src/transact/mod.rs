@@ -370,7 +370,7 @@ impl SettleClue {
     }
 }
 
-/// Why an attempt to settle failed.
+/// The reason why an attempt to settle a commit failed.
 enum SettleFailure {
     /// Another attempt may succeed.
     ForNow(Error),

@@ -276,7 +276,7 @@ impl<S: Store> Store for FaultyStore<S> {
     }
 }
 
-/// A store that logs each call at debug level with its keys, duration and result. It never logs values.
+/// A store that logs each call at debug level with its keys, duration and result, but never the values.
 #[derive(Clone, Debug)]
 pub struct TracedStore<S>(S);
 
