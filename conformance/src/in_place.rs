@@ -29,7 +29,7 @@ pub enum ForeignKeys {
     Erase,
 }
 
-/// An environment in which all cases get the same store, one after another, emptied in between.
+/// An environment in which all cases get the same store, one after another; the store is emptied between two cases.
 ///
 /// The environment can reopen, close and measure the store and report the progress of watches if the inner environment
 /// can, and has no other abilities. A store that is not empty when a case begins is an error, unless foreign keys may

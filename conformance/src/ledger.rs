@@ -115,7 +115,7 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// Starts one writer for each handle. `name` distinguishes them from other writers.
+    /// Starts one writer for each handle. `name` distinguishes these writers from other groups of writers.
     pub(crate) fn start(name: &str, handles: impl IntoIterator<Item = BoundedHandle>) -> Self {
         let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(watch::Sender::new(0)));
         let mut tasks = JoinSet::new();

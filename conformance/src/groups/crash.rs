@@ -288,7 +288,7 @@ pub(crate) async fn open(job: RoleJob<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// A store is unchanged after it was killed twice in a row while it was opened after a crash.
+/// After a crash, the process that opens the store is killed twice in a row. The store must stay unchanged.
 pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let mut done = 0;

@@ -12,7 +12,7 @@ const RANGE: &str = "w/";
 /// The size of a value in bytes. Values are so large that a cut happens in the middle of a message.
 const VALUE_BYTES: usize = 4 << 10;
 
-/// Writes `count` revisions in the watched range, and returns the last one.
+/// Writes `count` revisions in the watched range, and returns the last revision.
 async fn writes(t: &BoundedHandle, count: usize) -> Checked<Revision> {
     let mut last = Revision::UNSET;
     for i in 0..count {

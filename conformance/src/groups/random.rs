@@ -59,7 +59,7 @@ fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model
     )
 }
 
-/// The number of executed steps of a sequence, so that the shrinker first drops the steps that never ran.
+/// The number of executed steps of a sequence. The shrinker uses the number to drop the steps that never ran first.
 type StepCounter = Option<std::sync::Arc<std::sync::atomic::AtomicUsize>>;
 
 async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Checked {

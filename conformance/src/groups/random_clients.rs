@@ -152,7 +152,8 @@ impl RandomClient {
         }
     }
 
-    /// Performs the action. Returns the answer that the client saw, or `None` if the action certainly did not happen.
+    /// Performs one action of a client. Returns the answer that the client saw, or `None` if the action certainly did
+    /// not happen.
     async fn perform(&self, action: Action) -> Checked<Option<ObservedAnswer>> {
         let text = |number: u32| number.to_string();
         let txn = match action {

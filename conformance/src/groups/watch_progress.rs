@@ -15,8 +15,8 @@ async fn reporting(t: &BoundedHandle, range: Range, start: Revision) -> Checked<
     t.watcher_of(WatchRequest::new(range, start).with_progress(Progress::Report)).await
 }
 
-/// One client writes in the watched range and one client outside of the range. Every event is delivered. The watcher
-/// checks that no event arrives after a progress report of the same or a later revision.
+/// One client writes in the watched range and one client outside of the range. Every event in the range is delivered.
+/// The watcher checks that no event arrives after a progress report of the same or a later revision.
 pub(crate) async fn never_ahead(t: Subject) -> Checked {
     const WRITES: usize = 200;
     let base = t.revision().await?;

@@ -79,7 +79,7 @@ impl Replay {
     /// Judges the next part of a history. `log` must contain all revisions after the previous part, up to a moment at
     /// which no call was running. Writes of unknown outcome may appear in a later part.
     ///
-    /// The log must contain all events of the keys in recorded calls; [`read_log`] reads it.
+    /// The log must contain all events of the keys in recorded calls; [`read_log`] reads such a log.
     ///
     /// # Errors
     /// The first violation of a rule.

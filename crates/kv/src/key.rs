@@ -330,7 +330,7 @@ impl Lease {
 pub enum GrantOutcome {
     /// The lease was granted.
     New,
-    /// A lease with this id already exists. Nothing has changed.
+    /// A lease with this id already exists, and the request has changed nothing.
     Taken,
 }
 

@@ -345,10 +345,9 @@ impl Pages {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Purpose {
-    /// Any write.
+    /// Writes of any kind.
     #[default]
     Any,
-    /// A release of addresses. When the disk is full, an embedded store frees history and reserved space for a
-    /// release.
+    /// Releases of addresses. When the disk is full, an embedded store frees history and reserved space for a release.
     Release,
 }

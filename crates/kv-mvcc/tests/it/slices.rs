@@ -80,7 +80,7 @@ async fn read_of_many_slices_is_one_state_and_lets_commits_by() {
     store.verify().await.unwrap();
 }
 
-/// Each view of the slow read expires before it has read as much of the log as the next commit adds.
+/// Each view of the slow read expires before the read has seen as much of the log as the next commit adds.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn read_ends_when_log_grows_faster() {
     let (table, store) = slow().await;

@@ -9,11 +9,11 @@ use kv_mvcc::{MemoryTable, MvccStore, Options, Table, View, Visit, Write};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// The commit fails, and nothing is written.
+    /// The commit fails and writes nothing.
     Refused(&'static ErrorKind),
     /// The table reports the commit as failed, but writes it.
     Applied,
-    /// The engine panics, and nothing is written.
+    /// The engine panics and writes nothing.
     Panic,
 }
 

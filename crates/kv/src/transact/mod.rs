@@ -259,7 +259,7 @@ enum Commit {
     Done(Revision),
     /// A key or range that the attempt relied on has changed.
     Overtaken,
-    /// The store refused the commit with a transient error.
+    /// The store answered the commit with a transient error, and the commit has not happened.
     Refused(Error),
 }
 
@@ -281,7 +281,7 @@ const MAX_GUARDS: usize = 120;
 impl Transaction {
     /// Sends the writes and guards of this attempt as one transaction.
     async fn commit(&mut self) -> Result<Commit> {
-        // Deleting an absent key changes nothing.
+        // Deletions of absent keys are dropped, because they change nothing.
         self.writes.retain(|key, value| value.is_some() || self.guards.get(key).is_some_and(|guard| guard.is_set()));
         if self.writes.is_empty() {
             // A peek is newer than the revision of the attempt, so only a commit proves the result of the peek.
@@ -372,15 +372,15 @@ impl SettleClue {
 
 /// The reason why an attempt to settle a commit failed.
 enum SettleFailure {
-    /// Another attempt may succeed.
+    /// A later attempt to settle the commit may succeed.
     ForNow(Error),
-    /// No later attempt can succeed.
+    /// No later attempt to settle the commit can succeed.
     ForGood(Box<dyn StdError + Send + Sync>),
 }
 
 impl Transaction {
-    /// Finds out whether a commit whose answer was lost has happened. Sends the commit again if it has not happened
-    /// and still can.
+    /// Finds out whether a commit whose answer was lost has happened. Sends the commit again if the commit has not
+    /// happened and is still possible.
     async fn settle(&self, txn: Txn, mut unknown: Error) -> Result<Commit> {
         let Some(mut clue) = self.clue() else { return Err(unknown) };
         let is_final = unknown.is_final();
@@ -533,7 +533,7 @@ impl Transaction {
         Ok(true)
     }
 
-    /// The revision of the first change of `key` after this attempt read it. The key must have changed.
+    /// Finds the revision of the first change of `key` after this attempt read the key. The key must have changed.
     async fn first_change(&self, key: &Key) -> Result<Revision> {
         let looked_at = self.presumed.get(key).copied().unwrap_or(self.at);
         let request = WatchRequest::new(Range::Key(key.clone()), looked_at.next());

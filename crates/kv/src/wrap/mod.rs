@@ -29,7 +29,7 @@ pub mod tracing_targets {
     pub const TRANSACT: &str = "margay::transact";
 }
 
-/// Number of calls and bytes that went through a [`CountingStore`]. Each call is one round trip.
+/// Number of calls and bytes that went through a [`CountingStore`]. Each call of a store is one round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallCounts {
     /// Number of calls of [`Store::range`].
@@ -63,7 +63,7 @@ struct Counters {
     bytes_received: AtomicU64,
 }
 
-/// A store that counts calls and bytes. Clones share their counters.
+/// A store that counts calls and bytes. Clones of a counting store share their counters.
 #[derive(Clone, Debug)]
 pub struct CountingStore<S> {
     inner: S,
@@ -132,11 +132,11 @@ impl<S: Store> Store for CountingStore<S> {
 /// A fault that is injected into one call of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The request is not sent. The caller gets `NotSent`.
+    /// The request is not sent, and the caller gets `NotSent`.
     NotSent,
-    /// The request is lost on the way and not carried out. The caller gets `Timeout`.
+    /// The request is lost on the way to the store, and the caller gets `Timeout`.
     RequestLost,
-    /// The request is carried out, and the answer is lost. The caller gets `Disconnected`.
+    /// The store carries out the request, but the answer is lost, and the caller gets `Disconnected`.
     ReplyLost,
     /// The caller gets `Timeout`. A transaction is carried out later, by [`FaultyStore::deliver_held`].
     Held,
@@ -158,7 +158,7 @@ impl<F: Fn(Operation) -> Option<Fault> + Send + Sync + 'static> Faults for F {
     }
 }
 
-/// A store with injected [`Faults`]. Clones share the faults and the held transactions.
+/// A store with injected [`Faults`]. Clones of a faulty store share the faults and the held transactions.
 #[derive(Clone)]
 pub struct FaultyStore<S> {
     inner: S,

@@ -55,7 +55,7 @@ impl<S: Store> Rehearsal<S> {
         Ok(state)
     }
 
-    /// Reads at a revision. The caller fills in the revision of the answer.
+    /// Reads a range at a revision, with the rehearsed writes. The caller fills in the revision of the answer.
     async fn read(&self, state: &RehearsalState, request: &TxnRange, at: Revision) -> Result<RangeResponse> {
         let below = at.min(state.base);
         if !state.within(&request.range).any(|(_, versions)| versions[0].0 <= at) {

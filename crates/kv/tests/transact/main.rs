@@ -27,7 +27,7 @@ fn shared(store: &(impl Store + Clone)) -> Arc<dyn Store> {
     Arc::new(store.clone())
 }
 
-/// Adds one to the number under a key.
+/// Increments the number in the value of a key.
 async fn increment(store: &Arc<dyn Store>, key: &str) -> Result<Committed<u64>, Error> {
     let key = Key::from(key);
     transact!(Arc::clone(store), options(), |tx| {

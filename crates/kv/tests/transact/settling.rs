@@ -13,7 +13,7 @@ use super::{options, shared};
 #[derive(Clone, Debug)]
 enum Deed {
     Write(Txn),
-    /// Compacts the whole history.
+    /// Compacts the whole history of the store.
     Compact,
 }
 
@@ -199,7 +199,7 @@ async fn settling_is_skipped_when_nothing_was_sent() {
     assert_eq!((committed.revision, committed.attempts), (Revision::new(2), 2));
 }
 
-/// A store that loses the commit of the first attempt and refuses every later transaction.
+/// A store that loses the commit of the first attempt and answers every later transaction with an error.
 #[derive(Clone, Debug)]
 struct Refusing {
     inner: MvccStore,
@@ -283,7 +283,7 @@ async fn settling_takes_no_foreign_deletion_as_proof() {
     assert_eq!(inner.get("renamed").await.unwrap().unwrap().mod_revision, committed.revision);
 }
 
-/// A store that refuses the commit of the first attempt and all later writes with a final error.
+/// A store that answers the commit of the first attempt and all later writes with a final error.
 #[derive(Clone, Debug)]
 struct Full {
     inner: Contended,
