@@ -1,4 +1,4 @@
-//! The definition of a case.
+//! Defines the test cases of the suite.
 
 use std::fmt;
 
@@ -8,44 +8,44 @@ use crate::expect::Checked;
 use crate::harness::{Ability, Scene, Tenancy};
 use crate::subject::Subject;
 
-/// A topic of cases. Each topic has a file of its own.
+/// A topic of test cases. The cases of each topic are in a file of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Group {
-    /// Single reads and writes.
+    /// Cases about single reads and writes.
     Basic,
-    /// The revision counter.
+    /// Cases about the revision counter.
     Revisions,
-    /// Transactions.
+    /// Cases about transactions.
     Txn,
-    /// Reading ranges.
+    /// Cases about reads of ranges.
     Range,
-    /// Reads of the past, and compaction.
+    /// Cases about reads of the past, and compaction.
     History,
-    /// Watches.
+    /// Cases about watches.
     Watch,
-    /// Several clients at the same time.
+    /// Cases with several clients at the same time.
     Concurrency,
-    /// Sizes, counts and invalid input.
+    /// Cases about sizes, counts and invalid input.
     Limits,
-    /// The state after a crash, on a full disk, and with damaged files.
+    /// Cases about the state after a crash, on a full disk, and with damaged files.
     Durability,
-    /// Several processes that use one store.
+    /// Cases with several processes that use one store.
     Processes,
-    /// Failures of networks and servers.
+    /// Cases about failures of networks and servers.
     Faults,
 }
 
-/// Whether a case runs beside other cases.
+/// Says whether a case runs at the same time as other cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weight {
-    /// Runs beside other cases.
+    /// The case runs at the same time as other cases.
     Light,
-    /// Runs alone, because it needs much of the machine or checks the whole process.
+    /// The case runs alone, because the case needs much of the machine or checks the whole process.
     Heavy,
 }
 
-/// A test of the suite, with the rules that it judges.
+/// A test case of the suite, with the rules that the case judges.
 #[derive(Clone)]
 pub struct Case {
     pub(crate) name: &'static str,
@@ -69,7 +69,8 @@ impl Case {
         self.group
     }
 
-    /// The numbers of the rules that the case judges. A failure breaks the first one, unless it names another.
+    /// The numbers of the rules that the case judges. A failure breaks the first rule, unless the failure names a
+    /// different rule.
     pub fn rules(&self) -> &'static [&'static str] {
         self.rules
     }
@@ -79,7 +80,7 @@ impl Case {
         self.needs
     }
 
-    /// The least tenancy that the case needs. A case that can share a store can also run on an exclusive one.
+    /// The least tenancy that the case needs. A case that can share a store can also run on an exclusive store.
     pub fn tenancy(&self) -> Tenancy {
         self.tenancy
     }
@@ -89,7 +90,7 @@ impl Case {
         self.scene
     }
 
-    /// Why the case cannot run in an environment with these abilities; `None` if it can.
+    /// The reason why the case cannot run in an environment with these abilities; `None` if the case can run.
     pub fn ignored_because(&self, abilities: &[Ability]) -> Option<&'static str> {
         self.needs.iter().find(|need| !abilities.contains(need)).map(|need| need.missing())
     }

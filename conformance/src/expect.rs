@@ -1,4 +1,4 @@
-//! The checks of a case, and the failures that they report.
+//! Provides the checks of a case, and the failures that these checks report.
 
 use std::fmt::{self, Debug};
 use std::panic::Location;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use kv::ErrorKind;
 
-/// How long a store may take to recover after a fault, or to notice a silent connection.
+/// Maximum time that a store may take to recover after a fault, or to notice a silent connection.
 pub(crate) const RECOVERY_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Maximum length of an expected or actual value in a report.
+/// Maximum length of an expected or actual value in a report, in characters.
 const MAX_SHOWN_CHARS: usize = 700;
 
 pub(crate) type Checked<T = ()> = Result<T, Failure>;
@@ -77,7 +77,7 @@ impl fmt::Display for Failure {
 impl std::error::Error for Failure {}
 
 impl From<kv::Error> for Failure {
-    /// The failure of a call that had to succeed.
+    /// Converts the error of a call that had to succeed.
     #[track_caller]
     fn from(error: kv::Error) -> Self {
         Self::new(format!("a {} that has to succeed", error.operation()), "an answer", error.to_string())
@@ -85,7 +85,7 @@ impl From<kv::Error> for Failure {
 }
 
 impl From<tokio::task::JoinError> for Failure {
-    /// The failure of a task that panicked, in the store or in the case.
+    /// Converts the error of a task that panicked, in the store or in the case.
     #[track_caller]
     fn from(error: tokio::task::JoinError) -> Self {
         Self::new("a task of the case", "no panic", error.to_string())
@@ -104,7 +104,7 @@ impl<T> JudgedByRule for Checked<T> {
     }
 }
 
-/// Formats a value for a report, cut to a maximum length.
+/// Formats a value for a report, and cuts the text to the maximum length.
 pub(crate) fn shown(thing: &impl Debug) -> String {
     let text = format!("{thing:?}");
     match text.char_indices().nth(MAX_SHOWN_CHARS) {
@@ -122,7 +122,7 @@ pub(crate) fn same<A: PartialEq<B> + Debug, B: Debug>(checked: &str, got: A, exp
     Err(Failure::new(checked, shown(&expected), shown(&got)))
 }
 
-/// Checks that `condition` holds. `got` is shown if it does not.
+/// Checks that `condition` holds. If the condition fails, the report shows `got`.
 #[track_caller]
 pub(crate) fn holds(expected: &str, condition: bool, got: &impl Debug) -> Checked {
     if condition {
@@ -148,7 +148,7 @@ pub(crate) fn refused<T: Debug>(checked: &str, got: kv::Result<T>, kind: impl In
     }
 }
 
-/// Checks that a call failed with `Compacted`, and that the compaction mark in the error, if any, is correct.
+/// Checks that a call failed with `Compacted`, and that the compaction mark in the error is correct or missing.
 #[track_caller]
 pub(crate) fn compacted<T: Debug>(checked: &str, got: kv::Result<T>, mark: kv::Revision) -> Checked {
     match got {
@@ -157,7 +157,7 @@ pub(crate) fn compacted<T: Debug>(checked: &str, got: kv::Result<T>, mark: kv::R
     }
 }
 
-/// Checks that the kind is `Compacted`, and that its compaction mark, if any, is correct.
+/// Checks that the kind of an error is `Compacted`, and that the compaction mark in the error is correct or missing.
 #[track_caller]
 pub(crate) fn is_compacted(checked: &str, kind: &ErrorKind, mark: kv::Revision) -> Checked {
     match kind {
@@ -166,7 +166,7 @@ pub(crate) fn is_compacted(checked: &str, kind: &ErrorKind, mark: kv::Revision) 
     }
 }
 
-/// Checks that a call failed with `TooLarge`, whatever the size in the error.
+/// Checks that a call failed with `TooLarge`, regardless of the size in the error.
 #[track_caller]
 pub(crate) fn too_large<T: Debug>(checked: &str, got: kv::Result<T>) -> Checked {
     match got {
@@ -176,7 +176,7 @@ pub(crate) fn too_large<T: Debug>(checked: &str, got: kv::Result<T>) -> Checked 
     }
 }
 
-/// Waits for work with a time limit.
+/// Waits for `work` with a time limit.
 pub(crate) async fn within<T>(patience: Duration, checked: &str, work: impl Future<Output = T>) -> Checked<T> {
     tokio::time::timeout(patience, work)
         .await

@@ -1,4 +1,4 @@
-//! The traits that the author of a store implements to test it.
+//! Defines the traits that the author of a store implements to test the store.
 
 use std::error::Error;
 use std::fmt::Debug;
@@ -10,26 +10,27 @@ use std::time::Duration;
 use async_trait::async_trait;
 use kv::{ErrorKind, Operation, Store};
 
-/// An error of an environment.
+/// An error of a harness or a fixture.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
-/// Whether others may write to a store at the same time.
+/// Says whether other clients may write to a store at the same time as a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tenancy {
-    /// Others may write as well. A case uses only its prefix, does not compact, and does not expect consecutive
-    /// revisions.
+    /// Other clients may write to the store as well. A case uses only its prefix, does not compact, and does not
+    /// expect consecutive revisions.
     Shared,
-    /// Only the case uses the store. It may read every key, count revisions, compact, close and kill.
+    /// Only the case uses the store. The case may read every key, count revisions, compact and close the store, and
+    /// kill its processes.
     Exclusive,
 }
 
-/// Something that a case may need and that not every environment can do.
+/// An action that a case may need and that not every environment supports.
 ///
 /// An ability describes the environment of a store, not the rules that the store follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Ability {
-    /// Make a store that was never written to, as opposed to one that was only emptied.
+    /// Make a store that was never written to, as opposed to a store that was emptied.
     New,
     /// Close and reopen the store ([`Fixture::reopen`]).
     Reopen,
@@ -37,18 +38,18 @@ pub enum Ability {
     Close,
     /// Measure the space that the store occupies ([`Fixture::stored_bytes`]).
     Measure,
-    /// Open the store in another process by its address ([`Fixture::address`], [`Harness::join`]). The suite starts its
-    /// own program again; see [`play_role`](crate::play_role).
+    /// Open the store in another process by its address ([`Fixture::address`], [`Harness::join`]). The suite runs its
+    /// own executable as a child process; see [`play_role`](crate::play_role).
     Processes,
-    /// A process that has joined has the data to itself, so killing it is a crash of the store. Requires
-    /// [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and [`Close`](Self::Close).
+    /// A process that has joined a store is the only process with the data, so killing that process is a crash of the
+    /// store. Requires [`Processes`](Self::Processes), [`Reopen`](Self::Reopen) and [`Close`](Self::Close).
     Embedded,
     /// Put a store's files into a folder that the case chooses ([`Harness::address_in`]).
     Folder,
-    /// Copy and damage the files in this folder; the store must distinguish damage from data. Requires
-    /// [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
+    /// Copy and damage a store's files in a folder that the case chooses; the store must distinguish damage from data.
+    /// Requires [`Folder`](Self::Folder) and [`Embedded`](Self::Embedded).
     Damage,
-    /// Make a store in a folder look like one of a later version of the program ([`Harness::make_newer`]).
+    /// Make a store in a folder look like a store of a later version of the program ([`Harness::make_newer`]).
     Format,
     /// Mount a small file system that other processes do not see. `unshare` and `mount` must be installed and allowed.
     Mount,
@@ -56,11 +57,12 @@ pub enum Ability {
     Trace,
     /// Put the store on a disk that can lose power ([`Fixture::cut_power_after`], [`Fixture::restore_power`]).
     PowerLoss,
-    /// Reach the store over TCP, at other addresses as well ([`Fixture::servers`], [`Fixture::connect`]).
+    /// Reach the store over TCP, at the servers' addresses and at addresses of proxies ([`Fixture::servers`],
+    /// [`Fixture::connect`]).
     Network,
     /// Report the progress of a watch soon ([`kv::Progress`]).
     Progress,
-    /// Send signals to the server processes of the store, and start them again ([`Fixture::servers`],
+    /// Send signals to the server processes of the store, and restart the servers ([`Fixture::servers`],
     /// [`Fixture::restart`]).
     Servers,
     /// Make a store with three servers ([`Scene::Cluster`]).
@@ -76,7 +78,7 @@ pub enum Ability {
 }
 
 impl Ability {
-    /// Why a case that needs this ability cannot run without it.
+    /// The reason why a case that needs this ability cannot run without the ability.
     pub fn missing(self) -> &'static str {
         match self {
             Self::New => "this environment has no new stores",
@@ -107,16 +109,18 @@ impl Ability {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Scene {
-    /// An ordinary store, made by [`Harness::fresh`].
+    /// An ordinary store; [`Harness::fresh`] makes such stores.
     Plain,
-    /// Three servers, any two of which are a quorum. Requires [`Ability::Servers`] as well.
+    /// A store with three servers, any two of which are a quorum. Requires [`Ability::Servers`] as well.
     Cluster,
     /// A store with space for 4 to 64 MiB, and [`Fixture::make_room`].
     Quota,
-    /// A store with logins that expire at most two seconds after their last use. [`Fixture::strangers`] have no login
-    /// or a wrong password. A [guest](Fixture::guest) may read and write only keys that begin with `open/`.
+    /// A store with logins that expire at most two seconds after their last use. The users in [`Fixture::strangers`]
+    /// have no login or a wrong password. A [guest](Fixture::guest) may read and write only keys that begin with
+    /// `open/`.
     Logins,
-    /// A server and clients with certificates. [`Fixture::strangers`] have or expect other ones.
+    /// A server and clients with certificates. The users in [`Fixture::strangers`] have or expect different
+    /// certificates.
     Tls,
 }
 
@@ -132,27 +136,28 @@ pub struct Server {
 /// A user to whom a store refuses access, at least to some keys.
 #[derive(Debug)]
 pub struct RefusedUser {
-    /// A description in a few words.
+    /// A description of the user in a few words.
     pub name: &'static str,
-    /// A handle of this user.
+    /// The user's handle on the store.
     pub store: Arc<dyn Store>,
-    /// Secrets that must not appear in any text.
+    /// The user's secrets, which must not appear in any text.
     pub secrets: Vec<String>,
 }
 
-/// Makes stores for cases.
+/// Makes stores for test cases.
 ///
-/// Cases run in parallel, so several tasks may call `fresh` at the same time. It runs on a tokio runtime and must not
-/// block its thread.
+/// Cases run in parallel, so several tasks may call `fresh` at the same time. The method `fresh` runs on a tokio
+/// runtime and must not block its thread.
 #[async_trait]
 pub trait Harness: Send + Sync + 'static {
-    /// The abilities of this environment. A case that needs another ability is ignored, with the reason. The list that
-    /// the caller passes to [`main`](crate::main) must contain it.
+    /// The abilities of this environment. A case that needs an ability outside this list is ignored, with the reason.
+    /// The list of ignored cases that the caller passes to [`main`](crate::main) must contain such a case.
     fn abilities(&self) -> &[Ability];
 
-    /// Whether others use the stores as well. If they do, cases that need an exclusive store are ignored.
+    /// Says whether other clients use the stores as well. If other clients do, cases that need an exclusive store are
+    /// ignored.
     ///
-    /// The default is exclusive. [`PrefixHarness`](crate::PrefixHarness) makes a shared environment.
+    /// By default, the environment is exclusive. [`PrefixHarness`](crate::PrefixHarness) makes a shared environment.
     fn tenancy(&self) -> Tenancy {
         Tenancy::Exclusive
     }
@@ -160,30 +165,31 @@ pub trait Harness: Send + Sync + 'static {
     /// Makes an empty store for exclusive use.
     ///
     /// # Errors
-    /// Why the store could not be made. The case that needs it fails.
+    /// The reason why the store could not be made. The case that needs the store fails.
     async fn fresh(&self) -> Result<Box<dyn Fixture>, BoxError>;
 
-    /// Makes an empty store for exclusive use in a special scene. Never called with [`Scene::Plain`], or with a scene
-    /// whose [`Ability`] is not listed.
+    /// Makes an empty store for exclusive use in a special scene. The suite never calls this method with
+    /// [`Scene::Plain`], or with a scene whose [`Ability`] is not listed.
     ///
     /// # Errors
-    /// Why the store could not be made.
+    /// The reason why the store could not be made.
     async fn fresh_in(&self, scene: Scene) -> Result<Box<dyn Fixture>, BoxError> {
         Err(format!("the harness lists {scene:?} but cannot make it").into())
     }
 
-    /// Opens the store at an address that this or another process knows, and creates it if it does not exist. Waits at
-    /// most `wait` while another process has the store. [`Ability::Processes`].
+    /// Opens the store at an address that came from this process or another process, and creates the store if it does
+    /// not exist. Waits at most `wait` while another process has the store. Requires [`Ability::Processes`].
     ///
     /// # Errors
-    /// The error of opening the store: `Locked` if it was in use during the whole wait, `Corrupt`, and so on.
+    /// The error of opening the store: `Locked` if another process had the store during the whole wait, `Corrupt`, and
+    /// so on.
     async fn join(&self, address: &str, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
         let _ = wait;
         Err(kv::Error::new(ErrorKind::Unsupported, Operation::Open, address.to_owned())
             .with_detail("the harness lists Processes but cannot join"))
     }
 
-    /// The address of a store, existing or not, whose files are all in this folder. [`Ability::Folder`].
+    /// The address of a store, existing or not, whose files are all in this folder. Requires [`Ability::Folder`].
     ///
     /// # Errors
     /// If the folder cannot be part of an address.
@@ -191,11 +197,11 @@ pub trait Harness: Send + Sync + 'static {
         Err(format!("the harness lists Folder but has no address for {}", folder.display()).into())
     }
 
-    /// Makes the store at the [address](Self::address_in) for this folder look like one of a later version. The store
-    /// is not open. [`Ability::Format`].
+    /// Makes the store at the [address](Self::address_in) for this folder look like a store of a later version. The
+    /// store is not open during this call. Requires [`Ability::Format`].
     ///
     /// # Errors
-    /// Why the store could not be changed.
+    /// The reason why the store could not be changed.
     fn make_newer(&self, folder: &Path) -> Result<(), BoxError> {
         Err(format!("the harness lists Format but cannot change {}", folder.display()).into())
     }
@@ -236,129 +242,132 @@ impl<H: Harness + ?Sized> Harness for Arc<H> {
 /// A store for one case, with everything that must live as long as the store, for example a temporary folder or a
 /// server.
 ///
-/// Dropping the fixture takes the store down. Async work goes into [`finish`](Self::finish). A method whose [`Ability`]
-/// the harness does not list is never called.
+/// Dropping the fixture takes the store down. Async work of the cleanup belongs in [`finish`](Self::finish). A method
+/// whose [`Ability`] the harness does not list is never called.
 #[async_trait]
 pub trait Fixture: Debug + Send + Sync {
-    /// The store of the case.
+    /// Returns a handle on the store of the case.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// A second handle on the store, as independent of the first as the environment allows: a second client of a
-    /// server, or else a clone.
+    /// Opens a second handle on the store, as independent of the first handle as the environment allows: a second
+    /// client of a server, or else a clone.
     ///
     /// # Errors
-    /// Why the handle could not be made.
+    /// The reason why the handle could not be made.
     async fn another(&self) -> Result<Arc<dyn Store>, BoxError> {
         Ok(self.store())
     }
 
-    /// Closes and reopens the store. Afterwards [`store`](Self::store) returns the new one. The case has dropped all
-    /// its handles and streams before. [`Ability::Reopen`].
+    /// Closes and reopens the store. After this call [`store`](Self::store) returns the reopened store. The case has
+    /// dropped all its handles and streams before. Requires [`Ability::Reopen`].
     ///
     /// # Errors
-    /// Why the store could not be closed or opened.
+    /// The reason why the store could not be closed or opened.
     async fn reopen(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Reopen but its fixture cannot do it".into())
     }
 
-    /// Closes the store while handles are held. [`Ability::Close`].
+    /// Closes the store while the case still has handles. Requires [`Ability::Close`].
     ///
     /// # Errors
-    /// Why the store could not be closed.
+    /// The reason why the store could not be closed.
     async fn close(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Close but its fixture cannot do it".into())
     }
 
-    /// The number of bytes that the store occupies. [`Ability::Measure`].
+    /// Measures the number of bytes that the store occupies. Requires [`Ability::Measure`].
     ///
     /// # Errors
-    /// Why the store could not be measured.
+    /// The reason why the store could not be measured.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Err("the harness lists Measure but its fixture cannot do it".into())
     }
 
-    /// The servers of the store, always in the same order. [`Ability::Network`].
+    /// The servers of the store, always in the same order. Requires [`Ability::Network`].
     fn servers(&self) -> Vec<Server> {
         Vec::new()
     }
 
-    /// A handle that connects to these addresses instead of the servers' own, so that the suite can put a proxy in
-    /// between. It should abandon a call after about 5 seconds and notice a dead connection within 3 seconds, so that
-    /// cases need not wait long. [`Ability::Network`].
+    /// Opens a handle that connects to these addresses instead of the servers' own addresses, so that the suite can
+    /// put a proxy in between. The handle should abandon a call after about 5 seconds and notice a dead connection
+    /// within 3 seconds, so that cases need not wait long. Requires [`Ability::Network`].
     ///
     /// # Errors
-    /// Why the handle could not be made. It must not fail because no server answers.
+    /// The reason why the handle could not be made. The call must not fail because no server answers.
     async fn connect(&self, addresses: &[SocketAddr]) -> Result<Arc<dyn Store>, BoxError> {
         Err(format!("the harness lists Network but its fixture cannot connect to {addresses:?}").into())
     }
 
-    /// Starts a killed server at its old address, with its old data. It may return before the server is ready.
-    /// [`Ability::Servers`].
+    /// Starts a killed server at its old address, with its old data. This method may return before the server is
+    /// ready. Requires [`Ability::Servers`].
     ///
     /// # Errors
-    /// Why the server could not be started.
+    /// The reason why the server could not be started.
     async fn restart(&mut self, server: usize) -> Result<(), BoxError> {
         Err(format!("the harness lists Servers but its fixture cannot start server {server}").into())
     }
 
-    /// The index of the leading server. [`Ability::Cluster`].
+    /// Returns the index of the leading server. Requires [`Ability::Cluster`].
     ///
     /// # Errors
-    /// Why the leader is unknown, for example because there is none.
+    /// The reason why the leader is unknown, for example because the cluster has no leader.
     async fn leader(&self) -> Result<usize, BoxError> {
         Err("the harness lists Cluster but its fixture does not know who leads".into())
     }
 
-    /// Takes a copy of the store. This may disconnect handles and watches, as a restart does. [`Ability::Copies`].
+    /// Takes a copy of the store. Taking a copy may disconnect handles and watches, as a restart does. Requires
+    /// [`Ability::Copies`].
     ///
     /// # Errors
-    /// Why the copy could not be made.
+    /// The reason why the copy could not be made.
     async fn take_copy(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Copies but its fixture cannot take one".into())
     }
 
-    /// Restores the store from the copy while handles are held. [`Ability::Copies`].
+    /// Restores the store from the copy while the case still has handles. Requires [`Ability::Copies`].
     ///
     /// # Errors
-    /// Why the store could not be restored.
+    /// The reason why the store could not be restored.
     async fn put_back(&mut self) -> Result<(), BoxError> {
         Err("the harness lists Copies but its fixture cannot put one back".into())
     }
 
-    /// Does the operator's work after a store was full and was then emptied and compacted. [`Ability::Quota`].
+    /// Does the operator's work after a store was full and was then emptied and compacted. Requires
+    /// [`Ability::Quota`].
     ///
     /// # Errors
-    /// Why this work failed.
+    /// The reason why the operator's work failed.
     async fn make_room(&self) -> Result<(), BoxError> {
         Err("the harness lists Quota but its fixture cannot make room".into())
     }
 
-    /// Clients without access, refused by the server or by their own checks. [`Ability::Logins`], [`Ability::Tls`].
+    /// Opens handles of clients without access, which the server or the clients' own checks reject. Requires
+    /// [`Ability::Logins`] or [`Ability::Tls`].
     ///
     /// # Errors
-    /// Why the handles could not be made.
+    /// The reason why the handles could not be made.
     async fn strangers(&self) -> Result<Vec<RefusedUser>, BoxError> {
         Err("the harness lists Logins or Tls but its fixture knows no strangers".into())
     }
 
-    /// A handle of a guest; see [`Scene::Logins`]. [`Ability::Logins`].
+    /// Opens a handle of a guest; see [`Scene::Logins`]. Requires [`Ability::Logins`].
     ///
     /// # Errors
-    /// Why the handle could not be made.
+    /// The reason why the handle could not be made.
     async fn guest(&self) -> Result<Arc<dyn Store>, BoxError> {
         Err("the harness lists Logins but its fixture knows no guest".into())
     }
 
-    /// Cleans up after a case that passed, failed or panicked. All its handles have been dropped. Only calls that the
-    /// case abandoned may still be running.
+    /// Cleans up after a case that passed, failed or panicked. All handles of the case have been dropped. Only calls
+    /// that the case abandoned may still be running.
     ///
     /// # Errors
-    /// The parts that could not be cleaned up. The case fails.
+    /// A description of the parts that could not be cleaned up. An error makes the case fail.
     async fn finish(&mut self) -> Result<(), BoxError> {
         Ok(())
     }
 
-    /// The address for [`Harness::join`] of another process. [`Ability::Processes`].
+    /// The address with which another process can [join](Harness::join) the store. Requires [`Ability::Processes`].
     ///
     /// # Errors
     /// If the store has no address.
@@ -366,19 +375,21 @@ pub trait Fixture: Debug + Send + Sync {
         Err("the harness lists Processes but its fixture has no address".into())
     }
 
-    /// Cuts the power after this many more disk operations. From then on each operation fails. [`Ability::PowerLoss`].
+    /// Cuts the power after this many more disk operations. After the cut, each disk operation fails. Requires
+    /// [`Ability::PowerLoss`].
     ///
     /// # Errors
-    /// Why this could not be arranged.
+    /// The reason why the power cut could not be arranged.
     fn cut_power_after(&mut self, operations: u32) -> Result<(), BoxError> {
         Err(format!("the harness lists PowerLoss but its fixture cannot cut it after {operations} operations").into())
     }
 
-    /// Restores the power and reopens the store. `seed` decides which unsynced writes survive; they may be torn at
-    /// sector boundaries. Afterwards [`store`](Self::store) returns the new store. [`Ability::PowerLoss`].
+    /// Restores the power and reopens the store. `seed` decides which unsynced writes survive; unsynced writes may be
+    /// torn at sector boundaries. After this call [`store`](Self::store) returns the reopened store. Requires
+    /// [`Ability::PowerLoss`].
     ///
     /// # Errors
-    /// Why the store could not be opened.
+    /// The reason why the store could not be opened.
     async fn restore_power(&mut self, seed: u64) -> Result<(), BoxError> {
         Err(format!("the harness lists PowerLoss but its fixture cannot give it back (seed {seed})").into())
     }

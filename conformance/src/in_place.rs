@@ -1,4 +1,4 @@
-//! Runs cases on one store that is emptied between them.
+//! Runs cases on one store, and empties the store between two cases.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,26 +13,27 @@ use tokio::sync::OwnedMutexGuard;
 
 use crate::harness::{Ability, BoxError, Fixture, Harness};
 
-/// The abilities that remain when all cases share one store, one after another. Only the current case writes to it, and
-/// it is never new.
+/// The abilities that remain when all cases use one store, one after another. Only the current case writes to the
+/// store, and the store is never new.
 const SHARED_ABILITIES: [Ability; 4] = [Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress];
 
 /// Maximum number of foreign keys that an error lists.
 const MAX_NAMED_KEYS: usize = 3;
 
-/// How to handle keys that no case has written.
+/// Says how to handle keys that no case has written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForeignKeys {
-    /// Keeps them, and fails the case that found them, because something else uses the store.
+    /// Foreign keys are kept, and the case that found them fails, because another client uses the store.
     Leave,
-    /// Deletes them.
+    /// Foreign keys are deleted.
     Erase,
 }
 
-/// An environment in which all cases get the same store, one after another, emptied in between.
+/// An environment in which all cases get the same store, one after another; the store is emptied between two cases.
 ///
-/// It can reopen, close and measure the store and report the progress of watches if the inner environment can, and has
-/// no other abilities. It is an error if the store is not empty when a case begins, unless foreign keys may be erased.
+/// The environment can reopen, close and measure the store and report the progress of watches if the inner environment
+/// can, and has no other abilities. A store that is not empty when a case begins is an error, unless foreign keys may
+/// be erased.
 #[derive(Debug)]
 pub struct InPlaceHarness<H> {
     store: H,
@@ -44,7 +45,7 @@ pub struct InPlaceHarness<H> {
 }
 
 impl<H: Harness> InPlaceHarness<H> {
-    /// Runs cases on the one store that `store` hands out.
+    /// Creates an environment that runs all cases on the one store that `store` provides.
     pub fn new(store: H, found: ForeignKeys) -> Self {
         let abilities =
             store.abilities().iter().copied().filter(|ability| SHARED_ABILITIES.contains(ability)).collect();
@@ -58,10 +59,10 @@ impl<H: Harness> InPlaceHarness<H> {
         }
     }
 
-    /// Deletes the keys of a case that was abandoned. Does nothing if no case has begun.
+    /// Deletes the keys of an abandoned case. Does nothing if no case has begun.
     ///
     /// # Errors
-    /// Why the store could not be emptied.
+    /// The reason why the store could not be emptied.
     pub async fn clear_up(&self) -> Result<(), BoxError> {
         if !self.begun.load(Ordering::SeqCst) {
             return Ok(());
@@ -97,7 +98,7 @@ impl<H: Harness> Harness for InPlaceHarness<H> {
     }
 }
 
-/// Deletes the keys that cases have written, and all other keys if that is allowed.
+/// Deletes the keys that cases have written, and, if `found` allows this, all other keys.
 async fn empty(store: &Arc<dyn Store>, found: ForeignKeys, written: &WrittenKeys) -> Result<(), BoxError> {
     if found == ForeignKeys::Erase {
         store.delete(Range::All).await?;
@@ -121,7 +122,7 @@ async fn empty(store: &Arc<dyn Store>, found: ForeignKeys, written: &WrittenKeys
     Err(format!("another client writes to this store meanwhile: {}{more}", named.join(", ")).into())
 }
 
-/// The shared store during one case.
+/// The fixture of one case on the shared store.
 #[derive(Debug)]
 struct InPlaceFixture {
     fixture: Box<dyn Fixture>,
@@ -134,7 +135,7 @@ struct InPlaceFixture {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TenantState {
     Open,
-    /// The keys of the case stay until the store is opened for the next case or for clearing up.
+    /// The store is closed. The keys of the case stay until the store is opened for the next case or for the cleanup.
     Closed,
 }
 

@@ -1,4 +1,4 @@
-//! Records the answers to writers during faults, and compares them with the contents of the store afterwards.
+//! Records the answers to writers during faults, and then compares these answers with the contents of the store.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,19 +21,19 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 pub(crate) enum LedgerAnswer {
     /// The write happened at this revision.
     Applied(Revision),
-    /// The write failed, and did not and will not happen.
+    /// The write failed, has not happened and will not happen.
     NotApplied(ErrorKind),
     /// The write failed, and may have happened.
     Unknown(ErrorKind),
 }
 
-/// All writes with their answers. Each write is a transaction without compares that puts two keys of its own, so a
-/// write that was sent twice is visible.
+/// All writes with their answers. Each write is a transaction without compares that puts two keys of its own, so the
+/// keys show if a write was sent twice.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger(BTreeMap<String, LedgerAnswer>);
 
 impl Ledger {
-    /// Makes a write with this name and a value of this size, and records the answer.
+    /// Makes a write with the given name and value size, and records the answer.
     pub(crate) async fn write_sized(
         &mut self,
         handle: &BoundedHandle,
@@ -55,7 +55,7 @@ impl Ledger {
         Ok(said)
     }
 
-    /// Makes a write with this name and records the answer.
+    /// Makes a write with the given name and records the answer.
     pub(crate) async fn write(&mut self, handle: &BoundedHandle, name: String) -> Checked<LedgerAnswer> {
         self.write_sized(handle, name, 1).await
     }
@@ -79,8 +79,8 @@ impl Ledger {
         revisions.max().unwrap_or(Revision::UNSET)
     }
 
-    /// Checks that the store contains every acknowledged write, no refused write, and each write completely and only
-    /// once.
+    /// Checks that the store contains every acknowledged write, no write with the outcome "not applied", and each
+    /// write completely and only once.
     pub(crate) async fn is_true(&self, handle: &BoundedHandle) -> Checked {
         let found = handle.read(Range::prefix(PREFIX)).await?;
         holds("a revision not below any that was acknowledged", found.revision >= self.newest(), &found.revision)
@@ -115,7 +115,7 @@ pub(crate) struct Writers {
 }
 
 impl Writers {
-    /// Starts one writer for each handle. `name` distinguishes them from other writers.
+    /// Starts one writer for each handle. `name` distinguishes these writers from other groups of writers.
     pub(crate) fn start(name: &str, handles: impl IntoIterator<Item = BoundedHandle>) -> Self {
         let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(watch::Sender::new(0)));
         let mut tasks = JoinSet::new();
@@ -126,16 +126,16 @@ impl Writers {
         Self { stop, tasks, acknowledged }
     }
 
-    /// Waits until `writes` more writes were acknowledged.
+    /// Waits until the store has acknowledged `writes` more writes.
     pub(crate) async fn progress(&self, writes: usize) -> Checked {
         let mut acknowledged = self.acknowledged.subscribe();
         let wanted = *acknowledged.borrow() + writes;
-        // The writers hold the sender.
+        // The running writers hold the sender of `acknowledged`.
         let wait = acknowledged.wait_for(|count| *count >= wanted);
         within(RECOVERY_TIMEOUT, &format!("{writes} more writes"), wait).await.of("N2")?.map(|_| ()).map_err(gone)
     }
 
-    /// Lets the writers finish their calls, and returns the answers.
+    /// Lets the writers finish their current calls, and returns all answers.
     pub(crate) async fn stop(mut self) -> Checked<Ledger> {
         self.stop.store(true, Ordering::Relaxed);
         let mut all = Ledger::default();

@@ -1,8 +1,8 @@
-//! The rules of `crates/kv/SEMANTICS.md` as test cases for any key-value store with revisions.
+//! Tests any key-value store with revisions against the rules of `crates/kv/SEMANTICS.md`.
 //!
 //! The author of a store implements [`Harness`] and [`Fixture`] and calls [`main`](crate::main()) from a test with
-//! `harness = false`. `README.md` beside this crate shows a complete example. [`run()`] runs the same cases from a
-//! program.
+//! `harness = false`. `README.md` in this crate's folder shows a complete example. [`run()`] runs the test cases from
+//! a program.
 //!
 //! ```
 //! let rules = conformance::rules();
@@ -11,9 +11,9 @@
 //!
 //! - [`rules()`] lists the rules, and [`cases()`] the cases. Each case names the rules that it judges, and each rule
 //!   has a case.
-//! - A case gets a fresh store. A [`Failure`] reports what was expected, what the store did instead, and which rule
-//!   this breaks. A store cannot opt out of a rule: a harness only declares the abilities of its environment.
-//! - [`broken`] contains stores that break one rule each. They prove that the suite detects faults.
+//! - A case gets a fresh store. A [`Failure`] reports the expected result, the store's result, and the broken rule. A
+//!   store cannot opt out of a rule: a harness only declares the abilities of its environment.
+//! - [`broken`] contains stores that break one rule each. These stores prove that the suite detects faults.
 
 pub mod broken;
 mod case;

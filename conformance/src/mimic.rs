@@ -1,4 +1,4 @@
-//! The cases as a test program, with names, filters and `--list` like any Rust test.
+//! Runs the cases as a test program, with names, filters and `--list` like any Rust test.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -23,8 +23,8 @@ const TIMES_VARIABLE: &str = "CONFORMANCE_TIMES";
 
 /// Runs all cases on a store, as the `main` of a test with `harness = false`.
 ///
-/// `ignored` names the cases that this environment cannot run. If it cannot run another case, the test fails, so that
-/// no case is skipped unnoticed. An ignored case is listed as ignored, with the reason.
+/// `ignored` names the cases that this environment cannot run. If the environment cannot run a case outside this list,
+/// the test fails, so that no case is skipped unnoticed. An ignored case is listed as ignored, with the reason.
 pub fn main(harness: impl Harness, ignored: &[&str]) -> ExitCode {
     main_knowing(harness, ignored, &[])
 }
@@ -38,23 +38,24 @@ pub struct KnownFailure {
     pub rule: &'static str,
     /// A description of the bug and of the versions that have it.
     pub reason: &'static str,
-    /// How often the case fails.
+    /// Says how often the case fails.
     pub happens: FailureFrequency,
 }
 
-/// How often a known failure happens.
+/// Says how often a known failure happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FailureFrequency {
-    /// In every run. If the case passes, the list is wrong.
+    /// The failure happens in every run. If the case passes, the list of known failures is wrong.
     Always,
-    /// In some runs, depending on timing and chance.
+    /// The failure happens in some runs, depending on timing and chance.
     Sometimes,
 }
 
 /// Like [`main`], for a store that is known to fail some cases.
 ///
-/// These cases run, too, and each must break the listed rule and no other. The test fails if a case fails differently,
-/// or if it passes although the failure is listed as [`FailureFrequency::Always`]. So the list stays correct.
+/// Cases with a known failure run, too, and each must break exactly the listed rule. The test fails if a case fails
+/// differently, or if a case passes although its failure is listed as [`FailureFrequency::Always`]. This check keeps
+/// the list correct.
 pub fn main_knowing(harness: impl Harness, ignored: &[&str], known: &[KnownFailure]) -> ExitCode {
     if let Some(code) = play_role(&harness) {
         return code;
@@ -97,7 +98,8 @@ fn trial(known: Option<KnownFailure>, case: Case, stage: Arc<Stage>) -> Trial {
     }
 }
 
-/// Appends the duration of a case to the file: milliseconds, a tab, the case and the test program.
+/// Appends a line with the duration of a case to the file in [`TIMES_VARIABLE`]: milliseconds, a tab, the case and the
+/// test program.
 fn note_time(case: &Case, took: Duration) {
     let Some(path) = std::env::var_os(TIMES_VARIABLE) else { return };
     let program = std::env::var("CARGO_PKG_NAME").unwrap_or_default();
@@ -108,7 +110,8 @@ fn note_time(case: &Case, took: Duration) {
     }
 }
 
-/// Turns a result into that of the test: the case must pass, or break the rule that it is known to break.
+/// Converts the result of a case into the result of its test: the case must pass, or break the rule of its known
+/// failure.
 fn verdict(judged: Checked, known: Option<KnownFailure>) -> Result<(), String> {
     match (judged, known) {
         (Ok(()), None | Some(KnownFailure { happens: FailureFrequency::Sometimes, .. })) => Ok(()),
@@ -118,7 +121,7 @@ fn verdict(judged: Checked, known: Option<KnownFailure>) -> Result<(), String> {
     }
 }
 
-/// Checks that the known failures are cases that run and that judge the listed rule.
+/// Checks that each known failure names a case that can run and that judges the listed rule.
 fn check_known(abilities: &[Ability], known: &[KnownFailure]) -> Result<(), String> {
     let all = cases();
     for KnownFailure { case, rule, .. } in known {
@@ -130,7 +133,7 @@ fn check_known(abilities: &[Ability], known: &[KnownFailure]) -> Result<(), Stri
     Ok(())
 }
 
-/// Checks that the cases that cannot run are exactly the listed ones.
+/// Checks that the cases that cannot run are exactly the listed cases.
 fn check_ignored(abilities: &[Ability], listed: &[&str]) -> Result<(), String> {
     let listed: BTreeSet<&str> = listed.iter().copied().collect();
     let all = cases();
@@ -160,7 +163,7 @@ mod tests {
     use super::*;
     use crate::expect::Failure;
 
-    /// Every ability that a case needs. `New` comes first.
+    /// All abilities that a case can need. `New` comes first.
     static ALL: LazyLock<Vec<Ability>> = LazyLock::new(|| {
         let mut all: Vec<Ability> = cases().iter().flat_map(Case::needs).copied().collect();
         all.sort_unstable();

@@ -1,4 +1,4 @@
-//! A simple model that computes the required answers of a store. It keeps every version of every key.
+//! Provides a simple model that computes the required answers of a store. The model keeps every version of every key.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::state::{State, cut};
 #[derive(Clone, Debug)]
 pub(crate) struct Model {
     now: State,
-    /// The versions of each key with the revision that made them; `None` for a deletion.
+    /// The versions of each key with the revisions that made these versions; `None` for a deletion.
     versions: BTreeMap<Key, Vec<(Revision, Option<Kv>)>>,
     log: BTreeMap<Revision, Vec<Event>>,
     revision: Revision,
@@ -26,7 +26,7 @@ impl Model {
         Self { now: State::default(), versions, log, revision, mark: Revision::UNSET }
     }
 
-    /// An empty store at this revision whose earlier history is compacted.
+    /// Creates the model of an empty store at this revision whose earlier history is compacted.
     pub(crate) fn compacted_at(revision: Revision) -> Self {
         Self { mark: revision, ..Self::new(revision) }
     }
@@ -35,7 +35,7 @@ impl Model {
         self.revision
     }
 
-    /// The compaction mark.
+    /// The compaction mark of the store.
     pub(crate) fn mark(&self) -> Revision {
         self.mark
     }
@@ -100,7 +100,7 @@ impl Model {
         TxnResponse { revision: self.revision, succeeded: applied.succeeded, results: applied.results }
     }
 
-    /// The next batch of a watch whose next revision is `from`; `Ok(None)` if there is none yet.
+    /// The next batch of a watch whose next revision is `from`; `Ok(None)` if the watch has no next batch yet.
     pub(crate) fn next_batch(&self, request: &WatchRequest, from: Revision) -> Result<Option<Batch>, ErrorKind> {
         if from < self.mark {
             return Err(ErrorKind::Compacted { compact_revision: self.mark });

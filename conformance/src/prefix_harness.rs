@@ -1,4 +1,4 @@
-//! Runs cases on a store that others use as well.
+//! Runs cases on a store that other clients use as well.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +12,8 @@ use crate::prefixed::PrefixedStore;
 
 /// An environment in which each case gets a prefix of one shared store and leaves no keys behind.
 ///
-/// It only runs cases that can share a store. They do not compact, and they do not read or write keys outside their
-/// prefix.
+/// This environment only runs cases that can share a store. Such cases do not compact, and do not read or write keys
+/// outside their prefix.
 #[derive(Debug)]
 pub struct PrefixHarness<H> {
     store: H,
@@ -22,16 +22,17 @@ pub struct PrefixHarness<H> {
 }
 
 impl<H: Harness> PrefixHarness<H> {
-    /// Runs cases on the one store that `store` hands out. Each case gets its own prefix below `prefix`, which should
-    /// end with a separator and must not be used by others.
+    /// Creates an environment that runs all cases on the one store that `store` provides. Each case gets its own
+    /// prefix that begins with `prefix`. The value of `prefix` should end with a separator, and other clients must not
+    /// use this prefix.
     pub fn new(store: H, prefix: impl Into<String>) -> Self {
         Self { store, prefix: prefix.into(), cases: AtomicU64::new(0) }
     }
 
-    /// Deletes the keys of a case that was abandoned. Does nothing if no case has begun.
+    /// Deletes the keys of an abandoned case. Does nothing if no case has begun.
     ///
     /// # Errors
-    /// Why the keys could not be deleted.
+    /// The reason why the keys could not be deleted.
     pub async fn clear_up(&self) -> Result<(), BoxError> {
         if self.cases.load(Ordering::Relaxed) == 0 {
             return Ok(());
@@ -43,7 +44,7 @@ impl<H: Harness> PrefixHarness<H> {
 
 #[async_trait]
 impl<H: Harness> Harness for PrefixHarness<H> {
-    /// No abilities: the cases that can share a store need none.
+    /// Declares no abilities: cases that can share a store do not need any.
     fn abilities(&self) -> &[Ability] {
         &[]
     }
@@ -59,7 +60,7 @@ impl<H: Harness> Harness for PrefixHarness<H> {
     }
 }
 
-/// One prefix of a store.
+/// The fixture of one case, whose store is one prefix of the shared store.
 #[derive(Debug)]
 struct PrefixFixture {
     host: Box<dyn Fixture>,

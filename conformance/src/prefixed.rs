@@ -1,4 +1,4 @@
-//! A store that is one prefix of another store.
+//! Presents the keys under one prefix of a store as a store of their own.
 
 use std::sync::Arc;
 
@@ -11,11 +11,12 @@ use kv::{
 
 const NAME: &str = "prefixed";
 
-/// The keys of a store below a prefix, as a store of their own.
+/// A store that consists of the keys with one prefix in an inner store.
 ///
 /// All requests are confined to the prefix, and answers, events and errors do not show the prefix. Revisions are those
 /// of the inner store. Compaction would affect other keys and is `Unsupported`. An empty key, which would equal the
-/// prefix itself, is refused as in every store. The inner store makes all other checks, with the prefix included.
+/// prefix itself, is rejected as in every store. The inner store makes all other checks, and its limits on the length
+/// of keys include the prefix.
 #[derive(Clone, Debug)]
 pub struct PrefixedStore {
     inner: Arc<dyn Store>,
@@ -23,7 +24,7 @@ pub struct PrefixedStore {
 }
 
 impl PrefixedStore {
-    /// The keys of `inner` below `prefix`, which should end with a separator.
+    /// Creates a store of the keys of `inner` that begin with `prefix`. The prefix should end with a separator.
     pub fn new(inner: Arc<dyn Store>, prefix: impl Into<Key>) -> Self {
         Self { inner, prefix: prefix.into() }
     }
@@ -76,7 +77,7 @@ impl PrefixedStore {
             .with_failure(ops(txn.failure)?))
     }
 
-    /// Removes the prefix from a key. A key without the prefix was never requested, so the inner store is broken.
+    /// Removes the prefix from a key. An answer with a key that lacks the prefix shows that the inner store is broken.
     fn stripped(&self, key: &Key, operation: Operation) -> Result<Key> {
         match key.as_bytes().strip_prefix(self.prefix.as_bytes()) {
             Some(rest) => Ok(Key::from(rest)),

@@ -1,4 +1,4 @@
-//! A TCP proxy between a store's client and its server that simulates a bad network.
+//! Simulates a bad network with a TCP proxy between a store's client and its server.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener as StdListener};
@@ -10,23 +10,23 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-/// Maximum number of bytes that are forwarded at a time.
+/// Maximum number of bytes that the proxy forwards at a time.
 const CHUNK_BYTES: usize = 16 << 10;
 
 /// The condition of the link between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkCondition {
-    /// Forwards everything.
+    /// The proxy forwards all bytes.
     Up,
-    /// Forwards everything, each piece with this delay.
+    /// The proxy forwards all bytes, each chunk with this delay.
     Slow(Duration),
-    /// Closes new connections at once, and forwards nothing on existing ones.
+    /// The proxy closes new connections immediately, and forwards nothing on existing connections.
     Refusing,
-    /// Accepts connections, but forwards nothing until the condition changes.
+    /// The proxy accepts connections, but forwards nothing until the condition changes.
     Silent,
-    /// Drops the bytes of the client.
+    /// The proxy drops the bytes that the client sends.
     LosesRequests,
-    /// Drops the bytes of the server.
+    /// The proxy drops the bytes that the server sends.
     LosesReplies,
 }
 
@@ -44,9 +44,9 @@ struct Control {
     link: watch::Sender<LinkCondition>,
     /// The number of cuts. Each cut ends the existing connections.
     cuts: watch::Sender<u64>,
-    /// The number of dropped bytes.
+    /// The number of bytes that the proxy has dropped.
     lost: watch::Sender<usize>,
-    /// The number of bytes of the server to forward until a planned cut.
+    /// The number of the server's bytes that the proxy still forwards until a planned cut.
     until_cut: Mutex<Option<usize>>,
 }
 
@@ -81,7 +81,7 @@ impl Proxy {
         self.control.link.send_replace(link);
     }
 
-    /// Ends all connections. The condition of the link decides about new ones.
+    /// Ends all connections. The condition of the link decides about new connections.
     pub fn cut(&self) {
         self.control.cut();
     }
@@ -93,15 +93,16 @@ impl Proxy {
 
     /// Ends all connections, then sets the link to [`LinkCondition::Up`].
     pub fn heal(&self) {
-        // Refusing first, so that old connections forward nothing and no connection is made on the old link.
+        // The link refuses connections first, so that old connections forward nothing and no connection is made on the
+        // old link.
         self.set(LinkCondition::Refusing);
         self.cut();
         self.set(LinkCondition::Up);
     }
 
-    /// Waits until the proxy has dropped bytes.
+    /// Waits until the proxy has dropped at least one byte.
     pub async fn something_got_lost(&self) {
-        // This proxy has the sender, so the wait cannot fail.
+        // This proxy has the sender of `lost`, so the wait cannot fail.
         let _ = self.control.lost.subscribe().wait_for(|lost| *lost > 0).await;
     }
 }
@@ -118,7 +119,7 @@ impl Control {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// How many of `bytes` bytes of the server may be forwarded, and whether a cut follows.
+    /// Returns how many of the server's `bytes` bytes may be forwarded, and whether a cut follows.
     fn passing(&self, bytes: usize) -> (usize, bool) {
         let mut until_cut = self.until_cut.lock().unwrap_or_else(PoisonError::into_inner);
         match *until_cut {
@@ -156,7 +157,7 @@ async fn carry(mut client: TcpStream, control: Arc<Control>, mut cuts: watch::Re
             end = pump(from_server, to_client, Direction::Reply, &control) => end,
         }
     };
-    // Both connections are closed now. Client and server cannot notice more than that.
+    // Both connections are closed now, and client and server cannot notice any other error.
     tokio::select! {
         biased;
         _ = cuts.changed() => {}
@@ -210,7 +211,7 @@ async fn pump(
 mod tests {
     use super::*;
 
-    /// Long enough for every test here.
+    /// A time limit that is long enough for every test in this file.
     const LONG: Duration = Duration::from_secs(10);
 
     /// Starts a server that echoes, a proxy to it, and a connection through the proxy.
@@ -229,7 +230,7 @@ mod tests {
         (proxy, stream)
     }
 
-    /// The number of bytes of `sent` that come back before the connection ends.
+    /// The number of bytes of `sent` that the server echoes before the connection ends.
     async fn sent_back(stream: &mut TcpStream, sent: &[u8]) -> usize {
         stream.write_all(sent).await.unwrap();
         let (mut buffer, mut count) = (vec![0; sent.len()], 0);

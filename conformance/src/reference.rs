@@ -1,4 +1,5 @@
-//! The model as a store. The tests of this crate use it as a correct store, and as the base of broken stores.
+//! Presents the model as a store. The tests of this crate use the reference store as a correct store, and as the base
+//! of broken stores.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 

@@ -1,4 +1,5 @@
-//! The reference store behind TCP, and clients with one fault each. They test the cases that need a network.
+//! Puts the reference store behind TCP, and provides clients with one fault each. These clients test the cases that
+//! need a network.
 //!
 //! Only numbers are sent over the connection. The requests and answers for these numbers are in a table that client and
 //! server share.
@@ -25,7 +26,7 @@ use crate::reference::ReferenceStore;
 
 const NAME: &str = "remote";
 const SERVER_TIMEOUT: Duration = Duration::from_millis(500);
-/// How often the server of a watch sends a heartbeat.
+/// The interval at which the server of a watch sends a heartbeat.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(50);
 /// The number that stands for a heartbeat.
 const HEARTBEAT_NUMBER: u64 = 0;
@@ -35,15 +36,15 @@ pub(crate) enum ClientFault {
     Healthy,
     /// A watch stays silent after it has lost its connection.
     FallsSilent,
-    /// A watch skips the changes between losing its connection and getting a new one.
+    /// A watch skips the changes between losing its connection and getting a new connection.
     SkipsTheGap,
-    /// A write without an answer is sent again.
+    /// The client sends a write without an answer again.
     SendsAgain,
-    /// A write without an answer is reported as not applied.
+    /// The client reports a write without an answer as not applied.
     CallsItCertain,
     /// A call waits for its answer without a time limit.
     WaitsForEver,
-    /// A member that did not answer is tried first again.
+    /// The client tries a member that did not answer first again.
     NeverLearns,
 }
 
@@ -267,7 +268,7 @@ impl Store for RemoteStore {
     }
 }
 
-/// Makes stores whose clients have this fault.
+/// A harness that makes stores whose clients have this fault.
 struct RemoteHarness(ClientFault);
 
 #[derive(Debug)]
@@ -333,7 +334,7 @@ mod tests {
 
     /// The rules that a store with this client fault breaks, among the cases that need only a network.
     fn broken_rules(manner: ClientFault) -> Vec<&'static str> {
-        // A faulty client may hang, which breaks the first rule of the case. The healthy client gets more time.
+        // A faulty client may hang, and a hang breaks the first rule of the case. The healthy client gets more time.
         let limit = Duration::from_secs(if manner == ClientFault::Healthy { 60 } else { 3 });
         let wanted = cases().into_iter().filter(|case| case.needs() == [Ability::Network]);
         let judge = |name: &str| {

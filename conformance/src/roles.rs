@@ -1,4 +1,4 @@
-//! The roles of other processes.
+//! Lists the roles of child processes and plays them.
 
 use std::env;
 use std::process::ExitCode;
@@ -30,9 +30,10 @@ const ROLES: &[(&str, RoleFunction)] = &[
 
 /// Plays the role of this process if a case has started it, and returns the exit code.
 ///
-/// Cases with several processes start their own program again. [`main`](crate::main()) handles this. A program that
-/// calls [`run`](crate::run()) with a harness that lists [`Processes`](crate::Ability::Processes) must call this
-/// function before anything else. If this returns a code, the program must exit with it.
+/// Cases with several processes run their own executable as child processes. [`main`](crate::main()) plays the roles
+/// of child processes. A program that calls [`run`](crate::run()) with a harness that lists
+/// [`Processes`](crate::Ability::Processes) must call this function before anything else. If this function returns an
+/// exit code, the program must exit with that code.
 pub fn play_role(harness: &impl Harness) -> Option<ExitCode> {
     let words = env::var(ROLE_VARIABLE).ok()?;
     let done = play(harness, &words);

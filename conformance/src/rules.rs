@@ -1,6 +1,6 @@
-//! The rules, parsed from `SEMANTICS.md`.
+//! Parses the rules of stores from `SEMANTICS.md`.
 
-/// One numbered rule.
+/// One numbered rule of `SEMANTICS.md`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// The number of the rule, for example `R2`.
@@ -9,12 +9,12 @@ pub struct Rule {
     pub text: String,
 }
 
-/// All rules in the order of the page.
+/// Returns all rules in the order of `SEMANTICS.md`.
 pub fn rules() -> Vec<Rule> {
     parse(kv::SEMANTICS)
 }
 
-/// The text of a rule; empty if there is no such rule.
+/// The text of the rule with this number; empty if no rule has this number.
 pub(crate) fn text_of(id: &str) -> String {
     rules().into_iter().find(|rule| rule.id == id).map(|rule| rule.text).unwrap_or_default()
 }
@@ -24,8 +24,8 @@ pub(crate) fn number_of(id: &str) -> Option<&'static str> {
     kv::SEMANTICS.lines().filter_map(item).map(|(known, _)| known).find(|known| *known == id)
 }
 
-/// Parses a page. A rule is a list item that begins with its number in bold. Indented lines after it belong to the
-/// rule.
+/// Parses a page. A rule is a list item that begins with its number in bold. Indented lines after the list item belong
+/// to the rule.
 fn parse(page: &str) -> Vec<Rule> {
     let mut rules: Vec<Rule> = Vec::new();
     let mut open = false;

@@ -16,13 +16,13 @@ use crate::table::cases;
 pub struct RunOptions {
     /// Runs only cases whose name contains this text.
     pub filter: Option<String>,
-    /// The time limit for one call or one step of a watch; 10 s by default. This limit and the next one are for a quiet
-    /// machine, see [`patient`](crate::patient).
+    /// The time limit for one call or one step of a watch; 10 s by default. The limits `patience` and `case_limit` are
+    /// for a quiet machine, see [`patient`](crate::patient).
     pub patience: Duration,
-    /// The time limit for one case, or for one round of a case with many rounds; 2 minutes by default. The limit ends a
-    /// case even if the store blocks its threads; these threads are abandoned.
+    /// The time limit for one case, or for one round of a case with many rounds; 2 minutes by default. The limit ends
+    /// a case even if the store blocks its threads; blocked threads are abandoned.
     pub case_limit: Duration,
-    /// Stops the run when it becomes true: the current case is abandoned, and no other case starts.
+    /// Stops the run when the flag becomes true: the current case is abandoned, and no other case starts.
     pub stop: Option<Arc<AtomicBool>>,
 }
 
@@ -33,7 +33,7 @@ impl Default for RunOptions {
 }
 
 impl RunOptions {
-    /// Runs all cases with the default limits, which suit a slow disk.
+    /// Creates options that run all cases with the default time limits, which suit a slow disk.
     pub fn new() -> Self {
         Self::default()
     }
@@ -79,11 +79,11 @@ impl RunOptions {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// The store follows the rules.
+    /// The store follows the rules that the case judges.
     Passed,
-    /// The store breaks a rule.
+    /// The store breaks a rule that the case judges.
     Failed(Box<Failure>),
-    /// The case did not run, for this reason.
+    /// The case did not run, for the given reason.
     Ignored(&'static str),
 }
 
@@ -97,7 +97,7 @@ pub struct Report {
     pub group: Group,
     /// The rules that the case judges.
     pub rules: &'static [&'static str],
-    /// The result.
+    /// The result of the case.
     pub verdict: Verdict,
     /// The duration of the case.
     pub took: Duration,
@@ -113,26 +113,27 @@ impl Report {
     }
 }
 
-/// Runs cases one after another and reports each. This blocks, so it must not be called on an async runtime.
+/// Runs cases one after another and returns a report for each case. This function blocks the thread, so it must not be
+/// called on an async runtime.
 ///
 /// # Errors
-/// If no runtime could be started. A fault of a store is a [`Verdict`] instead.
+/// If no tokio runtime could be started. A fault of a store is a [`Verdict`] instead.
 pub fn run(harness: impl Harness, options: &RunOptions) -> Result<Vec<Report>, BoxError> {
     Ok(Run::new(harness, options)?.collect())
 }
 
-/// A run of cases. Each step runs one case and reports its result. A step blocks, so it must not be called on an async
-/// runtime.
+/// A run of cases. Each step runs one case and reports its result. A step blocks the thread, so a step must not run on
+/// an async runtime.
 pub struct Run {
     stage: Stage,
     cases: std::vec::IntoIter<Case>,
 }
 
 impl Run {
-    /// A run of the selected cases.
+    /// Creates a run of the selected cases.
     ///
     /// # Errors
-    /// If no runtime could be started.
+    /// If no tokio runtime could be started.
     pub fn new(harness: impl Harness, options: &RunOptions) -> Result<Self, BoxError> {
         let stage = Stage::new(Arc::new(harness), options.clone())?;
         let cases: Vec<Case> = cases().into_iter().filter(|case| options.wants(case)).collect();
@@ -233,9 +234,10 @@ mod tests {
         }
     }
 
-    /// The verdict of the case that reads an absent key, on a store with this mishap.
+    /// Returns the verdict of the case that reads an absent key, on a store with this mishap.
     fn said_of(mishap: Mishap) -> String {
-        // Only a store that blocks its thread must reach the limit. The others may take longer on a busy machine.
+        // Only a store that blocks its thread must reach the time limit. Cases on other stores may take longer on a
+        // busy machine.
         let case_limit = if matches!(mishap, Mishap::BlocksItsThread) { 1 } else { 60 };
         let limits = (Duration::from_millis(50), Duration::from_secs(case_limit));
         let options = RunOptions::new().with_filter("B01").with_patience(limits.0).with_case_limit(limits.1);

@@ -1,26 +1,26 @@
-//! The seed of the random cases.
+//! Provides the seed of the random cases.
 
 use std::sync::LazyLock;
 
 use crate::expect::Checked;
 
-/// The environment variable that sets the seed.
+/// The environment variable that sets the seed of the random cases.
 pub(crate) const SEED: &str = "CONFORMANCE_SEED";
 
 static CHOSEN: LazyLock<u64> = LazyLock::new(|| given().ok().flatten().unwrap_or_else(|| fastrand::u64(..)));
 
 /// The seed of all random cases of this process: the number in the environment variable `CONFORMANCE_SEED`, or else a
-/// random number. A report of a run should show it, so that the run can be repeated.
+/// random number. A report of a run should show the seed, so that the run can be repeated.
 pub fn seed() -> u64 {
     *CHOSEN
 }
 
-/// Runs work that uses the [`seed`]. A failure says how to repeat it.
+/// Runs work that uses the [`seed`]. A failure of the work says how to repeat the run.
 pub(crate) async fn seeded<T>(work: impl Future<Output = Checked<T>>) -> Checked<T> {
     work.await.map_err(|failure| failure.with_note(&format!("{SEED}={} makes the same calls", seed())))
 }
 
-/// The seed in the environment, if it is set.
+/// The seed in the environment, if the variable is set.
 ///
 /// # Errors
 /// Advice for the user if the seed is not a number.

@@ -1,8 +1,8 @@
-//! Runs cases: it has the runtime, the harness, and the lock that lets heavy cases run alone.
+//! Runs cases with a runtime, a harness, and a lock that lets heavy cases run alone.
 //!
-//! A store may block the thread that polls it. Then timers and cancellation do not work on the runtime. So the thread
-//! of the runner, outside the runtime, watches the time. It abandons a runtime if one of the runtime's threads is
-//! blocked, and the next case gets a new runtime.
+//! A store may block the thread that polls it. A blocked thread stops timers and cancellation on its runtime. The
+//! runner's thread, which is outside the runtime, therefore watches the time. If a thread of the runtime is blocked,
+//! the runner abandons that runtime, and the next case gets a new runtime.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -24,7 +24,7 @@ use crate::subject::{CaseProgress, Subject};
 /// Number of threads for the cases and their stores.
 const WORKER_THREADS: usize = 4;
 
-/// How often a stoppable run checks whether it must stop.
+/// The interval at which a stoppable run checks whether it must stop.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Maximum time that a runtime with a free thread takes for a trivial task on a quiet machine.
@@ -36,15 +36,16 @@ const BLOCKED: &str = "; the store blocks a thread, which was left behind";
 
 /// Runs cases on the stores of one harness.
 pub(crate) struct Stage {
-    /// The current runtime is the last one. The abandoned ones before it may still run tasks of the harness.
+    /// The runtimes of this stage. The current runtime is the last element. The abandoned runtimes before the last
+    /// element may still run tasks of the harness.
     runtimes: Mutex<Vec<Runtime>>,
     harness: Arc<dyn Harness>,
     options: RunOptions,
-    /// Heavy cases take the write lock, light cases a read lock.
+    /// The lock that lets heavy cases run alone. Heavy cases take the write lock, light cases a read lock.
     turns: RwLock<()>,
 }
 
-/// Why a case was abandoned.
+/// The reason why a case was abandoned.
 #[derive(Debug)]
 enum AbandonReason {
     Stopped,
@@ -56,7 +57,7 @@ impl Stage {
         Ok(Self { runtimes: Mutex::new(vec![runtime()?]), harness, options, turns: RwLock::default() })
     }
 
-    /// Why a case cannot run here; `None` if it can.
+    /// The reason why a case cannot run in this environment; `None` if the case can run.
     pub(crate) fn ignored_because(&self, case: &Case) -> Option<&'static str> {
         if self.harness.tenancy() == Tenancy::Shared && case.tenancy == Tenancy::Exclusive {
             return Some(NEEDS_ITS_OWN);
@@ -90,7 +91,7 @@ impl Stage {
 
     /// Runs one case; `None` if the run was stopped before the end of the case.
     fn attempt(&self, case: &Case) -> Option<Checked> {
-        // This thread holds the lock, so it is released even if the case never ends.
+        // The runner's thread holds the lock, so the lock is released even if the case never ends.
         let (_shared, _alone) = match case.weight {
             Weight::Light => (Some(self.turns.read().unwrap_or_else(PoisonError::into_inner)), None),
             Weight::Heavy => (None, Some(self.turns.write().unwrap_or_else(PoisonError::into_inner))),
@@ -128,7 +129,7 @@ impl Stage {
         Some(Err(failure.or_rule(rule)))
     }
 
-    /// Waits for the result of the case. Fails if the case or one of its rounds takes too long, or if the run is
+    /// Waits for the result of a case. Fails if the case or a round of the case takes too long, or if the run is
     /// stopped.
     fn wait_for(&self, progress: &mpsc::Receiver<CaseProgress>) -> Result<Checked, AbandonReason> {
         let (mut has_rounds, mut limit, mut begun) = (false, patient(self.options.case_limit), Instant::now());
@@ -147,7 +148,7 @@ impl Stage {
         }
     }
 
-    /// Aborts an abandoned case. Returns true if the case still runs because it blocks a thread.
+    /// Aborts an abandoned case. Returns true if the case still runs because the case blocks a thread.
     fn give_up(&self, work: &JoinHandle<()>) -> bool {
         work.abort();
         let end = Instant::now() + patient(MAX_IDLE_RUNTIME_DELAY.min(self.options.case_limit));
@@ -157,7 +158,7 @@ impl Stage {
         !work.is_finished()
     }
 
-    /// The runtime for a case: the last one if it runs a trivial task in time, else a new one.
+    /// The runtime for a case: the last runtime if that runtime runs a trivial task in time, otherwise a new runtime.
     fn free_runtime(&self) -> Result<Handle, BoxError> {
         let mut runtimes = self.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(runtime) = runtimes.last() {
@@ -235,7 +236,7 @@ mod tests {
         let (tell, progress) = mpsc::channel();
         thread::spawn(move || {
             let begun = Instant::now();
-            // Longer than one limit at the current load of the machine.
+            // The duration is longer than one time limit at the current load of the machine.
             let long = patient(limit).mul_f64(1.5);
             while begun.elapsed() < long {
                 tell.send(CaseProgress::RoundBegan).unwrap();

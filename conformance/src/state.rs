@@ -1,4 +1,4 @@
-//! The entries of a store at one revision, and a simple implementation of reads and transactions on them.
+//! Implements reads and transactions in a simple way on the entries of a store at one revision.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -7,16 +7,16 @@ use kv::{
     Content, Event, EventKind, Key, Kv, Op, OpResult, Prev, Range, RangeResponse, Revision, Txn, TxnRange, Value,
 };
 
-/// The entries of a store.
+/// The entries of a store at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State(BTreeMap<Key, Kv>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct TxnEffect {
     pub(crate) succeeded: bool,
-    /// One result for each operation that ran. The results of reads have no revision yet.
+    /// One result for each operation that ran. The caller fills in the revision of reads' results.
     pub(crate) results: Vec<OpResult>,
-    /// The changes in order, each with the previous state of the key.
+    /// The changes of the transaction in order, each with the previous state of the key.
     pub(crate) events: Vec<Event>,
 }
 
@@ -31,7 +31,7 @@ impl State {
         self.0.get(key)
     }
 
-    /// The entries of a range, ascending.
+    /// The entries of a range, in ascending order.
     pub(crate) fn within(&self, range: &Range) -> impl Iterator<Item = &Kv> {
         let (from, to) = range.bounds();
         let found = (!range.is_empty()).then(|| {
@@ -41,12 +41,12 @@ impl State {
         found.into_iter().flatten().map(|(_, kv)| kv)
     }
 
-    /// The answer to a read, without a revision.
+    /// The answer to a read, with an unset revision.
     pub(crate) fn read(&self, range: &Range, limit: i64, content: Content) -> RangeResponse {
         cut(self.within(range).cloned().collect(), limit, content)
     }
 
-    /// Runs a valid transaction. Its writes get the revision `next`.
+    /// Runs a valid transaction. The writes of the transaction get the revision `next`.
     pub(crate) fn run(&mut self, txn: &Txn, next: Revision) -> TxnEffect {
         let succeeded = txn.compares.iter().all(|compare| compare.holds_for(self.within(&compare.range)));
         let branch = if succeeded { &txn.success } else { &txn.failure };
@@ -55,7 +55,7 @@ impl State {
         TxnEffect { succeeded, results, events }
     }
 
-    /// Applies an event.
+    /// Applies an event to the state.
     pub(crate) fn happen(&mut self, event: &Event) {
         match event.kind {
             EventKind::Put => self.0.insert(event.kv.key.clone(), event.kv.clone()),

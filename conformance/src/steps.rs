@@ -1,4 +1,4 @@
-//! Writes with a known result: numbered steps, each of which is one transaction.
+//! Makes writes with a known result: numbered steps, each of which is one transaction.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::subject::{BoundedHandle, after};
 /// Number of steps after which the same keys are written again.
 const KEY_REUSE_STEPS: u64 = 20;
 
-/// The writes of each step, and the revision at which they start.
+/// The number of keys in each step, and the revision before the first step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Steps {
     /// The number of keys that a step writes.
@@ -25,7 +25,7 @@ impl Steps {
         Txn::new().with_success((0..width).map(|i| Op::put(key(i, n), value(width, n))))
     }
 
-    /// The number of steps that a store at this revision has.
+    /// The number of steps that a store at the given revision contains.
     pub(crate) fn at(&self, revision: Revision) -> Checked<u64> {
         let steps = revision.get() - self.base.get();
         u64::try_from(steps)
@@ -55,21 +55,21 @@ impl Steps {
         entries.into_values().collect()
     }
 
-    /// Checks that the store has exactly the state after this many steps.
+    /// Checks that the store has exactly the state after `steps` steps.
     pub(crate) async fn check(&self, store: &BoundedHandle, steps: u64) -> Checked {
         let found = store.read(Range::prefix("step/")).await?;
         same("the revision", found.revision, self.revision(steps)).of("S5")?;
         same_entries(&format!("the keys after {steps} steps"), &found.kvs, &self.expected(steps)).of("S5")
     }
 
-    /// Checks that the state after this many steps is readable and unchanged.
+    /// Checks that the state after `steps` steps is readable and unchanged.
     pub(crate) async fn check_past(&self, store: &BoundedHandle, steps: u64) -> Checked {
         let found = store.read_at(Range::prefix("step/"), self.revision(steps)).await?;
         same_entries(&format!("what was there after {steps} steps"), &found.kvs, &self.expected(steps)).of("C6")
     }
 
-    /// Checks a store after a crash: it must have every acknowledged step, at most one more, and each step completely.
-    /// Returns the number of steps.
+    /// Checks a store after a crash: the store must have every acknowledged step, at most one additional step, and
+    /// each step completely. Returns the number of steps.
     pub(crate) async fn check_crashed(&self, store: &BoundedHandle, acknowledged: u64) -> Checked<u64> {
         let steps = self.at(store.revision().await?)?;
         if steps < acknowledged {
@@ -93,7 +93,7 @@ fn key(i: u64, n: u64) -> String {
     format!("step/{i:03}/{:02}", n % KEY_REUSE_STEPS)
 }
 
-/// Short and long values, some longer than a page. Wide steps have short values only.
+/// The value of a step. Values are short or long, some longer than a page; wide steps have only short values.
 fn value(width: u64, n: u64) -> Vec<u8> {
     let lengths: [usize; 4] = if width > 8 { [9, 10, 40, 100] } else { [9, 300, 4000, 20_000] };
     let length = lengths[usize::try_from(n % 4).unwrap_or_default()];
@@ -106,7 +106,7 @@ fn signed(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// Compares entries and reports the first difference only, because a whole list would be too long.
+/// Compares entries and reports only the first difference, because a whole list would be too long.
 fn same_entries(checked: &str, found: &[Kv], expected: &[Kv]) -> Checked {
     same(&format!("{checked}: how many keys"), found.len(), expected.len())?;
     match found.iter().zip(expected).find(|(found, expected)| found != expected) {

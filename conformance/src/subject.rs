@@ -1,4 +1,4 @@
-//! The store of a case, with shorthands that keep cases short.
+//! Provides the store of a case, with shorthands that keep cases short.
 
 mod answers;
 mod servers;
@@ -61,8 +61,8 @@ impl BoundedHandle {
         Self { store: Arc::new(TimeoutStore { inner: store, patience }), patience, tenancy }
     }
 
-    /// Checks a revision that follows from this case's own writes. On a shared store it may be greater, because others
-    /// write as well.
+    /// Checks a revision that follows from this case's own writes. On a shared store the revision may be greater,
+    /// because other clients write as well.
     #[track_caller]
     pub(crate) fn revision_is(&self, checked: &str, got: Revision, expected: Revision) -> Checked {
         match self.tenancy {
@@ -75,7 +75,7 @@ impl BoundedHandle {
         self.store.clone()
     }
 
-    /// A handle with the same limits on another store, usually a wrapper.
+    /// Creates a handle with the same limits on a different store, usually a wrapper.
     pub(crate) fn over(&self, store: impl Store) -> Self {
         Self { store: Arc::new(store), ..self.clone() }
     }
@@ -93,12 +93,12 @@ impl BoundedHandle {
         Ok(self.range(RangeRequest::new(range).with_at(at)).await?)
     }
 
-    /// The keys of a range as text.
+    /// Reads the keys of a range as text.
     pub(crate) async fn keys(&self, range: Range) -> Checked<Vec<String>> {
         Ok(self.read(range).await?.kvs.iter().map(|kv| kv.key.to_string()).collect())
     }
 
-    /// The value of a key as text.
+    /// Reads the value of a key as text.
     pub(crate) async fn value(&self, key: &str) -> Checked<Option<String>> {
         Ok(self.get(key).await?.map(|kv| text(&kv.value)))
     }
@@ -107,7 +107,7 @@ impl BoundedHandle {
         Ok(self.txn(Txn::new().with_success(ops)).await?)
     }
 
-    /// True if one compare holds.
+    /// Returns true if the given compare holds.
     pub(crate) async fn compare(&self, compare: Compare) -> Checked<bool> {
         Ok(self.txn(Txn::new().with_compares([compare])).await?.succeeded)
     }
@@ -122,17 +122,17 @@ impl BoundedHandle {
         Ok(())
     }
 
-    /// Opens a watch without the previous states.
+    /// Opens a watch whose events omit the previous states.
     pub(crate) async fn watcher(&self, range: Range, start: Revision) -> Checked<Watcher> {
         self.watcher_of(WatchRequest::new(range, start)).await
     }
 
-    /// Opens a watch with this request.
+    /// Opens a watch with the given request.
     pub(crate) async fn watcher_of(&self, request: WatchRequest) -> Checked<Watcher> {
         Ok(Watcher::new(self.watch(request.clone()).await?, request, self.patience))
     }
 
-    /// Wraps a stream that was opened with this request.
+    /// Wraps the stream of a watch that was opened with the given request.
     pub(crate) fn watching(&self, stream: WatchStream, request: WatchRequest) -> Watcher {
         Watcher::new(stream, request, self.patience)
     }
@@ -150,7 +150,7 @@ impl BoundedHandle {
         within(RECOVERY_TIMEOUT, "a store of which the faults are over", healed).await.of("N2")
     }
 
-    /// Waits for work with a time limit.
+    /// Waits for `work` with the time limit of one call.
     pub(crate) async fn within<T>(&self, checked: &str, work: impl Future<Output = T>) -> Checked<T> {
         within(self.patience, checked, work).await
     }
@@ -158,7 +158,7 @@ impl BoundedHandle {
 
 /// The environment of a case: a handle on a fresh store, and the abilities of the harness.
 pub(crate) struct Subject {
-    // Declared before the fixture, so that handles are dropped before the fixture takes the store down.
+    // The handle is declared before the fixture, so that handles are dropped before the fixture takes the store down.
     handle: Option<BoundedHandle>,
     fixture: Option<Box<dyn Fixture>>,
     /// Receives the fixture at the end of the case.
@@ -172,7 +172,7 @@ impl Drop for Subject {
     fn drop(&mut self) {
         self.handle = None;
         if let (Some(fixture), Some(home)) = (self.fixture.take(), self.home.take()) {
-            // If the case was abandoned, nothing receives the fixture, so it is dropped here.
+            // If the case was abandoned, the channel has no receiver, and the fixture is dropped here.
             drop(home.send(fixture));
         }
     }
@@ -187,7 +187,7 @@ impl Deref for Subject {
 }
 
 impl Subject {
-    /// A subject, and the channel that receives the fixture at the end of the case, however it ends.
+    /// Creates a subject, and the channel that receives the fixture at the end of the case, however the case ends.
     pub(crate) fn new(
         harness: Arc<dyn Harness>,
         fixture: Box<dyn Fixture>,
@@ -213,12 +213,12 @@ impl Subject {
         BoundedHandle::new(store, self.none.patience, self.none.tenancy)
     }
 
-    /// A handle for another task.
+    /// Clones the handle for use in another task.
     pub(crate) fn handle(&self) -> BoundedHandle {
         BoundedHandle::clone(self)
     }
 
-    /// A second handle on the store, opened by the fixture.
+    /// Opens a second handle on the store through the fixture.
     pub(crate) async fn another(&self) -> Checked<BoundedHandle> {
         let store = self.surroundings()?.another().await.map_err(|error| environment("another handle", &error))?;
         Ok(self.handle_on(store))
@@ -234,7 +234,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Closes the store while handles are held.
+    /// Closes the store while the case still has handles.
     pub(crate) async fn close(&mut self) -> Checked {
         self.surroundings_mut()?.close().await.map_err(|error| environment("closing the store", &error))
     }
@@ -253,9 +253,9 @@ impl Subject {
         if self.can(Ability::Embedded) { self.reopen().await } else { Ok(()) }
     }
 
-    /// Reports that a round begins, which restarts the time limit. Some stores take seconds to open.
+    /// Reports that a round begins, which restarts the time limit of the case. Some stores take seconds to open.
     pub(crate) fn next_round(&self) {
-        // If the case was abandoned, no thread watches its time.
+        // If the case was abandoned, no thread receives the report.
         let _ = self.progress.send(CaseProgress::RoundBegan);
     }
 
@@ -272,12 +272,12 @@ impl Subject {
         self.harness.address_in(folder).map_err(|error| environment("an address in a folder", &error))
     }
 
-    /// Makes the store below a folder look like one of a later version.
+    /// Makes the store in a folder look like a store of a later version.
     pub(crate) fn make_newer(&self, folder: &Path) -> Checked {
         self.harness.make_newer(folder).map_err(|error| environment("a store of a later version", &error))
     }
 
-    /// Cuts the power after this many disk operations.
+    /// Cuts the power after this many more disk operations.
     pub(crate) fn cut_power_after(&mut self, operations: u32) -> Checked {
         let fixture = self.surroundings_mut()?;
         fixture.cut_power_after(operations).map_err(|error| environment("cutting the power", &error))
@@ -307,7 +307,7 @@ impl Subject {
         Ok(())
     }
 
-    /// Starts a process that plays a role with this store.
+    /// Starts a process that plays a role with the store of this case.
     pub(crate) fn process(&self, role: &str, arguments: &[u64]) -> Checked<Process> {
         self.process_at(&self.address()?, role, arguments)
     }
@@ -332,10 +332,10 @@ impl Subject {
     }
 }
 
-/// A joined store. Dropping it closes the store.
+/// A store that this process has joined. Dropping the value closes the store.
 #[derive(Debug)]
 pub(crate) struct JoinedStore {
-    // Declared before the fixture, so that the handle is dropped first.
+    // The handle is declared before the fixture, so that the handle is dropped first.
     handle: BoundedHandle,
     _fixture: Box<dyn Fixture>,
 }
@@ -348,7 +348,7 @@ impl Deref for JoinedStore {
     }
 }
 
-/// Checks that the error came from the store, and not from the time limit of the suite.
+/// Checks that an error came from the store, and not from the time limit of the suite.
 #[track_caller]
 pub(crate) fn in_time(error: &Error) -> Checked {
     if error.store() != SUITE_NAME {
@@ -402,7 +402,7 @@ impl Store for TimeoutStore {
     }
 }
 
-/// The store of a subject while it is closed. Every call fails.
+/// The store of a subject while the real store is closed. Every call of a closed store fails.
 #[derive(Debug)]
 struct ClosedStore;
 

@@ -1,4 +1,4 @@
-//! The table of all cases. A case that is not in it does not run.
+//! Contains the table of all cases. A case that is not in the table does not run.
 
 use crate::case::Weight::{Heavy, Light};
 use crate::case::{Case, Group};
@@ -38,10 +38,10 @@ macro_rules! table {
     (@tenancy others) => { Shared };
 }
 
-/// All cases: number and name, then the rules that the case judges (a failure breaks the first one, unless it names
-/// another), the abilities that it needs, and its scene if it is not the plain one (a scene needs the ability of the
-/// same name). `runs alone` means that no other case runs at the same time. `beside others` means that others may write
-/// to its store as well.
+/// Returns all cases. Each entry has the number and name of a case, the rules that the case judges, the abilities that
+/// the case needs, and the scene unless the scene is plain. A failure breaks the first rule, unless the failure names
+/// a different rule. A scene needs the ability of the same name. `runs alone` means that no other case runs at the
+/// same time. `beside others` means that other clients may write to the store of the case as well.
 pub fn cases() -> Vec<Case> {
     table! {
         Basic {

@@ -1,4 +1,4 @@
-//! A watch that checks each batch for the conditions that every batch of every watch must meet.
+//! Checks each batch of a watch for the conditions that every batch of every watch must meet.
 
 use std::time::{Duration, SystemTime};
 
@@ -25,7 +25,7 @@ impl Watcher {
         Self { stream, request, next, time: None, progress: None, patience, silence: "W2" }
     }
 
-    /// Extends the time limit of each step to the time that a store may take to notice a fault and to recover.
+    /// Extends the time limit of each step to the time that a store may take to notice a fault and to recover from it.
     pub(crate) fn through_faults(mut self) -> Self {
         self.patience = RECOVERY_TIMEOUT;
         self.silence = "W17";
@@ -70,7 +70,7 @@ impl Watcher {
         Ok(batches)
     }
 
-    /// Waits for all batches up to the one at revision `last`, which must arrive.
+    /// Waits for all batches up to the batch at revision `last`, which must arrive.
     pub(crate) async fn until(&mut self, last: Revision) -> Checked<Vec<Batch>> {
         let mut batches = Vec::new();
         while self.next <= last {
@@ -80,7 +80,7 @@ impl Watcher {
         Ok(batches)
     }
 
-    /// Checks that the stream has ended after its error.
+    /// Checks that the stream of the watch has ended after its error.
     pub(crate) async fn over(&mut self) -> Checked {
         match within(self.patience, "a watch after its error", self.stream.next()).await? {
             None => Ok(()),

@@ -1,4 +1,4 @@
-//! All cases on the store in memory.
+//! Runs all cases on the store in memory.
 
 use std::ops::ControlFlow;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use kv_mvcc::{MemoryTable, MvccStore, Options, Table};
 
 struct Memory;
 
-/// A store in memory. Reopening it opens a new store on the same table.
+/// A store in memory. Reopening opens a new store on the same table.
 #[derive(Debug)]
 struct Held {
     table: MemoryTable,
@@ -61,7 +61,8 @@ impl Fixture for Held {
     }
 }
 
-/// Other processes cannot reach this store, and a crash loses it.
+/// The cases that need other processes or a power cut. Other processes cannot reach a store in memory, and a crash
+/// loses the store.
 const IGNORED: &[&str] = &["D10_power_cuts", "M02_take_turns_and_count", "M05_watched_from_elsewhere"];
 
 fn main() -> ExitCode {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The sources of the quotes. Each is a test or a part of one.
+/// The source files of the quotes. Each file is a test or a part of a test.
 const SOURCES: [&str; 6] = [
     "tests/readme/main.rs",
     "tests/readme/history.rs",

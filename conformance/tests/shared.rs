@@ -1,5 +1,5 @@
-//! The cases that can share a store, on a store that others use. They must pass, touch no foreign keys and leave no
-//! keys behind.
+//! Runs the cases that can share a store on a store that other clients use. The cases must pass, change no foreign
+//! keys and leave no keys behind.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod one;
@@ -13,7 +13,7 @@ use kv::{Key, Op, Range, Revision, Store, StoreExt, Txn, WatchRequest};
 use one::One;
 
 const OURS: &str = "m/suite/";
-/// Foreign keys with their value, some directly before and after our prefix.
+/// The foreign keys in the store. Some foreign keys sort directly before or after the prefix of the suite.
 const FOREIGN: [&str; 8] = ["\0", "k", "m/suite", "m/suite.", "m/suite0", "p/1", "w", "\u{7f}"];
 /// The foreign key that another client writes continuously.
 const BUSY: &str = "m/suite-of-another-client";
@@ -50,7 +50,7 @@ fn shared_cases_pass_beside_others_and_leave_their_keys() {
         (store, foreign.revision)
     });
     let _entered = runtime.enter();
-    // All changes from now on, as other clients see them.
+    // The watch receives all later changes, as other clients see them.
     let watch = runtime.block_on(store.watch(WatchRequest::new(Range::All, first.next()))).unwrap();
     let seen = runtime.spawn(async move {
         let ours = |key: &Key| key.as_bytes().starts_with(OURS.as_bytes());

@@ -1,4 +1,4 @@
-//! Every rule has a case, and every case has a rule.
+//! Tests that every rule has a case, and that every case has a rule.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Stores that give false answers to callers.
+//! Defines stores that give false answers to callers.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -10,7 +10,7 @@ use tokio::task::yield_now;
 
 use super::Twist;
 
-/// A counter that selects some of the calls.
+/// A counter that selects every fourth call.
 #[derive(Debug, Default)]
 struct EveryFewCalls(AtomicU64);
 
@@ -21,7 +21,7 @@ impl EveryFewCalls {
     }
 }
 
-/// True for a transaction that certainly writes: it has no compares, and only puts.
+/// True for a transaction that certainly writes: the transaction has no compares, and only puts.
 fn only_puts(txn: &Txn) -> bool {
     let put = |op: &Op| matches!(op, Op::Put { .. });
     txn.compares.is_empty() && !txn.success.is_empty() && txn.success.iter().all(put) && txn.check("broken").is_ok()
@@ -30,7 +30,7 @@ fn only_puts(txn: &Txn) -> bool {
 #[derive(Debug, Default)]
 pub(super) struct StaleWhileOthersWrite;
 
-/// The number of running transactions on all handles.
+/// The number of transactions that run at the moment, on all handles.
 static WRITING: AtomicUsize = AtomicUsize::new(0);
 
 #[async_trait]

@@ -1,8 +1,8 @@
-//! Stores that break one rule each. They prove that the suite detects faults.
+//! Defines stores that break one rule each. Broken stores prove that the suite detects faults.
 //!
-//! Each of them changes the behaviour of a working store, and names the case that must detect this. The tests of this
-//! crate run that case on each broken store, and all cases on the working store. The working store must pass, and each
-//! broken store must fail with the rule that it breaks.
+//! Each broken store changes the behaviour of a working store, and names the case that must detect the change. The
+//! tests of this crate run the named case on each broken store, and all cases on the working store. The working store
+//! must pass. On each broken store, the case must fail with the rule that the store breaks.
 
 mod answered;
 mod reads;
@@ -36,7 +36,7 @@ impl Broken {
         self.name
     }
 
-    /// The case that must detect the fault. Other cases may detect it, too.
+    /// The case that must detect the fault. Other cases may detect the fault as well.
     pub fn case(&self) -> &'static str {
         self.case
     }
@@ -52,7 +52,7 @@ impl Broken {
     }
 }
 
-/// All faults.
+/// Returns all faults that can be added to a store.
 pub fn broken() -> Vec<Broken> {
     fn way<T: Twist + Default>(name: &'static str, case: &'static str, rule: &'static str) -> Broken {
         Broken { name, case, rule, wrap: |inner| Arc::new(TwistedStore { inner, twist: T::default() }) }
@@ -206,7 +206,7 @@ impl<H> BrokenHarness<H> {
 
 #[derive(Debug)]
 struct BrokenFixture {
-    // `None` only while the store is reopened.
+    // `None` while the store is reopened.
     store: Option<Arc<dyn Store>>,
     inner: Box<dyn Fixture>,
     broken: Broken,
@@ -331,7 +331,7 @@ mod tests {
             let expected = [(broken.case(), Some(broken.rule()))];
             let mut failed = failures(broken.around(ReferenceHarness), broken.case());
             if names(&failed) != expected {
-                // On a busy machine a second may be too short for correct parts of the store.
+                // On a busy machine a second may be too short for the correct calls of the store.
                 failed = failures_within(Duration::from_secs(10), broken.around(ReferenceHarness), broken.case());
             }
             if names(&failed) != expected {

@@ -1,4 +1,4 @@
-//! Stores with faults in reads.
+//! Defines stores with faults in reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Stores with faults in watches.
+//! Defines stores with faults in watches.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -153,7 +153,7 @@ pub(super) struct DropsForTheSlow;
 #[async_trait]
 impl Twist for DropsForTheSlow {
     async fn watch(&self, inner: &Arc<dyn Store>, request: WatchRequest) -> Result<WatchStream> {
-        /// Maximum number of revisions by which a watcher may be behind.
+        /// Maximum number of revisions by which a watcher may lag behind the store.
         const ROOM: i64 = 5000;
         let store = inner.clone();
         let fetched = inner.watch(request).await?.filter_map(move |item| {
@@ -168,7 +168,7 @@ impl Twist for DropsForTheSlow {
     }
 }
 
-/// Reports progress before it delivers the events that the report covers.
+/// A store whose watches report progress before they deliver the events that the report covers.
 #[derive(Debug, Default)]
 pub(super) struct RunsAhead;
 
@@ -183,7 +183,7 @@ impl Twist for RunsAhead {
     }
 }
 
-/// Ends the tasks of watches only when the store is dropped.
+/// A store that ends the tasks of watches only when the store is dropped.
 #[derive(Debug, Default)]
 pub(super) struct LeaksTasks(Mutex<Vec<mpsc::Sender<()>>>);
 

@@ -1,4 +1,4 @@
-//! Stores with faults in writes.
+//! Defines stores with faults in writes.
 
 use async_trait::async_trait;
 use kv::{

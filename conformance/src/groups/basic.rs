@@ -1,4 +1,4 @@
-//! Single reads and writes.
+//! Tests single reads and writes.
 
 use kv::{Key, Op, Range, StoreExt};
 

@@ -1,4 +1,4 @@
-//! Several clients at the same time.
+//! Tests several clients at the same time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,8 @@ use tokio::task::{JoinHandle, yield_now};
 use crate::expect::{Checked, Failure, JudgedByRule, holds, same, some};
 use crate::subject::{BoundedHandle, Branch, Subject, after, text, took};
 
-/// Runs one client for each number, every second one on its own handle. Returns the results of all clients.
+/// Runs one client for each number below `count`; every second client has its own handle. Returns the results of all
+/// clients.
 async fn clients<T, F>(t: &Subject, count: usize, client: impl Fn(BoundedHandle, usize) -> F) -> Checked<Vec<T>>
 where
     T: Send + 'static,
@@ -199,7 +200,7 @@ pub(crate) async fn dropped_calls(t: Subject) -> Checked {
     for i in 0..CALLS {
         let txn = Txn::new().with_success([Op::put(format!("a/{i:03}"), "v"), Op::put(format!("b/{i:03}"), "v")]);
         let mut call = Box::pin(t.txn(txn));
-        // Polled a random number of times and then dropped.
+        // The call is polled a random number of times and then dropped.
         for _ in 0..random.usize(..4) {
             if futures::poll!(&mut call).is_ready() {
                 break;
@@ -207,7 +208,7 @@ pub(crate) async fn dropped_calls(t: Subject) -> Checked {
             yield_now().await;
         }
     }
-    // An abandoned call may still happen. The check uses a single revision.
+    // An abandoned call may still happen, so the check reads all keys at a single revision.
     t.put("end", "v").await?;
     let kvs = t.list(Range::All).await?.kvs;
     let last = some("a write", kvs.iter().map(|kv| kv.mod_revision).max())?;
@@ -246,7 +247,7 @@ pub(crate) async fn block_of_addresses(t: Subject) -> Checked {
     same("the version of the block", block.version, ADDRESSES as i64 + 1).of("R5")
 }
 
-/// Takes the first free address of the block while other clients do the same.
+/// Takes the first free address of the block while other clients take addresses, too.
 async fn take_address(t: &BoundedHandle, owner: u8) -> Checked<usize> {
     for _ in 0..MAX_ATTEMPTS {
         let block = some("the block", t.get("block").await?)?;
@@ -275,7 +276,7 @@ pub(crate) async fn hand_over(t: Subject) -> Checked {
             || Txn::new().with_compares([holds_value("turn", &mine)]).with_success([Op::put("turn", next.as_str())]);
         let mut turns = 0;
         while turns < ROUNDS {
-            // Limited by time, because the number of attempts until the other client runs is unlimited.
+            // A time limit ends the wait, because the number of attempts until the other client runs is unlimited.
             let waiting = async {
                 while !t.txn(turn()).await?.succeeded {
                     yield_now().await;

@@ -1,4 +1,4 @@
-//! Kills of the process that has the data, at any moment, hundreds of times.
+//! Tests a store whose process is killed hundreds of times, at any moment.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::process::{Process, RoleJob, moment, number, say, temporary_folder};
 use crate::steps::Steps;
 use crate::subject::{BoundedHandle, Subject};
 
-/// Kills a process that writes steps, repeatedly.
+/// Kills processes that write steps, round after round.
 async fn killed_writers(mut t: Subject, width: u64, rounds: u64) -> Checked {
     let steps = Steps { width, base: t.revision().await? };
     let mut kills = KillTimes::default();
@@ -32,16 +32,16 @@ pub(super) fn in_round(failure: Failure, round: u64) -> Failure {
     failure.with_note(&format!("after kill {round}"))
 }
 
-/// Chooses the moments of kills.
+/// Chooses the moments at which processes are killed.
 #[derive(Debug, Default)]
 struct KillTimes {
-    /// The time from the start of a process to its first line.
+    /// The time from the start of a process to the first line of the process.
     start: Duration,
 }
 
 impl KillTimes {
-    /// Kills a process before or around its first line in every second round, and after some lines in the others.
-    /// Returns the last number that the process reported after `word`.
+    /// Kills a process before or around its first line in every second round, and after some lines in the other
+    /// rounds. Returns the last number that the process reported after `word`.
     async fn at_any_moment(&mut self, mut process: Process, round: u64, word: &str) -> Checked<Option<u64>> {
         let mut last = None;
         if round.is_multiple_of(2) || self.start.is_zero() {
@@ -70,7 +70,7 @@ fn numbers(said: &str) -> Checked<Vec<u64>> {
 }
 
 /// Role: writes steps of the width in the first argument, from the step in the second argument on. The third argument
-/// is the number of steps; without it, the process never stops.
+/// is the number of steps; without a third argument, the process never stops.
 pub(crate) async fn write(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
     let last = job.argument(2).map_or(u64::MAX, |count| first + count - 1);
@@ -147,8 +147,8 @@ pub(crate) async fn prefix_of_many_writers(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// Checks that every revision since `start` is one complete step of one writer, and that the acknowledged steps are at
-/// their revisions. Returns the revision of the store.
+/// Checks that every revision since `start` is one complete step of one writer, and that each acknowledged step is at
+/// the acknowledged revision. Returns the revision of the store.
 async fn check_writers(t: &BoundedHandle, start: Revision, counts: &mut [u64], said: &[String]) -> Checked<Revision> {
     let now = t.revision().await?;
     let before = counts.to_vec();
@@ -189,7 +189,7 @@ fn count_from(start: Revision, now: Revision) -> usize {
     usize::try_from(now.get() - start.get()).unwrap_or_default()
 }
 
-/// The writer and its count, if the events are the two puts of one of its transactions.
+/// The writer and its count, if the events are the two puts of one transaction of a writer.
 fn whole_step(events: &[Event]) -> Checked<(usize, u64)> {
     let parts: Vec<(usize, u64)> = events
         .iter()
@@ -205,7 +205,7 @@ fn whole_step(events: &[Event]) -> Checked<(usize, u64)> {
     }
 }
 
-/// Role: writes, and reports each revision when a reader and a watch next to the writer have seen it.
+/// Role: writes, and reports each revision when a reader and a watch in the same process have seen that revision.
 pub(crate) async fn observe(job: RoleJob<'_>) -> Result<(), BoxError> {
     let (width, first) = (job.argument(0)?, job.argument(1)?);
     let fixture = job.join().await?;
@@ -243,7 +243,7 @@ pub(crate) async fn observe(job: RoleJob<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// After the holder is killed, the store still has every value that a reader or a watch has seen.
+/// After the process with the store is killed, the store still has every value that a reader or a watch has seen.
 pub(crate) async fn nothing_seen_is_lost(mut t: Subject) -> Checked {
     let rounds = 60;
     let steps = Steps { width: 2, base: t.revision().await? };
@@ -288,7 +288,7 @@ pub(crate) async fn open(job: RoleJob<'_>) -> Result<(), BoxError> {
     }
 }
 
-/// A store is unchanged after it was killed twice in a row while it was opened after a crash.
+/// After a crash, the process that opens the store is killed twice in a row. The store must stay unchanged.
 pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let mut done = 0;
@@ -320,7 +320,8 @@ pub(crate) async fn killed_while_opening(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// If a process is killed while it creates a store, the next process opens it as a new store, or creates it.
+/// If a process is killed while it creates a store, the next process opens the store as a new store, or creates the
+/// store.
 pub(crate) async fn killed_while_created(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let mut whole = t.process_at(&t.address_in(&folder.path().join("whole"))?, "open", &[])?;

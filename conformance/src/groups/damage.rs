@@ -1,5 +1,5 @@
-//! Damaged files: a store is either read correctly or refused. Nothing panics or hangs, and no store is created over
-//! the damaged one.
+//! Tests stores with damaged files: a store must be read correctly, or opening or reading must fail with an error. A
+//! store must not panic or hang, and no new store may replace the damaged store.
 
 use std::fs;
 use std::io;
@@ -16,12 +16,12 @@ use crate::seed::{SEED, seed};
 use crate::steps::Steps;
 use crate::subject::Subject;
 
-/// Number of steps in a store that gets damaged.
+/// Number of steps in a store before its files are damaged.
 const STEPS: u64 = 60;
 
 const KEPT_STEPS: Steps = Steps { width: 5, base: Revision::new(1) };
 
-/// Role: reads the whole store, writes, reopens it, and reads it again.
+/// Role: reads the whole store, writes, reopens the store, and reads the whole store again.
 pub(crate) async fn examine(job: RoleJob<'_>) -> Result<(), BoxError> {
     let verdict = match use_twice(&job).await {
         Ok(Ok(())) => "right".to_owned(),
@@ -49,7 +49,7 @@ async fn use_twice(job: &RoleJob<'_>) -> kv::Result<Checked> {
     Ok(Ok(()))
 }
 
-/// The result of using a damaged store.
+/// The result of examining a store that may be damaged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum DamageFinding {
     Right,
@@ -59,7 +59,7 @@ enum DamageFinding {
 /// Checks a store in another process, so that a hang, an abort or broken threads of an engine are detected.
 async fn examined(t: &Subject, folder: &Path, what: &str) -> Checked<DamageFinding> {
     let mut command = process::command("examine", &[], &t.address_in(folder)?)?;
-    // Engines that panic over damage report it on stderr.
+    // Engines that panic over damage write to stderr, so stderr is discarded.
     command.stderr(Stdio::null());
     let mut process = Process::start(command, t.patience() * 2)?;
     let said = process.line().await.map_err(|failure| failure.with_note(what))?;
@@ -84,7 +84,7 @@ fn is_typed(error: &str) -> bool {
         || in_doubt(ErrorKind::Poisoned)
 }
 
-/// Makes an intact store below `folder` with short processes.
+/// Makes an intact store under `folder` with short-lived processes.
 async fn good_store(t: &Subject, folder: &Path) -> Checked {
     fs::create_dir(folder).map_err(|error| broken("a folder", &error))?;
     let address = t.address_in(folder)?;
@@ -115,7 +115,7 @@ fn renew(good: &Path, bad: &Path) -> Checked {
     renewed.map_err(|error| broken("a copy of a store", &error))
 }
 
-/// All non-empty files below a folder with their contents, in a fixed order.
+/// All non-empty files under a folder with their contents, in a fixed order.
 fn files(folder: &Path) -> io::Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder)? {
@@ -135,8 +135,8 @@ fn files_of(folder: &Path) -> Checked<Vec<(PathBuf, Vec<u8>)>> {
     files(folder).map_err(|error| broken("the files of a store", &error))
 }
 
-/// A store whose largest file is missing, empty, a folder or garbage is refused, not recreated, and not changed. Once
-/// the file is back, the store is intact.
+/// A store whose largest file is missing, empty, a folder or garbage must fail with an error. The store must not be
+/// recreated or changed. Once the file is restored, the store is intact.
 pub(crate) async fn data_gone(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
@@ -182,12 +182,12 @@ fn put_back(path: &Path, bytes: &[u8]) -> io::Result<()> {
     fs::write(path, bytes)
 }
 
-/// Flipped bits, truncated files, zeros and missing files at hundreds of random places.
+/// The case flips bits, truncates files, writes zeros and removes files, hundreds of times at random places.
 pub(crate) async fn any_damage(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (good, bad) = (folder.path().join("good"), folder.path().join("bad"));
     good_store(&t, &good).await?;
-    // The environment can set another seed, and so other damage.
+    // A seed in the environment selects different damage.
     let seed = if std::env::var_os(SEED).is_some() { seed() } else { 0x5eed };
     let mut random = Rng::with_seed(seed);
     let (mut right, mut refused) = (0, 0);
@@ -243,12 +243,13 @@ fn damage(files: &[(PathBuf, Vec<u8>)], random: &mut Rng) -> io::Result<String> 
     Ok(format!("{}: {what}", path.display()))
 }
 
-/// A store of a later version is refused and not changed.
+/// Opening a store of a later version must fail and must not change the store.
 pub(crate) async fn later_version(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let kept = folder.path().join("kept");
     good_store(&t, &kept).await?;
-    // The examining process opens the store after this one has closed it cleanly, and closes it cleanly itself.
+    // The examining process opens the store after this process has closed the store cleanly, and also closes the store
+    // cleanly.
     same("the store", examined(&t, &kept, "nothing is damaged").await?, DamageFinding::Right)?;
     t.make_newer(&kept)?;
     let before = files_of(&kept)?;

@@ -1,4 +1,4 @@
-//! Disks: syncs before acknowledgements, and full disks.
+//! Tests that a store syncs before it acknowledges, and how a store behaves on a full disk.
 
 use std::fs;
 use std::path::Path;
@@ -14,11 +14,11 @@ use crate::process::{self, Process, RoleJob, broken, command_under, say, tempora
 use crate::steps::Steps;
 use crate::subject::{BoundedHandle, Subject};
 
-/// The put of one key, and its outcome.
+/// The put of one key, and the outcome of the put.
 #[derive(Debug)]
 struct PutAttempt {
     key: String,
-    /// The outcome and the error of a failed put; `None` if it was acknowledged.
+    /// The outcome and the error of a failed put; `None` if the put was acknowledged.
     failed: Option<(Outcome, ErrorKind)>,
 }
 
@@ -28,7 +28,7 @@ impl PutAttempt {
         Self { key, failed: failed.map(|error| (error.outcome(), error.kind().clone())) }
     }
 
-    /// Checks that the store's contents match its answer.
+    /// Checks that the contents of the store match the store's answer to the put.
     async fn check(&self, store: &BoundedHandle) -> Checked {
         let found = store.get(self.key.as_str()).await?;
         let whole = found.as_ref().is_none_or(|kv| kv.value.as_bytes().starts_with(self.key.as_bytes()));
@@ -42,7 +42,7 @@ impl PutAttempt {
     }
 }
 
-/// A value that repeats the key.
+/// A value of `bytes` bytes that repeats the key.
 fn value(key: &str, bytes: usize) -> Vec<u8> {
     key.bytes().cycle().take(bytes.max(key.len())).collect()
 }
@@ -57,7 +57,7 @@ async fn check_all(store: &BoundedHandle, tried: &[PutAttempt]) -> Checked {
 const MAX_CONCURRENT_WRITES: usize = 8;
 /// Maximum number of writes after which the disk must be full.
 const MAX_WRITES: usize = 20_000;
-/// A file that fills a part of a small disk.
+/// The name of a file that fills a part of a small disk.
 const FILLER_FILE: &str = "ballast";
 const FILLER_BYTES: usize = 2 * 1024 * 1024;
 
@@ -71,7 +71,7 @@ pub(crate) async fn fill(job: RoleJob<'_>) -> Result<(), BoxError> {
     let mut tried = Vec::new();
     let mut failed = 0;
     while failed < 40 {
-        // Small values may still fit when large ones do not.
+        // Small values may still fit when large values do not.
         let bytes = if failed % 2 == 1 { 10 } else { 30_000 };
         let keys = (0..MAX_CONCURRENT_WRITES).map(|i| format!("fill/{:06}", tried.len() + i));
         let some = join_all(keys.map(|key| PutAttempt::put(&store, key, bytes))).await;
@@ -100,7 +100,7 @@ fn is_damage(kind: &ErrorKind) -> bool {
     matches!(kind, ErrorKind::Corrupt | ErrorKind::Missing | ErrorKind::RevisionRegressed)
 }
 
-/// Reads on a full disk return the acknowledged state.
+/// Checks that reads on a full disk return the acknowledged state.
 async fn reads_are_right(store: &BoundedHandle, tried: &[PutAttempt]) -> Result<(), BoxError> {
     for one in tried.iter().filter(|one| one.failed.is_none()).take(20) {
         if let Ok(found) = store.get(one.key.as_str()).await {
@@ -110,7 +110,7 @@ async fn reads_are_right(store: &BoundedHandle, tried: &[PutAttempt]) -> Result<
     Ok(())
 }
 
-/// Removes the filler file, or else the limit on the file size.
+/// Removes the filler file if the role has a folder, and otherwise the limit on the file size.
 fn make_room(job: &RoleJob<'_>) -> Result<(), BoxError> {
     if let Some(folder) = job.folder() {
         return Ok(fs::remove_file(folder.join(FILLER_FILE))?);
@@ -127,29 +127,30 @@ async fn filled(process: Process, patience: Duration) -> Checked {
     holds("some writes before the disk was full", !said.starts_with("0 "), &said)
 }
 
-/// A full disk loses no acknowledged write, and a write that was refused as not applied did not happen.
+/// On a full disk the store loses no acknowledged write, and a write with the outcome "not applied" did not happen.
 pub(crate) async fn full_disk(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let mut shell = Command::new("unshare");
     let mounted = "mount -t tmpfs -o size=8m,mode=700 conformance \"$1\" && exec \"$2\"";
-    // The mount disappears with the last process in its namespace.
+    // The mount disappears with the last process in the mount namespace.
     shell.args(["--mount", "--map-root-user", "sh", "-c", mounted, "sh"]).arg(folder.path());
     let command = process::command("fill", &[], &t.address_in(folder.path())?)?;
     filled(Process::start(with_folder(command_under(shell, &command), folder.path()), t.patience())?, t.patience() * 10)
         .await
 }
 
-/// Like [`full_disk`], with a limit on the file size instead.
+/// Like [`full_disk`], but with a limit on the file size instead of a small file system.
 pub(crate) async fn file_size_limit(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let mut shell = Command::new("sh");
-    // Without the signal, a write beyond the limit is an error. The limit is in blocks of 512 or 1024 bytes.
+    // Without the signal `XFSZ`, a write beyond the limit fails with an error. The unit of the limit is a block of 512
+    // or 1024 bytes.
     shell.args(["-c", "trap '' XFSZ; ulimit -S -f 4000; exec \"$0\""]);
     let command = process::command("fill", &[], &t.address_in(folder.path())?)?;
     filled(Process::start(command_under(shell, &command), t.patience())?, t.patience() * 10).await
 }
 
-/// A write that fails because the store is closed has happened or not, as its error says.
+/// If a write fails because the store is closed, the outcome in the error says whether the write has happened.
 pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
     for round in 0..5 {
         let writers: Vec<_> = (0..16)
@@ -177,7 +178,7 @@ pub(crate) async fn closed_under_writers(mut t: Subject) -> Checked {
     Ok(())
 }
 
-/// A store that is opened and closed repeatedly does not change and does not grow.
+/// A store that is opened and closed repeatedly keeps its contents and its size.
 pub(crate) async fn many_short_lives(mut t: Subject) -> Checked {
     let steps = Steps { width: 2, base: t.revision().await? };
     let mut early = 0;
@@ -197,10 +198,10 @@ pub(crate) async fn many_short_lives(mut t: Subject) -> Checked {
         .of("C7")
 }
 
-/// Number of acknowledgements to check.
+/// Number of traced writes whose acknowledgements are checked.
 const TRACED_WRITES: u64 = 40;
 
-/// Between any two acknowledgements the store syncs a file, as a trace of system calls shows.
+/// The case checks in a trace of system calls that the store syncs a file between any two acknowledgements.
 pub(crate) async fn synced_before_acknowledged(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let trace = folder.path().join("trace");
@@ -222,7 +223,8 @@ pub(crate) async fn synced_before_acknowledged(t: Subject) -> Checked {
 /// The syncs in a trace of system calls.
 #[derive(Debug, Default)]
 struct SyncTrace {
-    /// For each acknowledgement, the number of successful syncs that began and ended after the previous one.
+    /// For each acknowledgement, the number of successful syncs that began and ended after the previous
+    /// acknowledgement.
     before_each: Vec<usize>,
 }
 
@@ -231,7 +233,7 @@ impl SyncTrace {
         let place = format!("<{}/", folder.display());
         let mut syncs = Self::default();
         let mut since = 0;
-        // Threads in a sync that began after the last acknowledgement.
+        // The threads that are in a sync that began after the last acknowledgement.
         let mut begun: Vec<&str> = Vec::new();
         for line in trace.lines() {
             let (thread, call) = line.split_once(' ').unwrap_or((line, ""));

@@ -1,4 +1,4 @@
-//! Clients without access, expired logins, and a store without space.
+//! Tests clients without access, expired logins, and a store without space.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ fn kept_out(name: &str, secrets: &[String], error: &Error) -> Checked {
     holds("one line", !error.to_string().contains('\n'), &error.to_string())
 }
 
-/// Checks that every kind of call fails with this error.
+/// Checks that every kind of call of a refused user fails.
 async fn is_kept_out(t: &Subject, stranger: RefusedUser) -> Checked {
     let RefusedUser { name, store, secrets } = stranger;
     let handle = t.bounded(store);
@@ -44,7 +44,7 @@ pub(crate) async fn strangers(t: Subject) -> Checked {
     for stranger in strangers {
         is_kept_out(&t, stranger).await?;
     }
-    // Nothing was written, whatever the answers said.
+    // The refused calls wrote nothing, regardless of their answers.
     same("the revision after all that", t.revision().await?, at)
 }
 
@@ -86,7 +86,7 @@ pub(crate) async fn guest(t: Subject) -> Checked {
 }
 
 pub(crate) async fn logins_run_out(t: Subject) -> Checked {
-    /// Longer than the lifetime of a login.
+    /// The duration of a freeze that is longer than the lifetime of a login.
     const LONG_FREEZE: Duration = Duration::from_millis(3500);
     let first = t.put("k", "v").await?;
     let mut early = t.watcher(Range::key("k"), first).await?;
@@ -106,7 +106,7 @@ pub(crate) async fn logins_run_out(t: Subject) -> Checked {
     same("the next batch of a watch that is older than any login", early.next().await?.revision, third)
 }
 
-/// Creates keys from several clients until the store is full. Returns the answers.
+/// Creates keys from several clients until the store is full. Returns the answers to all writes.
 async fn fill(t: &Subject, round: usize) -> Checked<Ledger> {
     const WRITERS: usize = 32;
     const BYTES: usize = 50_000;

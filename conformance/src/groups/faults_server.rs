@@ -1,4 +1,4 @@
-//! A server that is killed during writes, hangs, or is restored from an older copy.
+//! Tests a store whose server is killed during writes, hangs, or is restored from an older copy.
 
 use kv::{ErrorKind, Op, Range, StoreExt};
 use nix::sys::signal::Signal;
@@ -79,7 +79,8 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     t.take_copy().await?;
     let before = t.heals().await?;
     let watching = t.connect(&t.addresses()?).await?;
-    // More than a few writes after the restore can make up for.
+    // The ten late writes are more than the few writes after the restore, so the restored store stays below the
+    // revision of the last late write.
     let mut late = before;
     for _ in 0..10 {
         late = t.put("k", "late").await?;
@@ -87,7 +88,7 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     let mut watcher = watching.watcher(Range::key("k"), late).await?.through_faults();
     same("the first batch", watcher.next().await?.revision, late).of("W2")?;
     t.put_back().await?;
-    // One handle that only reads, and one that watches.
+    // The handle `t` reads and the handle `watching` watches; each of these handles must notice the restore.
     let seen = loop {
         match t.get("k").await {
             Err(error) if error.kind().is_transient() => in_time(&error)?,
@@ -104,7 +105,8 @@ pub(crate) async fn older_copy(mut t: Subject) -> Checked {
     holds("a write to the past fails with RevisionRegressed", noticed, &said)?;
     let end = watcher.step().await?.map(|batch| batch.revision);
     same("the end of a watch of the past", end, Err(ErrorKind::RevisionRegressed))?;
-    // A new handle, which has seen nothing newer, works normally. The answer to the other handle's write is true.
+    // A new handle has seen no newer revision and works normally. The old handle's answer to the write must match the
+    // contents of the store.
     let fresh = t.connect(&t.addresses()?).await?;
     holds("the revision of the copy", fresh.heals().await? >= before, &before).of("R6")?;
     ledger.is_true(&fresh).await

@@ -1,4 +1,4 @@
-//! Reads of the past, and compaction.
+//! Tests reads of the past, and compaction.
 
 use kv::{Content, ErrorKind, InvalidArgument, Key, Op, Range, RangeRequest, Revision, StoreExt};
 
@@ -10,7 +10,7 @@ async fn value_at(t: &BoundedHandle, key: &str, at: Revision) -> Checked<Option<
     Ok(t.read_at(Range::key(key), at).await?.kvs.first().map(|kv| text(&kv.value)))
 }
 
-/// Reads the past; the read may be refused.
+/// Reads a key at a revision; the read may fail.
 async fn try_at(t: &BoundedHandle, key: &str, at: Revision) -> kv::Result<kv::RangeResponse> {
     t.range(RangeRequest::new(Range::key(key)).with_at(at)).await
 }
@@ -218,7 +218,8 @@ pub(crate) async fn bounded_room(t: Subject) -> Checked {
         }
     }
     let late = t.stored_bytes().await?;
-    // `early` is the size after a quarter of the writes. An engine that frees nothing would reach four times this size.
+    // `early` is the size of the store after a quarter of the writes. An engine that frees no space would reach four
+    // times the size `early`.
     let bound = 2 * early + (1 << 20);
     holds(&format!("at most {bound} bytes after 4 times as many writes"), late <= bound, &(early, late))
 }

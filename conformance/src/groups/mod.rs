@@ -1,4 +1,4 @@
-//! The cases, one file per topic.
+//! Contains the test cases, one file per topic.
 
 pub(crate) mod basic;
 pub(crate) mod concurrency;

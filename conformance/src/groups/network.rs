@@ -1,4 +1,4 @@
-//! A simulated network between the clients and the store.
+//! Simulates a network between the clients and the store.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,12 +13,12 @@ use crate::history::Summary;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NetworkQuality {
     Good,
-    /// Requests and answers are lost, delayed and held back, and watches are cut.
+    /// The network loses, delays and holds back requests and answers, and cuts watches.
     Bad,
 }
 
 impl NetworkQuality {
-    /// Wraps a store in this network.
+    /// Wraps a store so that clients reach the store through this network.
     pub(crate) fn between(self, store: Arc<dyn Store>, seed: u64) -> FaultyStore<Arc<dyn Store>> {
         let random = Mutex::new(Rng::with_seed(seed));
         FaultyStore::new(store, move |operation| {
@@ -48,7 +48,7 @@ pub(crate) fn is_injected(error: &Error) -> bool {
     error.store() == "faulty"
 }
 
-/// Checks that a bad network left calls of unknown outcome, some of which happened and some of which did not.
+/// Checks that some calls of unknown outcome have happened and some have not, as a bad network must cause.
 #[track_caller]
 pub(crate) fn left_doubts(summary: &Summary) -> Checked {
     let both = summary.happened > 0 && summary.vanished > 0;

@@ -1,4 +1,4 @@
-//! A disk that loses power and all unsynced writes.
+//! Tests a store on a disk that loses power and unsynced writes.
 
 use fastrand::Rng;
 use kv::{Outcome, Range, Revision};
@@ -11,8 +11,9 @@ use crate::subject::{BoundedHandle, Subject};
 const POWER_CUTS: u64 = 200;
 const MAX_OPERATIONS_PER_CUT: u32 = 160;
 
-/// The power fails at any disk operation, while the store is used or opened. No acknowledged or seen write is lost,
-/// every step is complete or missing, and no write that was refused as not applied exists.
+/// The power fails at any disk operation, while the store is used or opened. The case checks that no acknowledged or
+/// seen write is lost, that every step is complete or missing, and that no write with the outcome "not applied"
+/// exists.
 pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
     let steps = Steps { width: 3, base: t.revision().await? };
     let seed = seed();
@@ -40,7 +41,7 @@ pub(crate) async fn power_cuts(mut t: Subject) -> Checked {
 
 /// The work between two power cuts.
 struct WorkBeforeCut {
-    /// The number of acknowledged steps.
+    /// The number of steps that the store acknowledged.
     done: u64,
     /// The outcome in the error of the next step.
     outcome: Outcome,

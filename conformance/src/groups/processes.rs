@@ -1,4 +1,4 @@
-//! Several processes that use one store.
+//! Tests several processes that use one store.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -12,12 +12,14 @@ use crate::process::{self, Process, RoleJob, broken, number, say, temporary_fold
 use crate::steps::Steps;
 use crate::subject::{Subject, text};
 
-/// The wait of a process that must not get the store.
+/// The time that a process waits when it must not get the store.
 const SHORT_WAIT_TIMEOUT: Duration = Duration::from_millis(200);
-/// Turns between two reports of a process. So the time limit for one line covers ten turns of each process.
+/// The number of turns between two reports of a process. The time limit for one line thus covers ten turns of each
+/// process.
 const REPORTED_TURNS: u64 = 10;
 
-/// Role: joins the store and reports the result. The argument is the maximum wait in milliseconds.
+/// Role: joins the store and reports the result. The argument is the maximum time to wait for the store, in
+/// milliseconds.
 pub(crate) async fn try_to_join(job: RoleJob<'_>) -> Result<(), BoxError> {
     let wait = Duration::from_millis(job.argument(0)?);
     let started = Instant::now();
@@ -34,7 +36,7 @@ pub(crate) async fn try_to_join(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// This process and another process each wait for a store in use as long as they were asked to.
+/// This process and a second process each wait for a store that another process holds, for as long as requested.
 pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
     t.put("k", "v").await?;
     let address = t.address()?;
@@ -48,7 +50,7 @@ pub(crate) async fn second_one_waits(mut t: Subject) -> Checked {
         holds("as long a wait in another process", waited >= wait, &waited)?;
     }
     same("the store after all that", t.value("k").await?.as_deref(), Some("v"))?;
-    // A waiting process gets the store when it is released.
+    // A waiting process gets the store when the holder releases it.
     let mut waiting = t.process("try", &[60_000])?;
     t.let_go().await?;
     same("what a waiting process finds", waiting.say("joined").await?, "v".to_owned())?;
@@ -81,7 +83,8 @@ pub(crate) async fn count(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// Processes that each open, increment and close lose no increment, and none of them starves.
+/// Several processes repeatedly open the store, increment a counter and close the store. No increment is lost, and no
+/// process starves.
 pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
     const PROCESSES: u64 = 8;
     const TURNS: u64 = 200;
@@ -99,7 +102,8 @@ pub(crate) async fn take_turns_and_count(mut t: Subject) -> Checked {
     same("its version", counter.version.unsigned_abs(), PROCESSES * TURNS).of("S1")
 }
 
-/// A process that waits for a store gets it when the holder is killed, without parts of an unfinished transaction.
+/// A process that waits for a store gets the store when the holder is killed. The store then contains no part of an
+/// unfinished transaction.
 pub(crate) async fn dead_holder_frees_it(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let address = t.address()?;
@@ -136,8 +140,8 @@ pub(crate) async fn take_turns(job: RoleJob<'_>) -> Result<(), BoxError> {
     Ok(())
 }
 
-/// A reader that takes turns with a writer sees complete transactions only, including all that were committed before it
-/// opened the store.
+/// A reader that takes turns with a writer sees only complete transactions, including all transactions that were
+/// committed before the reader opened the store.
 pub(crate) async fn reader_beside_a_writer(mut t: Subject) -> Checked {
     let steps = Steps { width: 5, base: t.revision().await? };
     let address = t.address()?;
@@ -195,7 +199,7 @@ fn puts_of(n: u64) -> Vec<(kv::Key, kv::Value)> {
     Steps::txn(2, n).success.into_iter().filter_map(put).collect()
 }
 
-/// Role: opens the store and starts a child process that outlives it.
+/// Role: opens the store and starts a child process that outlives this process.
 pub(crate) async fn beget(job: RoleJob<'_>) -> Result<(), BoxError> {
     let fixture = job.join().await?;
     fixture.store().put("k", "v").await?;
@@ -216,7 +220,7 @@ pub(crate) async fn child_does_not_hold_it(mut t: Subject) -> Checked {
     t.let_go().await?;
     let mut parent = t.process("beget", &[])?;
     let child = parent.say("begot").await?;
-    // The child ends when this is dropped.
+    // The child process ends when `stdin` is dropped.
     let stdin = parent.take_stdin();
     parent.kill().await?;
     t.retake().await?;
@@ -226,7 +230,7 @@ pub(crate) async fn child_does_not_hold_it(mut t: Subject) -> Checked {
     holds("a child that is still there", alive, &child)
 }
 
-/// All paths to a store open the same store.
+/// All paths to the files of a store open the same store.
 pub(crate) async fn two_paths(t: Subject) -> Checked {
     let folder = temporary_folder()?;
     let (real, link) = (folder.path().join("real"), folder.path().join("link"));

@@ -1,5 +1,5 @@
-//! Random sequences of calls against the model. Each answer is compared, and at the end every readable state. A
-//! sequence that finds a fault is shrunk.
+//! Runs random sequences of calls on the store and on the model. Each answer of the store is compared with the
+//! model's, and at the end every readable state. A sequence that finds a fault is shrunk.
 
 use std::sync::Mutex;
 
@@ -16,7 +16,7 @@ use crate::model::Model;
 use crate::seed::{SEED, seed};
 use crate::subject::Subject;
 
-/// The number of sequences and their maximum length.
+/// The number of random sequences and their maximum length.
 #[derive(Clone, Copy)]
 struct SequenceCounts {
     sequences: u32,
@@ -34,14 +34,14 @@ pub(crate) async fn against_the_model_reopened(t: Subject) -> Checked {
     judge(t, SequenceCounts { sequences: 6, steps: 40 }, Reopening::Sometimes).await
 }
 
-/// Whether the store is closed and reopened between calls.
+/// Says whether the store is closed and reopened between calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reopening {
     Never,
     Sometimes,
 }
 
-/// Random sequences of steps. Their revisions assume a store at its first revision.
+/// Generates random sequences of steps. The revisions in these steps assume a store at its first revision.
 fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model, Vec<Step>, StepCounter)> {
     Sequential::new(
         (1..steps).into(),
@@ -59,7 +59,7 @@ fn sequences(steps: usize, reopening: Reopening) -> impl Strategy<Value = (Model
     )
 }
 
-/// The number of executed steps of a sequence, so that the shrinker first drops the steps that never ran.
+/// The number of executed steps of a sequence. The shrinker uses the number to drop the steps that never ran first.
 type StepCounter = Option<std::sync::Arc<std::sync::atomic::AtomicUsize>>;
 
 async fn judge(t: Subject, effort: SequenceCounts, reopening: Reopening) -> Checked {
@@ -122,7 +122,7 @@ impl SequenceRun {
         Ok(())
     }
 
-    /// Deletes all keys and the history.
+    /// Deletes all keys and the history of the store.
     async fn start(&mut self) -> Checked {
         let base = self.t.run([Op::delete_range(Range::All)]).await?.revision;
         match self.t.compact(base).await {
@@ -189,8 +189,9 @@ impl SequenceRun {
 
     /// Checks that a watch from a revision in the past delivers the same batches as the model, to the end.
     ///
-    /// A deletion exactly at the compaction mark is left to W11. Old versions of etcd lose it, and only a case that
-    /// does nothing else can be listed as a known failure without hiding other faults.
+    /// This method does not check a deletion exactly at the compaction mark. Old versions of etcd lose such a
+    /// deletion, and only the case W11, which checks nothing else, can be listed as a known failure without hiding
+    /// other faults.
     async fn watch(&mut self, mut request: WatchRequest) -> Checked {
         let mut from = request.start;
         let first = if from == self.model.mark() { self.model.next_batch(&request, from).ok().flatten() } else { None };
@@ -209,7 +210,7 @@ impl SequenceRun {
             let mut got = watcher.next().await?;
             got.time = None;
             if got.revision <= self.model.mark() {
-                // The previous state may be missing or present at the compaction mark.
+                // At the compaction mark, the previous state of an event may be missing or present.
                 got.events.iter_mut().for_each(|event| event.prev = None);
             }
             from = expected.revision.next();
@@ -218,7 +219,8 @@ impl SequenceRun {
     }
 }
 
-/// Checks for the same answer or the same error. A store need not report its compaction mark.
+/// Checks that the store and the model give the same answer or the same error. A store need not report its compaction
+/// mark.
 #[track_caller]
 fn agree<T: PartialEq + std::fmt::Debug>(
     what: &str,

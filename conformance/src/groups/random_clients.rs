@@ -1,7 +1,6 @@
-//! Random calls of several clients on a few keys, in rounds with a pause between them. Two independent judges check the
-//! answers. One replays everything in the order of revisions. The other uses only the values of each round and searches
-//! for any order that explains them.
-//! order that explains them.
+//! Makes random calls of several clients on a few keys, in rounds with a pause between them. Two independent judges
+//! check the answers. The first judge replays all calls in the order of revisions. The second judge uses only the
+//! values of each round and searches for any order that explains these values.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +20,7 @@ use crate::subject::{BoundedHandle, Subject, read_result};
 const CLIENTS: usize = 8;
 
 /// The number of rounds, and of calls of each client per round. Each call of unknown outcome doubles the work of the
-/// search, so a round must not contain many of them.
+/// search, so a round must not contain many such calls.
 fn rounds(network: NetworkQuality) -> (usize, usize) {
     match network {
         NetworkQuality::Good => (12, 30),
@@ -87,7 +86,7 @@ async fn round(clients: Vec<RandomClient>, each: usize) -> Checked<(Vec<RandomCl
     Ok((clients, calls))
 }
 
-/// Reads all keys while no client writes. These reads are judged as well.
+/// Reads all keys while no client writes. The judges check these reads as well.
 async fn pause(reader: &BoundedHandle, clock: &AtomicU64, mut calls: Vec<Call>) -> Checked<(Vec<Call>, KeyStates)> {
     let mut state = KeyStates::default();
     for (key, value) in state.iter_mut().enumerate() {
@@ -119,7 +118,7 @@ impl RandomClient {
             let start = self.clock.fetch_add(1, Ordering::SeqCst);
             let answered = self.perform(action).await?;
             let end = self.clock.fetch_add(1, Ordering::SeqCst);
-            // A call that certainly did not happen explains nothing.
+            // A call that certainly did not happen is not part of the search for an order.
             if let Some(seen) = answered {
                 self.learn(action, seen);
                 calls.push(Call { client: self.number, start, end, action, seen });
@@ -153,7 +152,8 @@ impl RandomClient {
         }
     }
 
-    /// Performs the action. Returns the answer that the client saw, or `None` if the action certainly did not happen.
+    /// Performs one action of a client. Returns the answer that the client saw, or `None` if the action certainly did
+    /// not happen.
     async fn perform(&self, action: Action) -> Checked<Option<ObservedAnswer>> {
         let text = |number: u32| number.to_string();
         let txn = match action {
@@ -206,7 +206,7 @@ fn holds_number(key: &str, number: u32) -> Compare {
     Compare::new(Range::key(key), CompareOp::Equal, Target::Value(Value::from(number.to_string())))
 }
 
-/// The number in an entry.
+/// The number in the value of an entry.
 fn number(kv: Option<&Kv>) -> Checked<Option<u32>> {
     let Some(kv) = kv else { return Ok(None) };
     let text = crate::subject::text(&kv.value);

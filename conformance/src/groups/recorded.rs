@@ -1,5 +1,5 @@
-//! Random transactions of several clients with watches, all recorded. The log must explain all answers, and the answers
-//! must explain the log.
+//! Makes and records random transactions of several clients with watches. The store's log must explain all answers,
+//! and the answers must explain the log.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::subject::{BoundedHandle, Subject, after};
 
 const CLIENTS: u64 = 8;
 const CALLS: usize = 60;
-/// Number of batches after which a watch is dropped and a new one continues.
+/// Number of batches after which a watch is dropped and a new watch continues.
 const BATCHES_PER_WATCH: usize = 40;
 
 pub(crate) async fn log_is_what_was_acknowledged(t: Subject) -> Checked {
@@ -44,7 +44,7 @@ pub(crate) struct RecordedRun {
     pub(crate) base: Revision,
     pub(crate) recorded: RecordedPart,
     pub(crate) log: Vec<Batch>,
-    /// Errors that the simulated network did not make.
+    /// The errors that the simulated network did not make.
     pub(crate) complaints: Vec<String>,
 }
 
@@ -76,7 +76,7 @@ pub(crate) async fn run(t: &Subject, network: NetworkQuality, seed: u64) -> Chec
     Ok(RecordedRun { base, recorded: history.take(), log, complaints })
 }
 
-/// Writes to all keys, and waits until all watches have received this.
+/// Writes to all keys, and waits until all watches have received these writes.
 async fn end(t: &BoundedHandle, watches: Vec<JoinHandle<Checked>>) -> Checked<Revision> {
     let last = t.run((0..KEYS).map(|i| Op::put(key(i), END_VALUE))).await?.revision;
     for watch in watches {
@@ -88,7 +88,7 @@ async fn end(t: &BoundedHandle, watches: Vec<JoinHandle<Checked>>) -> Checked<Re
 /// The value of the last write of a run.
 const END_VALUE: &str = "end";
 
-/// Watches until the end of the run, in several parts.
+/// Watches until the end of the run, with several watches one after another.
 async fn watch(t: BoundedHandle, mut request: WatchRequest) -> Checked {
     loop {
         let mut stream = match t.watch(request.clone()).await {
@@ -113,8 +113,8 @@ async fn watch(t: BoundedHandle, mut request: WatchRequest) -> Checked {
     }
 }
 
-/// Makes the calls of one client; their answers are judged later. Returns the errors that the simulated network did not
-/// make.
+/// Makes the calls of one client. The answers to these calls are judged later. Returns the errors that the simulated
+/// network did not make.
 async fn client(t: BoundedHandle, mut workload: CallGenerator) -> Checked<Vec<String>> {
     let mut complaints = Vec::new();
     for _ in 0..CALLS {

@@ -1,4 +1,4 @@
-//! The revision counter.
+//! Tests the revision counter.
 
 use kv::{Compare, MAX_TXN_OPS, Op, Range, RangeRequest, Revision, StoreExt, Txn};
 

@@ -1,4 +1,4 @@
-//! Transactions: the effects of operations.
+//! Tests the effects of the operations in transactions.
 
 use kv::{Compare, Content, InvalidArgument, Key, Op, OpResult, Range, StoreExt, Txn, TxnRange};
 
@@ -44,7 +44,7 @@ pub(crate) async fn range_after_writes(t: Subject) -> Checked {
     same("the keys afterwards", t.keys(all()).await?, vec!["p/1", "p/3"]).of("T2")
 }
 
-/// Checks that a transaction is refused because it writes `k` twice, and that nothing of it happens.
+/// Checks that a transaction fails because it writes `k` twice, and that the transaction has no effect.
 async fn is_duplicate(t: &BoundedHandle, what: &str, txn: Txn) -> Checked {
     let before = t.read(Range::All).await?;
     refused(what, t.txn(txn).await, InvalidArgument::DuplicateKey(Key::from("k")))?;

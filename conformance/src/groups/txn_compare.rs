@@ -1,4 +1,4 @@
-//! Transactions: the meaning of compares.
+//! Tests the meaning of the compares in transactions.
 
 use kv::CompareOp::{self, Equal, Greater, Less, NotEqual};
 use kv::{Compare, ErrorKind, Kv, LeaseId, Op, Range, Revision, StoreExt, Target, Txn};
@@ -13,7 +13,7 @@ fn put_if(compare: Compare, key: &str, value: &str) -> Txn {
     Txn::new().with_compares([compare]).with_success([Op::put(key, value)]).with_failure([Op::range(Range::key(key))])
 }
 
-/// Creates a key twice, with `absent` as the condition. The second attempt must read the value of the first.
+/// Creates a key twice, with `absent` as the condition. The second attempt must read the value of the first attempt.
 async fn create_twice(t: &Subject, key: &str, absent: Target) -> Checked {
     let compare = || Compare::new(Range::key(key), Equal, absent.clone());
     let first = t.txn(put_if(compare(), key, "one")).await?;
@@ -67,7 +67,7 @@ pub(crate) async fn delete_by_mod_revision(t: Subject) -> Checked {
     same("the key", t.get("k").await?, None)
 }
 
-/// Makes a numeric target from the number to compare with.
+/// A function that makes a numeric target from the number to compare with.
 type Numeric = fn(i64) -> Target;
 
 const NUMERIC: [(&str, Numeric); 3] = [
@@ -104,7 +104,7 @@ pub(crate) async fn numbers_of_existing_key(t: Subject) -> Checked {
     Ok(())
 }
 
-/// A put to a lease that no store has. The store may support leases or not.
+/// A put to a lease that does not exist must fail, whether or not the store supports leases.
 pub(crate) async fn unknown_lease(t: Subject) -> Checked {
     let put = t.put("k", "v").await?;
     let Some(lease) = LeaseId::new(0x7061_6e69_6373_0001) else { return Ok(()) };

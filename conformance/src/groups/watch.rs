@@ -1,4 +1,4 @@
-//! Watches: the delivered events and their contents.
+//! Tests the events that watches deliver, and their contents.
 
 use kv::{
     Batch, Compare, Event, EventKind, InvalidArgument, Key, Kv, Op, Prev, Range, Revision, StoreExt, Txn, Value,
@@ -24,7 +24,7 @@ fn delete_event(key: &str, at: Revision) -> Event {
     Event { kind: EventKind::Delete, kv, prev: None }
 }
 
-/// The events of a batch, each as `put` or `del` and the key.
+/// Formats each event of a batch as `put` or `del` and the key.
 fn answered(batch: &Batch) -> Vec<String> {
     let word = |event: &Event| if event.kind == EventKind::Put { "put" } else { "del" };
     batch.events.iter().map(|event| format!("{} {}", word(event), event.kv.key)).collect()

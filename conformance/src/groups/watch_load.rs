@@ -1,4 +1,4 @@
-//! Many, slow, large and dropped watches.
+//! Tests many, slow, large and dropped watches.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::subject::{Subject, after};
 pub(crate) async fn long_backlog(t: Subject) -> Checked {
     const WRITES: usize = 3000;
     let base = t.revision().await?;
-    // Two keys in each revision, so that a split revision is noticed.
+    // Each revision has two keys, so that the case notices a split revision.
     let ops = |i: usize| [Op::put(format!("p/{}", i % 50), "a"), Op::put("q", "b")];
     let mut writes = Vec::new();
     for first in (0..WRITES).step_by(100) {
@@ -71,7 +71,7 @@ pub(crate) async fn many_stalled_watchers(t: Subject) -> Checked {
     const ROUNDS: usize = 20;
     // A busy disk can delay a few calls, but watchers that do not read would delay every call.
     const MAX_SLOW_ROUNDS: usize = ROUNDS / 5;
-    // Time limit for the calls of a round with these watchers, by default a second on a quiet machine.
+    // The time limit for the calls of a round with stalled watchers is, by default, a second on a quiet machine.
     let prompt = t.patience() / 10;
     let base = t.revision().await?;
     let mut stalled = Vec::new();
@@ -127,7 +127,7 @@ pub(crate) async fn dropped_watches(t: Subject) -> Checked {
         }
         t.put("p/k", format!("{round}")).await?;
     }
-    // A margin for other tasks of the runtime or the store.
+    // The check allows a margin for other tasks of the runtime or the store.
     let settled = async {
         while tasks() > before + 16 {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -1,4 +1,5 @@
-//! Watches from the past, from below the compaction mark, from the future, and resumed after a break.
+//! Tests watches that start in the past, below the compaction mark or in the future, and watches that resume after a
+//! break.
 
 use kv::{ErrorKind, EventKind, MAX_TXN_OPS, Op, Prev, Range, Revision, StoreExt, WatchRequest};
 
@@ -30,8 +31,8 @@ pub(crate) async fn replay_then_live(t: Subject) -> Checked {
     puts(&t, PAST).await?;
     let writer = t.another().await?;
     let writes = tokio::spawn(async move { writer.write_all(LIVE, |i| Op::put(format!("p/{i}"), "live")).await });
-    // Several watches that start while the writer runs. Each meets the boundary between past and present at another
-    // place.
+    // Several watches start while the writer runs. Each watch meets the boundary between past and present at a
+    // different place.
     for _ in 0..5 {
         let mut watcher = t.watcher(Range::prefix("p/"), base.next()).await?;
         gives_all(&mut watcher, base.next(), after(base, PAST as i64)).await?;
@@ -65,7 +66,7 @@ pub(crate) async fn future_and_other_keys(t: Subject) -> Checked {
     same("the first batch", watcher.next().await?.revision, first)
 }
 
-/// Checks that a watch ends with `Compacted` before it delivers anything.
+/// Checks that a watch ends with `Compacted` before it delivers an event.
 async fn is_too_late(t: &BoundedHandle, range: Range, start: Revision, mark: Revision) -> Checked {
     let mut watcher = t.watcher(range.clone(), start).await?;
     match watcher.step().await? {
@@ -126,7 +127,8 @@ pub(crate) async fn overtaken_by_mark(t: Subject) -> Checked {
     all_or_compacted(&mut watcher, base.next(), last, mark).await
 }
 
-/// Checks that a watch delivers everything from `start` to the last revision without a gap, or ends with `Compacted`.
+/// Checks that a watch delivers all revisions from `start` to the last revision without a gap, or ends with
+/// `Compacted`.
 pub(crate) async fn all_or_compacted(
     watcher: &mut Watcher,
     start: Revision,
@@ -158,8 +160,8 @@ pub(crate) async fn goes_on_past_its_mark(t: Subject) -> Checked {
         t.compact(revisions[3]).await?;
         same("the revision", t.revision().await?, after(base, 4 * (round + 1))).of("C2")?;
     }
-    // The quiet watch had no events, so the mark may have passed it. Its event or `Compacted` is allowed, but not
-    // silence.
+    // The quiet watch had no events, so the compaction mark may have passed the watch's position. The watch may
+    // deliver its event or end with `Compacted`, but must not stay silent.
     let last = t.put("quiet/k", "v").await?;
     match quiet.step().await? {
         Ok(batch) => same("the first batch of a watch of a quiet range", batch.revision, last)?,

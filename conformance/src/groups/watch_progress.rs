@@ -1,4 +1,4 @@
-//! Watches that report their progress.
+//! Tests watches that report their progress.
 
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,8 @@ async fn reporting(t: &BoundedHandle, range: Range, start: Revision) -> Checked<
     t.watcher_of(WatchRequest::new(range, start).with_progress(Progress::Report)).await
 }
 
-/// One writer in the range and one outside of it. Every event is delivered, and none after a report of its revision or
-/// a later one, which the watcher checks.
+/// One client writes in the watched range and one client outside of the range. Every event in the range is delivered.
+/// The watcher checks that no event arrives after a progress report of the same or a later revision.
 pub(crate) async fn never_ahead(t: Subject) -> Checked {
     const WRITES: usize = 200;
     let base = t.revision().await?;
@@ -32,7 +32,7 @@ pub(crate) async fn never_ahead(t: Subject) -> Checked {
     }
     within.await??;
     beside.await??;
-    // A watch that starts in the past behaves the same.
+    // A watch that starts in the past must also report its progress correctly.
     let mut again = reporting(&t, Range::prefix("p/"), base.next()).await?;
     let mut events = 0;
     while events < WRITES {
@@ -52,7 +52,7 @@ pub(crate) async fn not_unasked(t: Subject) -> Checked {
     same("the next batch", watcher.next().await?.revision, last).of("W18")
 }
 
-/// A revision that was read a second ago is reported, repeatedly.
+/// A watch reports a revision at the latest a second after a client has read that revision.
 pub(crate) async fn soon(t: Subject) -> Checked {
     let base = t.put("p/k", "v").await?;
     let mut watcher = reporting(&t, Range::prefix("p/"), base.next()).await?;

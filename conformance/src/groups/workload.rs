@@ -1,4 +1,4 @@
-//! The calls of a random client: reads and all forms of transactions on a few keys. No value is put twice.
+//! Generates the calls of a random client: reads and all forms of transactions on a few keys. No value is put twice.
 
 use fastrand::Rng;
 use kv::{Compare, CompareOp, Content, Key, Kv, Op, OpResult, Range, RangeRequest, Revision, Target, Txn, TxnResponse};
@@ -40,7 +40,7 @@ impl CallGenerator {
         self.network == NetworkQuality::Bad && self.random.u8(..100) < 4
     }
 
-    /// How often a call is polled before it is dropped.
+    /// The number of times that a call is polled before it is dropped.
     pub(crate) fn patience(&mut self) -> usize {
         self.random.usize(..4)
     }
@@ -61,7 +61,7 @@ impl CallGenerator {
         }
     }
 
-    /// Remembers the writes and reads of a transaction.
+    /// Remembers the entries that a transaction wrote and read, so that some guards hold.
     pub(crate) fn learn_txn(&mut self, txn: &Txn, answer: &TxnResponse) {
         self.newest = answer.revision;
         let branch = if answer.succeeded { &txn.success } else { &txn.failure };

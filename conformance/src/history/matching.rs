@@ -1,6 +1,6 @@
 //! Assigns calls to changes that several calls could have made.
 
-/// Assigns a candidate to as many items as possible, and no candidate twice (by augmenting paths).
+/// Assigns a candidate to as many items as possible, and each candidate at most once (by augmenting paths).
 pub(super) fn assign(candidates_of: &[Vec<usize>], candidates: usize) -> Vec<Option<usize>> {
     let mut item_of = vec![None; candidates];
     for item in 0..candidates_of.len() {

@@ -2,18 +2,19 @@
 //! answers.
 //!
 //! A [`Recorder`] wraps a store and records every call and every event of every watch. A [`Replay`] takes the record
-//! and the store's own log. It goes through the log revision by revision and reports the first violation of these
-//! rules:
+//! and the store's own log. The replay goes through the log revision by revision and reports the first violation of
+//! these rules:
 //!
 //! - Every acknowledged write is in the log exactly once, at the revision of its answer, with its complete effect.
-//! - A refused write is not in the log. A write with an unknown outcome is in the log once or not at all.
+//! - A write with the outcome "not applied" is not in the log. A write with an unknown outcome is in the log at most
+//!   once.
 //! - Every read, and every transaction without effect, saw the state at the revision of its answer.
 //! - The answer to a call is not older than any answer or watch event that arrived before the call began.
 //! - Every watch delivered exactly the matching events of the log.
 //!
-//! The judging time is linear in the length of the history. Calls may fail, time out or be dropped at any moment, and
-//! clients may write any values. The check is strictest if no value is put twice at the same key, because then each
-//! entry of the log belongs to a certain write.
+//! The time to judge a history is linear in its length. Calls may fail, time out or be dropped at any moment, and
+//! clients may write any values. The check is strictest if no value is put twice at the same key, because each entry
+//! of the log then belongs to exactly one write.
 //!
 //! ```
 //! # use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Tests of the judge. Records of real clients must pass, and each way to corrupt a record must be detected by the rule
-//! that it breaks.
+//! Tests the judge of histories. Records of real clients must pass. For each way to corrupt a record, the judge must
+//! report the broken rule.
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, SystemTime};
@@ -28,10 +28,11 @@ fn judge(run: RecordedRun) -> Result<Summary, Violation> {
     Replay::new(run.base, []).judge(run.recorded, &run.log)
 }
 
-/// Corrupts a history; `None` if the history lacks the necessary calls or events.
+/// A function that corrupts a history; it returns `None` if the history lacks the necessary calls or events.
 type Mutation = fn(&mut RecordedRun) -> Option<()>;
 
-/// Corrupts histories until one has the necessary calls or events. The judge must report a violation of this rule.
+/// Corrupts histories until a history has the necessary calls or events. The judge must report a violation of the
+/// given rule.
 fn caught(name: &str, rule: &str, mutation: Mutation) {
     for seed in 0..50 {
         let mut run = record(NetworkQuality::Bad, seed);
@@ -56,7 +57,7 @@ fn history_passes_as_recorded() {
     }
 }
 
-/// The answers to reads of the latest state that found entries.
+/// The answers to all reads of the latest state that found entries.
 fn reads(run: &mut RecordedRun) -> impl DoubleEndedIterator<Item = &mut kv::RangeResponse> {
     run.recorded.calls.iter_mut().filter_map(|call| match (&call.request, &mut call.answered) {
         (RecordedRequest::Range(request), RecordedAnswer::Range(answer))
@@ -160,8 +161,8 @@ fn history_is_refused_when_logs_are_spoiled() {
     });
 }
 
-/// The value of an unguarded put of a single key that `wanted` accepts. `wanted` also gets whether the put is in the
-/// log.
+/// The value of an unguarded put of a single key that `wanted` accepts. The second argument of `wanted` says whether
+/// the put is in the log.
 fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option<kv::Value> {
     run.recorded.calls.iter().find_map(|call| {
         let RecordedRequest::Txn(Txn { compares, success, .. }) = &call.request else { return None };
@@ -171,7 +172,7 @@ fn only_value(run: &RecordedRun, wanted: impl Fn(&Call, bool) -> bool) -> Option
     })
 }
 
-/// Puts a value again at the end of the log: at its old key, or else at a new one.
+/// Puts a value again at the end of the log: at the old key of the value, or else at a new key.
 fn again(run: &mut RecordedRun, value: kv::Value) {
     let put = run.recorded.calls.iter().find_map(|call| match &call.request {
         RecordedRequest::Txn(txn) => txn.success.iter().find_map(|op| match op {

@@ -1,26 +1,27 @@
-//! The newest state that a client knew before a call began.
+//! Computes the newest revisions that clients knew before a call began.
 
 use kv::Revision;
 
 use super::recorder::{Call, Stream};
 use super::violation::Violation;
 
-/// The newest revisions that any client knew when a call began.
+/// The newest revisions that any client knew when a given call began.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Floor {
-    /// From an answer.
+    /// The newest revision in an answer.
     answered: Revision,
-    /// From an event of a watch.
+    /// The newest revision of an event of a watch.
     seen: Revision,
 }
 
 impl Floor {
-    /// True if a write that began at this floor can have got this revision.
+    /// True if a write that began at this floor can have got the given revision.
     pub(super) fn is_below(self, revision: Revision) -> bool {
         self.answered.max(self.seen) < revision
     }
 
-    /// Checks that the answer to a call is not older than the revisions known when it began, and that a write is newer.
+    /// Checks that the answer to a call is not older than the revisions known when the call began, and that a write is
+    /// newer than these revisions.
     pub(super) fn check(self, call: &Call, revision: Revision, wrote: WriteEffect) -> Result<(), Violation> {
         let (rule, known, how) = if revision < self.seen && self.answered <= revision {
             ("W14", self.seen, "a watch had shown")
@@ -39,7 +40,7 @@ impl Floor {
     }
 }
 
-/// Whether an answer reports a change.
+/// Says whether an answer reports a change of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteEffect {
     Something,

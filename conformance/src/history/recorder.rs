@@ -1,4 +1,4 @@
-//! Records the requests of clients and their answers.
+//! Records the requests of clients and the store's answers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,11 +14,11 @@ use kv::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordedRequest {
-    /// A read.
+    /// A recorded read.
     Range(RangeRequest),
-    /// A transaction.
+    /// A recorded transaction.
     Txn(Txn),
-    /// A compaction.
+    /// A recorded compaction to this revision.
     Compact(Revision),
 }
 
@@ -32,20 +32,20 @@ pub enum RecordedAnswer {
     Txn(TxnResponse),
     /// The compaction succeeded.
     Compacted,
-    /// The request failed with this error. The outcome says whether it may have happened anyway.
+    /// The request failed with this kind of error. The outcome says whether the request may have happened anyway.
     Failed(ErrorKind, Outcome),
-    /// No answer: the caller dropped the call.
+    /// The call has no answer, because the caller dropped the call.
     Nothing,
 }
 
-/// A recorded call. Its times are ticks of a clock that all clients of a history share.
+/// A recorded call. The times of a call are ticks of a clock that all clients of a history share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     /// The number of the recorder that made the call.
     pub client: u64,
     /// The time when the call began.
     pub start: u64,
-    /// The time of the answer; `u64::MAX` if there was none.
+    /// The time of the answer; `u64::MAX` if the call has no answer.
     pub end: u64,
     /// The request of the caller.
     pub request: RecordedRequest,
@@ -62,7 +62,7 @@ impl Call {
         }
     }
 
-    /// True if the call may have happened although its caller does not know.
+    /// True if the caller does not know whether the call has happened.
     pub(super) fn is_unknown(&self) -> bool {
         matches!(self.answered, RecordedAnswer::Nothing | RecordedAnswer::Failed(_, Outcome::Unknown))
     }
@@ -73,14 +73,15 @@ impl Call {
 pub struct Stream {
     /// The number of the recorder that opened the watch.
     pub client: u64,
-    /// The request. In later parts of a history, its start is after the events of the earlier parts.
+    /// The request of the watch. In later parts of a history, the start of the request is after the events of the
+    /// earlier parts.
     pub request: WatchRequest,
-    /// The batches, and the error at the end, with their times.
+    /// The delivered batches, and the error at the end of the watch, with their times.
     pub items: Vec<(u64, Result<Batch, ErrorKind>)>,
 }
 
 impl Stream {
-    /// The watch from its current position on, without the recorded items.
+    /// Returns the watch from its current position on, without the recorded items.
     fn rest(&self) -> Self {
         let come = self.items.iter().rev().find_map(|(_, item)| item.as_ref().ok());
         let start = come.map_or(self.request.start, |batch| batch.revision.next());
@@ -95,7 +96,7 @@ impl Stream {
 pub struct RecordedPart {
     /// The calls in the order in which they ended.
     pub calls: Vec<Call>,
-    /// The watches.
+    /// The watches that were open during this part of the history.
     pub streams: Vec<Stream>,
 }
 
@@ -108,14 +109,14 @@ pub struct CallHistory {
 }
 
 impl CallHistory {
-    /// An empty history.
+    /// Creates an empty history.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Takes the calls and events since the last call of this method, so that a long run can be judged in parts.
     ///
-    /// No call may be running: all clients must have paused or ended.
+    /// All clients must have paused or ended, so that no call is running.
     pub fn take(&self) -> RecordedPart {
         let mut recorded = self.recorded();
         let streams = recorded.streams.iter().map(Stream::rest).collect();
@@ -148,7 +149,7 @@ impl CallHistory {
     }
 }
 
-/// A wrapper that records all calls of a store. Clones record as the same client.
+/// A wrapper that records all calls of a store. Clones of a recorder count as the same client.
 #[derive(Clone, Debug)]
 pub struct Recorder<S> {
     inner: S,
@@ -157,7 +158,7 @@ pub struct Recorder<S> {
 }
 
 impl<S: Store> Recorder<S> {
-    /// A new client on this store.
+    /// Creates a recorder for a new client on this store.
     pub fn new(inner: S, history: Arc<CallHistory>) -> Self {
         let client = history.clients.fetch_add(1, Ordering::SeqCst);
         Self { inner, client, history }
@@ -168,7 +169,7 @@ impl<S: Store> Recorder<S> {
     }
 }
 
-/// A running call. It is recorded when it ends, or as a call without an answer when it is dropped.
+/// A running call. The recorder records the call when it ends, or as a call without an answer when it is dropped.
 struct OpenCall<'h> {
     history: &'h CallHistory,
     call: Option<(u64, u64, RecordedRequest)>,

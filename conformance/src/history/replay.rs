@@ -31,33 +31,33 @@ pub struct Summary {
     pub happened: usize,
     /// The number of calls of unknown outcome that are not in the log, or wrote nothing.
     pub vanished: usize,
-    /// The number of watches.
+    /// The number of judged watches.
     pub watches: usize,
 }
 
-/// Who may have written to the store.
+/// The clients that may have written to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PossibleWriters {
     Recorded,
     Any,
 }
 
-/// The judge of a history. It keeps the state of the store at the last judged revision.
+/// The judge of a history. The judge keeps the state of the store at the last judged revision.
 #[derive(Clone, Debug)]
 pub struct Replay {
     state: State,
     revision: Revision,
     writers: PossibleWriters,
-    /// The newest revision in any answer.
+    /// The newest revision in any answer so far.
     answered: Revision,
-    /// Writes of earlier parts that may still happen.
+    /// The writes of earlier parts that may still happen.
     open: Vec<PendingCall>,
     /// The time and revision of each requested compaction.
     compactions: Vec<(u64, Revision)>,
 }
 
 impl Replay {
-    /// A judge for the history after `revision`, at which the store contained `kvs`.
+    /// Creates a judge for the history after `revision`, at which the store contained `kvs`.
     pub fn new(revision: Revision, kvs: impl IntoIterator<Item = Kv>) -> Self {
         Self {
             state: kvs.into_iter().collect(),
@@ -69,7 +69,7 @@ impl Replay {
         }
     }
 
-    /// Allows other writers: a change that no recorded call explains is not a violation.
+    /// Allows writers that are not recorded: a change that no recorded call explains is then not a violation.
     #[must_use]
     pub fn among_others(mut self) -> Self {
         self.writers = PossibleWriters::Any;
@@ -79,10 +79,10 @@ impl Replay {
     /// Judges the next part of a history. `log` must contain all revisions after the previous part, up to a moment at
     /// which no call was running. Writes of unknown outcome may appear in a later part.
     ///
-    /// The log must contain all events of the keys in recorded calls; [`read_log`] reads it.
+    /// The log must contain all events of the keys in recorded calls; [`read_log`] reads such a log.
     ///
     /// # Errors
-    /// The first violation.
+    /// The first violation of a rule.
     pub fn judge(&mut self, recorded: RecordedPart, log: &[Batch]) -> Result<Summary, Violation> {
         let RecordedPart { calls, streams } = recorded;
         let base = self.revision;
@@ -124,7 +124,7 @@ impl Replay {
         self.follow(batch)
     }
 
-    /// Replays an acknowledged write. The log and the answer must show its effect.
+    /// Replays an acknowledged write. The log and the answer must show the effect of the write.
     fn acknowledged(&mut self, batch: &Batch, call: &Call) -> Result<Vec<Event>, Violation> {
         let (RecordedRequest::Txn(txn), RecordedAnswer::Txn(answer)) = (&call.request, &call.answered) else {
             return Err(Violation::new("T9", "an answer of another kind than the call").showing("call", call));
@@ -145,7 +145,7 @@ impl Replay {
         Ok(applied.events)
     }
 
-    /// Applies the events of another writer, which must follow from the state.
+    /// Applies the events of a writer that is not recorded. These events must be possible in the current state.
     fn follow(&mut self, batch: &Batch) -> Result<Vec<Event>, Violation> {
         let mut events = Vec::with_capacity(batch.events.len());
         for event in &batch.events {
@@ -170,7 +170,7 @@ impl Replay {
     }
 }
 
-/// Checks that the log has each revision once, in order, and with at least one event.
+/// Checks that the log has each revision once, in ascending order, and with at least one event.
 fn in_order(base: Revision, log: &[Batch]) -> Result<(), Violation> {
     let mut before = base;
     for batch in log {
@@ -201,9 +201,9 @@ fn check_unexplained(writers: PossibleWriters, revision: Revision, suspects: &[&
     Err(call.into_iter().fold(violation, |violation, call| violation.showing("call", call)))
 }
 
-/// Reads the log of a range from revision `first` to `last`, which must be an existing write. Pass a range that
-/// contains all keys of the clients. The write at `last` must be in the range and must come after all clients have
-/// ended.
+/// Reads the log of a range from revision `first` to `last`; `last` must be the revision of an existing write. Pass a
+/// range that contains all keys of the clients. The write at `last` must be in the range and must come after all
+/// clients have ended.
 ///
 /// # Errors
 /// Any error of the watch. The caller must limit the wait for an event that does not arrive.
@@ -232,7 +232,7 @@ pub(super) fn answer_of(revision: Revision, succeeded: bool, mut results: Vec<Op
     TxnResponse { revision, succeeded, results }
 }
 
-/// True if the changes are equal. The previous states may be missing from the log.
+/// True if the changes in `log` and `expected` are equal. The previous states may be missing from the log.
 pub(super) fn same_events(log: &[Event], expected: &[Event]) -> bool {
     let same = |(got, want): (&Event, &Event)| {
         got.kind == want.kind && got.kv == want.kv && (got.prev.is_none() || got.prev == want.prev)

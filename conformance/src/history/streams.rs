@@ -1,4 +1,4 @@
-//! Checks that each watch delivered exactly the events that the log has for it.
+//! Checks that each watch delivered exactly the events that the log has for that watch.
 
 use kv::{Batch, ErrorKind, Event, Prev, Revision};
 
@@ -6,7 +6,7 @@ use super::recorder::Stream;
 use super::replay::same_events;
 use super::violation::Violation;
 
-/// The true events after a revision, with the previous states of their keys.
+/// The events in the log after a revision, with the previous states of their keys.
 #[derive(Debug)]
 pub(super) struct TrueEvents {
     base: Revision,
@@ -34,8 +34,8 @@ impl TrueEvents {
 }
 
 /// Checks that every watch respects its start and its range, and that its batches are in order, complete, and without
-/// gaps or repeats. Each event must have the previous state if the watch requested it. A watch may end with `Compacted`
-/// only after a requested compaction.
+/// gaps or repetitions. Each event must have the previous state of its key if the watch requested previous states. A
+/// watch may end with `Compacted` only after a requested compaction.
 pub(super) fn judge(streams: &[Stream], truth: &TrueEvents, compactions: &[(u64, Revision)]) -> Result<(), Violation> {
     streams.iter().try_for_each(|stream| {
         let compacted = |before: u64| {
@@ -85,7 +85,7 @@ fn check(
         return Err(Violation::new("W4", "an event that is not in the range").showing("event", foreign));
     }
     if at <= truth.base {
-        // Before the judged part of the history.
+        // The batch is older than the judged part of the history.
         return Ok(());
     }
     match truth.next(stream, next.max(truth.base.next())) {

@@ -1,4 +1,4 @@
-//! The calls of a part of a history, grouped by the changes that they can have made.
+//! Groups the calls of a part of a history by the changes that these calls can have made.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,12 +11,12 @@ use super::replay::{Summary, answer_of, same_events};
 use super::violation::Violation;
 use crate::state::State;
 
-/// A call, and what is known about when it happened.
+/// A call, and what the judge knows about the time at which the call happened.
 #[derive(Clone, Debug)]
 pub(super) struct PendingCall {
     pub(super) call: Call,
     pub(super) floor: Floor,
-    /// The revision at which it was found in the log, if its caller got no answer.
+    /// The revision at which the call was found in the log, if its caller got no answer.
     pub(super) found_at: Option<Revision>,
 }
 
@@ -32,15 +32,17 @@ impl PendingCall {
 /// A part of a history while it is judged.
 pub(super) struct JudgedPart {
     calls: Vec<PendingCall>,
-    /// Acknowledged writes that the replay has not reached yet.
+    /// The acknowledged writes that the replay has not reached yet.
     acknowledged: BTreeMap<Revision, usize>,
-    /// Answered calls that wrote nothing, by the revision of the state that they saw. The next one is the last element.
+    /// The answered calls that wrote nothing, sorted by the revision of the state that they saw. The next call to
+    /// judge is the last element.
     observers: Vec<(Revision, usize)>,
-    /// Writes of unknown outcome, by the entries that they may put.
+    /// The writes of unknown outcome, by the entries that they may put.
     putters: HashMap<(Key, Value), Vec<usize>>,
-    /// Writes of unknown outcome that may only delete.
+    /// The writes of unknown outcome that can only delete keys.
     deleters: Vec<usize>,
-    /// Deletions made by a call of unknown outcome, with the calls that can have made them.
+    /// The revisions of deletions that a call of unknown outcome has made, each with the calls that can have made the
+    /// deletion.
     deletions: Vec<(Revision, Vec<usize>)>,
 }
 
@@ -129,12 +131,13 @@ impl JudgedPart {
         Ok(())
     }
 
-    /// Takes the write that was acknowledged at this revision.
+    /// Takes the write that was acknowledged at the given revision.
     pub(super) fn acknowledged_at(&mut self, revision: Revision) -> Option<&Call> {
         self.acknowledged.remove(&revision).map(|i| &self.calls[i].call)
     }
 
-    /// Runs a write of unknown outcome that explains a revision, if there is one. Returns its events.
+    /// Runs a write of unknown outcome that explains a revision, and returns its events. Returns `None` if no write
+    /// explains the revision.
     pub(super) fn unknown_of(&mut self, batch: &Batch, state: &mut State) -> Option<Vec<Event>> {
         let candidates = match first_put(batch) {
             Some(put) => self.putters.get(&put),
@@ -146,7 +149,7 @@ impl JudgedPart {
         if first_put(batch).is_some() {
             self.calls[first].found_at = Some(batch.revision);
         } else {
-            // The choice among them is made when all these deletions are known.
+            // The judge chooses among the fitting calls when all deletions of unknown origin are known.
             self.deletions.push((batch.revision, fitting));
         }
         Some(events)
@@ -177,7 +180,7 @@ impl JudgedPart {
         (0..self.calls.len()).filter(suspect).map(|i| &self.calls[i].call).collect()
     }
 
-    /// Assigns one call to each deletion that several calls can have made. No call gets two deletions.
+    /// Assigns one call to each deletion that several calls can have made. Each call gets at most one deletion.
     ///
     /// # Errors
     /// The result of `unexplained` for a deletion without a call.
@@ -209,7 +212,7 @@ impl JudgedPart {
     }
 }
 
-/// Whether an answer reports a change.
+/// Says whether the answer to a call reports a change of the store.
 fn wrote(call: &Call) -> WriteEffect {
     let effect = |result: &OpResult| match result {
         OpResult::Put { .. } => true,
@@ -222,7 +225,7 @@ fn wrote(call: &Call) -> WriteEffect {
     }
 }
 
-/// Checks that a call that wrote nothing got the contents of this state.
+/// Checks that the answer to a call that wrote nothing has the contents of `state`.
 fn saw(call: &Call, state: &mut State) -> Result<(), Violation> {
     let differs = |expected: String| {
         let what = "a call was told what the state at its revision does not have";

@@ -1,11 +1,11 @@
-//! The violation that a judge finds in a history.
+//! Defines the violation that a judge finds in a history.
 
 use std::error::Error;
 use std::fmt::{self, Debug};
 
 use crate::expect::{Failure, shown};
 
-/// The first step of a history that no correct store takes.
+/// The first step of a history that a correct store cannot take.
 #[derive(Clone, Debug)]
 pub struct Violation {
     rule: &'static str,
@@ -31,7 +31,7 @@ impl Violation {
 }
 
 impl fmt::Display for Violation {
-    /// Writes the fault, then the calls and events that show it, one per line.
+    /// Writes the violation, then the calls and events that show it, one per line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.what)?;
         self.shown.iter().try_for_each(|line| write!(f, "\n    {line}"))

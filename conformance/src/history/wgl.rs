@@ -7,24 +7,25 @@ use std::fmt;
 /// Number of keys that the calls use.
 pub(crate) const KEYS: usize = 5;
 
-/// Maximum number of clients in one search. Each client may make 65,535 calls, and all together 128 calls of unknown
-/// outcome.
+/// Maximum number of clients in one search. Each client may make 65,535 calls, and all clients together 128 calls of
+/// unknown outcome.
 pub(crate) const MAX_CLIENTS: usize = 16;
 
-/// Maximum number of steps before the search is abandoned; this takes some seconds and about 100 MiB.
+/// Maximum number of steps before the search is abandoned. A search with this many steps takes some seconds and about
+/// 100 MiB.
 const MAX_SEARCH_STEPS: usize = 1_000_000;
 
-/// The state of the store: a number at some of the keys.
+/// The state of the store: a number at each key, or `None` for an absent key.
 pub(crate) type KeyStates = [Option<u32>; KEYS];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     Get(usize),
     Put(usize, u32),
-    /// Writes a key if it has the first number.
+    /// Writes the second number to a key if the key has the first number.
     Swap(usize, u32, u32),
     Delete(usize),
-    /// Deletes the first key and writes the second, if the first one exists.
+    /// Deletes the first key and writes the second key, if the first key exists.
     Move(usize, usize, u32),
 }
 
@@ -34,7 +35,7 @@ pub(crate) enum ObservedAnswer {
     /// The value of a key.
     Value(Option<u32>),
     Effect(Effect),
-    /// No answer: the action may have happened at any time after its start, or never.
+    /// The caller saw no answer: the action may have happened at any time after its start, or never.
     Nothing,
 }
 
@@ -50,12 +51,12 @@ impl From<bool> for Effect {
     }
 }
 
-/// A recorded call. Its times are ticks of a clock that all clients share.
+/// A recorded call. The times of a call are ticks of a clock that all clients share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     pub(crate) client: usize,
     pub(crate) start: u64,
-    /// Meaningless for a call without an answer.
+    /// The time of the answer. The field has no meaning for a call without an answer.
     pub(crate) end: u64,
     pub(crate) action: Action,
     pub(crate) seen: ObservedAnswer,
@@ -64,19 +65,19 @@ pub(crate) struct Call {
 /// The report of a search that found no order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SearchFailure {
-    /// Whether all orders were tried.
+    /// Says whether all orders were tried.
     pub(crate) tried: SearchExtent,
     /// Maximum number of calls that an order explains.
     pub(crate) explained: usize,
-    /// The state after these calls.
+    /// The state of the store after the explained calls.
     pub(crate) state: KeyStates,
-    /// The possible next calls, none of which fits.
+    /// The possible next calls, none of which fits the state.
     pub(crate) stuck: Vec<Call>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SearchExtent {
-    /// All orders were tried, so none explains the calls.
+    /// The search tried all orders, so no order explains the calls.
     All,
     /// The search was abandoned, so an order may exist.
     Some,
@@ -117,29 +118,29 @@ fn apply(mut state: KeyStates, action: Action) -> (ObservedAnswer, KeyStates) {
     (ObservedAnswer::Effect(effective.into()), state)
 }
 
-/// Searches for an order that explains every answer. An order must keep calls after all calls that ended before they
-/// began. Calls without an answer may be left out.
+/// Searches for an order of the calls that explains every answer. If a call ended before another call began, the order
+/// must have the first call before the second. The order may omit calls without an answer.
 ///
 /// # Errors
-/// Where the best attempt fails.
+/// The place at which the best attempt fails.
 pub(crate) fn explain(first: KeyStates, calls: &[Call]) -> Result<(), SearchFailure> {
     let mut search = Search::new(first, calls);
     if search.from(first) { Ok(()) } else { Err(search.best) }
 }
 
-/// The number of placed calls of each client.
+/// The number of calls of each client that the search has placed.
 type PlacedCalls = [u16; MAX_CLIENTS];
 
 struct Search {
-    /// The answered calls of each client in order; each client makes one call at a time.
+    /// The answered calls of each client in the order of time; each client makes one call at a time.
     clients: Vec<Vec<Call>>,
     /// The calls without an answer.
     unknown: Vec<Call>,
     placed: PlacedCalls,
-    /// The placed unknown calls, one bit for each.
+    /// The calls without an answer that the search has placed, one bit for each call.
     used: u128,
-    /// The visited states from which no order continues, with their placed unknown calls. With more unknown calls
-    /// placed, no order continues from there either.
+    /// The visited states from which no order continues, with the sets of placed calls without an answer. If a larger
+    /// set is placed in a visited state, no order continues from that state either.
     tried: HashMap<(PlacedCalls, KeyStates), Vec<u128>>,
     steps: usize,
     best: SearchFailure,
@@ -185,7 +186,7 @@ impl Search {
         if explained > self.best.explained {
             self.best = SearchFailure { explained, state, stuck: self.stuck(), tried: self.best.tried };
         }
-        // A call that fits and changes nothing can be placed now as well as later.
+        // A call that fits and changes nothing can be placed immediately, because a later place makes no difference.
         if let Some(next) = candidates.iter().copied().find(|next| self.fits_and_changes_nothing(*next, state)) {
             return self.with(next, state);
         }
@@ -205,8 +206,8 @@ impl Search {
         self.clients[client].get(usize::from(self.placed[client]))
     }
 
-    /// The possible next calls: those that began before the first remaining call ended. They are sorted by their end,
-    /// which is mostly the order in which they happened. Unknown calls come last.
+    /// The possible next calls: the calls that began before the first remaining call ended. The calls are sorted by
+    /// their end, which is mostly the order in which they happened. Calls without an answer come last.
     fn candidates(&self) -> Vec<NextCall> {
         let mut known: Vec<(u64, u64, usize)> = (0..MAX_CLIENTS)
             .filter_map(|client| self.next_of(client).map(|call| (call.end, call.start, client)))
@@ -219,7 +220,7 @@ impl Search {
         known.map(|(.., client)| NextCall::OfClient(client)).chain(unknown.map(|(i, _)| NextCall::Unknown(i))).collect()
     }
 
-    /// The possible next calls.
+    /// The possible next calls, for the report of a failure.
     fn stuck(&self) -> Vec<Call> {
         let of = |next: &NextCall| match next {
             NextCall::OfClient(client) => self.next_of(*client).copied(),
@@ -228,7 +229,7 @@ impl Search {
         self.candidates().iter().filter_map(of).collect()
     }
 
-    /// Continues the search with this call next. Returns true if it finds an order.
+    /// Continues the search with `next` as the next call. Returns true if the search finds an order.
     fn with(&mut self, next: NextCall, state: KeyStates) -> bool {
         match next {
             NextCall::OfClient(client) => {
@@ -245,7 +246,7 @@ impl Search {
             NextCall::Unknown(i) => {
                 let (_, after) = apply(state, self.unknown[i].action);
                 if after == state {
-                    // Leaving the call out has the same effect.
+                    // Omitting the call from the order has the same effect.
                     return false;
                 }
                 self.used ^= 1 << i;
@@ -399,7 +400,7 @@ mod tests {
         made
     }
 
-    /// Changes one late read so that it saw a number that no client wrote.
+    /// Changes one late read so that its answer is a number that no client wrote.
     fn spoiled(mut calls: Vec<Call>) -> Vec<Call> {
         let read = |call: &&mut Call| matches!(call.seen, ObservedAnswer::Value(Some(_)));
         let late = calls.iter_mut().rev().filter(read).nth(5).unwrap();

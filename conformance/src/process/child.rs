@@ -1,4 +1,4 @@
-//! A process with a role: its job, and its messages to the process that started it.
+//! Provides a process that plays a role with its job, and sends its messages to the process that started it.
 
 use std::env;
 use std::fmt::Display;
@@ -10,7 +10,7 @@ use super::{ADDRESS_VARIABLE, FOLDER_VARIABLE};
 use crate::harness::{BoxError, Fixture, Harness, Tenancy};
 use crate::subject::BoundedHandle;
 
-/// How long a process waits for the store, unless its role sets another time.
+/// Maximum time that a process waits for the store, unless its role sets a different time.
 const STORE_WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The store and the arguments of a process with a role.
@@ -37,7 +37,7 @@ impl<'a> RoleJob<'a> {
         &self.address
     }
 
-    /// The folder for the role, if it needs one.
+    /// The folder for the role, if the role needs a folder.
     pub(crate) fn folder(&self) -> Option<PathBuf> {
         env::var_os(FOLDER_VARIABLE).map(PathBuf::from)
     }
@@ -47,18 +47,18 @@ impl<'a> RoleJob<'a> {
         BoundedHandle::new(fixture.store(), STORE_WAIT_TIMEOUT, Tenancy::Exclusive)
     }
 
-    /// Opens the store. Waits up to a minute for it.
+    /// Opens the store. Waits up to a minute for the store.
     pub(crate) async fn join(&self) -> kv::Result<Box<dyn Fixture>> {
         self.join_within(STORE_WAIT_TIMEOUT).await
     }
 
-    /// Opens the store. Waits up to `wait` for it.
+    /// Opens the store. Waits up to `wait` for the store.
     pub(crate) async fn join_within(&self, wait: Duration) -> kv::Result<Box<dyn Fixture>> {
         self.harness.join(&self.address, wait).await
     }
 }
 
-/// Sends a line to the process that started this one.
+/// Sends a line to the process that started this process.
 pub(crate) fn say(line: impl Display) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     writeln!(stdout, "{line}")?;

@@ -1,7 +1,8 @@
-//! Other processes: this program, started again with a role.
+//! Starts child processes of the suite: each child runs the suite's own executable and plays a role.
 //!
-//! A case starts a process, reads its output line by line, and ends it. The process reads its role, its arguments and
-//! the address of the store from its environment. Then it joins the store and runs the function of the role.
+//! A case starts a child process, reads its output line by line, and ends the process. The child process reads its
+//! role, its arguments and the address of the store from its environment. Then the process joins the store and runs
+//! the function of the role.
 
 mod child;
 
@@ -24,14 +25,15 @@ pub(crate) use child::{RoleJob, say};
 pub(crate) const ROLE_VARIABLE: &str = "CONFORMANCE_ROLE";
 /// The environment variable with the address of the store.
 const ADDRESS_VARIABLE: &str = "CONFORMANCE_ADDRESS";
-/// The first word of a process that failed.
+/// The first word in the output line of a process that failed.
 pub(crate) const FAILED_PREFIX: &str = "failed ";
-/// The first word of a process whose store breaks a rule. The rule and the fault follow.
+/// The first word in the output line of a process whose store breaks a rule. The rule and the fault follow in the same
+/// line.
 pub(crate) const BREAKS_PREFIX: &str = "breaks ";
 /// The environment variable with a folder for the role.
 const FOLDER_VARIABLE: &str = "CONFORMANCE_FOLDER";
 
-/// The command that starts this program with a role.
+/// Creates the command that starts this program with a role.
 pub(crate) fn command(role: &str, arguments: &[u64], address: &str) -> Checked<Command> {
     let program = env::current_exe().map_err(|error| broken("finding this program", &error))?;
     let mut command = Command::new(program);
@@ -40,7 +42,7 @@ pub(crate) fn command(role: &str, arguments: &[u64], address: &str) -> Checked<C
     Ok(command)
 }
 
-/// Runs a command under `outer`, which gets the path of the program as its last argument.
+/// Wraps the command `inner` in `outer`; `outer` gets the path of the program as its last argument.
 pub(crate) fn command_under(mut outer: Command, inner: &Command) -> Command {
     outer.arg(inner.get_program()).envs(inner.get_envs().filter_map(|(name, value)| Some((name, value?))));
     outer
@@ -62,7 +64,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts the process. `patience` is the time limit for each of its lines.
+    /// Starts the process. `patience` is the time limit for each line of the process's output.
     pub(crate) fn start(mut command: Command, patience: Duration) -> Checked<Self> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let started = Instant::now();
@@ -70,7 +72,8 @@ impl Process {
         let (tell, lines) = unbounded_channel();
         let stdout = child.stdout.take();
         let stdin = child.stdin.take();
-        // This thread ends with the process. It drains the pipe, so that the process never blocks on it.
+        // The reading thread ends with the process. The thread drains the pipe, so that the process never blocks on a
+        // full pipe.
         thread::spawn(move || {
             let said = stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines().map_while(Result::ok));
             for line in said {
@@ -86,13 +89,13 @@ impl Process {
         self.started.elapsed()
     }
 
-    /// Changes the time limit for each line.
+    /// Changes the time limit for each line of output.
     pub(crate) fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
 
-    /// Takes the standard input of the process, which is closed when this is dropped.
+    /// Takes the standard input of the process. Dropping the returned value closes the standard input.
     pub(crate) fn take_stdin(&mut self) -> Option<ChildStdin> {
         self.stdin.take()
     }
@@ -110,7 +113,7 @@ impl Process {
         Ok(line)
     }
 
-    /// Reads the next line, which must begin with `word`, and returns the rest of it.
+    /// Reads the next line of output, which must begin with `word`, and returns the rest of the line.
     pub(crate) async fn say(&mut self, word: &str) -> Checked<String> {
         let line = self.line().await?;
         let rest = line.as_deref().and_then(|line| line.strip_prefix(word)).map(|rest| rest.trim().to_owned());
@@ -158,7 +161,7 @@ fn describe(status: ExitStatus, lines: &[String]) -> String {
     format!("{status}, after saying {:?}", lines.last().map_or("", String::as_str))
 }
 
-/// Waits for exactly this time, to within some microseconds, so that random moments are evenly spread.
+/// Waits for the given time with a precision of some microseconds, so that random moments are evenly spread.
 pub(crate) async fn moment(length: Duration) {
     let started = Instant::now();
     while started.elapsed() < length {

@@ -1,20 +1,20 @@
-//! Shorthands for keys, entries and parts of answers.
+//! Provides shorthands for keys, entries and parts of answers.
 
 use kv::{Key, Kv, OpResult, Range, RangeResponse, Revision, TxnResponse, Value};
 
 use crate::expect::{Checked, Failure, same};
 
-/// A value as text. Bytes that are not printable ASCII are escaped.
+/// Formats a value as text. Bytes that are not printable ASCII are escaped.
 pub(crate) fn text(value: &Value) -> String {
     value.as_bytes().escape_ascii().to_string()
 }
 
-/// The range from one key (inclusive) to another (exclusive).
+/// The range from the key `from` (inclusive) to the key `to` (exclusive).
 pub(crate) fn span(from: &str, to: &str) -> Range {
     Range::FromTo(from.into(), to.into())
 }
 
-/// The revision that is `steps` after this one.
+/// The revision that is `steps` after `revision`.
 pub(crate) fn after(revision: Revision, steps: i64) -> Revision {
     Revision::new(revision.get() + steps)
 }
@@ -30,7 +30,7 @@ pub(crate) fn entry(key: &str, value: &str, create: Revision, modified: Revision
     }
 }
 
-/// The answer of the read at this index of a transaction.
+/// Returns the answer of the read at the index `place` of a transaction.
 #[track_caller]
 pub(crate) fn read_result(answer: &TxnResponse, place: usize) -> Checked<&RangeResponse> {
     match answer.results.get(place) {
@@ -39,7 +39,7 @@ pub(crate) fn read_result(answer: &TxnResponse, place: usize) -> Checked<&RangeR
     }
 }
 
-/// The count and the entries that the deletion at this index of a transaction returned.
+/// Returns the count and the entries that the deletion at the index `place` of a transaction returned.
 #[track_caller]
 pub(crate) fn delete_result(answer: &TxnResponse, place: usize) -> Checked<(u64, &[Kv])> {
     match answer.results.get(place) {
@@ -50,7 +50,7 @@ pub(crate) fn delete_result(answer: &TxnResponse, place: usize) -> Checked<(u64,
     }
 }
 
-/// The previous entry that the put at this index of a transaction returned.
+/// Returns the previous entry that the put at the index `place` of a transaction returned.
 #[track_caller]
 pub(crate) fn put_result(answer: &TxnResponse, place: usize) -> Checked<Option<&Kv>> {
     match answer.results.get(place) {

@@ -1,4 +1,4 @@
-//! What a case can do with the servers of its store and with their clients.
+//! Controls the servers of a case's store, and the clients of these servers.
 
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,7 +16,7 @@ use crate::expect::{Checked, Failure, JudgedByRule, RECOVERY_TIMEOUT, some, with
 use crate::harness::{RefusedUser, Server};
 use crate::proxy::Proxy;
 
-/// The pause between two checks of a process.
+/// The pause between two checks whether a process has stopped.
 const PROCESS_CHECK_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Subject {
@@ -31,13 +31,13 @@ impl Subject {
         Ok(self.servers()?.into_iter().map(|server| server.address).collect())
     }
 
-    /// A handle that connects to these addresses.
+    /// Opens a handle that connects to the given addresses.
     pub(crate) async fn connect(&self, addresses: &[SocketAddr]) -> Checked<BoundedHandle> {
         let store = self.surroundings()?.connect(addresses).await.map_err(|error| environment("a handle", &error))?;
         Ok(self.handle_on(store))
     }
 
-    /// A proxy to the first server, and a handle that connects through it.
+    /// Starts a proxy to the first server, and opens a handle that connects through the proxy.
     pub(crate) async fn through_proxy(&self) -> Checked<(Proxy, BoundedHandle)> {
         let addresses = self.addresses()?;
         let server = some("the environment: the address of a server", addresses.first())?;
@@ -58,7 +58,7 @@ impl Subject {
         kill(process, signal).map_err(|error| environment("a signal to a server", &error.into()))
     }
 
-    /// Waits until a stopped server is inactive. Its threads stop one after another.
+    /// Waits until a stopped server is inactive. The threads of a server stop one after another.
     async fn stopped(&self, server: usize) -> Checked {
         let process = self.process_of(server)?;
         let wait = tokio::task::spawn_blocking(move || {
@@ -84,7 +84,8 @@ impl Subject {
         done?
     }
 
-    /// Starts a server again, running or not. It may not serve yet when this returns.
+    /// Restarts a server, whether or not it is running. The server might not serve requests yet when this method
+    /// returns.
     pub(crate) async fn restart(&mut self, server: usize) -> Checked {
         self.surroundings_mut()?
             .restart(server)
@@ -109,18 +110,18 @@ impl Subject {
         self.surroundings()?.make_room().await.map_err(|error| environment("making room", &error))
     }
 
-    /// Clients whose access the store refuses.
+    /// Returns clients that the store refuses.
     pub(crate) async fn strangers(&self) -> Checked<Vec<RefusedUser>> {
         self.surroundings()?.strangers().await.map_err(|error| environment("strangers", &error))
     }
 
-    /// A client with access to some of the keys.
+    /// Opens a handle of a client with access to some of the keys.
     pub(crate) async fn guest(&self) -> Checked<BoundedHandle> {
         let store = self.surroundings()?.guest().await.map_err(|error| environment("a guest", &error))?;
         Ok(self.bounded(store))
     }
 
-    /// A handle with a time limit on a store of the environment.
+    /// Wraps a store of the environment in a handle with a time limit.
     pub(crate) fn bounded(&self, store: Arc<dyn Store>) -> BoundedHandle {
         self.handle_on(store)
     }
@@ -130,7 +131,7 @@ impl Subject {
 fn has_stopped(process: u32) -> io::Result<bool> {
     for thread in fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = fs::read_to_string(thread?.path().join("stat"))?;
-        // The state follows the name, which is in parentheses.
+        // In `/proc`, the state of a thread follows the thread's name, which is in parentheses.
         let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
         if state != Some('T') {
             return Ok(false);
@@ -139,7 +140,7 @@ fn has_stopped(process: u32) -> io::Result<bool> {
     Ok(true)
 }
 
-/// An address on which no process listens while this is held.
+/// An address on which no process listens until the value is dropped.
 #[derive(Debug)]
 pub(crate) struct UnusedAddress(TcpSocket);
 

@@ -1,4 +1,5 @@
-//! Stores that block every thread that calls them. All cases still get a verdict, the run ends, and the process exits.
+//! Tests stores that block every thread that calls them. All cases must still get a verdict, the run must end, and the
+//! process must exit.
 
 use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
@@ -11,20 +12,20 @@ use conformance::{Ability, BoxError, Fixture, Harness, RunOptions, Verdict, case
 use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse, WatchRequest, WatchStream};
 use libtest_mimic::{Arguments, Failed, Trial};
 
-/// The first argument of the child process. The second one names the blocked place.
+/// The first argument of the child process. The second argument names the blocked place.
 const CHILD: &str = "blocked-child";
-/// Time limit of a complete run.
+/// Time limit of a complete run of the cases.
 const LIMIT: Duration = Duration::from_secs(240);
 
 #[derive(Clone, Copy, Debug)]
 enum Place {
-    /// Every call, on the polling thread.
+    /// Every call of the store blocks the polling thread.
     Calls,
-    /// A task started by every call. The call never gets an answer.
+    /// Every call starts a task that blocks its thread, and the call never gets an answer.
     Tasks,
-    /// The creation of a store.
+    /// The creation of a store blocks its thread.
     Making,
-    /// The cleanup after the end of a case.
+    /// The cleanup after the end of a case blocks its thread.
     ClearingUp,
 }
 
@@ -100,7 +101,7 @@ impl Harness for Blocking {
     }
 }
 
-/// Runs the cases on the store and prints the name of each failed case.
+/// Runs the cases on the blocking store and prints the name of each failed case.
 fn child(way: Place) -> std::result::Result<(), BoxError> {
     let limits = (Duration::from_millis(10), Duration::from_millis(30));
     let options = RunOptions::new().with_patience(limits.0).with_case_limit(limits.1);
@@ -114,7 +115,7 @@ fn child(way: Place) -> std::result::Result<(), BoxError> {
     Ok(())
 }
 
-/// Checks that a process that runs the cases on this store ends in time and has listed every case that can run.
+/// Checks that a process that runs the cases on a blocking store ends in time and has listed every case that can run.
 fn ends(name: &str) -> std::result::Result<(), Failed> {
     let mut process = Command::new(std::env::current_exe()?)
         .args([CHILD, name])

@@ -1,6 +1,6 @@
-//! The faults of the store in a file.
+//! Lists the faults that the tests add to the store in a file.
 
-/// A fault that can be added to the store.
+/// A fault that can be added to the store in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Breakage {
     Healthy,
@@ -20,7 +20,7 @@ pub(crate) enum Breakage {
 pub(crate) const BROKEN: [(Breakage, &str, &str); 10] = [
     (Breakage::AcknowledgesEarly, "S3", "D01_acknowledged_writes"),
     (Breakage::ShowsEarly, "S4", "D04_nothing_seen_is_lost"),
-    // After a partial commit the store does not open.
+    // After a partial commit, opening the store fails.
     (Breakage::RowByRow, "S3", "D02_acknowledged_txns"),
     (Breakage::OpByOp, "S5", "D03_prefix_of_many_writers"),
     (Breakage::SyncsNothing, "S3", "D09_synced_before_acknowledged"),
@@ -32,7 +32,7 @@ pub(crate) const BROKEN: [(Breakage, &str, &str); 10] = [
 ];
 
 impl Breakage {
-    /// Finds a fault by its name.
+    /// Finds the fault with the given name.
     pub(crate) fn named(name: &str) -> Option<Self> {
         BROKEN.iter().map(|(way, ..)| *way).chain([Self::Healthy]).find(|way| format!("{way:?}") == name)
     }

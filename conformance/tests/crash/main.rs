@@ -1,5 +1,5 @@
-//! The cases that kill processes and damage files, on a working store and on broken ones. They must pass on the first
-//! and fail on the others.
+//! Runs the cases that kill processes and damage files on a working store and on broken stores. The cases must pass on
+//! the working store and fail on the broken stores.
 #![allow(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test")]
 
 mod breakage;
@@ -53,7 +53,7 @@ struct Held {
     way: Breakage,
     path: PathBuf,
     store: Arc<MvccStore>,
-    // Set in the process that made the files and must remove them.
+    // The folder is set only in the process that made the files and must remove them.
     _folder: Option<TempDir>,
 }
 
@@ -87,7 +87,7 @@ impl Harness for InFile {
         Ok(Box::new(Held { way: self.0, store: open(self.0, &path, WAIT).await?, path, _folder: Some(folder) }))
     }
 
-    /// The address contains the fault of the store as well.
+    /// The address of a store contains the fault of the store as well.
     async fn join(&self, address: &str, wait: Duration) -> Result<Box<dyn Fixture>> {
         let (way, path) = address.split_once(':').unwrap();
         let (way, path) = (Breakage::named(way).unwrap(), PathBuf::from(path));

@@ -1,4 +1,4 @@
-//! Faults in the layer above the table.
+//! Adds faults to a store in the layer above the table.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};

@@ -1,4 +1,5 @@
-//! A table in a log of commits that is read completely at open; correct, and with several faults.
+//! Implements a table as a log of commits that is read completely at open. The table is correct or has one of several
+//! faults.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -16,7 +17,7 @@ use crate::breakage::Breakage;
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The length of a commit's header: its length and its checksum.
+/// The size in bytes of a commit's header, which has the length and the checksum of the commit.
 const HEAD: usize = 8;
 /// A log up to this many bytes is never rewritten, even if most of it is superseded.
 const SMALL: usize = 1024 * 1024;
@@ -25,7 +26,7 @@ const SMALL: usize = 1024 * 1024;
 pub(crate) struct FileTable {
     way: Breakage,
     log: Arc<Mutex<File>>,
-    /// Shared with open views.
+    /// The rows of the table, which open views share.
     rows: Mutex<Arc<Rows>>,
 }
 
@@ -50,7 +51,7 @@ impl FileTable {
         if whole == 0 && !bytes.is_empty() {
             return Err(Error::new(ErrorKind::Corrupt, Operation::Open, "file"));
         }
-        // A truncated commit never happened.
+        // A truncated commit was never acknowledged, so its bytes are removed.
         log.set_len(whole as u64).map_err(io)?;
         log.sync_data().map_err(io)?;
         let mut rows = Rows::new();
@@ -75,7 +76,7 @@ impl FileTable {
         let before = log.metadata().map_err(io)?.len();
         let written = log.write_all(&encode(writes));
         if written.is_err() {
-            // Undoes a partial write. A truncated commit does not count anyway.
+            // Undoes a partial write. If undoing fails, the next open ignores the truncated commit.
             let _ = log.set_len(before);
         }
         written.map_err(io)?;
@@ -102,7 +103,7 @@ impl Table for FileTable {
             Breakage::RowByRow => {
                 for write in writes {
                     self.append(std::slice::from_ref(write))?;
-                    // Most of the time of a commit, so that most kills happen here.
+                    // The sleep takes most of the time of a commit, so that most kills happen during the sleep.
                     thread::sleep(Duration::from_micros(500));
                 }
             }
@@ -122,8 +123,9 @@ impl Table for FileTable {
     }
 }
 
-/// Writes a new log with one commit of the current rows. Each open reads the whole log. A test that kills a process a
-/// hundred times while it compacts opens the log as often, and takes six times as long with the superseded rows.
+/// Writes a new log with one commit of the current rows. Each open reads the whole log. A test that kills compacting
+/// processes a hundred times opens the log as often. With the superseded rows in the log, the test would take six
+/// times as long.
 fn rewritten(path: &Path, rows: &Rows) -> std::io::Result<File> {
     let puts: Vec<Write> = rows.iter().map(|(key, value)| Write::Put(key.clone(), value.clone())).collect();
     let new = path.with_extension("new");
@@ -165,7 +167,7 @@ fn number(bytes: &[u8]) -> usize {
     u32::from_be_bytes(bytes.try_into().unwrap()) as usize
 }
 
-/// All complete commits, and their length in bytes.
+/// Parses all complete commits, and returns the commits and their total length in bytes.
 fn commits(bytes: &[u8]) -> Result<(Vec<Vec<Write>>, usize)> {
     let (mut commits, mut at) = (Vec::new(), 0);
     while let Some(head) = bytes.get(at..at + HEAD) {

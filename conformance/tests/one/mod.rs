@@ -1,4 +1,4 @@
-//! One store in memory for all cases.
+//! Provides one store in memory for all cases.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use kv::Store;
 pub(crate) struct One(pub(crate) Arc<dyn Store>);
 
 impl One {
-    /// An empty store in memory.
+    /// Creates an environment with an empty store in memory.
     pub(crate) fn in_memory() -> Self {
         Self(Arc::new(kv_mvcc::memory()))
     }

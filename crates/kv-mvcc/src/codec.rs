@@ -1,6 +1,6 @@
-//! The encoding of rows: their keys and their contents.
+//! Encodes and decodes the keys and contents of rows.
 //!
-//! All rows are in one table. The first byte of a key is the kind of the row:
+//! All rows of a store are in one table. The first byte of a row's key is the kind of the row:
 //!
 //! | Key | Row |
 //! |---|---|
@@ -11,11 +11,13 @@
 //! | `e` lease | the [`LeaseRow`] of a granted lease |
 //! | `k` lease, key | empty: a live key that is attached to a lease |
 //!
-//! Numbers in keys are big endian (8, 4 and 4 bytes), so that they sort. Each row starts with the version of its
-//! encoding and a CRC-32 over its key and its content, so that a flipped bit or a row under the wrong key is detected.
+//! Numbers in keys are big endian (8, 4 and 4 bytes), so that keys sort by these numbers. Each row starts with the
+//! version of the row's encoding and a CRC-32 over the row's key and content, so that a flipped bit or a row under the
+//! wrong key is detected.
 //!
-//! Format 2 added leases and the clients' compaction mark. Rows that use them have version 2: the content of version 1
-//! followed by the row's [`Extra`](Row::Extra). All other rows are unchanged, so an upgrade rewrites no rows.
+//! Format 2 of a store added leases and the clients' compaction mark. Rows with an [`Extra`](Row::Extra) have encoding
+//! version 2: the content of version 1 followed by the `Extra`. Rows without an `Extra` keep encoding version 1, so an
+//! upgrade of a store to format 2 rewrites no rows.
 
 use bincode::config::{Configuration, Limit, LittleEndian, Varint};
 use bincode::de::Decoder;
@@ -27,22 +29,22 @@ use uuid::Uuid;
 
 use crate::table::{MAX_ROW_BYTES, Write};
 
-/// The default format of new stores, and the oldest supported one.
+/// The default format of new stores, and the oldest supported format.
 pub const FORMAT: u32 = 1;
-/// The format with leases and the clients' compaction mark, and the newest supported one.
+/// The format with leases and the clients' compaction mark, and the newest supported format.
 pub const FORMAT_WITH_LEASES: u32 = 2;
 
 /// The encoding version of rows without an [`Extra`](Row::Extra).
 const ROW_VERSION: u8 = 1;
 /// The encoding version of rows with an [`Extra`](Row::Extra).
 const ROW_VERSION_WITH_EXTRA: u8 = 2;
-/// The length of the version and the checksum at the start of each row.
+/// The length in bytes of the version and the checksum at the start of each row.
 const SEAL_BYTES: usize = 5;
-/// Maximum number of bytes of a value in one row. It is part of the format, because the number of rows follows from the
-/// length of the value.
+/// Maximum number of bytes of a value in one row. This maximum is part of the format, because the number of rows of a
+/// value follows from the value's length.
 const CHUNK_BYTES: usize = MAX_ROW_BYTES - SEAL_BYTES;
 
-/// Twice the longest key, which is more than any encoded row needs.
+/// The decoder's limit in bytes: twice the longest key, which is more than any encoded row needs.
 const DECODE_LIMIT: usize = 2 * kv::MAX_KEY_BYTES;
 const BINCODE: Configuration<LittleEndian, Varint, Limit<DECODE_LIMIT>> =
     bincode::config::standard().with_limit::<DECODE_LIMIT>();
@@ -57,7 +59,7 @@ impl Damage {
     }
 }
 
-// Keys of rows.
+// This section encodes and decodes the keys of rows.
 
 pub(crate) const CURRENT: u8 = b'c';
 pub(crate) const LOG: u8 = b'l';
@@ -78,7 +80,7 @@ pub(crate) fn current_key(key: &[u8]) -> Vec<u8> {
     row
 }
 
-/// The key of the row for a change.
+/// The key of the log row for a change.
 pub(crate) fn log_key(place: LogPosition) -> Vec<u8> {
     let mut row = Vec::with_capacity(LOG_KEY_BYTES);
     row.push(LOG);
@@ -99,7 +101,7 @@ pub(crate) fn log_place(row: &[u8]) -> Result<LogPosition, Damage> {
     parse().ok_or_else(|| Damage::row(row, "has a key of the wrong length"))
 }
 
-/// The key of a row with a piece of the value that was written at `place`.
+/// The key of a row with one chunk of the value that was written at `place`.
 pub(crate) fn value_key(place: LogPosition, chunk: u32) -> Vec<u8> {
     let mut row = Vec::with_capacity(17);
     row.push(VALUE);
@@ -114,8 +116,8 @@ pub(crate) fn lease_key(lease: LeaseId) -> Vec<u8> {
     numbered(LEASE, lease)
 }
 
-/// The key of the row for a key that is attached to a lease. With an empty key, the start of all these rows of the
-/// lease.
+/// The row key for a key that is attached to a lease. If `key` is empty, the result is the start of the lease's range
+/// of such rows.
 pub(crate) fn leased_key(lease: LeaseId, key: &[u8]) -> Vec<u8> {
     let mut row = numbered(LEASED, lease);
     row.extend_from_slice(key);
@@ -135,14 +137,14 @@ pub(crate) fn lease_and_key(row: &[u8]) -> Result<(LeaseId, &[u8]), Damage> {
     parse().ok_or_else(|| Damage::row(row, "names no lease"))
 }
 
-/// The end (exclusive) of all rows with this first byte.
+/// The end (exclusive) of the rows whose keys start with the byte `tag`.
 pub(crate) fn end_of(tag: u8) -> [u8; 1] {
     [tag + 1]
 }
 
-// The contents of rows.
+// This section encodes and decodes the contents of rows.
 
-/// The rows of a value: keys and contents.
+/// The keys and contents of the rows of a value.
 pub(crate) fn value_rows(place: LogPosition, value: &[u8]) -> impl Iterator<Item = (Vec<u8>, Vec<u8>)> {
     value.chunks(CHUNK_BYTES).zip(0..).map(move |(piece, chunk)| {
         let key = value_key(place, chunk);
@@ -181,7 +183,7 @@ pub(crate) fn decode<T: Row>(key: &[u8], row: &[u8]) -> Result<T, Damage> {
     }
 }
 
-/// Prepends the version and the checksum.
+/// Prepends the encoding version and the checksum to the content of a row.
 pub(crate) fn seal(key: &[u8], payload: &[u8]) -> Vec<u8> {
     sealed(ROW_VERSION, key, payload)
 }
@@ -194,7 +196,7 @@ fn sealed(version: u8, key: &[u8], payload: &[u8]) -> Vec<u8> {
     row
 }
 
-/// Checks and removes the version and the checksum of a row without an [`Extra`](Row::Extra).
+/// Checks and removes the encoding version and the checksum of a row without an [`Extra`](Row::Extra).
 pub(crate) fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Result<&'r [u8], Damage> {
     match unsealed(key, row)? {
         (ROW_VERSION, payload) => Ok(payload),
@@ -202,7 +204,7 @@ pub(crate) fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Result<&'r [u8], Damage> 
     }
 }
 
-/// Checks the version and the checksum; returns the version and the content.
+/// Checks the encoding version and the checksum of a row; returns the version and the content.
 fn unsealed<'r>(key: &[u8], row: &'r [u8]) -> Result<(u8, &'r [u8]), Damage> {
     match row.split_first_chunk::<SEAL_BYTES>() {
         Some(([version @ (ROW_VERSION | ROW_VERSION_WITH_EXTRA), sum @ ..], payload)) => {
@@ -221,7 +223,8 @@ fn checksum(key: &[u8], payload: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Encodes the format row: 4 bytes big endian and their checksum. All future formats keep this encoding.
+/// Encodes the format row: 4 bytes big endian and their checksum. All future formats must keep this encoding of the
+/// format row.
 pub(crate) fn encode_format(format: u32) -> Vec<u8> {
     let number = format.to_be_bytes();
     [number, checksum(FORMAT_KEY, &number).to_be_bytes()].concat()
@@ -244,12 +247,13 @@ pub(crate) fn decode_id(row: &[u8]) -> Result<Uuid, Damage> {
     Uuid::from_slice(unseal(ID_KEY, row)?).map_err(|_| Damage::row(ID_KEY, "has the wrong length"))
 }
 
-/// The number of bytes that a log row counts: its own, and the bytes of the superseded value that it keeps.
+/// The number of bytes that a log row adds to the size of the history: the bytes of the row, and the bytes of the
+/// superseded value that the row keeps.
 pub(crate) fn log_cost(row_bytes: usize, prev: Option<&Pointer>) -> u64 {
     (LOG_KEY_BYTES + row_bytes) as u64 + prev.map_or(0, |prev| u64::from(prev.len))
 }
 
-/// The revision of the store after a commit of these writes; `None` if they do not contain the state row.
+/// The revision of the store after a commit of `writes`; `None` if `writes` do not contain the state row.
 pub fn revision_of(writes: &[Write]) -> Option<u64> {
     writes
         .iter()
@@ -261,7 +265,8 @@ pub fn revision_of(writes: &[Write]) -> Option<u64> {
         .map(|state| state.revision)
 }
 
-/// The position of a change in the log: its revision, and its index inside the transaction.
+/// The position of a change in the log: the revision of the change, and the index of the change inside the
+/// transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Encode, Decode)]
 pub(crate) struct LogPosition {
     pub(crate) revision: u64,
@@ -279,16 +284,16 @@ impl LogPosition {
     }
 }
 
-/// An entry without its key and value: the metadata, and the position of the value.
+/// A store entry without its key and value: the metadata, and the position of the value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pointer {
     pub(crate) create_revision: u64,
     pub(crate) version: u64,
-    /// The position of the last write, under which the value is stored.
+    /// The position of the last write to the key; the value is stored under this position.
     pub(crate) place: LogPosition,
     /// The length of the value in bytes.
     pub(crate) len: u32,
-    /// The lease that the key is attached to. It is encoded in the row's [`Extra`](Row::Extra).
+    /// The lease that the key is attached to. The lease is encoded in the row's [`Extra`](Row::Extra).
     pub(crate) lease: Option<LeaseId>,
 }
 
@@ -314,14 +319,14 @@ impl Pointer {
     }
 }
 
-/// A change of one key.
+/// The log row of a change of one key.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct LogRow {
     pub(crate) key: Vec<u8>,
     /// The time of the commit in microseconds since 1970.
     pub(crate) time: u64,
     pub(crate) change: Change,
-    /// The entry before the change. Its value is kept as long as this row.
+    /// The entry before the change. The value of that entry is kept until this row is removed.
     pub(crate) prev: Option<Pointer>,
 }
 
@@ -331,15 +336,16 @@ pub(crate) enum Change {
     Delete,
 }
 
-/// A granted lease. Its remaining time is not stored: after a restart it gets its full time again, as in etcd.
+/// The row of a granted lease. The remaining time of a lease is not stored: after a restart each lease gets its full
+/// time again, as in etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct LeaseRow {
     /// The granted time to live in seconds.
     pub(crate) ttl: u64,
 }
 
-/// The limits on history that were set for the store and that override the options of every program. Times are in
-/// microseconds.
+/// The row with the limits on history that were set for the store and that override the options of every program.
+/// Times are in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub(crate) struct StoredRetention {
     pub(crate) revisions: Option<u64>,
@@ -352,22 +358,23 @@ pub(crate) struct StoredRetention {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateRow {
     pub(crate) revision: u64,
-    /// The compaction mark: the oldest readable revision; 0 if all are readable.
+    /// The compaction mark: the oldest readable revision; 0 if all revisions are readable.
     pub(crate) compacted: u64,
-    /// The first position that may still have a log row. Rows from here up to the compaction mark are still to be
-    /// removed.
+    /// The first position that may still have a log row. Log rows from this position up to the compaction mark are
+    /// still to be removed.
     pub(crate) swept: LogPosition,
-    /// The bytes of all log rows and of the superseded values that they keep.
+    /// The size in bytes of all log rows and of the superseded values that the log rows keep.
     pub(crate) log_bytes: u64,
     /// The time of the newest commit in microseconds since 1970.
     pub(crate) time: u64,
     pub(crate) live: u64,
-    /// The wrapping sum of [`fingerprint`] over all live keys. It reveals a lost key.
+    /// The wrapping sum of [`fingerprint`] over all live keys. A wrong sum reveals a lost key.
     pub(crate) digest: u64,
-    /// The oldest revision that clients of etcd's API may read; 0 if they may read all. Older history is kept.
+    /// The oldest revision that clients of etcd's API may read; 0 if clients may read all revisions. History before
+    /// this revision is kept.
     pub(crate) client_mark: u64,
-    /// The number of changes without a new revision (of leases, and of the limits on history). It distinguishes states
-    /// with the same revision.
+    /// The number of changes without a new revision (of leases, and of the limits on history). The number
+    /// distinguishes states with the same revision.
     pub(crate) other_changes: u64,
 }
 
@@ -386,7 +393,8 @@ impl<Context> Decode<Context> for StateRow {
 }
 
 pub(crate) trait Row: Encode + Decode<()> {
-    /// The content that rows of version 1 do not have. Its default is not encoded.
+    /// The content that a row of encoding version 2 has in addition to version 1. The default of this content is not
+    /// encoded.
     type Extra: Default + PartialEq + Encode + Decode<()>;
 
     fn extra(&self) -> Self::Extra;
@@ -394,7 +402,7 @@ pub(crate) trait Row: Encode + Decode<()> {
     fn set_extra(&mut self, extra: Self::Extra);
 
     /// False for content that no store writes: numbers too large to increment, or values over the size limit. A
-    /// manipulated row can contain these numbers with a correct checksum.
+    /// manipulated row can contain impossible numbers with a correct checksum.
     fn is_possible(&self) -> bool;
 }
 
@@ -414,7 +422,7 @@ impl Row for LogPosition {
 }
 
 impl Row for Pointer {
-    /// The id of the lease, or 0.
+    /// The id of the entry's lease, or 0.
     type Extra = i64;
 
     fn extra(&self) -> i64 {
@@ -490,7 +498,7 @@ impl Row for StoredRetention {
 }
 
 impl Row for StateRow {
-    /// The clients' compaction mark, and the number of changes without a new revision.
+    /// The `client_mark` and the `other_changes` of the state row.
     type Extra = (u64, u64);
 
     fn extra(&self) -> (u64, u64) {
@@ -510,7 +518,7 @@ impl Row for StateRow {
 }
 
 impl StateRow {
-    /// An empty store. Its first write gets revision 2.
+    /// The state of an empty store. The first write to an empty store gets revision 2.
     pub(crate) const NEW: Self = Self {
         revision: 1,
         compacted: 0,
@@ -525,7 +533,7 @@ impl StateRow {
 }
 
 /// A 64-bit hash of a live key and the position of its last write (FNV-1a, then the final mix of MurmurHash3). Sums of
-/// it are stored on disk, so it must never change.
+/// fingerprints are stored on disk, so this function must never change.
 pub(crate) fn fingerprint(key: &[u8], place: LogPosition) -> u64 {
     let written = place.revision.to_be_bytes().into_iter().chain(place.sub.to_be_bytes());
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;

@@ -1,4 +1,4 @@
-//! The errors of this crate, the error kinds of failed file operations in an engine, and the conversion of an engine's
+//! Creates the errors of this crate, maps failed file operations of an engine to error kinds, and converts an engine's
 //! panic into an error.
 
 use std::any::Any;
@@ -10,18 +10,18 @@ use std::sync::Arc;
 
 use kv::{Error, ErrorKind, Operation, Outcome, Result, Revision};
 
-/// The error of a damaged store; `detail` says what is damaged.
+/// Creates the error of a damaged store; `detail` says what is damaged.
 pub(crate) fn corrupt(store: &'static str, operation: Operation, detail: impl fmt::Display) -> Error {
     Error::new(ErrorKind::Corrupt, operation, store)
         .with_detail(format!("{detail}; restore the store from a backup, or move it away to start a new one"))
 }
 
-/// The error of a read below the compaction mark.
+/// Creates the error of a read below the compaction mark.
 pub(crate) fn compacted(store: &'static str, operation: Operation, mark: u64) -> Error {
     Error::new(ErrorKind::Compacted { compact_revision: revision(mark) }, operation, store)
 }
 
-/// The error of a call that began after the store was closed, so that nothing was done.
+/// Creates the error of a call that began after the store was closed and therefore had no effect.
 pub(crate) fn closed(store: &'static str, operation: Operation) -> Error {
     Error::new(ErrorKind::Closed, operation, store)
 }
@@ -30,10 +30,10 @@ pub(crate) fn revision(number: u64) -> Revision {
     Revision::new(number.cast_signed())
 }
 
-/// Calls an engine. Engines panic over damaged files; the panic becomes a `Corrupt` error.
+/// Calls an engine. Engines panic over damaged files; this function converts the panic into a `Corrupt` error.
 ///
 /// # Errors
-/// Any error of `call`; `Corrupt` if it panicked.
+/// Any error of `call`; `Corrupt` if `call` panicked.
 pub(crate) fn guarded<T>(store: &'static str, operation: Operation, call: impl FnOnce() -> Result<T>) -> Result<T> {
     caught(call).unwrap_or_else(|| Err(corrupt(store, operation, ENGINE_GAVE_UP)))
 }
@@ -41,7 +41,8 @@ pub(crate) fn guarded<T>(store: &'static str, operation: Operation, call: impl F
 /// The detail of an error after an engine's panic.
 pub const ENGINE_GAVE_UP: &str = "the engine gave up over what it found in its files";
 
-/// Calls `call`; `None` if it panicked. The text of the panic goes to the log only, because it does not help a user.
+/// Calls `call`; returns `None` if `call` panicked. The text of the panic is only logged, because the text does not
+/// help a user.
 pub fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
     let panicked = |panic: Box<dyn Any + Send>| tracing::debug!(text = panic_text(&*panic), "the engine panicked");
     catch_unwind(AssertUnwindSafe(call)).map_err(panicked).ok()
@@ -64,7 +65,7 @@ impl SharedError {
         Self(Arc::new(error))
     }
 
-    /// A copy of the error with this outcome.
+    /// Copies the shared error with the given outcome.
     pub(crate) fn error(&self, store: &'static str, operation: Operation, outcome: Outcome) -> Error {
         let mut error = Error::new(self.0.kind().clone(), operation, store).with_outcome(outcome);
         if let Some(detail) = self.0.detail() {
@@ -97,7 +98,7 @@ impl StdError for SharedCause {
     }
 }
 
-/// The error kind of `error`, which occurred in `operation`.
+/// The error kind of an I/O error that occurred in `operation`.
 pub fn io_kind(operation: Operation, error: &io::Error) -> ErrorKind {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => ErrorKind::NoSpace,
@@ -107,7 +108,7 @@ pub fn io_kind(operation: Operation, error: &io::Error) -> ErrorKind {
     }
 }
 
-/// The error kind of a failure about which nothing more is known.
+/// The error kind of an I/O failure with an unknown cause.
 pub fn unknown_io(operation: Operation) -> ErrorKind {
     match operation {
         Operation::Txn | Operation::Compact | Operation::Transact => ErrorKind::CommitIo,

@@ -1,4 +1,5 @@
-//! Access to the row encoding for this repository's fuzzers. This is not a public interface and may change at any time.
+//! Gives this repository's fuzzers access to the row encoding. This module is not a public interface and may change at
+//! any time.
 
 use std::fmt::Debug;
 
@@ -9,15 +10,15 @@ pub fn seal(key: &[u8], payload: &[u8]) -> Vec<u8> {
     codec::seal(key, payload)
 }
 
-/// The content of a row; `None` if the row is damaged.
+/// Returns the content of a row; `None` if the row is damaged.
 pub fn unseal<'r>(key: &[u8], row: &'r [u8]) -> Option<&'r [u8]> {
     codec::unseal(key, row).ok()
 }
 
-/// Decodes a row as each kind of row.
+/// Decodes a row as each of the row kinds.
 ///
 /// # Panics
-/// If decoded content changes when it is encoded and decoded again.
+/// If decoded content changes when the content is encoded and decoded again.
 pub fn check_row(key: &[u8], row: &[u8]) {
     round_trip::<Pointer>(key, row);
     round_trip::<LogRow>(key, row);

@@ -1,23 +1,26 @@
-//! A journal in front of a table, so that each commit needs one sync, however many pages the engine would write for it.
+//! Puts a journal in front of a table, so that each commit needs only one sync, regardless of the number of pages that
+//! the engine would write.
 //!
-//! A commit appends one record to a file of fixed size and syncs the file once. Its rows stay in memory, in an overlay
-//! on the engine's rows. When the file is full, a checkpoint moves all of them to the engine in one commit, and the
-//! next record starts at the front of the file again. Opening the table reads the records that the engine does not have
-//! yet, at most a few hundred KiB. So most processes that open, commit once and exit never write to the engine.
+//! A commit appends one record to a file of fixed size and syncs the file once. The rows of the commit stay in memory,
+//! in an overlay on the engine's rows. When the file is full, a checkpoint moves all rows of the overlay to the engine
+//! in one commit, and the next record starts at the front of the file again. Opening the table reads the records that
+//! the engine does not have yet, at most a few hundred KiB. Most processes that open, commit once and exit therefore
+//! never write to the engine.
 //!
-//! These rules make it safe:
+//! These rules make the journal safe:
 //!
-//! - Records are numbered without gaps. Each checkpoint also writes a row to the engine with the number of its last
-//!   record and the number of the checkpoint. So journal and engine are always consistent.
-//! - The front of the file is overwritten only after a durable checkpoint. A truncated record fails its checksum, and
-//!   an old record does not have the next number. Both end the reading.
-//! - A killed process may leave a record or a checkpoint that is readable but not durable. So both are noted once they
-//!   are durable ([`Medium::note`]); the note itself need not be durable. Opening makes a record or a checkpoint
-//!   without a note durable before any view shows it.
+//! - Records are numbered without gaps. Each checkpoint also writes a row to the engine with the number of the last
+//!   record and the number of the checkpoint. This row keeps the journal and the engine consistent.
+//! - The front of the file is overwritten only after a durable checkpoint. Reading ends at a truncated record, which
+//!   fails its checksum, and at an old record, which does not have the next number.
+//! - A killed process may leave a record or a checkpoint that is readable but not durable. Once a record or a
+//!   checkpoint is durable, its number is noted ([`Medium::note`]); the note itself need not be durable. Opening makes
+//!   a record or a checkpoint without a note durable before any view shows its rows.
 //!
-//! A record has a header: the length of the rest (4 bytes), the number of the record (8), and a CRC-32 over both and
-//! the rest (4). After that come, for each write, the lengths of key and value (4 and 4) and their bytes. The value
-//! length `REMOVED_VALUE_LEN` marks a removed row. Numbers are little endian.
+//! A record starts with a header: the length of the record's body (4 bytes), the number of the record (8 bytes), and a
+//! CRC-32 over length, number and body (4 bytes). The body contains, for each write, the lengths of the key and the
+//! value (4 bytes each), and the bytes of the key and the value. The value length `REMOVED_VALUE_LEN` marks a removed
+//! row. Numbers in a record are little endian.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -33,18 +36,20 @@ use crate::table::{Merge, Table, View, Visit, Write};
 /// The size of a journal in bytes.
 pub const JOURNAL_BYTES: u64 = 256 * 1024;
 
-/// The key of the engine's row with the last checkpoint. It sorts after all other rows.
+/// The key of the engine's row with the numbers of the last checkpoint. This key sorts after the keys of all other
+/// rows.
 const JOURNAL_ROW_KEY: &[u8] = b"\xffjournal";
 
 /// The storage of a journal.
 pub trait Medium: fmt::Debug + Send + Sync + 'static {
-    /// Reads into `buffer` from `offset` and returns the number of bytes. It is less than the buffer only at the end.
+    /// Reads into `buffer` from `offset` and returns the number of bytes read. The number is less than the length of
+    /// `buffer` only at the end of the medium.
     ///
     /// # Errors
     /// The error of the operating system.
     fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes at `offset`, within [`JOURNAL_BYTES`]. The bytes are durable after [`Medium::sync`].
+    /// Writes `bytes` at `offset`, within [`JOURNAL_BYTES`]. The bytes are durable after [`Medium::sync`].
     ///
     /// # Errors
     /// The error of the operating system.
@@ -56,23 +61,23 @@ pub trait Medium: fmt::Debug + Send + Sync + 'static {
     /// The error of the operating system.
     fn sync(&self) -> io::Result<()>;
 
-    /// The newest note or an older one; all zeros if there is none.
+    /// Returns the newest note or an older note; all zeros if there is no note.
     fn noted(&self) -> DurableParts;
 
-    /// Notes which parts are durable. The note must survive the process, but not a power failure.
+    /// Notes which records and checkpoints are durable. The note must survive the process, but not a power failure.
     fn note(&self, noted: DurableParts);
 }
 
-/// The newest record and checkpoint that are known to be durable.
+/// The numbers of the newest record and checkpoint that are known to be durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DurableParts {
-    /// The number of the record.
+    /// The number of the newest durable record.
     pub record: u64,
-    /// The number of the checkpoint.
+    /// The number of the newest durable checkpoint.
     pub checkpoint: u64,
 }
 
-/// A table with a journal in front.
+/// A table with a journal in front of it.
 pub struct JournaledTable {
     table: Box<dyn Table>,
     medium: Box<dyn Medium>,
@@ -90,7 +95,7 @@ struct JournalEnd {
 }
 
 impl JournaledTable {
-    /// Opens a table with the journal on `medium`, which may be new. `store` is the name of the store in errors.
+    /// Opens a table with the journal on `medium`; the medium may be new. `store` is the name of the store in errors.
     ///
     /// # Errors
     /// `Corrupt` if the table and the journal do not belong together; any error of the table or the medium.
@@ -105,8 +110,8 @@ impl JournaledTable {
         Ok(Self { overlay: RwLock::new(Arc::new(overlay)), end: Mutex::new(end), ..new })
     }
 
-    /// True if the table has been used with a journal. The journal file had its full length by then, because it is made
-    /// durable first.
+    /// True if the table has been used with a journal. If so, the journal file has had its full length, because the
+    /// file is made durable before the first use.
     ///
     /// # Errors
     /// Any error of the table.
@@ -114,16 +119,16 @@ impl JournaledTable {
         Ok(table.view()?.get(JOURNAL_ROW_KEY)?.is_some())
     }
 
-    /// Moves all rows of the journal to the engine.
+    /// Moves all rows of the journal to the engine in one commit.
     ///
     /// # Errors
-    /// As [`Table::commit`].
+    /// Any error of [`Table::commit`].
     pub fn checkpoint(&self) -> Result<()> {
         self.move_to_table(&mut self.end(), &[])
     }
 
     fn end(&self) -> MutexGuard<'_, JournalEnd> {
-        // After a panic the table is recovered, which replaces this state.
+        // After a panic the table is recovered, which replaces the state of the journal's end.
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -131,7 +136,7 @@ impl JournaledTable {
         move |error| Error::new(io_kind(operation, &error), operation, self.store.clone()).with_source(error)
     }
 
-    /// Reads the records that the engine does not have. Makes records and checkpoints durable that have no note.
+    /// Reads the records that the engine does not have. Makes records and checkpoints without a note durable.
     fn load(&self) -> Result<(RowOverlay, JournalEnd)> {
         let has = match self.table.view()?.get(JOURNAL_ROW_KEY)? {
             Some(row) => decode_noted(&row).ok_or_else(|| self.odd("its row of the journal is damaged"))?,
@@ -139,7 +144,7 @@ impl JournaledTable {
         };
         let failed = self.failed(Operation::Open);
         let records = read_records(&*self.medium, self.bytes).map_err(&failed)?;
-        // The first commit is always a checkpoint, so a journal with records follows one.
+        // The first commit is always a checkpoint, so a journal with records implies an earlier checkpoint.
         if records.first > has.record + 1 || (records.first > 0 && has.checkpoint == 0) {
             return Err(self.odd("its journal and the engine's files do not belong together"));
         }
@@ -173,8 +178,8 @@ impl JournaledTable {
 
     fn append(&self, end: &mut JournalEnd, writes: &[Write]) -> Result<()> {
         let length = encoded_bytes(writes);
-        // Large commits bypass the journal. The first commit does, too: rows that the engine never got would look like rows
-        // that it has lost.
+        // Large commits bypass the journal. The first commit bypasses the journal, too: rows that the engine never got
+        // would look like rows that the engine has lost.
         if length > self.bytes || end.durable.checkpoint == 0 {
             return self.move_to_table(end, writes);
         }
@@ -222,7 +227,8 @@ impl fmt::Debug for JournaledTable {
 
 impl Table for JournaledTable {
     fn view(&self) -> Result<Box<dyn View + '_>> {
-        // Both are read under the lock, because a checkpoint moves rows from one to the other.
+        // The overlay and the table are read under the lock, because a checkpoint moves rows from the overlay to the
+        // table.
         let overlay = self.overlay.read().unwrap_or_else(PoisonError::into_inner);
         let table = self.table.view()?;
         Ok(Box::new(OverlayView { table, overlay: Arc::clone(&overlay) }))
@@ -234,7 +240,7 @@ impl Table for JournaledTable {
 
     fn recover(&self) -> Result<()> {
         let mut end = self.end();
-        // No view may combine rows of the new overlay with the old table, or the reverse.
+        // No view may combine the new overlay with the old table, or the old overlay with the new table.
         let mut overlay = self.overlay.write().unwrap_or_else(PoisonError::into_inner);
         self.table.recover()?;
         let (found, stands) = self.load()?;
@@ -260,7 +266,7 @@ impl RowOverlay {
         }
     }
 
-    /// The writes of the overlay and then `writes`, merged and sorted by key.
+    /// Merges the overlay's writes with the later `writes`, sorted by key.
     fn with(&self, writes: &[Write]) -> Vec<Write> {
         if self.0.is_empty() {
             // A large commit bypasses the journal. Sorting a list is several times faster than filling a map.
@@ -273,7 +279,7 @@ impl RowOverlay {
         all.into_writes()
     }
 
-    /// The writes of the overlay, sorted by key.
+    /// Converts the overlay to writes, sorted by key.
     fn into_writes(self) -> Vec<Write> {
         let write = |(key, value)| match value {
             Some(value) => Write::Put(key, value),
@@ -282,8 +288,8 @@ impl RowOverlay {
         self.0.into_iter().map(write).collect()
     }
 
-    /// The overlay's rows from `from` to `to`, for merging into a scan of the table. `from` must not be greater than
-    /// `to`.
+    /// The overlay's rows from `from` (inclusive) to `to` (exclusive), for merging into a scan of the table. `from`
+    /// must not be greater than `to`.
     fn between<'a>(
         &'a self,
         from: &[u8],
@@ -335,7 +341,7 @@ const RECORD_HEADER_BYTES: usize = 16;
 const SUM_AT: usize = 12;
 /// The value length of a removed row.
 const REMOVED_VALUE_LEN: u32 = u32::MAX;
-/// Bytes per read. Most journals contain less, so one read is enough.
+/// Number of bytes in one read of the journal. Most journals contain fewer bytes, so one read is enough.
 const READ_CHUNK_BYTES: usize = 64 * 1024;
 
 /// The length in bytes of a record of these writes.
@@ -361,7 +367,7 @@ fn encode_record(number: u64, writes: &[Write]) -> Vec<u8> {
     record
 }
 
-/// The length of `bytes`. The fallback is longer than any row or commit.
+/// The length of `bytes`. A length that does not fit gives a number that is longer than any row or commit.
 fn length(bytes: &[u8]) -> u32 {
     u32::try_from(bytes.len()).unwrap_or(REMOVED_VALUE_LEN - 1)
 }
@@ -376,16 +382,16 @@ fn checksum(header: &[u8], body: &[u8]) -> u32 {
 /// The intact records of a journal.
 #[derive(Debug, Default)]
 struct Records {
-    /// The number of the first record; 0 if there are none.
+    /// The number of the first record; 0 if there are no records.
     first: u64,
-    /// The offset of each record.
+    /// The offset of each record in `bytes`.
     starts: Vec<usize>,
     /// The bytes of all records.
     bytes: Vec<u8>,
 }
 
 impl Records {
-    /// The number of the last record; 0 if there are none.
+    /// The number of the last record; 0 if there are no records.
     fn last(&self) -> u64 {
         (self.first + self.starts.len() as u64).saturating_sub(1)
     }
@@ -420,7 +426,7 @@ fn take_number(bytes: &mut &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(*taken))
 }
 
-/// Reads records until one is damaged or does not have the next number.
+/// Reads records until a record is damaged or does not have the next number.
 fn read_records(medium: &dyn Medium, capacity: u64) -> io::Result<Records> {
     let capacity = usize::try_from(capacity).unwrap_or(usize::MAX);
     let mut records = Records::default();
@@ -449,13 +455,13 @@ fn read_records(medium: &dyn Medium, capacity: u64) -> io::Result<Records> {
     Ok(records)
 }
 
-/// The content of the journal after a record.
+/// What follows a record in the journal.
 enum RecordEnd {
-    /// The next record.
+    /// The next record follows.
     Record { number: u64, length: usize },
-    /// Not enough bytes to decide.
+    /// The bytes are too few to decide what follows.
     Cut,
-    /// No valid next record.
+    /// No valid record follows.
     Nothing,
 }
 
@@ -474,14 +480,14 @@ fn next_record(bytes: &[u8], records: &Records) -> RecordEnd {
     RecordEnd::Record { number, length: RECORD_HEADER_BYTES + body.len() }
 }
 
-/// Encodes the engine's row: two numbers and a CRC-32 over both.
+/// Encodes the engine's journal row: two numbers and a CRC-32 over both numbers.
 fn encode_noted(noted: DurableParts) -> Vec<u8> {
     let mut row = [noted.record.to_le_bytes(), noted.checkpoint.to_le_bytes()].concat();
     row.extend(crc32fast::hash(&row).to_le_bytes());
     row
 }
 
-/// Decodes the engine's row; `None` if it is damaged.
+/// Decodes the engine's journal row; returns `None` if the row is damaged.
 fn decode_noted(row: &[u8]) -> Option<DurableParts> {
     let (record, rest) = row.split_first_chunk()?;
     let (checkpoint, _) = rest.split_first_chunk()?;

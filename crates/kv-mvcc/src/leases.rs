@@ -1,11 +1,11 @@
-//! Leases, the compaction mark for clients of etcd's API, and the upgrade of a table to format 2, which introduced
-//! both.
+//! Implements leases, the compaction mark for clients of etcd's API, and the upgrade of a table to format 2, which
+//! introduced leases and this mark.
 //!
-//! Each lease has a row, and each live key that is attached to a lease has a second row. Grants, revocations and puts
-//! change these rows in their own commit. The remaining time of a lease is not stored. The program that keeps the time
-//! calls [`MvccStore::revoke`] when the time is over, and gives every lease its full time after a restart, as etcd
-//! does. Programs that only write keys follow the same rules: a put to a missing lease fails, and a put without a lease
-//! detaches the key.
+//! Each lease has a row, and each live key that is attached to a lease has a second row. Each grant, revocation or put
+//! changes the lease rows in its own commit. The remaining time of a lease is not stored. The program that measures
+//! the remaining times calls [`MvccStore::revoke`] when the time of a lease is over, and gives every lease its full
+//! time after a restart, as etcd does. Programs that only write keys follow the same rules: a put to a missing lease
+//! fails, and a put without a lease detaches the key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ impl MvccStore {
         self.inner().format >= FORMAT_WITH_LEASES
     }
 
-    /// Grants a lease durably. This does not make a new revision.
+    /// Grants a lease durably. A grant does not make a new revision.
     ///
     /// # Errors
     /// `Unsupported` for a store of an older format; any error of a commit.
@@ -36,10 +36,12 @@ impl MvccStore {
         self.inner().change(Operation::Txn, granting).await
     }
 
-    /// Ends a lease and deletes its keys in one transaction, in ascending order. Returns the revision after that.
+    /// Ends a lease and deletes its keys in one transaction, in ascending order. Returns the revision after the
+    /// deletion.
     ///
     /// # Errors
-    /// `LeaseNotFound`; `TooLarge` if the lease has more keys than one commit can delete; any error of a commit.
+    /// `LeaseNotFound` if there is no lease with this id; `TooLarge` if the lease has more keys than one commit can
+    /// delete; any error of a commit.
     pub async fn revoke(&self, id: LeaseId) -> Result<Revision> {
         loop {
             let revoking = move |inner: &StoreCore, table: &dyn Table| inner.revoke(table, id);
@@ -55,26 +57,29 @@ impl MvccStore {
     /// Lists all granted leases.
     ///
     /// # Errors
-    /// `Corrupt`; any error of the table.
+    /// `Corrupt` if a row is damaged; any error of the table.
     pub async fn leases(&self) -> Result<Vec<Lease>> {
         let found =
             self.inner().blocking(Operation::Range, |inner, table| Rows::of(table, inner.name)?.leases()).await?;
         Ok(found.into_iter().map(|(id, lease)| Lease { id, ttl: Duration::from_secs(lease.ttl) }).collect())
     }
 
-    /// The keys that are attached to a lease, ascending; empty if there is no lease with this id.
+    /// Returns the keys that are attached to a lease in ascending order. The list is empty if there is no lease with
+    /// this id.
     ///
     /// # Errors
-    /// `Corrupt`; any error of the table.
+    /// `Corrupt` if a row is damaged; any error of the table.
     pub async fn leased(&self, id: LeaseId) -> Result<Vec<Key>> {
         self.inner().blocking(Operation::Range, move |inner, table| Rows::of(table, inner.name)?.leased(id)).await
     }
 
-    /// Raises the clients' compaction mark: clients of etcd's API cannot read revisions below it. The history is kept
-    /// as the [retention](crate::Retention) says. In a store of an older format this is a compaction.
+    /// Raises the clients' compaction mark: clients of etcd's API cannot read revisions below the mark. The history is
+    /// kept as the [retention](crate::Retention) says. In a store of an older format, the call compacts the history
+    /// instead.
     ///
     /// # Errors
-    /// As for a compaction: `Compacted` at or below the mark, `FutureRevision` above the newest revision.
+    /// The errors of a compaction: `Compacted` if `to` is at or below the mark, `FutureRevision` if `to` is above the
+    /// newest revision.
     pub async fn compact_for_clients(&self, to: Revision) -> Result<()> {
         if !self.has_leases() {
             return self.compact(to).await;
@@ -95,17 +100,17 @@ impl MvccStore {
 }
 
 impl StateRow {
-    /// The oldest revision that clients of etcd's API may read; 0 if they may read all.
+    /// The oldest revision that clients of etcd's API may read; 0 if clients may read all revisions.
     pub(crate) fn oldest_for_clients(&self) -> u64 {
         self.compacted.max(self.client_mark)
     }
 }
 
 impl StoreCore {
-    /// Queues a change of the table that is not a transaction, and waits for its answer.
+    /// Queues a change of the table that is not a transaction, and waits for the answer to the change.
     ///
     /// # Errors
-    /// Any error of `work`; `Closed`.
+    /// Any error of `work`; `Closed` if the store was closed.
     pub(crate) async fn change<T: Send + 'static>(
         self: &Arc<Self>,
         operation: Operation,
@@ -115,7 +120,7 @@ impl StoreCore {
         self.submit(operation, |reply| {
             WriteJob::Change(Box::new(move |inner, table| {
                 let answer = table.map_or_else(|| Err(closed(store, operation)), |table| work(inner, table));
-                // If the caller is gone, dropping the answer is fine.
+                // If the caller has stopped waiting, dropping the answer is fine.
                 drop(reply.send(answer));
             }))
         })
@@ -175,10 +180,10 @@ impl StoreCore {
 
 impl MvccStore {
     /// Writes the format number of the table. The caller must first rewrite rows that the new format encodes
-    /// differently. This blocks.
+    /// differently. This method blocks the thread.
     ///
     /// # Errors
-    /// `Closed`; any error of the table.
+    /// `Closed` if the store was closed; any error of the table.
     pub fn raise_format(&self, format: u32) -> Result<()> {
         let inner = self.inner();
         let table = inner.table.blocking_read();

@@ -2,20 +2,21 @@
 //!
 //! # How it works
 //!
-//! An engine implements [`Table`]: ordered rows, views, and durable commits. [`MvccStore`] turns it into a
-//! [`kv::Store`]. `codec.rs` documents the layout of a table: one row for each live key, a log of all changes in the
-//! history, each value once, and one row with the state of the store.
+//! Turns an engine into a [`kv::Store`] with history, watches and transactions. An engine implements [`Table`]:
+//! ordered rows, views, and durable commits. [`MvccStore`] turns a table into a store. `codec.rs` documents the layout
+//! of a table: one row for each live key, a log of all changes in the history, each value once, and one row with the
+//! state of the store.
 //!
-//! - **Reads** (`read.rs`) see one revision through a series of short views. They undo the changes that the log has
-//!   after that revision.
+//! - **Reads** (`read.rs`) see one revision through a series of short views. A read undoes the changes that the log
+//!   has after the read's revision.
 //! - **Writes** (`writer.rs`, `stage.rs`) go through one queue. Writes that wait at the same time are committed
 //!   together.
 //! - **Watches** (`watch.rs`) are cursors on the log.
-//! - **History** is removed a few rows with each commit (`writer.rs`), because nothing runs in the background.
-//! - **Leases** (`leases.rs`) are rows, too, in stores of format 2.
+//! - **History** is removed a few rows with each commit (`writer.rs`), because no task runs in the background.
+//! - **Leases** (`leases.rs`) are stored as rows in stores of format 2.
 //!
-//! The crate `kv-local` adds a folder on disk and the queue of processes that wait for it. A [`journal`] between the
-//! store and the engine makes each commit a single sync. [`memory`] is a store for tests.
+//! The crate `kv-local` adds a folder on disk and the queue of processes that wait for that folder. A [`journal`]
+//! between the store and the engine makes each commit a single sync. [`memory`] is a store for tests.
 
 mod codec;
 mod error;

@@ -1,4 +1,4 @@
-//! A table in memory, for tests, benchmarks and experiments.
+//! Provides a table in memory, for tests, benchmarks and experiments.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -12,15 +12,15 @@ use crate::table::{Table, View, Visit, Write};
 
 type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// A table in memory. Clones share their rows, so opening a store on a clone equals reopening a store on disk. The rows
-/// are lost with the last clone.
+/// A table in memory. Clones share their rows, so opening a store on a clone is like reopening a store on disk. The
+/// rows are lost when the last clone is dropped.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     rows: Arc<RwLock<Map>>,
 }
 
 impl MemoryTable {
-    /// An empty table.
+    /// Creates an empty table.
     pub fn new() -> Self {
         Self::default()
     }
@@ -51,7 +51,7 @@ impl Table for MemoryTable {
     }
 }
 
-/// A view; it blocks commits while it exists, as the contract allows.
+/// A view of a table in memory. A view blocks commits while the view exists, as the contract of [`Table`] allows.
 struct MemoryView<'t>(RwLockReadGuard<'t, Map>);
 
 impl View for MemoryView<'_> {
@@ -78,7 +78,7 @@ pub fn memory() -> MvccStore {
     let options = Options { name: "memory", ..Options::default() };
     match MvccStore::open(Box::new(MemoryTable::new()), options) {
         Ok(store) => store,
-        // An empty map is neither damaged nor full, and opening can fail for no other reason.
+        // Opening a store can only fail on a damaged or full table, and an empty map is neither.
         Err(error) => unreachable!("an empty table in memory opens: {error}"),
     }
 }

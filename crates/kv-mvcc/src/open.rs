@@ -1,4 +1,5 @@
-//! Creation of a store, and checks that its rows are intact and consistent: a few at open, all of them on request.
+//! Creates and opens stores, and checks that the rows of a store are intact and consistent: a few rows at open, all
+//! rows on request.
 
 use std::ops::ControlFlow;
 
@@ -11,8 +12,8 @@ use crate::options::{Inspection, Retention};
 use crate::rows::{LeasedKeys, Rows};
 use crate::table::{Table, Write};
 
-/// Maximum number of live keys that are all checked at open. Engines lose rows silently after damage, and the check
-/// takes at most a few milliseconds.
+/// Maximum number of live keys at which opening checks all live keys. Engines may lose rows silently after damage, and
+/// the check of this many keys takes at most a few milliseconds.
 const MAX_LIVE_KEYS_CHECKED_AT_OPEN: u64 = 4096;
 
 pub(crate) struct OpenFacts {
@@ -23,11 +24,11 @@ pub(crate) struct OpenFacts {
     pub(crate) retention: Option<Retention>,
 }
 
-/// Reads the metadata and makes the quick checks. An empty table becomes a new store.
+/// Reads the metadata of a table and makes the quick checks. An empty table becomes a new store.
 ///
 /// # Errors
-/// `UnknownFormat`; `Corrupt`; any error of the table. Nothing is written unless the table is empty and `expected` is
-/// `None`.
+/// `UnknownFormat` if this version does not support the store's format; `Corrupt`; any error of the table. The
+/// function writes only if the table is empty and `expected` is `None`.
 pub(crate) fn open_table(
     table: &dyn Table,
     store: &'static str,
@@ -89,7 +90,8 @@ fn create(table: &dyn Table, store: &'static str, format: u32) -> Result<OpenFac
     Ok(OpenFacts { id, format, state, retention: None })
 }
 
-/// Checks that the log contains the newest revision. An engine that lost the end of its file loses this row first.
+/// Checks that the log contains the newest revision. An engine that lost the end of its file loses the row of the
+/// newest revision first.
 fn check_newest(rows: &Rows<'_>, state: &StateRow, store: &'static str) -> Result<()> {
     if state.revision == StateRow::NEW.revision {
         return Ok(());
@@ -102,7 +104,7 @@ fn check_newest(rows: &Rows<'_>, state: &StateRow, store: &'static str) -> Resul
     }
 }
 
-/// The totals of a complete check.
+/// The totals of a complete check of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verification {
@@ -110,7 +112,7 @@ pub struct Verification {
     pub live: u64,
     /// The number of log rows.
     pub log_rows: u64,
-    /// The bytes of all values, live and superseded.
+    /// The size in bytes of all live and superseded values.
     pub value_bytes: u64,
 }
 
@@ -138,16 +140,17 @@ fn check_sums(state: &StateRow, live: u64, digest: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Maximum number of attempts of a check that lets commits run in between; it restarts when a commit changes the store.
+/// Maximum number of attempts of a complete check that lets commits run in between. The check restarts when a commit
+/// changes the store.
 const MAX_VERIFY_ATTEMPTS: usize = 3;
 /// Maximum number of rows that are checked in one view.
 const VERIFY_PAGE_ROWS: usize = 256;
 const VERIFY_PAGE_BYTES: u64 = 4 * 1024 * 1024;
 
-/// Checks that every row is intact, that every value is complete, and that no row is missing or left over.
+/// Checks that every row is intact, that every value is complete, and that no row is missing or superfluous.
 ///
 /// # Errors
-/// `Corrupt`; any error of the table.
+/// `Corrupt` if a check fails; any error of the table.
 pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verification> {
     for _ in 0..MAX_VERIFY_ATTEMPTS {
         let state = Rows::of(table, store)?.state()?;
@@ -167,7 +170,7 @@ pub(crate) fn verify(table: &dyn Table, store: &'static str) -> Result<Verificat
 }
 
 enum VerifyStop {
-    /// A commit changed the store.
+    /// A commit changed the store during the check.
     Changed,
     Failed(Error),
 }
@@ -182,13 +185,13 @@ impl From<Error> for VerifyStop {
 struct VerifyPass<'t> {
     table: &'t dyn Table,
     store: &'static str,
-    /// The state of the store, which must not change between pages.
+    /// The state of the store, which must not change during the pass.
     state: StateRow,
-    /// One view for all pages; if `None`, each page has its own view.
+    /// The view for all pages; if `None`, each page has its own view.
     held: Option<Rows<'t>>,
 }
 
-/// The bytes and rows of the intact values.
+/// The numbers of bytes and rows of the intact values.
 #[derive(Default)]
 struct ValueTotals {
     bytes: u64,
@@ -259,7 +262,7 @@ impl VerifyPass<'_> {
         Ok(attached)
     }
 
-    /// Checks that each attached key has its row and its lease.
+    /// Checks that each key that is attached to a lease has a row for this attachment, and that the lease exists.
     fn leases(&self, attached: u64) -> Result<(), VerifyStop> {
         let (mut count, mut from) = (0, Some(vec![codec::LEASED]));
         while let Some(start) = from.take() {
@@ -283,7 +286,7 @@ impl VerifyPass<'_> {
         Ok(())
     }
 
-    /// Checks that the log has no gap, has the recorded size, and that its superseded values are intact.
+    /// Checks that the log has no gap and has the recorded size, and that the superseded values of the log are intact.
     fn log(&self, values: &mut ValueTotals) -> Result<u64, VerifyStop> {
         let (mut log_rows, mut log_bytes, mut from) = (0, 0, Some(self.state.swept));
         while let Some(start) = from.take().filter(|start: &LogPosition| start.revision <= self.state.revision) {

@@ -1,5 +1,5 @@
-//! Reads of a state of the store. Transactions and reads see it through the trait [`Entries`], and this file evaluates
-//! them. [`PinnedReader`] reads one revision in slices, so that commits can run in between.
+//! Evaluates reads on a state of the store. Transactions and reads see a state through the trait [`Entries`].
+//! [`PinnedReader`] reads one revision in slices, so that commits can run in between.
 
 use std::collections::BTreeMap;
 use std::ops::{Bound, ControlFlow};
@@ -15,10 +15,10 @@ use crate::error::{compacted, revision};
 use crate::rows::{ROWS_PER_TIME_CHECK, Rows, VisitEntry, next_values};
 use crate::table::{Merge, Table};
 
-/// Entries that differ from the table; `None` for an absent key.
+/// Entries that replace the table's entries for the same keys; `None` for an absent key.
 pub(crate) type KeyOverlay = BTreeMap<Key, Option<Pointer>>;
 
-/// A state of the store.
+/// Gives access to the entries of one state of the store.
 pub(crate) trait Entries {
     fn entry(&mut self, key: &[u8]) -> Result<Option<Pointer>>;
 
@@ -28,7 +28,7 @@ pub(crate) trait Entries {
 
     fn value(&mut self, pointer: &Pointer) -> Result<Value>;
 
-    /// The values of entries, in the order of `pointers`.
+    /// Reads the values of entries, in the order of `pointers`.
     fn values(&mut self, pointers: &[Pointer]) -> Result<Vec<Value>> {
         pointers.iter().map(|pointer| self.value(pointer)).collect()
     }
@@ -57,7 +57,7 @@ fn each_in(
 ) -> Result<()> {
     if let Range::Key(key) = range {
         if let Some(pointer) = entries.entry(key.as_bytes())? {
-            // There is only one entry, so a break needs no handling.
+            // The range has only one key, so a break needs no handling.
             let _ = visit(key.as_bytes(), pointer);
         }
         return Ok(());
@@ -69,7 +69,7 @@ fn each_in(
     entries.each(from.as_bytes(), to.as_ref().map(Key::as_bytes), visit)
 }
 
-/// The keys of a range with their pointers, ascending.
+/// Finds the keys of a range with their pointers, in ascending order.
 pub(crate) fn found_in(entries: &mut dyn Entries, range: &Range) -> Result<Vec<(Key, Pointer)>> {
     let mut found = Vec::new();
     each_in(entries, range, &mut |key, pointer| {
@@ -136,7 +136,7 @@ fn holds(entries: &mut dyn Entries, compare: &Compare) -> Result<bool> {
     Ok(true)
 }
 
-/// Converts an entry to the type that callers get.
+/// Converts an entry to the type [`Kv`] of the store's interface.
 pub(crate) fn kv_of(key: Key, pointer: &Pointer, value: Value) -> Kv {
     Kv {
         key,
@@ -156,23 +156,24 @@ pub(crate) fn stamp(results: &mut [OpResult], at: Revision) {
     }
 }
 
-/// Maximum lifetime of a view while rows remain to be read.
+/// Maximum lifetime of a view during a read that has more rows to read.
 const MAX_VIEW_DURATION: Duration = Duration::from_millis(5);
 
-/// Maximum number of consecutive views that do not reach the end of the log. If writers are faster than the reader,
-/// none of them does. Then the next view is held until it reaches the end, and the writers wait.
+/// Maximum number of consecutive views that do not reach the end of the log. If writers are faster than the reader, no
+/// short view reaches the end. After this many views, the next view is held until it reaches the end, and the writers
+/// wait.
 const MAX_CATCH_UP_VIEWS: usize = 8;
 
-/// How long a pinned read holds a view.
+/// Says how long a pinned read holds a view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ViewHold {
-    /// A new view for each slice.
+    /// The read opens a new view for each slice.
     Slices,
-    /// One view to the end, for a read that compaction overtook repeatedly.
+    /// The read holds one view to its end. Reads that compaction overtook repeatedly use this mode.
     ToTheEnd,
 }
 
-/// The lifetime of a view.
+/// The time for which a view may be held.
 #[derive(Clone, Copy)]
 struct ViewSlice {
     opened: Instant,
@@ -191,20 +192,20 @@ impl ViewSlice {
 
 /// Reads the store at one revision.
 ///
-/// The table still has the rows of that revision, except for keys that were changed later. For these, the first log row
-/// after the revision contains the entry before the change. The reader collects these entries, view by view, as the log
-/// grows.
+/// The table still has the rows of the read revision, except for keys that were changed later. For a key that was
+/// changed later, the first log row after the revision contains the entry before the change. The reader collects the
+/// entries before these changes, view by view, as the log grows.
 pub(crate) struct PinnedReader<'t> {
     table: &'t dyn Table,
     store: &'static str,
-    /// The current view; `then` contains all changes that it shows.
+    /// The current view; `then` contains all changes that this view shows after the pinned revision.
     rows: Option<Rows<'t>>,
     slice: ViewSlice,
     /// The store's revision when the read began.
     current: u64,
     /// The revision to read.
     at: u64,
-    /// The first log position that was not collected yet.
+    /// The first log position whose change was not collected yet.
     seen: LogPosition,
     then: KeyOverlay,
     /// The keys that will be read.
@@ -212,11 +213,12 @@ pub(crate) struct PinnedReader<'t> {
 }
 
 impl<'t> PinnedReader<'t> {
-    /// Starts a read of keys in `about` at a revision (below 1: the latest). `floor` is a revision that the store has
-    /// certainly reached.
+    /// Starts a read of keys in `about` at a revision; a revision below 1 means the latest. `floor` is a revision that
+    /// the store has certainly reached.
     ///
     /// # Errors
-    /// `FutureRevision`; `Compacted`; `RevisionRegressed` if the store is below `floor`.
+    /// `FutureRevision` or `Compacted` if the revision is not readable; `RevisionRegressed` if the store is below
+    /// `floor`.
     pub(crate) fn open(
         table: &'t dyn Table,
         store: &'static str,
@@ -255,7 +257,7 @@ impl<'t> PinnedReader<'t> {
         self.current
     }
 
-    /// A view with time left, and all changes between the pinned revision and the view.
+    /// Returns a view with time left, and all changes between the pinned revision and the view.
     fn ready(&mut self) -> Result<(&Rows<'t>, &KeyOverlay, ViewSlice)> {
         let rows = match self.rows.take() {
             Some(rows) if !self.slice.is_over() => rows,
@@ -286,7 +288,7 @@ impl<'t> PinnedReader<'t> {
         }
     }
 
-    /// Collects changes up to `revision` from the log. Returns false if time ran out before the end.
+    /// Collects changes up to `revision` from the log. Returns false if the time ran out before the end of the log.
     fn catch_up(&mut self, rows: &Rows<'t>, revision: u64) -> Result<bool> {
         if self.seen.revision > revision {
             return Ok(true);
@@ -338,7 +340,7 @@ impl Entries for PinnedReader<'_> {
                 Some(key) => from = key,
                 None if stopped => return Ok(()),
                 None => {
-                    // This is the end, whether the visit breaks or not.
+                    // No rows follow, so a break of the visit needs no handling.
                     let _ = merge.before(None, visit);
                     return Ok(());
                 }

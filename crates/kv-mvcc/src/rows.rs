@@ -1,5 +1,5 @@
-//! A view of the table with decoded rows, and reads of many values. Values that were written one after another are read
-//! by one scan, which takes a fraction of the time of single lookups.
+//! Decodes the rows of a view of the table, and reads many values efficiently. Values that were written one after
+//! another are read by one scan, which takes a fraction of the time of single lookups.
 
 use std::cmp::Ordering;
 use std::mem::take;
@@ -12,7 +12,7 @@ use crate::error::corrupt;
 use crate::options::Retention;
 use crate::table::{Table, View};
 
-/// Number of rows that a scan reads between two checks of the time.
+/// Number of rows that a scan reads between two checks of the elapsed time.
 pub(crate) const ROWS_PER_TIME_CHECK: u32 = 64;
 
 /// The callback of a scan of entries, called with each key and its pointer.
@@ -28,7 +28,7 @@ pub(crate) struct LeasedKeys {
     pub(crate) next: Option<Vec<u8>>,
 }
 
-/// A view with decoded rows.
+/// A view of the table with decoded rows.
 pub(crate) struct Rows<'t> {
     view: Box<dyn View + 't>,
     store: &'static str,
@@ -98,7 +98,7 @@ impl<'t> Rows<'t> {
         }
     }
 
-    /// All leases, ordered by their ids as unsigned numbers.
+    /// Reads all leases, ordered by their ids as unsigned numbers.
     pub(crate) fn leases(&self) -> Result<Vec<(LeaseId, LeaseRow)>> {
         let mut found = Vec::new();
         self.scan_rows(&[codec::LEASE], &codec::end_of(codec::LEASE), |row_key, row| {
@@ -108,10 +108,10 @@ impl<'t> Rows<'t> {
         Ok(found)
     }
 
-    /// The keys that are attached to a lease, ascending.
+    /// Reads the keys that are attached to a lease, in ascending order.
     pub(crate) fn leased(&self, id: LeaseId) -> Result<Vec<Key>> {
         let (from, mut found) = (codec::leased_key(id, &[]), Vec::new());
-        // The end is the next lease id, or the next row kind after the largest id.
+        // The scan ends at the next lease id, or, after the largest id, at the next row kind.
         let next =
             id.get().cast_unsigned().checked_add(1).map(|next| [&[codec::LEASED][..], &next.to_be_bytes()].concat());
         let end = next.unwrap_or_else(|| codec::end_of(codec::LEASED).to_vec());
@@ -156,9 +156,10 @@ impl<'t> Rows<'t> {
         damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
     }
 
-    /// Visits the log from `from` to its end, which is at revision `newest`. A missing revision or position is damage.
+    /// Visits the log from `from` to the end of the log, which is at revision `newest`. A missing revision or position
+    /// is damage.
     pub(crate) fn log(&self, from: LogPosition, newest: u64, visit: VisitLog<'_>) -> Result<()> {
-        // Revision 1 is the empty store.
+        // Revision 1 is the empty store and has no log rows.
         let mut next = from.max(LogPosition::first_of(2));
         let mut broken = false;
         let mut damage = None;
@@ -185,8 +186,8 @@ impl<'t> Rows<'t> {
         damage.map_or(Ok(()), |damage| Err(self.corrupt(damage)))
     }
 
-    /// The time of the change at `place`, or else of the next change, in microseconds since 1970. There must be such a
-    /// change. `newest` is as for [`Self::log`].
+    /// The time, in microseconds since 1970, of the first change at or after `place`. The log must contain a change at
+    /// or after `place`. `newest` is the revision at the end of the log.
     pub(crate) fn time_of(&self, place: LogPosition, newest: u64) -> Result<u64> {
         let mut time = 0;
         self.log(place, newest, &mut |_, row, _| {
@@ -227,12 +228,12 @@ impl<'t> Rows<'t> {
     }
 }
 
-/// The damage of a value that is incomplete.
+/// Describes the damage of a value that is incomplete.
 fn missing_value_part(place: LogPosition) -> Damage {
     Damage(format!("a value written at revision {} has lost a part", place.revision))
 }
 
-/// Decodes a log row, which must be at `next` or at the first position of the following revision.
+/// Decodes a log row, which must be at the position `next` or at the first position of the following revision.
 fn decode_log(row_key: &[u8], row: &[u8], next: LogPosition) -> Result<(LogPosition, LogRow), Damage> {
     let place = codec::log_place(row_key)?;
     if place == next || (next.sub > 0 && place == LogPosition::first_of(next.revision + 1)) {
@@ -244,8 +245,8 @@ fn decode_log(row_key: &[u8], row: &[u8], next: LogPosition) -> Result<(LogPosit
 /// Maximum number of unwanted rows that a scan reads to reach the next value.
 const MAX_SKIPPED_ROWS: u32 = 16;
 
-/// Appends values of `pointers` to `found`, in order: the first one, and the following ones that the same scan reaches
-/// soon, until `is_over`.
+/// Appends values of `pointers` to `found`, in order: the first value, and the following values that the same scan
+/// reaches soon, until `is_over`.
 ///
 /// # Errors
 /// `Corrupt`; any error of the table.
@@ -294,23 +295,23 @@ fn is_near(one: LogPosition, other: LogPosition) -> bool {
 
 /// The state of a scan for values.
 struct ValueScan<'v> {
-    /// The pointers whose values are still missing.
+    /// The pointers whose values the scan has not read yet.
     pointers: &'v [Pointer],
     found: &'v mut Vec<Value>,
-    /// The bytes of the first value that were read so far, and the number of their rows.
+    /// The bytes of the current value that were read so far, and the number of rows with these bytes.
     value: Vec<u8>,
     chunks: u32,
-    /// The number of unwanted rows since the last wanted one.
+    /// The number of unwanted rows since the last wanted row.
     between: u32,
 }
 
 impl ValueScan<'_> {
-    /// True if the scan can stop here without losing a partial value.
+    /// True if the scan can stop at this row without losing a partial value.
     fn is_between(&self) -> bool {
         self.chunks == 0
     }
 
-    /// Takes the next row. Breaks if a lookup of the next value is better than more of the scan.
+    /// Takes the next row of the scan. Breaks if a lookup of the next value is faster than continuing the scan.
     fn row(&mut self, key: &[u8], row: &[u8]) -> Result<ControlFlow<()>, Damage> {
         let Some(pointer) = self.pointers.first() else { return Ok(ControlFlow::Break(())) };
         match key.cmp(codec::value_key(pointer.place, self.chunks).as_slice()) {
@@ -328,7 +329,7 @@ impl ValueScan<'_> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Takes complete values. An empty value is complete without a row.
+    /// Takes the values that are complete. An empty value is complete without a row.
     fn take_whole(&mut self) {
         while let Some((pointer, rest)) = self.pointers.split_first() {
             if self.chunks != pointer.chunks() || self.value.len() != pointer.len as usize {
@@ -348,7 +349,8 @@ mod tests {
     use crate::store::MvccStore;
     use crate::{MemoryTable, Options, Table, Write};
 
-    /// A store whose values have zero, one or several rows. Some are overwritten, in order or scattered.
+    /// Creates a store whose values have zero, one or several rows. Some values are overwritten, in order or
+    /// scattered.
     async fn filled(table: &MemoryTable) -> MvccStore {
         let store = MvccStore::open(Box::new(table.clone()), Options::default()).unwrap();
         let value = |number: usize| number.to_le_bytes()[..1].repeat([0, 10, 300, 6139, 6140, 20_000][number % 6]);
@@ -374,7 +376,7 @@ mod tests {
         pointers
     }
 
-    /// Reads all values, and counts the steps.
+    /// Reads all values, and counts the calls of `next_values`.
     fn read(rows: &Rows<'_>, pointers: &[Pointer], is_over: bool) -> Result<(Vec<Value>, usize)> {
         let (mut found, mut steps) = (Vec::new(), 0);
         while found.len() < pointers.len() {

@@ -1,4 +1,4 @@
-//! Computes the effect of a group of transactions in memory, before any of it is written.
+//! Computes the effect of a group of transactions in memory, before the group is written.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
@@ -13,16 +13,16 @@ use crate::read::{Entries, KeyOverlay, all_hold, found_in, kv_of, overlaid, read
 use crate::rows::{Rows, VisitEntry};
 use crate::table::Write;
 
-/// Maximum number of bytes of rows that one transaction may touch. A commit also contains the rest of its group and the
-/// removal of expired history; this limit keeps it below 64 MiB.
+/// Maximum number of bytes of rows that one transaction may touch. A commit also contains other transactions of the
+/// same group and the removal of expired history; this limit keeps a commit below 64 MiB.
 pub(crate) const MAX_TXN_TOUCHED_BYTES: usize = 48 * 1024 * 1024;
-/// The bytes of rows for a change besides its key (three times) and its value, rounded up.
+/// The number of bytes, rounded up, that the rows of a change have in addition to the key (three times) and the value.
 const CHANGE_OVERHEAD_BYTES: usize = 160;
 
-/// A state on top of the table, and the changes that lead to it.
+/// A state on top of the table, and the changes that lead from the table to that state.
 ///
-/// The view is held while a group is staged. This blocks no commit, because the writer that stages is the only one that
-/// commits.
+/// The view of the table is held while a group is staged. The view delays no commit, because only the writer commits,
+/// and the writer is staging.
 pub(crate) struct StagedState<'r, 't> {
     rows: &'r Rows<'t>,
     store: &'static str,
@@ -34,7 +34,7 @@ pub(crate) struct StagedState<'r, 't> {
     undo: Vec<(Key, Option<Option<Pointer>>)>,
 }
 
-/// The new state row and the size of the changes.
+/// The new state row and the total size of the changes.
 #[derive(Clone, Copy)]
 struct ChangeTotals {
     state: StateRow,
@@ -42,21 +42,21 @@ struct ChangeTotals {
 }
 
 impl<'r, 't> StagedState<'r, 't> {
-    /// An empty stage on top of the table in this state.
+    /// Creates a stage without changes on top of the table in this state.
     pub(crate) fn new(rows: &'r Rows<'t>, store: &'static str, state: StateRow) -> Self {
         let tally = ChangeTotals { state, bytes: 0 };
         Self { rows, store, staged: KeyOverlay::new(), fresh: HashMap::new(), log: Vec::new(), tally, undo: Vec::new() }
     }
 
-    /// The approximate number of bytes to write.
+    /// The approximate number of bytes that the stage will write.
     pub(crate) fn bytes(&self) -> usize {
         self.tally.bytes
     }
 
-    /// Runs a transaction on top of the earlier ones. `now` is in microseconds since 1970.
+    /// Runs a transaction on top of the transactions staged before. `now` is in microseconds since 1970.
     ///
     /// # Errors
-    /// `TooLarge`; any error of reading. The stage is then unchanged.
+    /// `TooLarge`; any error of reading. A failed transaction leaves the stage unchanged.
     pub(crate) fn apply(&mut self, txn: &Txn, now: u64) -> Result<TxnResponse> {
         let (before, log) = (self.tally, self.log.len());
         let result = self.run(txn, now);
@@ -101,7 +101,7 @@ impl<'r, 't> StagedState<'r, 't> {
         Ok(())
     }
 
-    /// Takes over the revision of the changes before `place`, if there were any.
+    /// Advances the new state to the revision of the changes before `place`, if changes were made.
     fn advance(&mut self, place: LogPosition, time: u64) {
         if place.sub > 0 {
             self.tally.state.revision = place.revision;
@@ -166,7 +166,7 @@ impl<'r, 't> StagedState<'r, 't> {
         place: LogPosition,
         time: u64,
     ) -> Result<()> {
-        // Requests were checked, so a value is far shorter than this.
+        // Requests were checked, so the length of a value always fits into 32 bits.
         let len = u32::try_from(value.len())
             .map_err(|_| Error::new(ErrorKind::TooLarge { bytes: value.len() }, Operation::Txn, self.store))?;
         let (create_revision, version) = old.map_or((place.revision, 1), |old| (old.create_revision, old.version + 1));
@@ -210,7 +210,8 @@ impl<'r, 't> StagedState<'r, 't> {
         self.undo.push((key.clone(), before));
     }
 
-    /// The rows to write, except for the state row, and the new state. Empty if the transactions changed nothing.
+    /// Returns the rows to write, except for the state row, and the new state. There are no rows if the transactions
+    /// changed nothing.
     ///
     /// # Errors
     /// `Corrupt` if a row cannot be encoded.
@@ -218,7 +219,8 @@ impl<'r, 't> StagedState<'r, 't> {
         let damaged = |damage: codec::Damage| corrupt(self.store, Operation::Txn, damage.0);
         let mut state = self.tally.state;
         let mut writes = Vec::with_capacity(self.staged.len() + 2 * self.log.len() + 2);
-        // Row keys of attached keys, with whether they are attached at the end.
+        // Maps the row key of a key that is attached to a lease to whether the key is still attached after all
+        // changes.
         let mut leased = BTreeMap::new();
         for (place, row) in &self.log {
             let key = codec::log_key(*place);
@@ -270,7 +272,7 @@ impl Entries for StagedState<'_, '_> {
             flow
         })?;
         if flow.is_continue() {
-            // This is the end, whether the visit breaks or not.
+            // No rows follow, so a break of the visit needs no handling.
             let _ = merge.before(None, visit);
         }
         Ok(())

@@ -1,8 +1,8 @@
-//! The store: its handle, the state that all handles share, paged reads of a whole revision, and the history that it
-//! keeps.
+//! Implements the store: the handle, the state that all handles share, paged reads of a whole revision, and
+//! information about the history.
 //!
-//! A range read counts the keys beyond its limit, so it visits all of them each time. [`SnapshotPage`] serves callers
-//! that read a whole store in pages of limited memory.
+//! A range read counts the keys beyond its limit and therefore visits all keys of the range each time.
+//! [`SnapshotPage`] serves callers that read a whole store in pages of limited memory.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,14 +29,15 @@ use crate::table::{Table, Write};
 use crate::watch::{WatchIndex, watch as watch_log};
 use crate::writer::{JobQueue, WriteJob};
 
-/// Maximum number of attempts of a read at the latest revision when compaction overtakes it. The last attempt holds one
-/// view to the end, so that commits wait.
+/// Maximum number of attempts of a read at the latest revision when compaction overtakes the read. The last attempt
+/// holds one view to the end, so that commits wait.
 const MAX_READ_ATTEMPTS: usize = 4;
 
-/// A store with history and watches on an ordered table. Clones are handles to the same store. A watch keeps the table
-/// open, too, until it is dropped or the store is closed.
+/// A store with history and watches on an ordered table. Clones are handles to the same store. A watch also keeps the
+/// table open until the watch is dropped or the store is closed.
 ///
-/// It needs a tokio runtime of either kind. [`Options::blocking`] decides where work on the table runs.
+/// A store needs a tokio runtime of either kind. [`Options::blocking`] decides on which threads work on the table
+/// runs.
 #[derive(Clone)]
 pub struct MvccStore {
     inner: Arc<StoreCore>,
@@ -51,21 +52,21 @@ pub(crate) struct StoreCore {
     pub(crate) name: &'static str,
     pub(crate) id: Uuid,
     pub(crate) format: u32,
-    /// The limits on history: those stored in the table, or else those from the options.
+    /// The limits on history: the limits stored in the table, or else the limits from the options.
     retention: Mutex<Retention>,
     pub(crate) clock: Clock,
     pub(crate) blocking: Blocking,
-    /// Calls that work on the table hold a read lock. Closing takes the table out.
+    /// The table of the store. Calls that work on the table hold a read lock. Closing the store takes the table out.
     pub(crate) table: Arc<RwLock<Option<Box<dyn Table>>>>,
     published: Mutex<DurableState>,
     pub(crate) watch_index: Arc<WatchIndex>,
     pub(crate) queue: Mutex<JobQueue>,
-    /// True while the outcome of a commit is unknown. Only the writer reads this.
+    /// True while the outcome of a commit is unknown. Only the writer reads this flag.
     pub(crate) poisoned: AtomicBool,
     pub(crate) reserve: Option<Arc<dyn SpaceReserve>>,
     /// Called with the duration of each commit of the table.
     pub(crate) observer: OnceLock<SyncObserver>,
-    /// True while a part of the reserved space may be missing. Then only releases may write.
+    /// True while a part of the reserved space may be missing. While the flag is set, only releases may write.
     pub(crate) spent: AtomicBool,
 }
 
@@ -84,24 +85,25 @@ pub struct StoreStatus {
     pub revision: Revision,
     /// The compaction mark: the oldest readable revision; unset if all revisions are readable.
     pub compacted: Revision,
-    /// The oldest revision that clients of etcd's API may read; unset if they may read all.
+    /// The oldest revision that clients of etcd's API may read; unset if clients may read all revisions.
     pub oldest_for_clients: Revision,
     /// The time of the newest commit; `None` before the first write.
     pub time: Option<SystemTime>,
-    /// The bytes of the log and of the superseded values.
+    /// The size of the log and of the superseded values in bytes.
     pub log_bytes: u64,
     /// The number of live keys.
     pub live: u64,
-    /// The format of the rows.
+    /// The number of the format of the rows.
     pub format: u32,
 }
 
 impl MvccStore {
-    /// Opens a store on a table, or creates one if the table has no rows. This blocks.
+    /// Opens a store on a table, or creates a store if the table has no rows. This function blocks the thread.
     ///
     /// # Errors
     /// `UnknownFormat` if a newer program wrote the store. `Corrupt` if rows are missing or damaged, or if the store's
-    /// id is not [`Options::expected_id`]. In both cases the table is unchanged. Otherwise any error of the table.
+    /// id is not [`Options::expected_id`]. An error of these two kinds leaves the table unchanged. Other failures
+    /// return any error of the table.
     pub fn open(table: Box<dyn Table>, options: Options) -> Result<Self> {
         let Options { name, retention, clock, blocking, expected_id, inspection, purpose, reserve, format } = options;
         let opened = guarded(name, Operation::Open, || open_table(&*table, name, expected_id, inspection, format));
@@ -128,14 +130,14 @@ impl MvccStore {
         Ok(Self { inner, purpose })
     }
 
-    /// A handle to the same store whose writes have this purpose.
+    /// Creates a handle to the same store whose writes have this purpose.
     #[must_use]
     pub fn with_purpose(&self, purpose: Purpose) -> Self {
         Self { inner: Arc::clone(&self.inner), purpose }
     }
 
-    /// Calls `observer` after each successful commit with its duration, from the first write until it was durable. Only
-    /// the first observer of a store is used.
+    /// Calls `observer` after each successful commit with the duration of the commit, from the first write until the
+    /// commit was durable. Only the first observer of a store is used.
     pub fn observe_commits(&self, observer: impl Fn(Duration) + Send + Sync + 'static) {
         let _ = self.inner.observer.set(Box::new(observer));
     }
@@ -180,13 +182,13 @@ impl MvccStore {
         self.inner.blocking(Operation::Txn, |inner, _| inner.check_room()).await
     }
 
-    /// Closes the store for all its handles: waits for running calls, then drops the table. As soon as this is called,
-    /// every new call and every watch fails with `Closed`. Closing a closed store does nothing.
+    /// Closes the store for all its handles: waits for running calls, then drops the table. As soon as this method is
+    /// called, every new call and every watch fails with `Closed`. Closing a closed store does nothing.
     ///
     /// If a store is not closed, its table is closed on the thread that drops the last handle.
     ///
     /// # Errors
-    /// `Corrupt` if the engine panicked while it closed.
+    /// `Corrupt` if the engine panicked while the store was closed.
     pub async fn close(&self) -> Result<()> {
         let name = self.inner.name;
         self.inner.published().closed = true;
@@ -198,7 +200,7 @@ impl MvccStore {
                 Ok(())
             })
         });
-        // A runtime that shuts down drops the table together with the task.
+        // A runtime that shuts down drops the table together with the closing task.
         closing.await.unwrap_or(Ok(()))
     }
 }
@@ -210,7 +212,7 @@ impl fmt::Debug for MvccStore {
 }
 
 impl StoreCore {
-    /// The newest durable state.
+    /// The newest durable state of the store.
     pub(crate) fn published(&self) -> MutexGuard<'_, DurableState> {
         self.published.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -228,10 +230,10 @@ impl StoreCore {
         if self.published().closed { Err(closed(self.name, operation)) } else { Ok(()) }
     }
 
-    /// Works on the table where [`Options::blocking`] says.
+    /// Runs `work` with the table on the threads that [`Options::blocking`] selects.
     ///
     /// # Errors
-    /// Any error of `work`; `Closed`; `Corrupt` if the engine panicked.
+    /// Any error of `work`; `Closed` if the store was closed; `Corrupt` if the engine panicked.
     pub(crate) async fn blocking<T: Send + 'static>(
         self: &Arc<Self>,
         operation: Operation,
@@ -244,11 +246,11 @@ impl StoreCore {
             Some(table) => guarded(inner.name, operation, || work(&inner, table)),
             None => Err(closed(inner.name, operation)),
         });
-        // The task does not panic, so it did not run: the runtime is shutting down.
+        // The task cannot panic, so an error means that the task did not run because the runtime is shutting down.
         task.await.unwrap_or_else(|_| Err(closed(self.name, operation)))
     }
 
-    /// Reads at one revision. A read of the latest revision restarts if compaction overtakes it.
+    /// Reads at one revision. A read of the latest revision restarts if compaction overtakes the read.
     ///
     /// # Errors
     /// Any error of [`PinnedReader::open`] or `work`.
@@ -333,18 +335,18 @@ const MAX_PAGE_KEYS: usize = 4096;
 pub struct SnapshotPage {
     /// The revision of the page.
     pub at: Revision,
-    /// The keys, ascending.
+    /// The keys of the page, in ascending order.
     pub kvs: Vec<Kv>,
     /// The first key of the next page; `None` after the last page.
     pub next: Option<Key>,
 }
 
 impl MvccStore {
-    /// Reads keys from `from` on at the revision `at` (below 1: the latest), until the page has `bytes` of keys and
-    /// values. A page contains at least one key if there is one.
+    /// Reads keys from `from` on, at the revision `at` (the latest if `at` is below 1), until the page has `bytes` of
+    /// keys and values. A page contains at least one key if the store has a key from `from` on.
     ///
     /// # Errors
-    /// `Compacted` and `FutureRevision`, as for any read; any error of the table.
+    /// `Compacted` or `FutureRevision` if the revision `at` is not readable; any error of the table.
     pub async fn page(&self, from: Key, at: Revision, bytes: usize) -> Result<SnapshotPage> {
         self.inner()
             .blocking(Operation::Range, move |inner, table| {
@@ -367,32 +369,32 @@ impl MvccStore {
     }
 }
 
-/// Maximum number of groups in [`MvccStore::history_shares`].
+/// Maximum number of groups of keys in [`MvccStore::history_shares`].
 const MAX_HISTORY_SHARES: usize = 1024;
 
-/// The oldest readable revision.
+/// The oldest readable revision and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OldestRevision {
-    /// The number of the revision.
+    /// The oldest readable revision.
     pub revision: Revision,
-    /// The time of its commit; `None` for revision 1, the empty store.
+    /// The time of the revision's commit; `None` for revision 1, the empty store.
     pub time: Option<SystemTime>,
 }
 
-/// The part of the history that a group of keys causes.
+/// The part of the history that changes of a group of keys have caused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HistoryShare {
     /// The number of changes to the keys of the group.
     pub changes: u64,
-    /// The bytes of these changes and of the values that they superseded.
+    /// The size in bytes of the changes and of the values that the changes superseded.
     pub bytes: u64,
 }
 
 impl MvccStore {
-    /// The oldest readable revision and its time.
+    /// Returns the oldest readable revision and its time.
     ///
     /// # Errors
-    /// `Corrupt`; any error of the table.
+    /// `Corrupt` if a row is damaged; any error of the table.
     pub async fn oldest(&self) -> Result<OldestRevision> {
         self.inner()
             .blocking(Operation::Range, |inner, table| {
@@ -409,11 +411,11 @@ impl MvccStore {
             .await
     }
 
-    /// The part of the history that each group of keys causes. `group` maps a key to its group. After 1,024 groups,
-    /// keys of further groups count for the group with the empty name.
+    /// Computes the part of the history that each group of keys has caused. `group` maps a key to its group. After
+    /// 1,024 groups, keys of further groups count for the group with the empty name.
     ///
     /// # Errors
-    /// `Corrupt`; any error of the table.
+    /// `Corrupt` if a row is damaged; any error of the table.
     pub async fn history_shares(
         &self,
         group: impl Fn(&[u8]) -> Vec<u8> + Send + 'static,
@@ -438,13 +440,13 @@ impl MvccStore {
             .await
     }
 
-    /// The limits on the history.
+    /// The limits on the history of this store.
     pub fn retention(&self) -> Retention {
         self.inner().retention()
     }
 
-    /// Stores limits on the history. From now on they override [`Options::retention`](crate::Options::retention) in
-    /// every program that opens the store.
+    /// Stores limits on the history. Stored limits override [`Options::retention`](crate::Options::retention) in every
+    /// program that opens the store.
     ///
     /// # Errors
     /// `Unsupported` for a store of an older format; any error of a commit.
@@ -511,7 +513,7 @@ mod tests {
         let then = store.list_at(Range::All, at, kv::Content::Full).await.unwrap().kvs;
         for (bytes, pages) in [(1, 100), (1000, 6), (usize::MAX, 1)] {
             assert_eq!(all(&store, at, bytes).await.unwrap(), (then.clone(), pages));
-            // The later pages do not show these changes.
+            // Pages that are read after these changes do not show them.
             store.put("k050", "other").await.unwrap();
             store.delete(Range::key("k099")).await.unwrap();
             store.put(format!("k0{bytes}x"), "new").await.unwrap();

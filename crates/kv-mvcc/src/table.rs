@@ -1,4 +1,4 @@
-//! The interface of an engine. [`Merge`] adds the rows of an overlay to a scan.
+//! Defines [`Table`], the interface of an engine. [`Merge`] adds the rows of an overlay to a scan.
 
 use std::fmt::Debug;
 use std::iter::Peekable;
@@ -8,8 +8,8 @@ use kv::Result;
 
 /// Maximum size of the value of a row in bytes. The store splits larger values into several rows.
 ///
-/// sled writes 17 rows as one page. It puts a page of more than 128 KiB into a file of its own, which it never syncs
-/// and which makes a commit 18 times slower.
+/// The engine sled writes 17 rows as one page. A page of more than 128 KiB goes into a file of its own, which sled
+/// never syncs, and makes a commit 18 times slower.
 pub const MAX_ROW_BYTES: usize = 6 * 1024;
 
 /// A write of one row.
@@ -45,31 +45,31 @@ pub type Visit<'a> = &'a mut dyn FnMut(&[u8], &[u8]) -> ControlFlow<()>;
 ///
 /// `examples/sqlite` in the source tree is a complete implementation. An engine must ensure that
 ///
-/// 1. a commit is atomic, and durable (against power loss too) when it returns `Ok`;
+/// 1. a commit is atomic, and durable (even against power loss) when [`Table::commit`] returns `Ok`;
 /// 2. a view is a consistent snapshot: it shows a commit completely or not at all, and no later commits;
 /// 3. no view shows a commit that is not durable yet;
 /// 4. rows are ordered by unsigned byte comparison of their keys.
 ///
-/// In return, after a failed commit the caller makes no further commit until [`Table::recover`] has succeeded.
+/// After a failed commit, the caller makes no further commit until [`Table::recover`] has succeeded.
 pub trait Table: Debug + Send + Sync + 'static {
-    /// Opens a snapshot of the table. Views are short-lived, because a view may block commits and other views. No
+    /// Opens a snapshot of the table. Callers drop a view soon, because a view may block commits and other views. No
     /// thread holds two views at a time.
     ///
     /// # Errors
-    /// `Io`, `Corrupt`.
+    /// `Io` if reading fails; `Corrupt` if the table is damaged.
     fn view(&self) -> Result<Box<dyn View + '_>>;
 
     /// Applies all writes or none. No two writes have the same key, and callers run only one commit at a time.
     ///
     /// # Errors
-    /// `NoSpace` or `CommitIo` if the engine failed; the commit may have happened.
+    /// `NoSpace` or `CommitIo` if the engine failed; the failed commit may have happened.
     fn commit(&self, writes: &[Write]) -> Result<()>;
 
-    /// Makes the table usable after a failed commit by reopening the engine. Afterwards views show the failed commit
-    /// completely or not at all.
+    /// Makes the table usable after a failed commit by reopening the engine. After a recovery, views show the failed
+    /// commit completely or not at all.
     ///
     /// # Errors
-    /// `Io`, `Corrupt`; the caller can try again.
+    /// `Io` or `Corrupt` if the engine cannot be reopened; the caller can try again.
     fn recover(&self) -> Result<()>;
 }
 
@@ -78,17 +78,19 @@ pub trait View {
     /// Reads the value of a row.
     ///
     /// # Errors
-    /// `Io`, `Corrupt`.
+    /// `Io` if reading fails; `Corrupt` if the table is damaged.
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>>;
 
-    /// Calls `visit` with the rows from `from` (inclusive) to `to` (exclusive), ascending, until it breaks.
+    /// Calls `visit` with the rows from `from` (inclusive) to `to` (exclusive), in ascending order, until `visit`
+    /// breaks.
     ///
     /// # Errors
-    /// `Io`, `Corrupt`.
+    /// `Io` if reading fails; `Corrupt` if the table is damaged.
     fn scan(&self, from: &[u8], to: &[u8], visit: Visit<'_>) -> Result<()>;
 }
 
-/// The rows of an overlay that a scan has not reached yet, ascending. `None` instead of a value marks a removed row.
+/// The rows of an overlay that a scan has not reached yet, in ascending order. `None` instead of a value marks a
+/// removed row.
 pub(crate) struct Merge<I: Iterator>(Peekable<I>);
 
 impl<'o, V, I: Iterator<Item = (&'o [u8], Option<V>)>> Merge<I> {

@@ -1,10 +1,10 @@
-//! Watches: a cursor on the log, and a registration for changes after its end.
+//! Implements watches: each watch has a cursor on the log, and a registration for changes after the end of the log.
 //!
 //! Catching up, following live, resuming, lagging behind and being overtaken by compaction work the same way: the watch
 //! reads on from its cursor, unless the cursor is below the compaction mark.
 //!
-//! The [`WatchIndex`] contains the watches that have read the whole log. A commit wakes only the watches whose range it
-//! changes, so thousands of quiet watches cost it a few microseconds.
+//! The [`WatchIndex`] contains the watches that have read the whole log. A commit wakes only the watches whose range
+//! the commit changes, so thousands of quiet watches cost a commit a few microseconds.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -30,12 +30,13 @@ use crate::table::{Table, Write};
 
 /// Time limit of one scan of the log.
 const MAX_SCAN_DURATION: Duration = Duration::from_millis(5);
-/// Pause after a commit before a quiet watch reports its progress, so that a thousand of these watches cost little.
+/// The pause between a commit and the progress report of a quiet watch. The pause limits the cost of a thousand quiet
+/// watches.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
-/// Maximum number of bytes of events in one scan of the log; a scan always takes at least one event.
+/// Maximum size in bytes of the events of one scan of the log; a scan always takes at least one event.
 const MAX_SCAN_BYTES: usize = 1024 * 1024;
 
-/// Opens a watch. The request must have been checked.
+/// Opens a watch. The caller must have checked the request.
 pub(crate) fn watch(inner: Arc<StoreCore>, request: WatchRequest) -> WatchStream {
     let WatchRequest { range, start, prev, progress, .. } = request;
     let registration = inner.watch_index.registration(&range);
@@ -61,13 +62,13 @@ struct LogWatcher {
     prev: Prev,
     progress: Progress,
     cursor: WatchCursor,
-    /// True if the log after the cursor may contain changes.
+    /// True if the log may contain changes after the cursor.
     is_behind: bool,
     ready: VecDeque<Batch>,
     end: WatchEnd,
 }
 
-/// Whether the stream of a watch has ended.
+/// Says whether the stream of a watch has ended.
 #[derive(PartialEq, Eq)]
 enum WatchEnd {
     Open,
@@ -77,7 +78,7 @@ enum WatchEnd {
 #[derive(Clone, Default)]
 struct WatchCursor {
     next: LogPosition,
-    /// The events so far of a revision that was only read in part.
+    /// The events of a revision that was only read in part.
     partial: Option<Batch>,
 }
 
@@ -103,7 +104,7 @@ impl LogWatcher {
         }
     }
 
-    /// Reads some of the log after the cursor, or waits for news, or reports the progress.
+    /// Reads a part of the log after the cursor, waits for changes, or reports the progress.
     async fn advance(&mut self) -> Result<()> {
         self.inner.check_open(Operation::Watch)?;
         let next = self.cursor.next.revision;
@@ -115,7 +116,7 @@ impl LogWatcher {
                 self.is_behind = true;
                 self.skip_to(from);
             }
-            // A watch that starts in the future, or that has read on, is ahead of the index.
+            // A watch that starts in the future, or that has read further, is ahead of the index.
             WatchNews::Passed(passed) if passed < next => self.wait().await,
             WatchNews::Passed(passed) => {
                 self.is_behind = false;
@@ -135,7 +136,7 @@ impl LogWatcher {
         }
     }
 
-    /// Waits until there may be news.
+    /// Waits until the watch may have something to deliver.
     async fn wait(&self) {
         if self.progress == Progress::Omit {
             return self.registration.woken().await;
@@ -150,7 +151,7 @@ impl LogWatcher {
         }
     }
 
-    /// Reads some of the log after the cursor.
+    /// Reads a part of the log after the cursor.
     async fn read(&mut self) -> Result<()> {
         let (range, prev, cursor) = (Arc::clone(&self.range), self.prev, std::mem::take(&mut self.cursor));
         let found = self
@@ -168,24 +169,26 @@ impl LogWatcher {
     }
 }
 
-/// A part of the changes in a range.
+/// A part of the changes in a watched range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Changes {
-    /// Complete revisions, ascending; empty if the range did not change.
+    /// One batch for each complete revision, in ascending order; empty if the range did not change.
     pub batches: Vec<Batch>,
-    /// The revision at which the next part starts.
+    /// The revision at which the next part of the changes starts.
     pub next: Revision,
-    /// The newest revision. All changes were read once `next` is above it.
+    /// The newest revision of the store. All changes were read once `next` is above `newest`.
     pub newest: Revision,
 }
 
 impl MvccStore {
-    /// Reads the events that a watch would deliver up to now, one part at a time. This is for callers that release the
-    /// store between the parts, or only read the past. A call takes about 5 ms, or longer if a single revision does.
+    /// Reads the events that a watch would deliver up to now, one part at a time. This method is for callers that
+    /// release the store between the parts, or only read the past. A call takes about 5 ms, or longer if reading a
+    /// single revision takes longer.
     ///
     /// # Errors
-    /// As for a watch: `Compacted` if its start is below the compaction mark; any error of the table.
+    /// `Compacted` if the start of the request is below the compaction mark; any error of the table; the errors of an
+    /// invalid request.
     pub async fn changes(&self, request: WatchRequest) -> Result<Changes> {
         request.check(self.inner().name)?;
         let WatchRequest { range, start, prev, .. } = request;
@@ -194,7 +197,7 @@ impl MvccStore {
             loop {
                 let found = scan(table, inner.name, &range, prev, cursor)?;
                 cursor = found.cursor;
-                // A revision that was only read in part is read again.
+                // A revision that was only read in part is read again in the next part.
                 let next = cursor.partial.as_ref().map_or(revision(cursor.next.revision), |batch| batch.revision);
                 if next > start || found.newest < start.get().unsigned_abs() {
                     return Ok(Changes { batches: found.ready.into(), next, newest: revision(found.newest) });
@@ -248,7 +251,7 @@ fn scan(table: &dyn Table, store: &'static str, range: &Range, prev: Prev, curso
     Ok(LogScan { ready, cursor: WatchCursor { next, partial }, newest: state.revision })
 }
 
-/// The number of bytes that a row counts against [`MAX_SCAN_BYTES`].
+/// The number of bytes of a log row that count against [`MAX_SCAN_BYTES`].
 fn event_bytes(row: &LogRow, prev: Prev) -> usize {
     let new = match &row.change {
         Change::Put(pointer) => pointer.len as usize,
@@ -297,11 +300,11 @@ struct WatchSlots {
     slots: Vec<Slot>,
     free: Vec<usize>,
     ranges: RangeIndex,
-    /// The slots whose watch must be woken by the next commit, whatever it changes.
+    /// The slots whose watch the next commit must wake, regardless of its changes.
     curious: Vec<usize>,
 }
 
-/// A slot for a watch. It is reused once the watch is gone.
+/// A slot for a watch. The slot is reused once the watch was dropped.
 #[derive(Default)]
 struct Slot {
     watch: Option<SlotWatch>,
@@ -310,7 +313,7 @@ struct Slot {
 
 struct SlotWatch {
     kind: IndexedRange,
-    /// The first revision that may have changed the range.
+    /// The first revision that may have changed the range of the watch.
     changed: Option<u64>,
     wake: Arc<Notify>,
 }
@@ -334,15 +337,15 @@ impl IndexedRange {
         match range {
             Range::Key(key) => Self::Key(key.as_bytes().to_vec()),
             Range::Prefix(prefix) => Self::Prefix(prefix.as_bytes().to_vec()),
-            // Clients of etcd send a prefix in this form.
+            // Clients of etcd send a prefix as a range up to the prefix's end.
             Range::FromTo(from, to) if from.prefix_end().as_ref() == Some(to) => Self::Prefix(from.as_bytes().to_vec()),
             other => Self::Other(other.clone()),
         }
     }
 }
 
-/// Finds the slots whose range contains a key. Most watches have a key or a prefix; these are found without visiting
-/// the others.
+/// Finds the slots whose range contains a key. Most watches have a single key or a prefix as their range; the index
+/// finds such watches without visiting the others.
 #[derive(Default)]
 struct RangeIndex {
     keys: SlotList,
@@ -393,8 +396,8 @@ impl RangeIndex {
     }
 }
 
-/// A map from keys or prefixes to slots. A sorted list needs less memory and less code than a map, which matters
-/// because the plugin contains it.
+/// A map from keys or prefixes to slots. A sorted list needs less memory and less code than a map. The size of the
+/// code matters because the CNI plugin contains it.
 #[derive(Default)]
 struct SlotList(Vec<(Vec<u8>, usize)>);
 
@@ -422,13 +425,13 @@ impl SlotList {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum WatchNews {
-    /// The range may have changed from this revision on.
+    /// The range of the watch may have changed from this revision on.
     Changed(u64),
-    /// The range has not changed up to this revision.
+    /// The range of the watch has not changed up to this revision.
     Passed(u64),
 }
 
-/// A registered watch; dropping it removes the registration.
+/// The registration of a watch; dropping the value removes the registration.
 struct WatchRegistration {
     watch_index: Arc<WatchIndex>,
     slot: usize,
@@ -436,7 +439,7 @@ struct WatchRegistration {
 }
 
 impl WatchIndex {
-    /// An index without watches, for a store at this revision.
+    /// Creates an index without watches, for a store at this revision.
     pub(crate) fn at(revision: u64) -> Arc<Self> {
         Arc::new(Self { watches: Mutex::new(WatchSlots { passed: revision, ..WatchSlots::default() }) })
     }
@@ -445,7 +448,7 @@ impl WatchIndex {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Registers a watch of a range. Earlier changes are not part of its news.
+    /// Registers a watch of a range. The registration does not report changes made before.
     fn registration(self: &Arc<Self>, range: &Range) -> WatchRegistration {
         let (kind, wake) = (IndexedRange::of(range), Arc::new(Notify::new()));
         let mut watches = self.watches();
@@ -460,8 +463,8 @@ impl WatchIndex {
         WatchRegistration { watch_index: Arc::clone(self), slot, wake }
     }
 
-    /// Wakes the watches whose range `writes` change. The commit led from revision `old` to `new` and must be
-    /// published.
+    /// Wakes the watches whose range `writes` change. The commit led from revision `old` to `new`, and the caller must
+    /// have published the new state.
     pub(crate) fn committed(&self, old: u64, new: u64, writes: &[Write]) {
         let mut watches = self.watches();
         watches.passed = new;
@@ -488,7 +491,8 @@ impl WatchIndex {
         }
     }
 
-    /// Wakes all watches after a recovery that reached revision `new` by unknown writes. The state must be published.
+    /// Wakes all watches after a recovery that reached revision `new` by unknown writes. The caller must have
+    /// published the new state.
     pub(crate) fn found(&self, new: u64) {
         let mut watches = self.watches();
         let from = watches.passed + 1;
@@ -506,19 +510,19 @@ impl WatchIndex {
 }
 
 impl WatchRegistration {
-    /// The news since the last call.
+    /// Returns what the watch has to know since the last call.
     fn news(&self) -> WatchNews {
         let mut watches = self.watch_index.watches();
         let changed = watches.watch(self.slot).and_then(|watch| watch.changed.take());
         changed.map_or(WatchNews::Passed(watches.passed), WatchNews::Changed)
     }
 
-    /// True if the next news is a change.
+    /// True if the range of the watch may have changed.
     fn has_changed(&self) -> bool {
         self.watch_index.watches().watch(self.slot).is_some_and(|watch| watch.changed.is_some())
     }
 
-    /// Makes the next commit wake this watch, whatever it changes.
+    /// Makes the next commit wake this watch, regardless of the changes in that commit.
     fn wants_any(&self) {
         let mut watches = self.watch_index.watches();
         let slot = watches.slots.get_mut(self.slot);
@@ -527,7 +531,7 @@ impl WatchRegistration {
         }
     }
 
-    /// Waits until there may be news.
+    /// Waits until the watch may have something to deliver.
     async fn woken(&self) {
         self.wake.notified().await;
     }
@@ -565,7 +569,7 @@ mod tests {
         watch_index.committed(2, 5, &[put("ba"), Write::Delete(codec::current_key(b"a"))]);
         watch_index.committed(5, 6, &[put("d")]);
         assert_eq!(news(), [passed(6), changed(3), changed(6), changed(3)]);
-        // A row that is not a live key does not change a range.
+        // Only rows of live keys change a range, so a log row wakes no watch.
         watch_index.committed(6, 7, &[Write::Put(vec![codec::LOG, b'b'], Vec::new())]);
         assert_eq!(news(), [passed(7); 4]);
         watch_index.found(9);

@@ -1,16 +1,17 @@
-//! The writer: a queue of jobs, and the task that drains it. All writes of a store happen here.
+//! Implements the writer: a queue of jobs, and the task that drains the queue. All writes of a store happen in this
+//! module.
 //!
-//! A caller puts a job into the queue and waits for its answer. The first job starts a task that drains the queue and
-//! ends when the queue is empty. Transactions that wait at the same time are committed together, each at its own
-//! revision. If a caller goes away, its job is dropped if it has not started, and completed otherwise.
+//! A caller puts a job into the queue and waits for the job's answer. The first job starts a task that drains the
+//! queue and ends when the queue is empty. Transactions that wait at the same time are committed together, each at its
+//! own revision. If a caller stops waiting, its job is dropped if the job has not started, and completed otherwise.
 //!
 //! Each commit also removes a few rows of expired history.
 //!
-//! A full disk refuses writes, including the release of an address, although a host with a full disk needs its releases
-//! most. So a handle for [`Purpose::Release`] makes room for its write. First it drops history, which frees space
-//! within the engine's files. Then it frees parts of the store's [`SpaceReserve`], one at a time, until the write
-//! succeeds or the reserve is empty. Other handles never use the reserve, and do not write while a part of it is
-//! missing.
+//! On a full disk all writes fail, including the release of an address, although a host with a full disk needs its
+//! releases most. A handle for [`Purpose::Release`] therefore makes room for its write. First the handle drops
+//! history, which frees space within the engine's files. Then the handle frees parts of the store's [`SpaceReserve`],
+//! one at a time, until the write succeeds or the reserve is empty. Handles with other purposes never use the reserve,
+//! and do not write while a part of the reserve is missing.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -31,22 +32,22 @@ use crate::store::StoreCore;
 use crate::table::{Table, Write};
 
 const MAX_GROUP_TXNS: usize = 256;
-/// A commit takes no further transactions once it has this many bytes.
+/// A commit takes no further transactions once the commit has this many bytes.
 const MAX_GROUP_BYTES: usize = 8 * 1024 * 1024;
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T>>;
 
-/// A change of the table that is not a transaction. The task sends its answer itself; without a table it answers that
-/// the store was closed.
+/// A change of the table that is not a transaction. The task sends the answer to its caller; if the task gets no
+/// table, the answer is that the store was closed.
 pub(crate) type TableTask = Box<dyn FnOnce(&StoreCore, Option<&dyn Table>) + Send>;
 
 /// A job of the write queue.
 pub(crate) enum WriteJob {
-    /// Runs a transaction.
+    /// Runs a transaction and answers its caller.
     Txn { txn: Txn, purpose: Purpose, reply: Reply<TxnResponse> },
     /// Raises the compaction mark.
     Compact { revision: u64, reply: Reply<()> },
-    /// Removes the rows below the compaction mark, and answers when all of them are gone.
+    /// Removes the rows below the compaction mark, and answers when all these rows are removed.
     Sweep { reply: Reply<()> },
     /// Makes room for a release that failed with the error `full`.
     MakeRoom { full: Error, reply: Reply<()> },
@@ -54,7 +55,7 @@ pub(crate) enum WriteJob {
     Change(TableTask),
 }
 
-/// The jobs that have not started.
+/// The queued jobs that have not started.
 #[derive(Default)]
 pub(crate) struct JobQueue {
     jobs: VecDeque<WriteJob>,
@@ -66,10 +67,10 @@ impl StoreCore {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues a job and waits for its answer.
+    /// Queues a job and waits for the job's answer.
     ///
     /// # Errors
-    /// Any error of the job; `Closed`.
+    /// Any error of the job; `Closed` if the store was closed.
     pub(crate) async fn submit<T>(
         self: &Arc<Self>,
         operation: Operation,
@@ -78,7 +79,7 @@ impl StoreCore {
         self.check_open(operation)?;
         let (reply, answer) = oneshot::channel();
         self.enqueue(job(reply));
-        // There is no answer if the runtime shuts down before or while the job runs.
+        // The job gives no answer if the runtime shuts down before or while the job runs.
         let unknown = || closed(self.name, operation).with_outcome(Outcome::Unknown);
         answer.await.unwrap_or_else(|_| Err(unknown()))
     }
@@ -98,7 +99,7 @@ impl StoreCore {
                     drainer.run(table.blocking_read().as_deref());
                 });
             }
-            // Only closing takes the write lock.
+            // Only closing the store takes the write lock of the table.
             Blocking::InPlace => match self.table.try_read() {
                 Ok(table) => drainer.run(table.as_deref()),
                 Err(_) => drainer.run(None),
@@ -107,8 +108,8 @@ impl StoreCore {
     }
 }
 
-/// Drains the queue. If it is dropped before the queue is empty, it drops the remaining jobs, and their callers get an
-/// error.
+/// Drains the queue of jobs. A drainer that is dropped before the queue is empty drops the remaining jobs, and their
+/// callers get an error.
 struct QueueDrainer {
     inner: Arc<StoreCore>,
     finished: bool,
@@ -132,13 +133,14 @@ impl QueueDrainer {
                 refuse(job, &inner);
                 continue;
             };
-            // Panics of engines are caught at the call. This catches a bug of our own, so that it does not stop all
-            // later writes. The job's answer is dropped, which tells the caller that the outcome is unknown.
+            // Panics of engines are caught at the call of the engine. Catching panics here keeps a bug in this crate
+            // from stopping all later writes. After a panic, the job's answer is dropped, which tells the caller that
+            // the outcome is unknown.
             let _ = caught(|| inner.work(table, job));
         }
     }
 
-    /// Takes the next job. When there is none, the drainer is finished.
+    /// Takes the next job. When the queue is empty, the drainer is finished.
     fn next(&mut self) -> Option<WriteJob> {
         let mut queue = self.inner.queue();
         let job = queue.jobs.pop_front();
@@ -151,14 +153,14 @@ impl QueueDrainer {
     }
 }
 
-/// Answers a job that came after the store was closed.
+/// Answers a job that was queued after the store was closed.
 fn refuse(job: WriteJob, inner: &StoreCore) {
     let store = inner.name;
-    // If the caller is gone, dropping the answer is fine.
+    // If the caller has stopped waiting, dropping the answer is fine.
     match job {
         WriteJob::Txn { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Compact { reply, .. } => drop(reply.send(Err(closed(store, Operation::Compact)))),
-        // The compaction mark is durable, which is all that a compaction promises.
+        // The compaction mark is durable, and a compaction promises nothing more.
         WriteJob::Sweep { reply } => drop(reply.send(Ok(()))),
         WriteJob::MakeRoom { reply, .. } => drop(reply.send(Err(closed(store, Operation::Txn)))),
         WriteJob::Change(make) => make(inner, None),
@@ -168,16 +170,17 @@ fn refuse(job: WriteJob, inner: &StoreCore) {
 /// The results of a group of transactions before the commit.
 struct TxnGroup {
     replies: Vec<(Reply<TxnResponse>, Result<TxnResponse>)>,
-    /// The state before the group.
+    /// The state of the store before the group.
     old: Option<StateRow>,
-    /// The state after the group and the rows to write; `None` if the group changes nothing.
+    /// The state of the store after the group, and the rows to write; `None` if the group changes nothing.
     new: Option<(StateRow, Vec<Write>)>,
 }
 
 impl StoreCore {
     fn work(self: &Arc<Self>, table: &dyn Table, job: WriteJob) {
         match job {
-            // The caller is gone, so dropping the transaction has the same effect as a request that never arrived.
+            // The caller has stopped waiting, so dropping the transaction has the same effect as a request that never
+            // arrived.
             WriteJob::Txn { reply, .. } if reply.is_closed() => {}
             WriteJob::Txn { txn, purpose, reply } => self.work_group(table, purpose, txn, reply),
             WriteJob::Compact { revision, reply } => match self.compact(table, revision) {
@@ -190,7 +193,7 @@ impl StoreCore {
                 Ok(SweepProgress::More) => self.queue().jobs.push_back(WriteJob::Sweep { reply }),
                 Ok(SweepProgress::Done | SweepProgress::Nothing) => drop(reply.send(Ok(()))),
                 Err(error) => {
-                    // The compaction mark is durable. Later commits remove the rows below it.
+                    // The compaction mark is durable. Later commits remove the rows below the mark.
                     tracing::warn!(%error, "rows below the compaction mark stay for now");
                     drop(reply.send(Ok(())));
                 }
@@ -215,7 +218,7 @@ impl StoreCore {
             Some(failure) => Err(failure.error(self.name, Operation::Txn, failure.outcome())),
             None => found,
         };
-        // If the caller is gone, dropping the answer is fine.
+        // If the caller has stopped waiting, dropping the answer is fine.
         for (reply, found) in group.replies {
             let _ = reply.send(answer(found));
         }
@@ -224,7 +227,7 @@ impl StoreCore {
         }
     }
 
-    /// Computes the effect of a group, and refills `waiting` from the queue.
+    /// Computes the effect of a group of transactions, and refills `waiting` from the queue.
     fn stage(
         &self,
         table: &dyn Table,
@@ -298,7 +301,8 @@ impl StoreCore {
         self.commit(table, Purpose::Any, Vec::new(), &old, StateRow { compacted: mark, ..old })
     }
 
-    /// Drops all states except the newest, and removes some of their rows. Returns false if there were none.
+    /// Drops all history before the newest revision, and removes some of the history's rows. Returns false if there
+    /// were no rows to remove.
     fn give_up_history(&self, table: &dyn Table, purpose: Purpose) -> Result<bool> {
         Ok(self.sweep_some(table, purpose, |state| state.revision)? != SweepProgress::Nothing)
     }
@@ -327,11 +331,11 @@ impl StoreCore {
         Ok(progress)
     }
 
-    /// Commits, and publishes the new state once it is durable. If the engine fails, the table is reopened to find out
-    /// whether the commit happened.
+    /// Commits, and publishes the new state once the commit is durable. If the engine fails, the table is reopened to
+    /// find out whether the commit happened.
     ///
     /// # Errors
-    /// The engine's error with the outcome that was found; `Unknown` if it could not be found out.
+    /// The engine's error with the outcome that was found. The outcome is `Unknown` if it could not be found out.
     pub(crate) fn commit(
         &self,
         table: &dyn Table,
@@ -385,15 +389,15 @@ impl StoreCore {
         Ok(state)
     }
 
-    /// Fails unless the store can be written. If the outcome of an earlier commit is unknown, this tries again to find
-    /// it out.
+    /// Fails unless the store can be written. If the outcome of an earlier commit is unknown, this method tries again
+    /// to find out the outcome.
     pub(crate) fn ensure_writable(&self, table: &dyn Table, operation: Operation, purpose: Purpose) -> Result<()> {
         self.check_reserve(operation, purpose)?;
         if !self.poisoned.load(Ordering::Relaxed) {
             return Ok(());
         }
         self.recover(table, purpose).map_err(|error| {
-            // Report a full disk as such, because the user can fix it.
+            // A full disk is reported as `NoSpace`, because the user can free disk space.
             let kind = if *error.kind() == ErrorKind::NoSpace { ErrorKind::NoSpace } else { ErrorKind::Poisoned };
             Error::new(kind, operation, self.name).with_source(error).with_outcome(Outcome::NotApplied)
         })?;
@@ -407,23 +411,23 @@ impl StoreCore {
     }
 }
 
-/// Whether rows remain to be removed.
+/// Says whether expired rows remain to be removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SweepProgress {
     More,
     Done,
-    /// There were no rows to remove.
+    /// There were no expired rows to remove.
     Nothing,
 }
 
-/// Minimum number of expired rows that a commit removes, if there are as many.
+/// Minimum number of expired rows that a commit removes, if the table has that many.
 const MIN_SWEPT_ROWS: usize = 32;
 /// Number of expired rows that a commit removes for each row that it writes.
 const SWEPT_ROWS_PER_WRITE: usize = 4;
 /// Maximum number of expired rows that a commit removes.
 const MAX_SWEPT_ROWS: usize = 1024;
-/// Maximum difference between the clock and the newest revision, and between neighbouring revisions, at which ages are
-/// trusted.
+/// Maximum difference between the clock and the newest revision's time, and between the times of neighbouring
+/// revisions, at which the ages of revisions are trusted.
 const MAX_CLOCK_GAP: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The number of expired rows that a commit of `writes` rows removes.
@@ -431,24 +435,24 @@ fn sweep_budget(writes: usize) -> usize {
     writes.saturating_mul(SWEPT_ROWS_PER_WRITE).clamp(MIN_SWEPT_ROWS, MAX_SWEPT_ROWS)
 }
 
-/// The limits that decide which history has expired. They only move the compaction mark. The mark and the rows decide
-/// what is readable.
+/// The limits that decide which history has expired. These limits only move the compaction mark. The mark and the rows
+/// decide which revisions are readable.
 #[derive(Clone, Copy)]
 pub(crate) struct ExpiredHistory {
     revisions: Option<u64>,
     bytes: Option<u64>,
-    /// Rows from before this time have expired; microseconds since 1970.
+    /// Log rows from before this time have expired; microseconds since 1970.
     expired_before: Option<u64>,
-    /// The limit on the number of revisions applies only to rows from before this time; microseconds since 1970.
+    /// The limit on the number of revisions applies only to log rows from before this time; microseconds since 1970.
     counted_before: Option<u64>,
 }
 
 impl ExpiredHistory {
-    /// No limits: only history below the compaction mark has expired.
+    /// A value without limits: only history below the compaction mark has expired.
     const MARK_ONLY: Self = Self { revisions: None, bytes: None, expired_before: None, counted_before: None };
 
-    /// The limits of `retention` at the time `now`, when the newest revision is from the time `newest`; both in
-    /// microseconds since 1970.
+    /// Computes the limits of `retention` at the time `now`, when the newest revision is from the time `newest`; both
+    /// times are in microseconds since 1970.
     pub(crate) fn at(retention: &Retention, now: u64, newest: u64) -> Self {
         let trusted = now.abs_diff(newest) <= micros(MAX_CLOCK_GAP);
         let expired_before = retention.age.filter(|_| trusted).map(|age| now.saturating_sub(micros(age)));
@@ -467,12 +471,12 @@ impl ExpiredHistory {
         self.revisions.map_or(0, |most| (state.revision + 1).saturating_sub(most.max(1)))
     }
 
-    /// Drops the limit on age if the age of the history that it would remove is not certain.
+    /// Drops the limit on age if the age of the history that this limit would remove is not certain.
     ///
-    /// Two neighbouring revisions can be far apart because there were no writes, or because the clock has jumped. After
-    /// a jump, all earlier revisions look old, so they must be kept until enough time has passed after the gap. So the
-    /// limit applies only if there is no such gap between the newest expired revision and the oldest revision that is
-    /// kept.
+    /// Two neighbouring revisions can be far apart because there were no writes, or because the clock has jumped.
+    /// After a jump of the clock, all earlier revisions look old and must be kept until enough time has passed after
+    /// the gap. The limit on age therefore applies only if there is no gap between the newest expired revision and the
+    /// oldest revision that is kept.
     fn with_known_ages(self, rows: &Rows<'_>, swept: LogPosition, newest: u64) -> Result<Self> {
         let Some(time) = self.expired_before else { return Ok(self) };
         let unaged = Self { expired_before: None, ..self };
@@ -490,7 +494,7 @@ impl ExpiredHistory {
                 (end, kept) = (middle, Some(found));
             }
         }
-        // If only the newest revision is kept, it is within a day of the clock.
+        // If only the newest revision is kept, the time of that revision is within a day of the clock.
         let gap = kept.map_or(0, |kept| kept.saturating_sub(expired.1));
         Ok(if gap > micros(MAX_CLOCK_GAP) { unaged } else { self })
     }
@@ -504,8 +508,8 @@ impl ExpiredHistory {
     }
 }
 
-/// Moves the compaction mark past expired revisions and removes about `budget` rows below it. `state` is the state that
-/// this commit makes. `rows` show the table at revision `newest`, before this commit.
+/// Moves the compaction mark past expired revisions and removes about `budget` rows below the mark. `state` is the
+/// state that this commit makes. `rows` show the table at revision `newest`, before this commit.
 ///
 /// # Errors
 /// Any error of reading the log.
@@ -548,10 +552,10 @@ pub(crate) fn sweep(
 }
 
 impl StoreCore {
-    /// Runs a transaction.
+    /// Queues a transaction and waits for its answer. A release that fails on a full disk makes room and tries again.
     ///
     /// # Errors
-    /// Any error of the job; `NoSpace` if the disk is full and no space can be freed.
+    /// Any error of the transaction; `NoSpace` if the disk is full and no space can be freed.
     pub(crate) async fn write(self: &Arc<Self>, txn: Txn, purpose: Purpose) -> Result<TxnResponse> {
         if purpose == Purpose::Any {
             return self.submit(Operation::Txn, |reply| WriteJob::Txn { txn, purpose, reply }).await;
@@ -567,8 +571,8 @@ impl StoreCore {
         }
     }
 
-    /// Makes room for a release. It drops history, if that can be written. Otherwise it frees a part of the reserve,
-    /// and then drops history in the freed space.
+    /// Makes room for a release on a full disk. The method drops history, if the drop can be written. Otherwise the
+    /// method frees a part of the reserve, and then drops history in the freed space.
     ///
     /// # Errors
     /// `full` if no space can be freed.
@@ -580,13 +584,14 @@ impl StoreCore {
         if !self.release_reserved_space(&full, Purpose::Release) {
             return Err(full.with_outcome(Outcome::NotApplied));
         }
-        // Dropping history saves the reserve for later releases. If it fails for lack of space, the release alone may
-        // still fit.
+        // Dropping history saves the reserve for later releases. If dropping history fails for lack of space, the
+        // release alone may still fit.
         let _ = self.give_up_history(table, Purpose::Release);
         Ok(())
     }
 
-    /// Frees a part of the reserve if `full` is a full disk, the write is a release, and some of the reserve is left.
+    /// Frees a part of the reserve if the error `full` reports a full disk, the write is a release, and some of the
+    /// reserve is left.
     fn release_reserved_space(&self, full: &Error, purpose: Purpose) -> bool {
         let given_up =
             purpose == Purpose::Release && is_full(full) && self.reserve.as_ref().is_some_and(|one| one.release_part());
@@ -599,7 +604,7 @@ impl StoreCore {
     /// Fails for writes other than releases while a part of the reserve is missing.
     ///
     /// # Errors
-    /// `NoSpace`.
+    /// `NoSpace` if a part of the reserve is missing.
     fn check_reserve(&self, operation: Operation, purpose: Purpose) -> Result<()> {
         if purpose == Purpose::Release || !self.spent.load(Ordering::Relaxed) {
             return Ok(());
@@ -611,7 +616,7 @@ impl StoreCore {
         Ok(())
     }
 
-    /// Checks that a commit of any purpose could be written now.
+    /// Checks that the disk has space for a commit of any purpose.
     ///
     /// # Errors
     /// `NoSpace`; `Io` for a disk that is not writable.

@@ -1,4 +1,4 @@
-//! The errors of stores. The error of a failed write says whether the write may have happened anyway.
+//! Defines the errors of stores. The error of a failed write says whether the write may have happened anyway.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -17,13 +17,13 @@ pub enum Operation {
     Open,
     /// [`Store::range`](crate::Store::range).
     Range,
-    /// [`Store::txn`](crate::Store::txn), also with reads only.
+    /// [`Store::txn`](crate::Store::txn), even if the transaction only reads.
     Txn,
     /// [`Store::watch`](crate::Store::watch).
     Watch,
     /// [`Store::compact`](crate::Store::compact).
     Compact,
-    /// A call of [`transact!`](crate::transact!) as a whole.
+    /// A whole call of [`transact!`](crate::transact!), with all its attempts.
     Transact,
     /// Closing a store.
     Close,
@@ -43,7 +43,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Whether a failed write has changed the store.
+/// Says whether a failed write has changed the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Outcome {
@@ -53,7 +53,7 @@ pub enum Outcome {
     Unknown,
 }
 
-/// Why no store accepts a request.
+/// The reason why every store rejects a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -65,16 +65,17 @@ pub enum InvalidArgument {
         /// The length of the key in bytes.
         bytes: usize,
     },
-    /// A branch of a transaction that puts a key twice, or puts and deletes it.
+    /// A branch of a transaction puts a key twice, or puts and deletes the same key.
     DuplicateKey(Key),
-    /// More than [`MAX_TXN_OPS`](crate::MAX_TXN_OPS) compares, or operations in one branch.
+    /// A transaction has more than [`MAX_TXN_OPS`](crate::MAX_TXN_OPS) compares, or that many operations in one
+    /// branch.
     TooManyOps {
         /// The number of compares or operations.
         count: usize,
     },
     /// A watch of a range that can contain no key.
     EmptyWatchRange,
-    /// A revision below 1 where a real revision is needed.
+    /// A revision below 1 in a request that needs a real revision.
     RevisionNotSet,
     /// A write in a [`Transaction`](crate::Transaction) to a key that the transaction has not read.
     UnguardedWrite(Key),
@@ -100,12 +101,12 @@ impl fmt::Display for InvalidArgument {
     }
 }
 
-/// Why a store rejected the caller's credentials or permissions.
+/// The reason why a store rejected the caller's credentials or permissions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Auth {
-    /// No valid user, password or token.
+    /// The caller sent no valid user, password or token.
     Unauthenticated,
     /// The user has no permission for this request.
     Denied,
@@ -113,26 +114,26 @@ pub enum Auth {
     OldRevision,
 }
 
-/// The kind of an error. Match on this instead of on text.
+/// The kind of an error. Callers should match on the kind and not on the text of an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The request is malformed and can never succeed.
     InvalidArgument(InvalidArgument),
-    /// The request, or a value in it, exceeds the size limit.
+    /// The request, or a value in the request, exceeds the size limit.
     TooLarge {
         /// The size of the request or the value in bytes.
         bytes: usize,
     },
     /// The requested revision is below the compaction mark.
     Compacted {
-        /// The oldest readable revision; unset if the store did not report it.
+        /// The oldest readable revision; unset if the store did not report one.
         compact_revision: Revision,
     },
     /// The requested revision is above the store's revision.
     FutureRevision,
-    /// The store has no space left. On some stores the write may have happened anyway.
+    /// The store has no disk space left. On some stores the failed write may have happened anyway.
     NoSpace,
     /// The store is overloaded and refused the request without reading it.
     Throttled,
@@ -144,22 +145,22 @@ pub enum ErrorKind {
     NoLeader,
     /// Another process kept the store lock for longer than the caller waited.
     Locked,
-    /// An earlier error made this handle read-only. Writes need the store to be opened again.
+    /// An earlier error made this handle read-only. To write again, open the store again.
     Poisoned,
     /// The handle was closed.
     Closed,
     /// No answer arrived in time.
     Timeout,
-    /// The connection broke. A watch can be reopened at `resume_from`.
+    /// The connection broke. A caller can reopen a watch at `resume_from`.
     Disconnected {
-        /// The revision after the last delivered one; unset for requests other than a watch.
+        /// The revision after the last delivered revision; unset for requests other than a watch.
         resume_from: Revision,
     },
-    /// The answer could not be decoded.
+    /// The store's answer could not be decoded.
     Undecodable,
-    /// The engine reported an error while committing.
+    /// The storage engine reported an error while committing.
     CommitIo,
-    /// The operating system reported an error while reading or opening.
+    /// The operating system reported an error while the store was read or opened.
     Io,
     /// There is no store at this path, and the caller did not ask to create one.
     Missing,
@@ -170,7 +171,7 @@ pub enum ErrorKind {
         /// The format number in the store.
         found: u32,
     },
-    /// The store's revision went back, because a backup was restored or another store has taken its name.
+    /// The store's revision is lower than before: a backup was restored, or a different store has the same name.
     RevisionRegressed,
     /// A [`Transaction`](crate::Transaction) has more guards than one commit can check.
     ReadSetTooLarge {
@@ -179,7 +180,7 @@ pub enum ErrorKind {
     },
     /// Other writers changed the guarded keys at every attempt.
     Conflict {
-        /// The number of attempts.
+        /// The number of attempts of the transaction.
         attempts: u32,
     },
     /// A put names a lease that does not exist.
@@ -189,8 +190,8 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// The outcome of a write that failed with this kind: unknown, unless the kind proves that the write did not
-    /// happen.
+    /// The outcome of a write that failed with this kind of error. The outcome is unknown unless the kind proves that
+    /// the write did not happen.
     pub fn outcome(&self) -> Outcome {
         match self {
             Self::InvalidArgument(_)
@@ -221,7 +222,7 @@ impl ErrorKind {
         }
     }
 
-    /// True if the same request may succeed when it is repeated later.
+    /// True if the same request may succeed when the caller repeats it later.
     pub fn is_transient(&self) -> bool {
         matches!(
             self,
@@ -296,7 +297,7 @@ struct ErrorFields {
 }
 
 impl Error {
-    /// An error of `kind` in `operation`. `store` is an engine's name or an address, never a secret.
+    /// Creates an error of `kind` in `operation`. `store` is an engine's name or an address, never a secret.
     pub fn new(kind: ErrorKind, operation: Operation, store: impl Into<Cow<'static, str>>) -> Self {
         let outcome = match operation {
             Operation::Txn | Operation::Compact | Operation::Transact => kind.outcome(),
@@ -306,28 +307,28 @@ impl Error {
         Self(Box::new(ErrorFields { kind, operation, store, outcome, is_final: false, detail: None, source: None }))
     }
 
-    /// Sets the error that caused this one.
+    /// Sets the source of this error.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(source.into());
         self
     }
 
-    /// Sets one sentence for the user, with a fact or with what to do.
+    /// Sets one sentence for the user, which states a fact or says what to do.
     #[must_use]
     pub fn with_detail(mut self, detail: impl Into<String>) -> Self {
         self.0.detail = Some(detail.into());
         self
     }
 
-    /// Replaces the outcome that the kind implies. `NotApplied` needs proof, for example a read of the store.
+    /// Replaces the outcome that the error's kind implies. `NotApplied` needs proof, for example a read of the store.
     #[must_use]
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
         self.0.outcome = outcome;
         self
     }
 
-    /// Marks the request as ended: it has happened or never will, so one read of the store settles the outcome.
+    /// Marks the request as ended: the write has happened or never will, so one read of the store shows the outcome.
     #[must_use]
     pub fn with_final_outcome(mut self) -> Self {
         self.0.is_final = true;
@@ -349,25 +350,25 @@ impl Error {
         &self.0.store
     }
 
-    /// Whether the failed write may have happened anyway.
+    /// Says whether the failed write may have happened anyway.
     pub fn outcome(&self) -> Outcome {
         self.0.outcome
     }
 
-    /// True if the request can have no later effect. If the outcome is unknown, a read of the latest revision settles
+    /// True if the request can have no later effect. If the outcome is unknown, a read of the latest revision shows
     /// it.
     pub fn is_final(&self) -> bool {
         self.0.is_final || self.0.outcome == Outcome::NotApplied
     }
 
-    /// One sentence for the user, if there is one.
+    /// One sentence for the user, if the error has one.
     pub fn detail(&self) -> Option<&str> {
         self.0.detail.as_deref()
     }
 }
 
 impl fmt::Display for Error {
-    /// Writes one line: store, operation, kind, detail and all sources.
+    /// Writes the store, operation, kind, detail and all sources of the error in one line.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}: {}", self.0.store, self.0.operation, self.0.kind)?;
         if let Some(detail) = &self.0.detail {

@@ -1,8 +1,8 @@
-//! Keys, values, revisions, ranges of keys, and leases.
+//! Defines keys, values, revisions, ranges of keys, and leases.
 //!
-//! A lease is a time to live for keys, as in etcd. A put attaches its key to one lease or to none. When the lease ends,
-//! its keys are deleted. The program that keeps the time grants and revokes leases; the trait [`Store`](crate::Store)
-//! has no methods for them.
+//! A lease is a time to live for keys, as in etcd. A put attaches its key to one lease or to none. When a lease ends,
+//! its keys are deleted. The program that measures the time to live grants and revokes leases; the trait
+//! [`Store`](crate::Store) has no methods for leases.
 
 use std::borrow::Borrow;
 use std::fmt;
@@ -11,13 +11,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-/// A key: raw bytes in unsigned byte order. A prefix sorts before the keys that it is a prefix of.
+/// A key: raw bytes in unsigned byte order. A key that is a prefix of another key sorts before that key.
 #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Key(Bytes);
 
 impl Key {
-    /// A key of these bytes. A store checks its length when it gets the request.
+    /// Creates a key of these bytes. A store checks the key's length when it gets a request.
     pub fn new(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }
@@ -32,7 +32,8 @@ impl Key {
         self.0.clone()
     }
 
-    /// The smallest key after this one: its bytes and a zero byte. The next page of a listing starts there.
+    /// The smallest key after this key: the bytes of this key and a zero byte. The next page of a listing starts at
+    /// the successor of the last key.
     #[must_use]
     pub fn successor(&self) -> Self {
         let mut bytes = Vec::with_capacity(self.0.len() + 1);
@@ -104,7 +105,7 @@ impl Borrow<[u8]> for Key {
 pub struct Value(Bytes);
 
 impl Value {
-    /// A value of these bytes.
+    /// Creates a value of these bytes.
     pub fn new(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }
@@ -114,7 +115,7 @@ impl Value {
         &self.0
     }
 
-    /// The length in bytes.
+    /// The length of the value in bytes.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -126,7 +127,7 @@ impl Value {
 }
 
 impl fmt::Debug for Value {
-    /// Writes the length and the first 40 bytes only, because values can be large.
+    /// Writes only the length and the first 40 bytes of the value, because values can be large.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = &self.0[..self.0.len().min(40)];
         let rest = if shown.len() < self.0.len() { "..." } else { "" };
@@ -165,10 +166,10 @@ impl From<Vec<u8>> for Value {
 pub struct Revision(i64);
 
 impl Revision {
-    /// No revision: "latest" in a read, "absent" in a compare.
+    /// No revision: it means "latest" in a read and "absent" in a compare.
     pub const UNSET: Self = Self(0);
 
-    /// The revision with this number. A number below 1 means "latest" in a read and is refused elsewhere.
+    /// Creates the revision with this number. A number below 1 means "latest" in a read and is rejected elsewhere.
     pub const fn new(number: i64) -> Self {
         Self(number)
     }
@@ -178,7 +179,7 @@ impl Revision {
         self.0
     }
 
-    /// The revision after this one.
+    /// The revision that follows this revision.
     #[must_use]
     pub const fn next(self) -> Self {
         Self(self.0 + 1)
@@ -196,7 +197,7 @@ impl fmt::Display for Revision {
     }
 }
 
-/// The keys that a request covers. Spans are half open. A span that ends before it starts is empty and not an error.
+/// The keys that a request covers. Ranges are half open. A range that ends before it starts is empty and not an error.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Range {
@@ -204,26 +205,26 @@ pub enum Range {
     Key(Key),
     /// All keys that begin with these bytes. The empty prefix equals [`Range::All`].
     Prefix(Key),
-    /// All keys from the first (inclusive) to the second (exclusive).
+    /// All keys from the first key (inclusive) to the second key (exclusive).
     FromTo(Key, Key),
-    /// All keys from this one on (inclusive).
+    /// All keys from this key on (inclusive).
     From(Key),
     /// Every key.
     All,
 }
 
 impl Range {
-    /// The range of one key.
+    /// Creates the range of one key.
     pub fn key(key: impl Into<Key>) -> Self {
         Self::Key(key.into())
     }
 
-    /// The range of all keys that begin with `prefix`.
+    /// Creates the range of all keys that begin with `prefix`.
     pub fn prefix(prefix: impl Into<Key>) -> Self {
         Self::Prefix(prefix.into())
     }
 
-    /// The lower bound (inclusive) and the upper bound (exclusive; `None` means no upper bound).
+    /// The range's lower bound (inclusive) and upper bound (exclusive; `None` means no upper bound).
     pub fn bounds(&self) -> (Key, Option<Key>) {
         match self {
             Self::Key(key) => (key.clone(), Some(key.successor())),
@@ -234,7 +235,7 @@ impl Range {
         }
     }
 
-    /// The part of the range from `from` on. `from` must be a key of the range or come after one.
+    /// The part of the range from `from` on. `from` must be a key of the range, or sort after a key of the range.
     #[must_use]
     pub fn rest(&self, from: Key) -> Self {
         match self.bounds().1 {
@@ -284,7 +285,7 @@ impl fmt::Display for Range {
 pub struct LeaseId(NonZeroI64);
 
 impl LeaseId {
-    /// The lease with this id; `None` for 0, which means "no lease".
+    /// Creates a lease id from a number; returns `None` for 0, which means "no lease".
     pub const fn new(number: i64) -> Option<Self> {
         match NonZeroI64::new(number) {
             Some(number) => Some(Self(number)),
@@ -292,7 +293,7 @@ impl LeaseId {
         }
     }
 
-    /// The id as a number.
+    /// The lease id as a number.
     pub const fn get(self) -> i64 {
         self.0.get()
     }
@@ -304,7 +305,7 @@ impl LeaseId {
 }
 
 impl fmt::Display for LeaseId {
-    /// Writes the id as etcd's tools do: 16 hexadecimal digits.
+    /// Writes the lease id as etcd's tools do: 16 hexadecimal digits.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:016x}", self.0)
     }
@@ -320,7 +321,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The longest time to live, the same as etcd's.
+    /// The longest time to live of a lease, the same as in etcd.
     pub const MAX_TTL: Duration = Duration::from_secs(9_000_000_000);
 }
 
@@ -329,7 +330,7 @@ impl Lease {
 pub enum GrantOutcome {
     /// The lease was granted.
     New,
-    /// A lease with this id already exists. Nothing has changed.
+    /// A lease with this id already exists, and the request has changed nothing.
     Taken,
 }
 

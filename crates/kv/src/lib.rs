@@ -2,10 +2,10 @@
 //!
 //! # The contract
 //!
-//! A store is an ordered map of keys to values in which every write has a revision.
+//! Defines the trait [`Store`]: an ordered map of keys to values in which every write has a revision.
 //!
-//! The semantics are etcd v3's. `SEMANTICS.md` beside this crate has the numbered rules, and the crate `conformance`
-//! tests a store against each of them.
+//! Stores have the semantics of etcd v3. `SEMANTICS.md` in this crate's folder has the numbered rules, and the crate
+//! `conformance` tests a store against each rule.
 //!
 //! - An **author of a store** implements the four methods of [`Store`].
 //! - A **user of a store** holds an `Arc<dyn Store>`, reads through [`StoreExt`], and changes keys with [`transact!`].

@@ -1,4 +1,4 @@
-//! The requests to a store and its answers.
+//! Defines the requests to a store and the store's answers.
 
 use std::time::SystemTime;
 
@@ -17,25 +17,25 @@ pub enum Content {
     CountOnly,
 }
 
-/// Whether a write or an event contains the previous state of its keys.
+/// Says whether the answer to a write, or an event, contains the previous state of the keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Prev {
-    /// Without the previous state.
+    /// The answer or event omits the previous state.
     #[default]
     Omit,
-    /// With the previous state.
+    /// The answer or event contains the previous state.
     Return,
 }
 
-/// Whether a watch reports its revision while its range does not change.
+/// Says whether a watch reports its revision while the keys in its range do not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Progress {
-    /// No progress reports.
+    /// The watch sends no progress reports.
     #[default]
     Omit,
-    /// Progress reports: batches without events.
+    /// The watch sends progress reports: batches without events.
     Report,
 }
 
@@ -46,7 +46,7 @@ pub enum Progress {
 pub struct RangeRequest {
     /// The keys to read.
     pub range: Range,
-    /// The revision to read; below 1 means the latest.
+    /// The revision to read; a revision below 1 means the latest.
     pub at: Revision,
     /// Maximum number of keys in the answer; 0 or less means all.
     pub limit: i64,
@@ -55,26 +55,26 @@ pub struct RangeRequest {
 }
 
 impl RangeRequest {
-    /// A read of the whole range, in full, at the latest revision.
+    /// Creates a read of the whole range, with values, at the latest revision.
     pub fn new(range: Range) -> Self {
         Self { range, at: Revision::UNSET, limit: 0, content: Content::Full }
     }
 
-    /// Reads the state at this revision.
+    /// Sets the revision to read.
     #[must_use]
     pub fn with_at(mut self, at: Revision) -> Self {
         self.at = at;
         self
     }
 
-    /// Limits the answer to this many keys; 0 or less means all.
+    /// Limits the answer to `limit` keys; 0 or less means all.
     #[must_use]
     pub fn with_limit(mut self, limit: i64) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Restricts the answer to this part of each key.
+    /// Restricts the answer to the part `content` of each key.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
@@ -82,17 +82,18 @@ impl RangeRequest {
     }
 }
 
-/// The operator of a [`Compare`]: the stored property on the left, the given value on the right.
+/// The operator of a [`Compare`], with the stored property as its left operand and the given value as its right
+/// operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum CompareOp {
-    /// Stored = given.
+    /// The stored property equals the given value.
     Equal,
-    /// Stored != given.
+    /// The stored property differs from the given value.
     NotEqual,
-    /// Stored < given.
+    /// The stored property is less than the given value.
     Less,
-    /// Stored > given.
+    /// The stored property is greater than the given value.
     Greater,
 }
 
@@ -108,8 +109,8 @@ impl CompareOp {
     }
 }
 
-/// The property that a compare checks, with the given value. An absent key has version, create revision, mod revision
-/// and lease 0, and fails every value compare.
+/// The property that a compare checks, and the value to compare it with. An absent key has version, create revision,
+/// mod revision and lease 0, and fails every value compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Target {
@@ -119,27 +120,28 @@ pub enum Target {
     CreateRevision(Revision),
     /// The revision that last wrote the key.
     ModRevision(Revision),
-    /// The value, compared as unsigned bytes.
+    /// The value of the key, compared as unsigned bytes.
     Value(Value),
     /// The id of the lease that the key is attached to; 0 for none.
     Lease(i64),
 }
 
-/// A condition of a [`Txn`]. It must hold for every key in the range. A range without keys counts as one absent key.
+/// A condition of a [`Txn`], which must hold for every key in the range. A range without keys counts as one absent
+/// key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Compare {
     /// The keys to check.
     pub range: Range,
-    /// The operator.
+    /// The operator of the compare.
     pub op: CompareOp,
-    /// The property and the given value.
+    /// The property to check, and the value to compare it with.
     pub target: Target,
 }
 
 impl Compare {
-    /// A compare of `target` for every key in `range`.
+    /// Creates a compare of `target` for every key in `range`.
     pub fn new(range: Range, op: CompareOp, target: Target) -> Self {
         Self { range, op, target }
     }
@@ -162,34 +164,36 @@ impl Compare {
         if found.peek().is_none() { self.holds(None) } else { found.all(|kv| self.holds(Some(kv))) }
     }
 
-    /// Holds if the key was last written at exactly this revision; [`Revision::UNSET`] means that the key is absent.
+    /// Creates a compare that holds if the key was last written at exactly this revision; [`Revision::UNSET`] means
+    /// that the key is absent.
     pub fn unchanged(key: impl Into<Key>, mod_revision: Revision) -> Self {
         Self::new(Range::Key(key.into()), CompareOp::Equal, Target::ModRevision(mod_revision))
     }
 
-    /// Holds if the key is absent.
+    /// Creates a compare that holds if the key is absent.
     pub fn absent(key: impl Into<Key>) -> Self {
         Self::all_absent(Range::Key(key.into()))
     }
 
-    /// Holds if the range contains no key.
+    /// Creates a compare that holds if the range contains no key.
     pub fn all_absent(range: Range) -> Self {
         Self::new(range, CompareOp::Equal, Target::ModRevision(Revision::UNSET))
     }
 
-    /// Holds if no key of the range was written after this revision. It does not notice deletions.
+    /// Creates a compare that holds if no key of the range was written after this revision. The compare does not
+    /// detect deletions.
     pub fn nothing_newer(range: Range, revision: Revision) -> Self {
         Self::new(range, CompareOp::Less, Target::ModRevision(revision.next()))
     }
 
-    /// Holds if no key of the range was created after this revision. It does not notice later writes to older keys, or
-    /// deletions.
+    /// Creates a compare that holds if no key of the range was created after this revision. The compare does not
+    /// detect deletions, or later writes to keys that already existed.
     pub fn none_created_after(range: Range, revision: Revision) -> Self {
         Self::new(range, CompareOp::Less, Target::CreateRevision(revision.next()))
     }
 }
 
-/// A read inside a [`Txn`]. It sees the state that the earlier operations of the branch have made.
+/// A read inside a [`Txn`]. The read sees the effects of the earlier operations of its branch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -203,24 +207,24 @@ pub struct TxnRange {
 }
 
 impl TxnRange {
-    /// A read of the whole range, in full.
+    /// Creates a read of the whole range, with values.
     pub fn new(range: Range) -> Self {
         Self { range, limit: 0, content: Content::Full }
     }
 
-    /// A read of the whole range, without values.
+    /// Creates a read of the whole range, without values.
     pub fn keys_of(range: Range) -> Self {
         Self::new(range).with_content(Content::KeysOnly)
     }
 
-    /// Limits the answer to this many keys; 0 or less means all.
+    /// Limits the answer to `limit` keys; 0 or less means all.
     #[must_use]
     pub fn with_limit(mut self, limit: i64) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Restricts the answer to this part of each key.
+    /// Restricts the answer to the part `content` of each key.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
@@ -244,16 +248,16 @@ pub enum Op {
         key: Key,
         /// The new value.
         value: Value,
-        /// Whether the answer contains the previous state of the key.
+        /// Says whether the answer contains the previous state of the key.
         prev: Prev,
-        /// The lease that the key is attached to from now on; `None` detaches it from its lease.
+        /// The lease to attach the key to; `None` detaches the key from its lease.
         lease: Option<LeaseId>,
     },
     /// Deletes every key of a range. A range without keys is not an error.
     Delete {
         /// The keys to delete.
         range: Range,
-        /// Whether the answer contains the deleted keys.
+        /// Says whether the answer contains the deleted keys.
         prev: Prev,
     },
     /// Reads a range.
@@ -276,12 +280,12 @@ impl Op {
         Self::Delete { range, prev: Prev::Omit }
     }
 
-    /// Reads a range in full.
+    /// Reads a range, with values.
     pub fn range(range: Range) -> Self {
         Self::Range(TxnRange::new(range))
     }
 
-    /// Requests the previous state in the answer. Does not change a read.
+    /// Requests the previous state of the written keys in the answer. A read stays unchanged.
     #[must_use]
     pub fn with_prev(mut self) -> Self {
         match &mut self {
@@ -291,7 +295,7 @@ impl Op {
         self
     }
 
-    /// Attaches the key of a put to a lease, which must exist. Does not change other operations.
+    /// Attaches the key of a put to a lease, which must exist. Other operations stay unchanged.
     #[must_use]
     pub fn with_lease(mut self, to: LeaseId) -> Self {
         if let Self::Put { lease, .. } = &mut self {
@@ -306,13 +310,14 @@ impl Op {
     }
 }
 
-/// A transaction: compares, the operations that run if all of them hold, and the operations that run otherwise. It is
-/// atomic and has one revision.
+/// An atomic transaction: compares, the operations that run if all compares hold, and the operations that run
+/// otherwise. All writes of a transaction have the same revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Txn {
-    /// The conditions on the state before the transaction; `success` runs if all of them hold, or if there are none.
+    /// The conditions on the state before the transaction. The branch `success` runs if all conditions hold, or if
+    /// there are no conditions.
     pub compares: Vec<Compare>,
     /// The operations that run, in order, if all compares hold.
     pub success: Vec<Op>,
@@ -321,14 +326,14 @@ pub struct Txn {
 }
 
 impl Txn {
-    /// A transaction without compares and operations.
+    /// Creates a transaction without compares and operations.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A transaction that changes nothing and fails if its sender has no permission to write one of `keys`. It deletes
-    /// them under a condition that never holds: etcd checks permissions before conditions. A deletion needs no space,
-    /// so it raises no alarm.
+    /// Creates a transaction that changes nothing and fails if its sender has no permission to write one of `keys`.
+    /// The transaction deletes the keys under a condition that never holds, because etcd checks permissions before
+    /// conditions. A deletion needs no disk space and thus triggers no alarm in etcd.
     pub fn trial(keys: impl IntoIterator<Item = Key>) -> Self {
         let deletes: Vec<Op> = keys.into_iter().map(Op::delete).collect();
         let first =
@@ -344,7 +349,7 @@ impl Txn {
         self
     }
 
-    /// Adds operations to the branch that runs if the compares hold.
+    /// Adds operations to the branch that runs if all compares hold.
     #[must_use]
     pub fn with_success(mut self, ops: impl IntoIterator<Item = Op>) -> Self {
         self.success.extend(ops);
@@ -364,24 +369,24 @@ impl Txn {
     }
 }
 
-/// A watch of every event in a range from a revision on.
+/// A request to watch every event in a range from a revision on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct WatchRequest {
     /// The keys to watch; the range must not be empty.
     pub range: Range,
-    /// The first revision whose events are delivered; at least 1. There is no "now": read at revision R, then watch
-    /// from R + 1.
+    /// The first revision whose events are delivered; at least 1. A watch cannot start at "now": read at revision R,
+    /// then watch from R + 1.
     pub start: Revision,
-    /// Whether events contain the previous state of their keys.
+    /// Says whether events contain the previous state of their keys.
     pub prev: Prev,
-    /// Whether the watch reports its progress.
+    /// Says whether the watch reports its progress.
     pub progress: Progress,
 }
 
 impl WatchRequest {
-    /// A watch of `range` from `start` on, inclusive.
+    /// Creates a request to watch `range` from `start` on, inclusive.
     pub fn new(range: Range, start: Revision) -> Self {
         Self { range, start, prev: Prev::Omit, progress: Progress::Omit }
     }
@@ -433,11 +438,11 @@ pub struct RangeResponse {
     /// The store's revision at the time of the answer, also for a read of the past; inside a transaction, the
     /// transaction's revision.
     pub revision: Revision,
-    /// The keys in ascending order, cut at the limit; empty if only the count was requested.
+    /// The first keys of the range in ascending order, up to the limit; empty if only the count was requested.
     pub kvs: Vec<Kv>,
     /// The number of keys in the range, regardless of the limit.
     pub count: u64,
-    /// True if the limit cut keys off.
+    /// True if the range contains more keys than the limit.
     pub more: bool,
 }
 
@@ -447,12 +452,12 @@ pub struct RangeResponse {
 pub enum OpResult {
     /// The answer to a put.
     Put {
-        /// The previous state, if it was requested and the key existed.
+        /// The previous state of the key, if it was requested and the key existed.
         prev: Option<Kv>,
     },
     /// The answer to a deletion.
     Delete {
-        /// The number of deleted keys.
+        /// The number of keys that the operation deleted.
         count: u64,
         /// The deleted keys in ascending order, if they were requested.
         prevs: Vec<Kv>,
@@ -491,7 +496,8 @@ pub struct Event {
     pub kind: EventKind,
     /// The key after the change. A deletion fills in only the key and, as `mod_revision`, the revision of the deletion.
     pub kv: Kv,
-    /// The key before the change, if it was requested. `None` for a creation, and possibly if that state was compacted.
+    /// The key before the change, if the watch requested it. `None` for a creation, and possibly if that state was
+    /// compacted.
     pub prev: Option<Kv>,
 }
 
@@ -502,19 +508,20 @@ pub struct Event {
 pub struct Batch {
     /// The revision of the events, or of the progress report.
     pub revision: Revision,
-    /// The time of the commit, if the store recorded it. It never goes back from one revision to the next.
+    /// The time of the commit, if the store recorded it. Commit times never decrease from one revision to the next.
     pub time: Option<SystemTime>,
-    /// The events: at least one, except in a progress report.
+    /// The events of the batch: at least one, except in a progress report.
     pub events: Vec<Event>,
 }
 
 impl Batch {
-    /// A report that a watch has delivered all events up to this revision.
+    /// Creates a report that a watch has delivered all events up to this revision.
     pub fn progress(revision: Revision) -> Self {
         Self { revision, time: None, events: Vec::new() }
     }
 
-    /// True for a progress report. Only a watch with [`Progress::Report`](crate::Progress::Report) sends them.
+    /// True for a progress report. Only a watch with [`Progress::Report`](crate::Progress::Report) sends progress
+    /// reports.
     pub fn is_progress(&self) -> bool {
         self.events.is_empty()
     }

@@ -1,4 +1,4 @@
-//! The trait [`Store`], the shorthands of [`StoreExt`], [`Pages`] for ranges larger than one answer, and the
+//! Defines the trait [`Store`], the shorthands of [`StoreExt`], [`Pages`] for ranges larger than one answer, and the
 //! [`Purpose`] of a handle's writes.
 
 use std::fmt::{self, Debug};
@@ -17,48 +17,49 @@ use crate::request::{
 /// The items of [`Store::watch`]: one batch for each revision with events, progress reports if requested, and a
 /// terminal error as the last item.
 ///
-/// The stream borrows nothing. Dropping it ends the watch.
+/// Dropping the stream ends the watch.
 pub type WatchStream = BoxStream<'static, Result<Batch>>;
 
 /// An ordered map of keys to values with one revision counter.
 ///
 /// `SEMANTICS.md` in this crate has the numbered rules. In short, an implementation must ensure that
 ///
-/// 1. every method first calls `check` of its request, so that all stores refuse the same requests;
+/// 1. every method first calls `check` of its request, so that all stores reject the same requests;
 /// 2. calls are strictly serialisable, in the order of their revisions;
 /// 3. an acknowledged write survives a crash, and no write is visible before it is durable;
 /// 4. a failed write reports whether it may have happened ([`Error::outcome`](crate::Error::outcome)), and the store
 ///    resends a write only if the first request was certainly never sent;
 /// 5. no method blocks the thread that polls it.
 ///
-/// The crate `conformance` tests an implementation.
+/// The crate `conformance` tests implementations of this trait.
 #[async_trait]
 pub trait Store: Debug + Send + Sync + 'static {
     /// Reads a range of keys at one revision. A read of the latest revision is linearizable.
     ///
     /// # Errors
-    /// `Compacted` below the compaction mark and `FutureRevision` above the store's revision, for absent keys too.
+    /// `Compacted` for a revision below the compaction mark, and `FutureRevision` for a revision above the store's
+    /// revision, even if the range contains no keys.
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse>;
 
     /// Runs one branch of a transaction atomically, at one revision.
     ///
     /// # Errors
-    /// An invalid request is refused before any part of it runs. Any other error carries an
+    /// An invalid request is rejected before any part of it runs. Any other error carries an
     /// [`Outcome`](crate::Outcome). A compare that does not hold is not an error.
     async fn txn(&self, txn: Txn) -> Result<TxnResponse>;
 
-    /// Watches a range from `start` of the request, inclusive. The watch is registered when this returns.
+    /// Watches a range from `start` of the request, inclusive. The watch is registered when this method returns.
     ///
     /// # Errors
     /// `InvalidArgument` for an empty range or a start below 1. The stream ends with `Compacted` when the compaction
     /// mark passes the next revision to deliver, and with `Disconnected` when the store cannot continue without a gap.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream>;
 
-    /// Drops the history below `revision`. The state at `revision` stays readable, earlier states do not.
+    /// Drops the history before `revision`. The state at `revision` stays readable; earlier states become unreadable.
     ///
     /// # Errors
-    /// `Compacted` if the compaction mark is already at `revision` or above, `FutureRevision` above the store's
-    /// revision.
+    /// `Compacted` if the compaction mark is already at `revision` or above, and `FutureRevision` if `revision` is
+    /// above the store's revision.
     async fn compact(&self, revision: Revision) -> Result<()>;
 }
 
@@ -89,9 +90,9 @@ const MAX_PAGE_KEYS: usize = 500;
 pub struct Snapshot {
     /// The revision of `kvs`.
     pub revision: Revision,
-    /// The keys at that revision, ascending.
+    /// The keys at `revision`, in ascending order.
     pub kvs: Vec<Kv>,
-    /// The changes after that revision, without a gap or a repeat.
+    /// The changes after `revision`, without gaps or repetitions.
     pub changes: WatchStream,
 }
 
@@ -106,7 +107,7 @@ impl Debug for Snapshot {
 pub enum ConditionalOutcome {
     /// The write happened at this revision.
     Done(Revision),
-    /// Nothing was written, because the key has this state instead; `None` if it is absent.
+    /// Nothing was written, because the key has this state instead; `None` stands for an absent key.
     Found(Option<Kv>),
 }
 
@@ -131,8 +132,8 @@ pub trait StoreExt: Store {
         Ok(self.range(RangeRequest::new(Range::key(key))).await?.kvs.pop())
     }
 
-    /// Reads a whole range at one revision, in [`Pages`] of about a megabyte. So no answer is too large, and no read
-    /// blocks the store for long.
+    /// Reads a whole range at one revision, in [`Pages`] of about a megabyte. Paging keeps each answer small enough
+    /// for the store, and each read short.
     ///
     /// # Errors
     /// Any error of [`Store::range`]; `Compacted` if the revision was compacted between two pages.
@@ -140,11 +141,11 @@ pub trait StoreExt: Store {
         self.list_at(range, Revision::UNSET, Content::Full).await
     }
 
-    /// Like [`list`](Self::list), but reads at the revision `at` (below 1: the latest), and only the requested part of
-    /// each key.
+    /// Like [`list`](Self::list), but reads at the revision `at` (the latest if `at` is below 1), and only the
+    /// requested part of each key.
     ///
     /// # Errors
-    /// As for [`list`](Self::list).
+    /// Any error of [`list`](Self::list).
     async fn list_at(&self, range: Range, at: Revision, content: Content) -> Result<RangeResponse> {
         let mut pages = Pages::new(range, at).with_content(content).with_max_keys(MAX_PAGE_KEYS);
         let mut listing = pages.next_answer(self).await?.unwrap_or_default();
@@ -179,7 +180,7 @@ pub trait StoreExt: Store {
         self.update_if(key, value, Revision::UNSET).await
     }
 
-    /// Writes a key if it was last written at `mod_revision` (unset: if it is absent).
+    /// Writes a key if it was last written at `mod_revision`, or, if `mod_revision` is unset, if the key is absent.
     ///
     /// # Errors
     /// Any error of [`Store::txn`].
@@ -253,17 +254,17 @@ async fn conditional<S: Store + ?Sized>(
 
 /// Default target size of a page: 1 MiB of keys and values.
 const PAGE_BYTES: usize = 1 << 20;
-/// Number of keys in the first page. It is small because one value can have more than a megabyte.
+/// Number of keys in the first page. The number is small because one value can have more than a megabyte.
 const FIRST_PAGE_KEYS: usize = 16;
 /// Number of keys in the first page of a read without values: 500 of the longest keys have about two megabytes.
 const FIRST_PAGE_BARE_KEYS: usize = 500;
 /// Maximum ratio of a page's keys to the previous page's keys, because the next keys may be larger.
 const MAX_PAGE_GROWTH: usize = 8;
-/// Minimum number of bytes that an entry counts, so that a page of tiny entries does not list everything.
+/// Each entry counts as at least this many bytes, so that a page of tiny entries does not list the whole range.
 const MIN_ENTRY_BYTES: usize = 64;
 
-/// Reads a range at one revision, about a megabyte at a time, for callers that cannot hold all of it. Each page may be
-/// read through a different handle, provided that it has the same data.
+/// Reads a range at one revision, about a megabyte at a time, for callers that cannot keep the whole range in memory.
+/// Each page may be read through a different handle, provided that all handles have the same data.
 #[derive(Debug)]
 pub struct Pages {
     range: Range,
@@ -276,13 +277,14 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// The pages of a range at a revision. If `at` is unset, the first page fixes it to the latest revision.
+    /// Creates the pages of a range at a revision. If `at` is unset, all pages are read at the latest revision at the
+    /// time of the first page.
     pub fn new(range: Range, at: Revision) -> Self {
         let (content, bytes, limit, most) = (Content::Full, PAGE_BYTES, FIRST_PAGE_KEYS, usize::MAX);
         Self { rest: Some(range.clone()), range, at, content, bytes, limit, most }
     }
 
-    /// Restricts the pages to this part of each key.
+    /// Restricts the pages to the part `content` of each key.
     #[must_use]
     pub fn with_content(mut self, content: Content) -> Self {
         self.content = content;
@@ -290,32 +292,32 @@ impl Pages {
         self
     }
 
-    /// Limits each page to this many keys.
+    /// Limits each page to `keys` keys.
     #[must_use]
     pub fn with_max_keys(mut self, keys: usize) -> Self {
         self.most = keys;
         self
     }
 
-    /// Sets the target size of a page in bytes of keys and values. Each page costs a cluster a walk through all
-    /// remaining keys, and makes other users of an embedded store wait.
+    /// Sets the target size of a page in bytes of keys and values. For each page, an etcd cluster walks through all
+    /// remaining keys of the range. On an embedded store, other users wait while a page is read.
     #[must_use]
     pub fn with_page_bytes(mut self, bytes: usize) -> Self {
         self.bytes = bytes;
         self
     }
 
-    /// The revision of the pages; unset before the first page if [`new`](Self::new) got none.
+    /// The revision of the pages; unset before the first page if [`new`](Self::new) got no revision.
     pub fn revision(&self) -> Revision {
         self.at
     }
 
-    /// True if the last page was read.
+    /// True if the last page of the range was read.
     pub fn is_over(&self) -> bool {
         self.rest.is_none()
     }
 
-    /// Reads the next keys, ascending; `None` after the last page.
+    /// Reads the next page of keys in ascending order; returns `None` after the last page.
     ///
     /// # Errors
     /// Any error of [`Store::range`]; `Compacted` if the revision was compacted between two pages.
@@ -343,9 +345,9 @@ impl Pages {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Purpose {
-    /// Any write.
+    /// Writes of any kind.
     #[default]
     Any,
-    /// A release of addresses. When the disk is full, an embedded store frees history and reserved space for it.
+    /// Releases of addresses. When the disk is full, an embedded store frees history and reserved space for a release.
     Release,
 }

@@ -1,4 +1,4 @@
-//! The checks that every store applies to a request. `SEMANTICS.md`, section X, lists the limits.
+//! Checks requests by the rules that every store applies. `SEMANTICS.md`, section X, lists the limits.
 
 use std::collections::BTreeSet;
 
@@ -11,11 +11,11 @@ pub const MAX_KEY_BYTES: usize = 4096;
 /// Maximum length of a value in bytes.
 pub const MAX_VALUE_BYTES: usize = 1_500_000;
 /// Maximum size of a transaction: the bytes of its keys and values, plus 32 bytes for each compare and operation. The
-/// limit is above the largest value, which must fit, and below the 1,572,864 bytes that etcd accepts.
+/// limit is above the size of the largest value, and below the 1,572,864 bytes that etcd accepts.
 pub const MAX_REQUEST_BYTES: usize = 1_550_000;
 /// Maximum number of compares, and of operations in each branch, of one transaction.
 pub const MAX_TXN_OPS: usize = 128;
-/// The overhead of a compare or an operation on the wire, rounded up.
+/// The overhead of a compare or an operation on the wire in bytes, rounded up.
 const OP_OVERHEAD_BYTES: usize = 32;
 
 fn refuse<T>(kind: ErrorKind, operation: Operation, store: &'static str) -> Result<T> {
@@ -23,7 +23,8 @@ fn refuse<T>(kind: ErrorKind, operation: Operation, store: &'static str) -> Resu
 }
 
 impl RangeRequest {
-    /// Checks the rules that all stores share. Every [`Store::range`](crate::Store::range) calls this first.
+    /// Checks the rules for reads that all stores share. Every implementation of [`Store::range`](crate::Store::range)
+    /// calls this method first.
     ///
     /// # Errors
     /// `InvalidArgument`, in the name of `store`.
@@ -33,7 +34,8 @@ impl RangeRequest {
 }
 
 impl WatchRequest {
-    /// Checks the rules that all stores share. Every [`Store::watch`](crate::Store::watch) calls this first.
+    /// Checks the rules for watches that all stores share. Every implementation of
+    /// [`Store::watch`](crate::Store::watch) calls this method first.
     ///
     /// # Errors
     /// `InvalidArgument`, in the name of `store`.
@@ -50,10 +52,11 @@ impl WatchRequest {
 }
 
 impl Revision {
-    /// Checks that the revision is set. Every [`Store::compact`](crate::Store::compact) calls this first.
+    /// Checks that the revision is set. Every implementation of [`Store::compact`](crate::Store::compact) calls this
+    /// method first.
     ///
     /// # Errors
-    /// `InvalidArgument` below 1, in the name of `store`.
+    /// `InvalidArgument`, in the name of `store`, for a revision below 1.
     pub fn check(self, store: &'static str) -> Result<()> {
         if self.is_set() {
             return Ok(());
@@ -63,15 +66,16 @@ impl Revision {
 }
 
 impl Txn {
-    /// Checks the rules that all stores share. Every [`Store::txn`](crate::Store::txn) calls this first.
+    /// Checks the rules for transactions that all stores share. Every implementation of
+    /// [`Store::txn`](crate::Store::txn) calls this method first.
     ///
     /// # Errors
-    /// `InvalidArgument` or `TooLarge`, in the name of `store`. Both prove that nothing was written.
+    /// `InvalidArgument` or `TooLarge`, in the name of `store`. Both errors prove that nothing was written.
     pub fn check(&self, store: &'static str) -> Result<()> {
         self.find_fault().or_else(|kind| refuse(kind, Operation::Txn, store))
     }
 
-    /// Refuses puts with a lease. Stores without leases call this after [`check`](Self::check).
+    /// Rejects puts with a lease. Stores without leases call this method after [`check`](Self::check).
     ///
     /// # Errors
     /// `LeaseNotFound` if a put names a lease, in the name of `store`.
@@ -83,7 +87,7 @@ impl Txn {
         Ok(())
     }
 
-    /// The number of bytes that count against [`MAX_REQUEST_BYTES`].
+    /// The number of bytes of the transaction that count against [`MAX_REQUEST_BYTES`].
     pub fn size(&self) -> usize {
         let compares: usize = self.compares.iter().map(compare_bytes).sum();
         let ops: usize = self.success.iter().chain(&self.failure).map(op_bytes).sum();
@@ -109,7 +113,7 @@ impl Txn {
     }
 }
 
-/// Checks the keys and values of one branch, and that it writes no key twice.
+/// Checks the keys and values of one branch, and that the branch writes no key twice.
 fn check_branch(ops: &[Op]) -> Result<(), ErrorKind> {
     let mut puts = BTreeSet::new();
     for op in ops {
@@ -161,7 +165,8 @@ fn at_most(most: usize, key: &Key) -> Result<(), ErrorKind> {
     }
 }
 
-/// Only a single key must not be empty. An empty lower bound or prefix means all keys.
+/// Checks the keys of a range. The key of [`Range::Key`] must not be empty; an empty lower bound or prefix means all
+/// keys.
 fn check_range(range: &Range) -> Result<(), ErrorKind> {
     match range {
         Range::Key(key) => check_key(key),
@@ -242,7 +247,7 @@ mod tests {
         let quarter = || vec![0; 400_000];
         let four = ["a", "b", "c", "d"].map(|key| Op::put(key, quarter()));
         assert!(matches!(kind(&Txn::new().with_success(four)), Some(ErrorKind::TooLarge { .. })));
-        // Exactly the limit, then one byte more in each value.
+        // The first transaction has exactly the maximum size, the second has one byte more in each value.
         let of = |bytes: usize| {
             let two = ["a", "b"].map(|key| Op::put(key, vec![0; (bytes - 2 * OP_OVERHEAD_BYTES - 2) / 2]));
             Txn::new().with_success(two)

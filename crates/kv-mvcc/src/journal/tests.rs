@@ -1,4 +1,5 @@
-//! The journal on a disk that can lose power or be killed at any moment, and the journal as a table.
+//! Tests the journal on a disk that can lose power at any moment, with processes that can be killed at any moment, and
+//! the journal as a table.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -9,7 +10,7 @@ use crate::table::Visit;
 
 type Rows = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// Small, so that a few commits fill the journal.
+/// The size of the tests' journal in bytes. The size is small, so that a few commits fill the journal.
 const BYTES: u64 = 4096;
 
 /// A simulated disk: a journal, and a table that may lose its last commit.
@@ -20,14 +21,14 @@ struct Disk(Arc<Mutex<DiskState>>);
 struct DiskState {
     content: Vec<u8>,
     durable: Vec<u8>,
-    /// Writes that may or may not survive.
+    /// The offsets and bytes of unsynced writes, which can be lost in a power failure.
     unsynced: Vec<(usize, Vec<u8>)>,
     noted: DurableParts,
     table: Rows,
     table_durable: Rows,
-    /// The number of operations until everything fails.
+    /// The number of operations until all operations fail.
     left: Option<u32>,
-    /// The next sync fails, and the system marks the written pages clean anyway.
+    /// If true, the next sync fails, and the operating system marks the written pages clean anyway.
     lies: bool,
     syncs: u32,
     commits: u32,
@@ -54,7 +55,7 @@ impl Disk {
         JournaledTable::with_bytes(Box::new(Engine(self.clone())), Box::new(self.clone()), "test", BYTES)
     }
 
-    /// The disk after a power failure, without any notes.
+    /// The disk after a power failure, which has lost all notes.
     fn cut_power(&self, random: &mut fastrand::Rng) -> Self {
         let state = self.state();
         let mut content = state.durable.clone();
@@ -188,8 +189,8 @@ fn rows(table: &dyn Table) -> Rows {
     rows
 }
 
-/// The writes of commit `n`: one row that every commit writes, rows that come and go, and now and then more than fits
-/// into the journal.
+/// The writes of commit `n`: one row that every commit writes, rows that are added and removed, and sometimes more
+/// rows than fit into the journal.
 fn writes(n: u32) -> Vec<Write> {
     let length = if n % 17 == 5 { 5000 } else { 100 + n as usize * 37 % 900 };
     let mut writes = vec![
@@ -212,7 +213,8 @@ fn expected(n: u32) -> Rows {
     rows
 }
 
-/// Opens and commits repeatedly until everything fails. Returns the last acknowledged commit.
+/// Opens the table and commits repeatedly until all operations fail. Returns the number of the last acknowledged
+/// commit.
 fn work(disk: &Disk, mut done: u32, random: &mut fastrand::Rng) -> u32 {
     loop {
         let Ok(table) = disk.open() else { return done };
@@ -261,7 +263,8 @@ fn journal_record_length_is_known_beforehand() {
     }
 }
 
-/// A commit that is too long for the journal goes directly to the engine, sorted, whether or not the journal has rows.
+/// A commit that is too long for the journal goes directly to the engine in key order, whether or not the journal has
+/// rows.
 #[test]
 fn journal_is_bypassed_by_large_commit() {
     let disk = Disk::default();
@@ -311,7 +314,7 @@ fn journal_notes_what_opening_found_durable() {
     assert_ne!(noted, DurableParts::default());
     disk.state().noted = DurableParts::default();
     disk.open().unwrap();
-    // The engine may have lost the commit that it shows, so it gets one more checkpoint.
+    // The engine may lose the commit that it shows, so opening makes one more checkpoint.
     assert_eq!(disk.state().noted, DurableParts { checkpoint: noted.checkpoint + 1, ..noted });
 }
 
@@ -352,7 +355,7 @@ fn journal_views_are_snapshots_beside_writer() {
                 scans.fetch_add(1, Ordering::Relaxed);
             }
         });
-        // Commits until the reader has made many scans.
+        // The loop commits until the reader has made many scans.
         let mut n = 0;
         while !reader.is_finished() {
             let seen = scans.load(Ordering::Relaxed);
@@ -381,7 +384,7 @@ fn journal_is_refused_when_not_of_table() {
     refused("the table's row is damaged");
     disk.state().table.clone_from(&good);
     let table = disk.open().unwrap();
-    // The journal fills up more than once. Then the table is set back to its earlier state.
+    // The journal becomes full more than once. Then the table is set back to its earlier state.
     (4..40).for_each(|n| table.commit(&writes(n)).unwrap());
     drop(table);
     disk.state().table = good;

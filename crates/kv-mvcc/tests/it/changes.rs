@@ -1,10 +1,11 @@
-//! Reads of the log in parts return what a watch delivers.
+//! Tests that reads of the log in parts return the same events as a watch.
 
 use futures::StreamExt;
 use kv::{Batch, ErrorKind, Op, Prev, Range, Revision, Store, StoreExt, Txn, WatchRequest};
 use kv_mvcc::{MvccStore, memory};
 
-/// Everything that a watch delivers up to the newest revision, which must change the range.
+/// The batches that a watch delivers up to the newest revision. The newest revision must change the range of the
+/// watch.
 async fn watched(store: &MvccStore, request: WatchRequest) -> Vec<Batch> {
     let newest = store.status().revision;
     let mut stream = store.watch(request).await.unwrap();
@@ -15,7 +16,7 @@ async fn watched(store: &MvccStore, request: WatchRequest) -> Vec<Batch> {
     batches
 }
 
-/// Reads the same changes in parts, and counts the parts.
+/// Reads all changes of a request in parts, and counts the parts.
 async fn in_parts(store: &MvccStore, mut request: WatchRequest) -> (Vec<Batch>, usize) {
     let (mut batches, mut parts) = (Vec::new(), 0);
     loop {
@@ -35,7 +36,7 @@ async fn in_parts(store: &MvccStore, mut request: WatchRequest) -> (Vec<Batch>, 
 #[tokio::test]
 async fn changes_in_parts_match_watch() {
     let store = memory();
-    // A revision that is larger than a part, and more revisions than fit into a part.
+    // The store has a revision that is larger than a part, and more revisions than fit into a part.
     let large = "x".repeat(30_000);
     let ops = (0..40).map(|number| Op::put(format!("a/{number:02}"), large.clone()));
     store.txn(Txn::new().with_success(ops)).await.unwrap();

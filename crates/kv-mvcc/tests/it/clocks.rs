@@ -1,4 +1,5 @@
-//! Clocks that jump by years at any moment. They must not remove history too early, and must not keep it for ever.
+//! Tests stores with clocks that jump by years at any moment. Jumps must not remove history too early, and must not
+//! keep history for ever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -13,10 +14,10 @@ const DAY: i64 = 24 * HOUR;
 const TEN_YEARS: i64 = 3652 * DAY;
 /// The maximum age of revisions in these tests, in seconds.
 const AGE: i64 = 3 * DAY;
-/// Maximum error, in seconds, of a clock that is trusted. Ages are exact to this.
+/// Maximum error, in seconds, of a clock that is trusted.
 const TRUST: i64 = DAY;
 
-/// A store whose clock a test sets.
+/// A store with a clock that a test sets.
 struct Watched {
     store: MvccStore,
     table: MemoryTable,
@@ -57,7 +58,7 @@ impl Watched {
         self.made.push(self.now);
     }
 
-    /// The real age of the newest revision that was removed; `None` if all are readable.
+    /// The real age of the newest revision that was removed; `None` if all revisions are readable.
     async fn age_of_what_is_gone(&self) -> Option<i64> {
         let newest = self.store.status().revision.get();
         for revision in 2..=newest {
@@ -79,7 +80,7 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// Steps: wait some seconds, maybe change the error of the clock, then make a revision.
+/// Generates steps: each step waits some seconds, maybe changes the error of the clock, then makes a revision.
 fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     let off = prop_oneof![4 => Just(None), 1 => Just(Some(0)), 1 => Just(Some(TEN_YEARS)), 1 => Just(Some(-TEN_YEARS))];
     prop::collection::vec((0..5 * HOUR, off), 1..most).prop_map(|steps| {
@@ -91,7 +92,8 @@ fn steps(most: usize) -> impl Strategy<Value = Vec<(i64, i64)>> {
     })
 }
 
-/// Two commits with a clock that is ten years ahead. At the second one, the first is the newest revision.
+/// Two commits with a clock that is ten years ahead must not remove history. At the second commit, the revision of the
+/// first commit is the newest revision.
 #[tokio::test]
 async fn clock_ten_years_ahead_takes_no_history() {
     let mut watched = Watched::new(None);
@@ -103,7 +105,7 @@ async fn clock_ten_years_ahead_takes_no_history() {
         watched.commit_after(HOUR).await;
     }
     assert_eq!(watched.age_of_what_is_gone().await, None);
-    // Revisions from before the jump are removed three days after it.
+    // Revisions from before the jump are removed three days after the jump.
     for _ in 0..50 {
         watched.commit_after(HOUR).await;
     }
@@ -111,8 +113,8 @@ async fn clock_ten_years_ahead_takes_no_history() {
     watched.store.verify().await.unwrap();
 }
 
-/// A machine that was off for a month. The store did not see that time pass, so older revisions are removed three days
-/// later.
+/// The machine was off for a month. The store cannot tell the pause from a jump of the clock, so older revisions are
+/// removed three days later.
 #[tokio::test]
 async fn clock_after_idle_month_drops_history_when_age_is_sure() {
     let mut watched = Watched::new(None);
@@ -132,7 +134,7 @@ async fn clock_after_idle_month_drops_history_when_age_is_sure() {
 proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 2000, ..ProptestConfig::with_cases(64) })]
 
-    /// Removed history is old enough by the real time, whatever the store's clock does.
+    /// Removed history must be old enough by the real time, regardless of the store's clock.
     #[test]
     fn clock_drops_only_old_history_by_age(steps in steps(120)) {
         block_on(async {
@@ -145,7 +147,7 @@ proptest! {
                 }
             }
             watched.store.verify().await.unwrap();
-            // Once the clock continues without jumps, ages count again.
+            // Once the clock continues without jumps, the store trusts the ages of revisions again.
             watched.off = TEN_YEARS;
             for _ in 0..AGE / HOUR + 30 {
                 watched.commit_after(HOUR).await;
@@ -156,7 +158,7 @@ proptest! {
         });
     }
 
-    /// While ages are not trusted, the other limits apply.
+    /// While the ages of revisions are not trusted, the other limits on history must apply.
     #[test]
     fn clock_never_makes_store_grow(steps in steps(200)) {
         block_on(async {
@@ -164,7 +166,7 @@ proptest! {
             for (after, off) in steps {
                 watched.off = off;
                 watched.commit_after(after).await;
-                // The log row, value and live key of each readable revision, and the metadata.
+                // The table may have the log row, value and live key of each readable revision, and the metadata.
                 let rows = crate::wrapped::rows(&watched.table as &dyn Table).len();
                 assert!(rows <= 20 * 3 + 4, "{rows} rows");
             }

@@ -1,4 +1,4 @@
-//! Tests of the store on tables in memory: working, failing, slow and damaged ones.
+//! Tests the store on tables in memory: working, failing, slow and damaged tables.
 
 #![allow(clippy::unwrap_used)] // A failed unwrap fails the test.
 

@@ -1,4 +1,4 @@
-//! Cases of the four store methods that are clearer here than in the conformance suite.
+//! Tests the four store methods in cases that are clearer here than in the conformance suite.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A table in memory with injected faults and delays.
+//! Provides a table in memory with injected faults and delays.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,11 +9,11 @@ use kv_mvcc::{MemoryTable, MvccStore, Options, Table, View, Visit, Write};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// The commit fails, and nothing is written.
+    /// The commit fails and writes nothing.
     Refused(&'static ErrorKind),
-    /// The commit is reported as failed, but is written.
+    /// The table reports the commit as failed, but writes it.
     Applied,
-    /// The engine panics, and nothing is written.
+    /// The engine panics and writes nothing.
     Panic,
 }
 
@@ -21,7 +21,7 @@ pub(crate) enum Fault {
 struct Shared {
     /// The number of commits that succeed before the fault, and the fault.
     fault: Mutex<Option<(usize, Fault)>>,
-    /// While this is set, recovery fails.
+    /// While this flag is set, recovery of the table fails.
     broken: AtomicBool,
     failed: AtomicBool,
     /// The time that a scan takes for each row, in microseconds.
@@ -30,7 +30,7 @@ struct Shared {
     commits: AtomicUsize,
 }
 
-/// A table in memory with faults. Clones share everything.
+/// A table in memory with faults. Clones share their rows and faults.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wrapped {
     pub(crate) inner: MemoryTable,
@@ -46,12 +46,12 @@ impl Wrapped {
         self.fail_after(0, fault);
     }
 
-    /// Makes a commit fail after `commits` successful ones.
+    /// Makes a commit fail after `commits` successful commits.
     pub(crate) fn fail_after(&self, commits: usize, fault: Fault) {
         *self.shared.fault.lock().unwrap() = Some((commits, fault));
     }
 
-    /// True until the fault has occurred.
+    /// True until the planned fault has occurred.
     pub(crate) fn has_fault(&self) -> bool {
         self.shared.fault.lock().unwrap().is_some()
     }
@@ -151,7 +151,7 @@ pub(crate) fn rows(table: &dyn Table) -> Vec<(Vec<u8>, Vec<u8>)> {
     rows
 }
 
-/// The number of rows whose key begins with this byte.
+/// The number of rows whose key begins with the byte `tag`.
 pub(crate) fn count(table: &dyn Table, tag: u8) -> usize {
     rows(table).iter().filter(|(key, _)| key[0] == tag).count()
 }

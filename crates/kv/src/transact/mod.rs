@@ -1,9 +1,9 @@
-//! Optimistic, serialisable transactions: read at one revision, decide, and commit if the keys that were read have not
-//! changed.
+//! Runs optimistic, serialisable transactions: reads at one revision, decides, and commits if the keys that were read
+//! have not changed.
 //!
-//! This file contains the attempts of a transaction, the guarded commit at the end of each attempt, and the settling of
-//! a commit with an unknown outcome. The docs of [`transact!`](crate::transact!) prove that settling is sound.
-//! [`Transaction`] has the reads and writes of the body.
+//! This file contains the attempts of a transaction, the guarded commit at the end of each attempt, and the code that
+//! settles a commit with an unknown outcome. The docs of [`transact!`](crate::transact!) prove that settling a commit
+//! is sound. [`Transaction`] provides the reads and writes for a transaction's body.
 
 mod transaction;
 
@@ -27,9 +27,10 @@ pub use transaction::{MAX_CREATION_GUARDED_KEYS, MAX_GUARDED_KEYS, Transaction};
 
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 
-/// The time limit of a whole call, from waiting for a lock to the answer.
+/// The time limit of a whole [`transact!`](crate::transact!) call, from waiting for a lock to the answer.
 ///
-/// The last fifth of it is reserved for settling a write with an unknown outcome. No new attempt starts in it.
+/// The last fifth of the time is reserved for settling a write with an unknown outcome. No new attempt starts in that
+/// fifth.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     start: Instant,
@@ -37,12 +38,12 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// A deadline that ends `budget` from now.
+    /// Creates a deadline that is `budget` from now.
     pub fn after(budget: Duration) -> Self {
         Self { start: Instant::now(), budget }
     }
 
-    /// The remaining time.
+    /// The time until the deadline.
     pub fn remaining(&self) -> Duration {
         self.budget.saturating_sub(self.start.elapsed())
     }
@@ -52,12 +53,12 @@ impl Deadline {
         (self.budget / 5 * 4).saturating_sub(self.start.elapsed())
     }
 
-    /// True if no time is left.
+    /// True if the deadline has passed.
     pub fn is_over(&self) -> bool {
         self.remaining().is_zero()
     }
 
-    /// True if only settling may continue.
+    /// True if the time for new attempts is over and only settling a write may continue.
     pub fn work_is_over(&self) -> bool {
         self.remaining_for_work().is_zero()
     }
@@ -69,19 +70,19 @@ impl Deadline {
 pub struct TransactOptions {
     /// The time limit of the call.
     pub deadline: Deadline,
-    /// Maximum number of attempts. The default is 100, as in Calico's clients.
+    /// Maximum number of attempts of the transaction. The default is 100, as in Calico's clients.
     pub attempts: u32,
-    /// Keys that the first request of each attempt reads in addition.
+    /// Keys that the first request of each attempt reads in addition to the requested keys.
     pub extra_reads: Vec<Key>,
 }
 
 impl TransactOptions {
-    /// Options with this deadline and at most 100 attempts.
+    /// Creates options with this deadline and at most 100 attempts.
     pub fn new(deadline: Deadline) -> Self {
         Self { deadline, attempts: 100, extra_reads: Vec::new() }
     }
 
-    /// Sets the maximum number of attempts.
+    /// Sets the maximum number of attempts of the transaction.
     #[must_use]
     pub fn with_attempts(mut self, attempts: u32) -> Self {
         self.attempts = attempts;
@@ -99,11 +100,11 @@ impl TransactOptions {
 /// The result of a successful [`transact!`](crate::transact!).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Committed<T> {
-    /// The value that the body returned.
+    /// The value that the transaction's body returned.
     pub value: T,
     /// The revision of the commit; if the body wrote nothing, the revision that it read.
     pub revision: Revision,
-    /// The number of attempts.
+    /// The number of attempts of the transaction.
     pub attempts: u32,
 }
 
@@ -124,31 +125,36 @@ pub struct Committed<T> {
 /// # }
 /// ```
 ///
-/// The body reads and writes through the [`Transaction`] that it gets. It may run several times, so it must have no
-/// other effects. When it returns `Ok`, its writes are committed together, if no key that it read through
-/// [`get`](Transaction::get) and [`list`](Transaction::list) has changed. Otherwise it runs again on fresh data. When
-/// it returns an error or writes nothing, nothing is written, and its result is true at the one revision that it read.
+/// The body reads and writes through the [`Transaction`] that the macro passes to it. The body may run several times
+/// and must have no other effects. When the body returns `Ok`, its writes are committed together, if no key that it
+/// read through [`get`](Transaction::get) and [`list`](Transaction::list) has changed. If such a key has changed, the
+/// body runs again on fresh data. When the body returns an error or writes nothing, the store stays unchanged, and the
+/// body's result is true at the one revision that the body read.
 ///
-/// If the answer to a commit is lost, the call first settles its outcome. The history of one written key decides:
+/// If the answer to a commit is lost, the call finds out whether the commit has happened. The history of one written
+/// key shows the outcome:
 ///
-/// - If the commit writes a key that existed, it has a guard on the mod revision of that key. The guard holds until the
-///   first change of the key and never again. So the commit can happen at most once, and sending it again is safe. If
-///   the repetition fails, the call reads the first change of the key: either it is this commit, or another writer was
-///   faster.
-/// - If all written keys were absent, the guards hold again once others have deleted what the commit created. So before
-///   the call sends the commit again, it checks each state of one of these keys since the attempt. If this commit
-///   created the key in one of them, the transaction has happened, even if the key was changed or deleted later. If the
-///   history was compacted, or contains too many states, the outcome stays unknown.
+/// - If the commit writes a key that existed, it has a guard on the mod revision of that key. The guard holds until
+///   the first change of the key and never again. Because of the guard, the commit can happen at most once, and
+///   sending the commit again is safe. If the repetition fails, the call reads the first change of the key: either
+///   this commit made the change, or another writer was faster.
+/// - If all written keys were absent, the guards hold again once other writers have deleted the keys that the commit
+///   created. Before the call sends the commit again, it checks each state of one written key since the attempt. If
+///   this commit created the key in one of these states, the transaction has happened, even if the key was changed or
+///   deleted later. If the key's history was compacted, or contains too many states, the outcome of the commit stays
+///   unknown.
 ///
-/// The call takes a change for its own if all written keys have the written values at its revision. It cannot recognise
-/// two cases. A commit that is still in flight and only guards absences may be applied after its guards failed and hold
-/// again. And a transaction of another writer with exactly the same keys and values counts as its own.
+/// The call treats a change as its own if all written keys have the written values at the revision of the change. The
+/// call cannot recognise two cases. First, a commit that is still in flight and only guards absent keys may be applied
+/// after its guards failed and hold again. Second, a transaction of another writer with exactly the same keys and
+/// values counts as the call's own.
 ///
-/// This is a macro because an async closure that gets a reference makes a future that is not `Send`.
+/// `transact!` is a macro because an async closure that gets a reference makes a future that is not `Send`.
 ///
 /// # Errors
 /// Any error of the body or the store. `Conflict` after the last attempt, `Timeout` at the deadline. An error with
-/// [`Outcome::Unknown`](crate::Outcome::Unknown) means that settling failed, too.
+/// [`Outcome::Unknown`](crate::Outcome::Unknown) means that the call could not find out whether the commit has
+/// happened.
 #[macro_export]
 macro_rules! transact {
     ($store:expr, $options:expr, |$tx:ident| $body:expr) => {{
@@ -179,17 +185,17 @@ pub struct Attempts {
     options: TransactOptions,
     made: u32,
     refusal: Option<Error>,
-    /// False after an attempt relied on a peek and ended without a commit that proved it.
+    /// False after an attempt relied on a peek and ended without a commit that proved the peek.
     may_rely_on_peek: bool,
 }
 
 impl Attempts {
-    /// The state before the first attempt.
+    /// Creates the attempts of a call, before the first attempt.
     pub fn new(store: Arc<dyn Store>, options: TransactOptions) -> Self {
         Self { store, options, made: 0, refusal: None, may_rely_on_peek: true }
     }
 
-    /// Starts the next attempt, after a pause unless it is the first.
+    /// Starts the next attempt. Before each attempt except the first, this method pauses.
     ///
     /// # Errors
     /// `Conflict` after the last attempt, `Timeout` if no time for another attempt is left.
@@ -231,14 +237,14 @@ impl Attempts {
         let value = outcome?;
         match attempt.commit().await? {
             Commit::Done(revision) => return Ok(Some(Committed { value, revision, attempts: self.made })),
-            // Without writes there was no commit: every key to delete was absent.
+            // An attempt without writes made no commit: every key to delete was absent.
             Commit::Overtaken => self.may_rely_on_peek &= attempt.has_writes() || !attempt.relied_on_peek,
             Commit::Refused(error) => self.refusal = Some(error),
         }
         Ok(None)
     }
 
-    /// Adds the store's last refusal, if there was one, as the cause of an error.
+    /// Adds the last error with which the store refused a commit, if there was one, as the cause of an error.
     fn attach_last_error(&mut self, error: Error) -> Error {
         match self.refusal.take() {
             Some(refusal) => error.with_source(refusal),
@@ -248,36 +254,37 @@ impl Attempts {
 }
 
 enum Commit {
-    /// Committed at this revision. If the body wrote nothing, this is the revision that it read.
+    /// The attempt was committed at this revision. If the body wrote nothing, the revision is the one that the body
+    /// read.
     Done(Revision),
     /// A key or range that the attempt relied on has changed.
     Overtaken,
-    /// The store refused the commit with a transient error.
+    /// The store answered the commit with a transient error, and the commit has not happened.
     Refused(Error),
 }
 
-/// The error of a deadline that passed between two round trips, when no request is in flight.
+/// Creates the error of a deadline that passed between two round trips, when no request is in flight.
 fn out_of_time() -> Error {
     Error::new(ErrorKind::Timeout, Operation::Transact, "store").with_outcome(Outcome::NotApplied)
 }
 
-/// Pauses for a random time of at most `longest`. The range grows with the attempts, so that writers that collided do
-/// not collide again.
+/// Pauses for a random time of at most `longest`. The maximum pause grows with the number of attempts, so that writers
+/// that collided are unlikely to collide again.
 async fn pause(attempt: u32, longest: Duration) {
     let ceiling = MAX_PAUSE.min(Duration::from_micros(500) * 2u32.saturating_pow(attempt.min(16)));
     tokio::time::sleep(ceiling.min(longest).mul_f64(fastrand::f64())).await;
 }
 
-/// Maximum number of guards in one commit, a little below the 128 compares that a transaction may have.
+/// Maximum number of guards in one commit. The maximum is a little below the 128 compares that a transaction may have.
 const MAX_GUARDS: usize = 120;
 
 impl Transaction {
     /// Sends the writes and guards of this attempt as one transaction.
     async fn commit(&mut self) -> Result<Commit> {
-        // Deleting an absent key changes nothing.
+        // Deletions of absent keys are dropped, because they change nothing.
         self.writes.retain(|key, value| value.is_some() || self.guards.get(key).is_some_and(|guard| guard.is_set()));
         if self.writes.is_empty() {
-            // A peek is newer than the revision of the attempt, so only a commit proves its result.
+            // A peek is newer than the revision of the attempt, so only a commit proves the result of the peek.
             return Ok(if self.relied_on_peek { Commit::Overtaken } else { Commit::Done(self.at) });
         }
         if self.is_older_than_a_peek() {
@@ -314,9 +321,9 @@ impl Transaction {
     }
 }
 
-/// Reduces guards against creation to at most `most`: it merges neighbouring ranges into one that spans both, starting
-/// with the keys that share the longest prefix. A wider guard may fail because of an unrelated key, but it never misses
-/// a key.
+/// Reduces the guards against creation to at most `most`. The function merges neighbouring ranges into a range that
+/// spans both, starting with the keys that share the longest prefix. A wider guard may fail because of an unrelated
+/// key, but detects the creation of every guarded key.
 fn merged(guards: &BTreeMap<Range, Revision>, most: usize) -> BTreeMap<Range, Revision> {
     if guards.len() <= most {
         return guards.clone();
@@ -347,10 +354,11 @@ const MAX_CONCURRENT_READS: usize = 64;
 
 /// The key whose history shows whether the commit has happened.
 enum SettleClue {
-    /// The key existed and was last written at this revision. Its first change after that decides.
+    /// The key existed and was last written at this revision. The first change of the key after this revision shows
+    /// whether the commit has happened.
     Changed(Key, Revision),
-    /// All written keys were absent, including this one. Its creations after the revision decide; up to the revision,
-    /// none of them is ours.
+    /// All written keys were absent, including this key. The creations of the key after this revision show whether the
+    /// commit has happened. The commit made no creation up to this revision.
     Created(Key, Revision),
 }
 
@@ -362,17 +370,17 @@ impl SettleClue {
     }
 }
 
-/// Why an attempt to settle failed.
+/// The reason why an attempt to settle a commit failed.
 enum SettleFailure {
-    /// Another attempt may succeed.
+    /// A later attempt to settle the commit may succeed.
     ForNow(Error),
-    /// No later attempt can succeed.
+    /// No later attempt to settle the commit can succeed.
     ForGood(Box<dyn StdError + Send + Sync>),
 }
 
 impl Transaction {
-    /// Finds out whether a commit whose answer was lost has happened, and sends it again if it has not. If the commit
-    /// cannot happen any more, it is not sent again.
+    /// Finds out whether a commit whose answer was lost has happened. Sends the commit again if the commit has not
+    /// happened and is still possible.
     async fn settle(&self, txn: Txn, mut unknown: Error) -> Result<Commit> {
         let Some(mut clue) = self.clue() else { return Err(unknown) };
         let is_final = unknown.is_final();
@@ -411,7 +419,7 @@ impl Transaction {
         changed.or_else(|| self.writes.keys().next().map(|key| SettleClue::Created(key.clone(), self.newest_seen())))
     }
 
-    /// The newest revision in an answer to this attempt. The commit was sent after it.
+    /// The newest revision in an answer to this attempt. The commit was sent after that answer.
     fn newest_seen(&self) -> Revision {
         self.presumed.values().copied().fold(self.at, Revision::max)
     }
@@ -433,7 +441,7 @@ impl Transaction {
         Ok(ours.map_or(Commit::Overtaken, Commit::Done))
     }
 
-    /// Searches for this commit by reads only. Returns `None` if it has not happened so far.
+    /// Searches the store's history for this commit. Returns `None` if the commit has not happened so far.
     async fn find_commit(&self, clue: &mut SettleClue) -> Result<Option<Commit>, SettleFailure> {
         let state = self.state_of(clue.key(), Revision::UNSET).await.map_err(read_failure)?;
         let ours = match clue {
@@ -450,8 +458,8 @@ impl Transaction {
         Ok(ours.map(Commit::Done))
     }
 
-    /// The revision of the first change of `key` after `guard`, if this commit made it. `written` is the key's current
-    /// mod revision.
+    /// The revision of the first change of `key` after `guard`, if this commit made that change. `written` is the
+    /// key's current mod revision.
     async fn find_change(
         &self,
         key: &Key,
@@ -465,7 +473,7 @@ impl Transaction {
         Ok(self.is_ours(revision).await.map_err(read_failure)?.then_some(revision))
     }
 
-    /// The revision in `after+1..=until` at which this commit created `key`, if there is one.
+    /// The revision in `after+1..=until` at which this commit created `key`, if the commit did so.
     async fn find_creation(
         &self,
         key: &Key,
@@ -501,13 +509,13 @@ impl Transaction {
         Ok(None)
     }
 
-    /// Reads a key without its value at a revision (unset: the latest).
+    /// Reads a key without its value at a revision; an unset revision means the latest.
     async fn state_of(&self, key: &Key, at: Revision) -> Result<RangeResponse> {
         let request = RangeRequest::new(Range::Key(key.clone())).with_at(at).with_content(Content::KeysOnly);
         self.store.range(request).await
     }
 
-    /// True if all writes of this attempt were made at this revision, with the same values.
+    /// True if all keys that this attempt writes were written at this revision, with the attempt's values.
     async fn is_ours(&self, revision: Revision) -> Result<bool> {
         let writes: Vec<_> = self.writes.iter().collect();
         for writes in writes.chunks(MAX_CONCURRENT_READS) {
@@ -525,12 +533,12 @@ impl Transaction {
         Ok(true)
     }
 
-    /// The revision of the first change of `key` after this attempt read it. The key must have changed.
+    /// Finds the revision of the first change of `key` after this attempt read the key. The key must have changed.
     async fn first_change(&self, key: &Key) -> Result<Revision> {
         let looked_at = self.presumed.get(key).copied().unwrap_or(self.at);
         let request = WatchRequest::new(Range::Key(key.clone()), looked_at.next());
         let mut changes = self.store.watch(request).await?;
-        // Dropping the watch on a timeout loses nothing, because it only reads.
+        // Dropping the watch on a timeout loses nothing, because a watch only reads.
         match tokio::time::timeout(self.deadline.remaining(), changes.next()).await {
             Ok(Some(batch)) => Ok(batch?.revision),
             Ok(None) | Err(_) => Err(out_of_time()),
@@ -538,7 +546,8 @@ impl Transaction {
     }
 }
 
-/// Converts the error of a read. An error that is not transient, for example a compacted history, will not go away.
+/// Converts the error of a read while a commit is settled. An error that is not transient, for example a compacted
+/// history, is final.
 fn read_failure(error: Error) -> SettleFailure {
     if error.kind().is_transient() { SettleFailure::ForNow(error) } else { SettleFailure::ForGood(error.into()) }
 }

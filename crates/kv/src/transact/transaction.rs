@@ -1,5 +1,5 @@
-//! The reads and writes of a transaction's body. A peek reads keys at the latest revision, newer than the revision of
-//! the attempt, as hints for a search.
+//! Provides the reads and writes for a transaction's body. A peek reads keys at the latest revision, which is newer
+//! than the revision of the attempt, as hints for a search.
 
 use std::collections::BTreeMap;
 use std::slice;
@@ -14,15 +14,17 @@ use crate::request::{Content, Kv, Op, OpResult, RangeRequest, RangeResponse, Txn
 use crate::store::{Store, StoreExt};
 use crate::validate::MAX_TXN_OPS;
 
-/// Maximum number of keys in a range that is guarded against every change. Each etcd member checks all of them when it
-/// applies the commit.
+/// Maximum number of keys in a range that is guarded against every change. Each etcd member checks all keys of the
+/// range when it applies the commit.
 pub const MAX_GUARDED_KEYS: usize = 64;
-/// Maximum number of keys in a range that is guarded against new keys only. It is higher because these guards are rare.
+/// Maximum number of keys in a range that is guarded against new keys only. The limit is higher than
+/// [`MAX_GUARDED_KEYS`] because these guards are rare.
 pub const MAX_CREATION_GUARDED_KEYS: usize = 4096;
 
 /// One attempt of [`transact!`](crate::transact!).
 ///
-/// The first answer fixes the revision of the attempt. All later reads except peeks read at that revision.
+/// The store's first answer fixes the revision of the attempt. All later reads except peeks read at the attempt's
+/// revision.
 ///
 /// | Method | The commit fails if | Round trips | Sees own writes |
 /// |---|---|---|---|
@@ -39,14 +41,14 @@ pub const MAX_CREATION_GUARDED_KEYS: usize = 4096;
 /// | [`put`](Self::put), [`delete`](Self::delete) | the key, which must be guarded, has changed | none before the commit | |
 /// | [`revision`](Self::revision), [`written_at`](Self::written_at), [`forget_writes`](Self::forget_writes) | | none | |
 ///
-/// A caller of an unguarded read must know why a change of those keys does no harm.
+/// A caller of an unguarded read must know why a change of the read keys does no harm.
 #[derive(Debug)]
 pub struct Transaction {
     pub(super) store: Arc<dyn Store>,
     pub(super) deadline: Deadline,
     /// The revision of the attempt; unset until the first answer.
     pub(super) at: Revision,
-    /// Keys with their state at `at`; `None` for an absent key.
+    /// The keys that were read, with their state at `at`; `None` for an absent key.
     seen: BTreeMap<Key, Option<Kv>>,
     /// Ranges whose keys are all in `seen`.
     listed: Vec<Range>,
@@ -64,16 +66,17 @@ pub struct Transaction {
     pub(super) guards: BTreeMap<Key, Revision>,
     /// Ranges in which no key may be created or changed until the commit.
     pub(super) guarded_ranges: Vec<Range>,
-    /// Ranges in which no key may be created until the commit, with the revision from which this counts.
+    /// Ranges in which no key may be created between the given revision and the commit.
     pub(super) creation_guards: BTreeMap<Range, Revision>,
     /// The values to write at the commit; `None` deletes the key.
     pub(super) writes: BTreeMap<Key, Option<Value>>,
-    /// Keys that the first request reads in addition.
+    /// Keys that the first request of the attempt reads in addition to the requested keys.
     extra_reads: Vec<Key>,
     stale: bool,
-    /// False after an earlier attempt relied on a peek without a commit that proved it.
+    /// False after an earlier attempt relied on a peek without a commit that proved the peek.
     pub(super) may_rely_on_peek: bool,
-    /// True once a read returned "absent" because a peek said so. The peek is newer than the revision of the attempt.
+    /// True once a read returned "absent" because a peek found the key absent. The peek is newer than the revision of
+    /// the attempt.
     pub(super) relied_on_peek: bool,
 }
 
@@ -116,9 +119,9 @@ impl Transaction {
         self.stale
     }
 
-    /// Reads keys and ranges in one round trip, so that later reads of them need none. It adds no guards. A range with
-    /// [`Content::KeysOnly`] serves [`snapshot_keys`](Self::snapshot_keys). One with [`Content::CountOnly`] is skipped, since no
-    /// later read uses a count. Limits of ranges are ignored.
+    /// Reads keys and ranges in one round trip, so that later reads of the same keys and ranges need no request. This
+    /// method adds no guards. A range with [`Content::KeysOnly`] serves [`snapshot_keys`](Self::snapshot_keys). A
+    /// range with [`Content::CountOnly`] is skipped, since no later read uses a count. Limits of ranges are ignored.
     ///
     /// # Errors
     /// Any store error.
@@ -136,11 +139,11 @@ impl Transaction {
         self.fetch(wanted).await
     }
 
-    /// Reads one key. The commit fails if the key has changed by then.
+    /// Reads one key. The commit fails if the key changes between the attempt's revision and the commit.
     ///
-    /// A key that a [`peek`](Self::peek) found absent is not read: this returns `None`, and the commit fails if the key
-    /// exists by then. The peek is newer than the revision of the attempt. So an attempt that relies on it and ends
-    /// without a commit is discarded, and the next attempt reads the key.
+    /// A key that a [`peek`](Self::peek) found absent is not read again: this method returns `None`, and the commit
+    /// fails if the key exists at the commit. Because the peek is newer than the revision of the attempt, an attempt
+    /// that relies on a peek and ends without a commit is discarded, and the next attempt reads the key.
     ///
     /// # Errors
     /// Any store error.
@@ -160,9 +163,9 @@ impl Transaction {
         Ok(value)
     }
 
-    /// Reads every key of a range, ascending. The commit fails if a key of the range was created or changed by then,
-    /// but not if one was deleted. Use it for lists in which a missing entry does no harm. It costs one guard, however
-    /// many keys there are.
+    /// Reads every key of a range, ascending. The commit fails if a key of the range is created or changed before the
+    /// commit. A deleted key does not make the commit fail, so use this method for lists in which a missing entry does
+    /// no harm. The read costs one guard, regardless of the number of keys.
     ///
     /// # Errors
     /// `ReadSetTooLarge` if the range has more than 64 keys; any store error.
@@ -176,8 +179,8 @@ impl Transaction {
         Ok(known)
     }
 
-    /// Reads the keys of a range, ascending, without values and without a guard. It does not see the transaction's own
-    /// writes.
+    /// Reads the keys of a range, ascending, without values and without a guard. The read does not see the
+    /// transaction's own writes.
     ///
     /// # Errors
     /// Any store error.
@@ -199,7 +202,7 @@ impl Transaction {
         Ok(listing.kvs.into_iter().map(|kv| kv.key).collect())
     }
 
-    /// True if a range contains no key. Reads no values and adds no guard.
+    /// Returns true if a range contains no key. This method reads no values and adds no guard.
     ///
     /// # Errors
     /// Any store error.
@@ -243,7 +246,8 @@ impl Transaction {
     /// Writes a key at the commit. The body must have read the key with [`get`](Self::get) before.
     ///
     /// # Errors
-    /// `InvalidArgument` if the key is not guarded: an unguarded write could not be settled if its answer were lost.
+    /// `InvalidArgument` if the key is not guarded. If the answer to an unguarded write were lost, its outcome could
+    /// not be found out.
     pub fn put(&mut self, key: &Key, value: impl Into<Value>) -> Result<()> {
         self.write(key, Some(value.into()))
     }
@@ -294,7 +298,7 @@ impl Transaction {
             || self.keys.iter().any(|(range, keys)| range.contains(key.as_bytes()) && keys.binary_search(key).is_err())
     }
 
-    /// Reads a range into `seen`, unless it was read before.
+    /// Reads a range into `seen`, unless the range was read before.
     async fn load(&mut self, range: &Range) -> Result<()> {
         let known = match range {
             Range::Key(key) => self.knows(key),
@@ -303,7 +307,7 @@ impl Transaction {
         if known { Ok(()) } else { self.fetch(vec![(range.clone(), Content::Full)]).await }
     }
 
-    /// The range as this transaction sees it: the keys read, overlaid with the writes.
+    /// The range as this transaction sees it: the keys that were read, overlaid with the transaction's writes.
     fn known(&self, range: &Range) -> Vec<(Key, Value)> {
         let (from, to) = range.bounds();
         let mut present: BTreeMap<&Key, &Value> = span(&self.seen, &from, to.as_ref())
@@ -318,8 +322,8 @@ impl Transaction {
         present.into_iter().map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
-    /// Reads ranges. The first call of an attempt reads them in one transaction, which fixes the revision; later calls
-    /// read at that revision.
+    /// Reads ranges. The first call of an attempt reads all ranges in one transaction, which fixes the attempt's
+    /// revision. Later calls read at that revision.
     async fn fetch(&mut self, mut ranges: Vec<(Range, Content)>) -> Result<()> {
         if ranges.is_empty() {
             return Ok(());
@@ -364,7 +368,7 @@ impl Transaction {
         }
     }
 
-    /// Sends a transaction that only reads. Repeats it after transient errors.
+    /// Sends a transaction that only reads. Repeats the transaction after transient errors.
     async fn send_txn(&mut self, txn: Txn) -> Result<TxnResponse> {
         let mut attempt = 0;
         loop {
@@ -375,7 +379,7 @@ impl Transaction {
         }
     }
 
-    /// Sends several reads concurrently. Repeats all of them after a transient error.
+    /// Sends several reads concurrently. Repeats all reads after a transient error.
     async fn send_ranges(&mut self, reads: Vec<RangeRequest>) -> Result<Vec<RangeResponse>> {
         let mut attempt = 0;
         loop {
@@ -387,7 +391,7 @@ impl Transaction {
         }
     }
 
-    /// Pauses before a read is repeated. Returns the error if it is not transient or no time is left.
+    /// Pauses before a read is repeated. Returns the error if the error is not transient or no time is left.
     async fn pause_after(&mut self, attempt: &mut u32, error: Error) -> Result<()> {
         if !error.kind().is_transient() || self.deadline.work_is_over() {
             self.stale |= matches!(error.kind(), ErrorKind::Compacted { .. });
@@ -411,12 +415,12 @@ fn span<'m, V>(map: &'m BTreeMap<Key, V>, from: &Key, to: Option<&Key>) -> impl 
 
 impl Transaction {
     /// Reads keys at the latest revision in one request, in the order of `keys`; `None` for absent keys. The result is
-    /// a hint: it is newer than the revision of the attempt, has no guard, is not kept and does not contain the writes
-    /// of this transaction.
+    /// a hint: it is newer than the revision of the attempt, has no guard, and does not contain the writes of this
+    /// transaction.
     ///
-    /// [`get`](Self::get) the key that the decision depends on. If the peek found the key absent, the `get` usually
-    /// needs no read. If the peek found it written after the revision of the attempt, the commit fails and the body
-    /// runs again.
+    /// After a peek, call [`get`](Self::get) for the key that the decision depends on. If the peek found the key
+    /// absent, the `get` usually needs no request. If the peek found the key written after the revision of the
+    /// attempt, the commit fails and the body runs again.
     ///
     /// # Errors
     /// Any store error.
@@ -425,7 +429,7 @@ impl Transaction {
     }
 
     /// Like [`peek`](Self::peek), but the request reads the keys of `ranges` as well, so that
-    /// [`peek_ranges`](Self::peek_ranges) needs no read for them.
+    /// [`peek_ranges`](Self::peek_ranges) needs no request for these ranges.
     ///
     /// # Errors
     /// Any store error.
@@ -446,8 +450,8 @@ impl Transaction {
     }
 
     /// Reads the keys of ranges, without values, in the order of `ranges`. Ranges that were prefetched are returned at
-    /// the revision of the attempt. The others are read at the latest revision, in one request. It adds no guards and
-    /// does not see the writes of this transaction.
+    /// the revision of the attempt. All other ranges are read at the latest revision, in one request. This method adds
+    /// no guards and does not see the writes of this transaction.
     ///
     /// # Errors
     /// Any store error.
@@ -459,9 +463,9 @@ impl Transaction {
         Ok(ranges.iter().map(|range| self.keys_in(range).map(|(keys, _)| keys).unwrap_or_default()).collect())
     }
 
-    /// Reads the keys of a range, without values, as [`peek_ranges`](Self::peek_ranges) does. The commit fails if a key
-    /// was created in the range after that read, so the list is still complete at the commit. Changes and deletions of
-    /// the listed keys do not matter.
+    /// Reads the keys of a range, without values, as [`peek_ranges`](Self::peek_ranges) does. The commit fails if a
+    /// key was created in the range after the read, so the list of keys is still complete at the commit. Changes and
+    /// deletions of the listed keys do not matter.
     ///
     /// # Errors
     /// `ReadSetTooLarge` if the range has more than 4,096 keys; any store error.
@@ -475,7 +479,7 @@ impl Transaction {
         Ok(keys)
     }
 
-    /// The keys of a range and the revision at which they were read, if the range or one that covers it was read.
+    /// The keys of a range and the revision at which the keys were read, if the range or a covering range was read.
     fn keys_in(&self, range: &Range) -> Option<(Vec<Key>, Revision)> {
         if let Some(keys) = self.keys.get(range) {
             return Some((keys.clone(), self.at));
@@ -486,14 +490,14 @@ impl Transaction {
         Some((keys.iter().filter(|key| range.contains(key.as_bytes())).cloned().collect(), at))
     }
 
-    /// True if the commit relies on a state of a key that a peek found replaced. The guards need not notice this: a key
-    /// that is absent at `at` and at the commit may have existed at the peek.
+    /// True if the commit relies on a state of a key, and a peek found that the key has changed since. The guards may
+    /// miss such a change: a key that is absent at `at` and at the commit may have existed at the peek.
     pub(super) fn is_older_than_a_peek(&self) -> bool {
         self.newer.iter().any(|(key, seen)| self.guards.get(key).is_some_and(|guard| guard != seen))
     }
 
-    /// Reads keys, and the keys of ranges, at the latest revision, in as few requests as possible. Each state comes
-    /// with the revision of its answer.
+    /// Reads keys, and the keys of ranges, at the latest revision, in as few requests as possible. Each returned state
+    /// comes with the revision of the answer that contained the state.
     async fn read_newest(
         &mut self,
         keys: &[Key],

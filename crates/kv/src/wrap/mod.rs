@@ -1,5 +1,5 @@
-//! Wrappers around a store: they count calls and bytes, inject the faults of networks and servers, log every call, or
-//! rehearse writes. Tests, metrics and benchmarks use them, so that stores need no hooks.
+//! Wraps stores in order to count calls and bytes, inject the faults of networks and servers, log every call, or
+//! rehearse writes. Tests, metrics and benchmarks use these wrappers, so that stores need no hooks.
 
 mod rehearsal;
 
@@ -23,31 +23,31 @@ pub use rehearsal::Rehearsal;
 
 /// The log targets of this crate.
 pub mod tracing_targets {
-    /// Calls of a [`Store`](crate::Store).
+    /// The log target for calls of a [`Store`](crate::Store).
     pub const STORE: &str = "margay::store";
-    /// Calls of [`transact!`](crate::transact!).
+    /// The log target for calls of [`transact!`](crate::transact!).
     pub const TRANSACT: &str = "margay::transact";
 }
 
-/// Number of calls and bytes that went through a [`CountingStore`]. Each call is one round trip.
+/// Number of calls and bytes that went through a [`CountingStore`]. Each call of a store is one round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallCounts {
-    /// Calls of [`Store::range`].
+    /// Number of calls of [`Store::range`].
     pub ranges: u64,
-    /// Calls of [`Store::txn`].
+    /// Number of calls of [`Store::txn`].
     pub txns: u64,
-    /// Calls of [`Store::watch`].
+    /// Number of calls of [`Store::watch`].
     pub watches: u64,
-    /// Calls of [`Store::compact`].
+    /// Number of calls of [`Store::compact`].
     pub compactions: u64,
-    /// Bytes of transactions, as [`Txn::size`] counts them.
+    /// Number of bytes of transactions, as [`Txn::size`] counts them.
     pub bytes_sent: u64,
-    /// Bytes of keys and values in answers.
+    /// Number of bytes of keys and values in answers.
     pub bytes_received: u64,
 }
 
 impl CallCounts {
-    /// Reads and transactions together.
+    /// Number of reads and transactions together.
     pub fn round_trips(&self) -> u64 {
         self.ranges + self.txns
     }
@@ -63,7 +63,7 @@ struct Counters {
     bytes_received: AtomicU64,
 }
 
-/// A store that counts calls and bytes. Clones share their counters.
+/// A store that counts calls and bytes. Clones of a counting store share their counters.
 #[derive(Clone, Debug)]
 pub struct CountingStore<S> {
     inner: S,
@@ -71,7 +71,7 @@ pub struct CountingStore<S> {
 }
 
 impl<S: Store> CountingStore<S> {
-    /// A wrapper around `inner` with all counters at zero.
+    /// Creates a wrapper around `inner` with all counters at zero.
     pub fn new(inner: S) -> Self {
         Self { inner, counters: Arc::default() }
     }
@@ -129,14 +129,14 @@ impl<S: Store> Store for CountingStore<S> {
     }
 }
 
-/// A fault of one call.
+/// A fault that is injected into one call of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The request is not sent: `NotSent`.
+    /// The request is not sent, and the caller gets `NotSent`.
     NotSent,
-    /// The request is lost on the way and not carried out. The caller gets `Timeout`.
+    /// The request is lost on the way to the store, and the caller gets `Timeout`.
     RequestLost,
-    /// The request is carried out, and the answer is lost. The caller gets `Disconnected`.
+    /// The store carries out the request, but the answer is lost, and the caller gets `Disconnected`.
     ReplyLost,
     /// The caller gets `Timeout`. A transaction is carried out later, by [`FaultyStore::deliver_held`].
     Held,
@@ -146,7 +146,7 @@ pub enum Fault {
     Disconnect,
 }
 
-/// Decides which calls fail. The wrapper asks once for each call, in the order in which the calls begin.
+/// Decides which calls fail. [`FaultyStore`] asks once for each call, in the order in which the calls begin.
 pub trait Faults: Send + Sync + 'static {
     /// The fault of this call, if any.
     fn next(&self, operation: Operation) -> Option<Fault>;
@@ -158,7 +158,7 @@ impl<F: Fn(Operation) -> Option<Fault> + Send + Sync + 'static> Faults for F {
     }
 }
 
-/// A store with injected [`Faults`]. Clones share the faults and the held transactions.
+/// A store with injected [`Faults`]. Clones of a faulty store share the faults and the held transactions.
 #[derive(Clone)]
 pub struct FaultyStore<S> {
     inner: S,
@@ -167,13 +167,13 @@ pub struct FaultyStore<S> {
 }
 
 impl<S: Store> FaultyStore<S> {
-    /// A wrapper around `inner` with these faults.
+    /// Creates a wrapper around `inner` with these faults.
     pub fn new(inner: S, faults: impl Faults) -> Self {
         Self { inner, faults: Arc::new(faults), held: Arc::default() }
     }
 
-    /// A wrapper whose first transactions have the listed faults, in order. All later transactions and all other calls
-    /// work.
+    /// Creates a wrapper whose first transactions have the listed faults, in order. All later transactions and all
+    /// other calls work.
     pub fn script(inner: S, faults: impl IntoIterator<Item = Option<Fault>>) -> Self {
         let script: Mutex<VecDeque<Option<Fault>>> = Mutex::new(faults.into_iter().collect());
         Self::new(inner, move |operation| match operation {
@@ -185,7 +185,7 @@ impl<S: Store> FaultyStore<S> {
     /// Carries out the held transactions in order, as a server does when it resumes.
     ///
     /// # Errors
-    /// The first error of the inner store. Later transactions stay held.
+    /// The first error of the inner store. The transactions after the failed transaction stay held.
     pub async fn deliver_held(&self) -> Result<Vec<TxnResponse>> {
         let mut answers = Vec::new();
         while let Some(txn) = self.pop_held() {
@@ -198,7 +198,7 @@ impl<S: Store> FaultyStore<S> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
     }
 
-    /// Applies faults that strike before the call. Returns the fault that is still to be applied.
+    /// Applies the faults that occur before a call of the inner store. Returns the fault to apply after the call.
     async fn request(&self, operation: Operation) -> Result<Option<Fault>> {
         let fault = self.faults.next(operation);
         match fault {
@@ -214,7 +214,7 @@ impl<S: Store> FaultyStore<S> {
         }
     }
 
-    /// Applies faults that strike after the call.
+    /// Applies the faults that occur after a call of the inner store.
     fn reply<T>(&self, fault: Option<Fault>, operation: Operation, answer: T) -> Result<T> {
         match fault {
             Some(Fault::ReplyLost) => {
@@ -276,12 +276,12 @@ impl<S: Store> Store for FaultyStore<S> {
     }
 }
 
-/// A store that logs each call at debug level with its keys, duration and result. It never logs values.
+/// A store that logs each call at debug level with its keys, duration and result, but never the values.
 #[derive(Clone, Debug)]
 pub struct TracedStore<S>(S);
 
 impl<S: Store> TracedStore<S> {
-    /// A wrapper around `inner`.
+    /// Creates a wrapper around `inner`.
     pub fn new(inner: S) -> Self {
         Self(inner)
     }

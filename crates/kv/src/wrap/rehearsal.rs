@@ -1,4 +1,4 @@
-//! A store that rehearses writes without making them.
+//! Wraps a store and rehearses writes without changing that store.
 
 use std::collections::BTreeMap;
 
@@ -15,10 +15,11 @@ use crate::store::{Store, StoreExt, WatchStream};
 const NAME: &str = "rehearsal";
 
 /// A store that keeps all writes in the memory of this handle, on top of the inner store at the revision of the first
-/// call. Everything else works as usual: compares are evaluated, revisions count up, and reads see the rehearsed
-/// writes. So a caller can rehearse any change with all its checks.
+/// call. Compares are evaluated, revisions count up, and reads see the rehearsed writes. A caller can rehearse any
+/// change with all its checks.
 ///
-/// The inner store must keep its history back to the first call. `watch` and `compact` are `Unsupported`.
+/// The inner store must keep its history back to the first call. The methods `watch` and `compact` fail with
+/// `Unsupported`.
 #[derive(Debug)]
 pub struct Rehearsal<S> {
     inner: S,
@@ -29,7 +30,7 @@ pub struct Rehearsal<S> {
 struct RehearsalState {
     /// The revision of the inner store under the rehearsal; unset before the first call.
     base: Revision,
-    /// The newest revision, including rehearsed ones.
+    /// The newest revision, including the revisions of rehearsed writes.
     newest: Revision,
     last: Revision,
     /// The rehearsed writes of each key, oldest first; `None` is a deletion.
@@ -37,16 +38,16 @@ struct RehearsalState {
 }
 
 impl<S: Store> Rehearsal<S> {
-    /// A rehearsal on top of `inner`.
+    /// Creates a rehearsal on top of `inner`.
     pub fn new(inner: S) -> Self {
         Self { inner, state: Mutex::default() }
     }
 
-    /// The state; the first call fixes its base revision.
+    /// The state of the rehearsal; the first call fixes its base revision.
     async fn state(&self) -> Result<MutexGuard<'_, RehearsalState>> {
         let mut state = self.state.lock().await;
         if !state.base.is_set() {
-            // Any key will do, because every answer contains the revision.
+            // The request can read any key, because every answer contains the store's revision.
             let request = RangeRequest::new(Range::key("/")).with_content(Content::CountOnly);
             state.base = self.inner.range(request).await?.revision;
             state.newest = state.base;
@@ -54,7 +55,7 @@ impl<S: Store> Rehearsal<S> {
         Ok(state)
     }
 
-    /// Reads at a revision. The caller fills in the revision of the answer.
+    /// Reads a range at a revision, with the rehearsed writes. The caller fills in the revision of the answer.
     async fn read(&self, state: &RehearsalState, request: &TxnRange, at: Revision) -> Result<RangeResponse> {
         let below = at.min(state.base);
         if !state.within(&request.range).any(|(_, versions)| versions[0].0 <= at) {
@@ -145,7 +146,7 @@ impl RehearsalState {
         self.written.entry(key.clone()).or_default().push((at, kv));
     }
 
-    /// Drops the writes of a revision.
+    /// Drops the rehearsed writes of a revision.
     fn undo(&mut self, at: Revision) {
         self.written.retain(|_, versions| {
             versions.retain(|(revision, _)| *revision != at);

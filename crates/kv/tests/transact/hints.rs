@@ -1,4 +1,4 @@
-//! Peeks at the latest revision in an attempt that reads an older revision.
+//! Tests peeks at the latest revision in an attempt that reads an older revision.
 
 use kv::wrap::{CountingStore, Fault, FaultyStore};
 use kv::{Committed, Content, Error, Key, Range, Revision, Store, StoreExt, Value, transact};
@@ -27,8 +27,8 @@ async fn peek_guards_absent_key_without_reading_it() {
     .unwrap();
     assert_eq!((committed.value, committed.attempts), (Some("another's".into()), 2));
     let counts = store.take();
-    // Two attempts with a first read and a peek each, a commit that fails, one that succeeds, and the write in between;
-    // then the final read.
+    // The seven transactions are the first read and the peek of both attempts, the failed commit, the successful
+    // commit, and the write between the attempts. The one range read is the final read.
     assert_eq!((counts.txns, counts.ranges), (7, 1));
 }
 
@@ -42,7 +42,7 @@ async fn peek_alone_is_no_answer_without_commit() {
         store.put("k", "old").await.unwrap();
         let saw: Result<Committed<Answer>, Box<dyn std::error::Error>> = transact!(shared(&store), options(), |tx| {
             tx.snapshot_get(&other).await?;
-            // Only in the first attempt: the key exists at its revision and is gone at the peek.
+            // In the first attempt, the key exists at the attempt's revision and is absent at the peek.
             store.delete(Range::key("k")).await?;
             tx.peek(std::slice::from_ref(&key), Content::KeysOnly).await?;
             let seen = (tx.get(&key).await?, tx.revision());
@@ -99,7 +99,7 @@ async fn peek_alone_makes_no_key_again() {
 async fn peek_settles_lost_reply_for_earlier_keys() {
     let inner = kv_mvcc::memory();
     inner.put("k", "old").await.unwrap();
-    // The first read, the peek, the commit.
+    // The three transactions are the first read, the peek and the commit.
     let store = FaultyStore::script(inner.clone(), [None, None, Some(Fault::ReplyLost)]);
     let key = Key::from("k");
     let committed = transact!(shared(&store), options(), |tx| {
@@ -115,7 +115,7 @@ async fn peek_settles_lost_reply_for_earlier_keys() {
 
 #[tokio::test]
 async fn creation_guard_fails_for_new_keys_only() {
-    // The write between the read and the commit, and the number of attempts.
+    // Each case has the write between the read and the commit, and the expected number of attempts.
     for (key, is_new, is_deletion, expected) in
         [("p/1", true, false, 2), ("p/0", false, false, 1), ("p/0", false, true, 1), ("q", true, false, 1)]
     {

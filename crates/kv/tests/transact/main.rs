@@ -1,4 +1,4 @@
-//! Transactions on the in-memory store, with and without faults.
+//! Tests transactions on the in-memory store, with and without faults.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod hints;
@@ -22,12 +22,12 @@ fn number(value: Option<Value>) -> u64 {
     value.map_or(0, |value| std::str::from_utf8(value.as_bytes()).unwrap().parse().unwrap())
 }
 
-/// A handle of the type that callers hold.
+/// Converts a store to the type of handle that callers of `transact!` use.
 fn shared(store: &(impl Store + Clone)) -> Arc<dyn Store> {
     Arc::new(store.clone())
 }
 
-/// Adds one to the number under a key.
+/// Increments the number in the value of a key.
 async fn increment(store: &Arc<dyn Store>, key: &str) -> Result<Committed<u64>, Error> {
     let key = Key::from(key);
     transact!(Arc::clone(store), options(), |tx| {
@@ -72,7 +72,7 @@ async fn transact_reads_one_revision_and_prefetches_in_one_trip() {
         let a = number(tx.snapshot_get(&"a".into()).await?);
         assert!(tx.get(&"b".into()).await?.is_none());
         assert_eq!(tx.list(&Range::prefix("p/")).await?.len(), 1);
-        // The prefetch did not contain this range, but it is read at the same revision.
+        // The prefetch did not contain this range, but the range is read at the same revision.
         let all = tx.snapshot_list(&Range::All).await?;
         assert_eq!(all[0], (Key::from("a"), Value::from("1")));
         Ok::<_, Error>(a)
@@ -209,7 +209,7 @@ async fn transact_writes_nothing_when_body_fails() {
 
 #[tokio::test(start_paused = true)]
 async fn transact_settles_lost_replies_and_requests() {
-    // The first transaction of each attempt is its read, the second its commit.
+    // The first transaction of each attempt is its read, the second transaction is its commit.
     for faults in [
         vec![None, Some(Fault::ReplyLost)],
         vec![None, Some(Fault::RequestLost)],
@@ -342,7 +342,7 @@ async fn transact_knows_absent_keys_from_listing() {
     assert_eq!(store.take().round_trips(), 1);
 }
 
-/// A store at which another writer adds 100 after a given transaction.
+/// A store in which another writer adds 100 to a number after a given transaction.
 #[derive(Clone, Debug)]
 struct Meddler<S> {
     inner: S,

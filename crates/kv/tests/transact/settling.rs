@@ -1,4 +1,4 @@
-//! Settling of commits whose answers were lost, while another writer changes the same keys.
+//! Tests how `transact!` settles commits whose answers were lost, while another writer changes the same keys.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -9,11 +9,11 @@ use kv_mvcc::MvccStore;
 
 use super::{options, shared};
 
-/// The actions of the other writer around our commit.
+/// An action of another writer before or after our commit.
 #[derive(Clone, Debug)]
 enum Deed {
     Write(Txn),
-    /// Compacts the whole history.
+    /// Compacts the whole history of the store.
     Compact,
 }
 
@@ -25,8 +25,8 @@ fn delete(key: &str) -> Deed {
     Deed::Write(Txn::new().with_success([Op::delete(key)]))
 }
 
-/// A store at which another writer acts just before and just after the second transaction, which is the commit of the
-/// first attempt. The inner store injects a fault into that commit.
+/// A store in which another writer changes keys just before and just after the second transaction, which is the commit
+/// of the first attempt. The inner store injects a fault into this commit.
 #[derive(Clone, Debug)]
 struct Contended {
     inner: FaultyStore<MvccStore>,
@@ -117,7 +117,7 @@ async fn settling_does_not_repeat_creation_removed_since() {
         vec![put("k", "another's"), delete("k")],
         vec![delete("k"), put("k", "another's"), delete("k")],
         vec![delete("k"), delete("l")],
-        // A key with a guard has changed as well, so the same commit cannot succeed again.
+        // A guarded key has changed as well, so the same commit cannot succeed again.
         vec![delete("k"), delete("l"), put("config", "new")],
         vec![delete("k"), put("k", "another's")],
         vec![put("config", "new")],
@@ -186,7 +186,7 @@ async fn settling_restarts_at_once_when_guard_broke() {
         tx.put(&"k".into(), "new")
     })
     .unwrap();
-    // Settling must not wait for a change of `k`, because no writer changes it.
+    // Settling must not wait for a change of `k`, because no writer changes `k`.
     assert_eq!(committed.attempts, 2);
     assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
 }
@@ -199,7 +199,7 @@ async fn settling_is_skipped_when_nothing_was_sent() {
     assert_eq!((committed.revision, committed.attempts), (Revision::new(2), 2));
 }
 
-/// A store that loses the commit of the first attempt and refuses every later transaction.
+/// A store that loses the commit of the first attempt and answers every later transaction with an error.
 #[derive(Clone, Debug)]
 struct Refusing {
     inner: MvccStore,
@@ -283,7 +283,7 @@ async fn settling_takes_no_foreign_deletion_as_proof() {
     assert_eq!(inner.get("renamed").await.unwrap().unwrap().mod_revision, committed.revision);
 }
 
-/// A store that refuses the commit of the first attempt and all later writes with a final error.
+/// A store that answers the commit of the first attempt and all later writes with a final error.
 #[derive(Clone, Debug)]
 struct Full {
     inner: Contended,
