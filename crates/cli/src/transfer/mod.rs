@@ -189,7 +189,7 @@ fn history_lost(at: StoreAccess<'_>, times: &str, hint: &str) -> CommandFailure 
 /// The failure for a source that is itself being filled.
 fn unfinished_target_failure(what: &str) -> CommandFailure {
     CommandFailure::new(format!("{what} is itself the target of a migration or an import that is not finished"))
-        .hint("finish that first, or end it with --abort; nothing was changed")
+        .hint("finish that migration or import first, or end it with --abort; nothing was changed")
 }
 
 /// Groups items for transactions: at most `most` in each, and at most [`MAX_TXN_BYTES`] unless one item is larger.

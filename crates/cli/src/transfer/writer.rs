@@ -96,7 +96,7 @@ impl BackupWriter {
         let mut line = json(header)?;
         if line.len() >= MAX_LINE_BYTES {
             return Err(CommandFailure::new("the store has more leases than a backup can hold")
-                .hint("revoke those that are not used: etcdctl lease list, etcdctl lease revoke"));
+                .hint("revoke unused leases with: etcdctl lease list, etcdctl lease revoke"));
         }
         line.push(b'\n');
         self.put(&line)
@@ -319,7 +319,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 
 fn exists_already_failure(path: &Path) -> CommandFailure {
     CommandFailure::new(format!("{} exists already", path.display()))
-        .hint("give another name, or --force to write over it when the backup is complete")
+        .hint("give another name, or --force to replace the file once the backup is complete")
 }
 
 fn failed(path: &Path, error: &io::Error) -> CommandFailure {
