@@ -82,7 +82,7 @@ impl dyn Allocator + '_ {
     /// The reason why no ADD can be carried out: the store, or the configuration. The plugin prints it with code 50.
     pub fn status(&self, at: &StoreAccess, add: Add) -> Result<()> {
         if self.call(at, &Verb::Status(Box::new(add)))? == Answer::NamespaceWanted {
-            tracing::info!("STATUS cannot check the pools: which ones are allowed depends on the pod's namespace");
+            tracing::info!("STATUS cannot check the pools: the allowed pools depend on the pod's namespace");
         }
         Ok(())
     }

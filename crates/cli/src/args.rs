@@ -201,7 +201,7 @@ A released address can be handed out at once. Release nothing that a running con
     /// Show who had an address, what a container had, or what happened on a node
     #[command(after_help = history::HELP)]
     History(ShowHistory),
-    /// Show from which pool and block a container on a node would get its address, or why it would get none
+    /// Show which pool and block a container on a node would get an address from, or why none
     #[command(after_help = explain::HELP)]
     Explain(Explain),
     /// Reserve a prefix of a pool for one node until it is released explicitly

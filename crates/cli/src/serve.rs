@@ -49,7 +49,7 @@ pub(crate) struct Serve {
     #[arg(long, value_name = "URL", requires = "listen")]
     pub(crate) advertise: Vec<String>,
 
-    /// The certificate for https://, in PEM form
+    /// The TLS certificate of etcd's API, in PEM form
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) cert_file: Option<PathBuf>,
 

@@ -265,7 +265,7 @@ impl<'a> CniContext<'a> {
             return Err(error);
         }
         done?;
-        tracing::info!(network = self.conf.name, container = self.call.container, "DEL is done");
+        tracing::info!(network = self.conf.name, container = self.call.container, "finished DEL");
         if own_netns { Err(env::own_netns_error()) } else { Ok(()) }
     }
 

@@ -66,7 +66,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores", "local_stores"])]
     pub(crate) gone: bool,
 
-    /// Nodes whose addresses --gone keeps (-: stdin)
+    /// List of nodes that --gone keeps (-: stdin)
     #[arg(long, value_name = "FILE", requires = "gone")]
     pub(crate) nodes: Option<PathBuf>,
 

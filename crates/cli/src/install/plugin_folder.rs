@@ -283,7 +283,7 @@ impl PluginFolder {
             Ok(()) => Ok(folder),
             Err(TryLockError::WouldBlock) => {
                 Err(CommandFailure::new(format!("another margay install works in {}", self.folder.display()))
-                    .hint("wait until it has ended, and try again"))
+                    .hint("wait until the other margay install has ended, and try again"))
             }
             Err(TryLockError::Error(error)) => Err(self.failed("cannot lock", &error)),
         }

@@ -290,7 +290,7 @@ impl<'l> Snapshot<'l> {
         let found = read_identity(store, open).await?;
         if self.about.get_or_insert_with(|| found.clone()).id != found.id {
             return Err(CommandFailure::new(format!("{store} was replaced by another store meanwhile"))
-                .hint("try again")
+                .hint("run the command again")
                 .into());
         }
         let (began, mut bytes, mut kvs) = (Instant::now(), 0, Vec::new());

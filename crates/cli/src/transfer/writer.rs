@@ -229,9 +229,8 @@ impl NewFile {
             _ => {}
         }
         let Some(name) = path.file_name() else {
-            return Err(
-                CommandFailure::new(format!("{} is no name for a file", path.display())).hint("give a file name")
-            );
+            return Err(CommandFailure::new(format!("{} is no name for a file", path.display()))
+                .hint("give a path that ends with a file name"));
         };
         let mut name = name.to_owned();
         name.push(".partial");
@@ -239,7 +238,8 @@ impl NewFile {
         let open = OpenOptions::new().write(true).create(true).truncate(false).mode(MODE).open(&partial);
         let file = open.map_err(|error| failed(&partial, &error))?;
         let busy = || {
-            CommandFailure::new(format!("another backup is writing {}", path.display())).hint("wait until it has ended")
+            CommandFailure::new(format!("another backup is writing {}", path.display()))
+                .hint("wait until the other backup has ended")
         };
         match file.try_lock() {
             Ok(()) => {}

@@ -220,7 +220,7 @@ fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet
             endpoint = endpoint.name(),
             interface = name,
             ?deleted,
-            "cleaned up after a container that the runtime does not list"
+            "cleaning up after a container that the runtime does not list"
         );
         first_error = first_error.and(deleted.map(drop)).and(removed);
     }
