@@ -58,7 +58,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence")]
     pub(crate) netns: bool,
 
-    /// Free addresses of containers that are in none of these runtimes' lists (-: stdin)
+    /// Free addresses of containers that are in none of these lists from runtimes (-: stdin)
     #[arg(long, group = "evidence", value_name = "FILE", conflicts_with_all = ["boot", "netns"])]
     pub(crate) attachments: Vec<PathBuf>,
 
@@ -74,7 +74,7 @@ pub(crate) struct Gc {
     #[arg(long, group = "evidence", requires = "node", conflicts_with_all = ["boot", "netns", "attachments", "gone", "all_stores", "local_stores"])]
     pub(crate) free: bool,
 
-    /// Give the unchanged addresses of node NAME to NEW
+    /// Give all addresses of node NAME to node NEW
     #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores", "local_stores"])]
     move_to: Option<String>,
 

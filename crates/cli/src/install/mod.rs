@@ -593,7 +593,7 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
                 "a CNI call still runs Margay's {}, which margay install has not put there",
                 role.program()
             ))
-            .hint("when calico-node has installed its plugin in another folder of CNI_PATH, remove Margay's plugin that --status shows"),
+            .hint("when calico-node has installed its plugin in another folder of CNI_PATH, remove Margay's plugin at the path that --status shows"),
         ),
         None => answer,
     })

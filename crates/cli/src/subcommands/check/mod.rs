@@ -101,7 +101,7 @@ pub(crate) struct Check {
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
 
-    /// Show how findings would be repaired: all, or only these codes
+    /// Show the repair of each finding, or only of findings with these codes
     #[arg(long, value_name = "CODE", num_args = 0..)]
     repair: Option<Vec<Code>>,
 
