@@ -247,7 +247,7 @@ impl EtcdCluster {
             if !may_try_next(&failure, resend) || Instant::now() >= deadline {
                 return Err((failure, LastOf::OfCall));
             }
-            tracing::debug!(endpoint = endpoint.address.url, error = %failure.error, "trying the next member");
+            tracing::debug!(endpoint = endpoint.address.url, error = %failure.error, "an etcd member failed; trying the next member");
         }
         Err((failure, LastOf::OfRound))
     }
@@ -438,7 +438,10 @@ pub(crate) fn judge_version(version: &str) -> Result<()> {
         return Err(refused(format!("the server is etcd {version}: upgrade it, 3.4 or newer is needed")));
     }
     if MIN_SOUND_VERSIONS.iter().any(|sound| [major, minor] == sound[..2] && [major, minor, patch] < *sound) {
-        tracing::debug!(version, "this etcd can lose a deletion at the compaction mark; fixed in 3.4.36 and 3.5.18");
+        tracing::debug!(
+            version,
+            "with this etcd version a watch can miss a deletion at the compaction revision; fixed in 3.4.36 and 3.5.18"
+        );
     }
     Ok(())
 }

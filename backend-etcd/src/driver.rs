@@ -119,7 +119,7 @@ fn options(address: &ClusterAddress) -> Options {
         if address.all_without_tls() {
             tracing::warn!(
                 store = %address.url(STORE_NAME),
-                "etcd is reached without TLS, though certificates are configured"
+                "connecting to etcd without TLS, although certificates are configured"
             );
         } else {
             options = options.with_tls(tls(&address.access));

@@ -79,7 +79,7 @@ impl Members {
             Ok(addresses) => Ok(self.replace(addresses)),
             Err(error) if known.endpoints.is_empty() => Err(error),
             Err(error) => {
-                tracing::warn!(%error, "cannot look up the members; keeping those found before");
+                tracing::warn!(%error, "cannot look up the etcd members in DNS; keeping the members found before");
                 known.failures.store(0, Ordering::Relaxed);
                 Ok(known)
             }
@@ -385,7 +385,7 @@ impl Endpoint {
         let url = self.address.url.clone();
         let stat = move || {
             (tls.stamp() != before).then(|| tls.load()).transpose().unwrap_or_else(|error| {
-                tracing::warn!(endpoint = url, %error, "cannot use the changed certificates; keeping the old ones");
+                tracing::warn!(endpoint = url, %error, "cannot use the changed certificates; keeping the old certificates");
                 None
             })
         };

@@ -115,7 +115,7 @@ impl AssignContext {
 fn reservations_of<'d>(documents: impl IntoIterator<Item = &'d IpReservation>) -> Reservations {
     let (reservations, skipped) = Reservations::from_documents(documents);
     for entry in skipped {
-        tracing::warn!(reservation = %entry.reservation, entry = %entry.entry, "passing over an entry that is no network");
+        tracing::warn!(reservation = %entry.reservation, entry = %entry.entry, "skipping a reservation entry that is not a CIDR");
     }
     reservations
 }
@@ -152,7 +152,7 @@ pub fn decode_all<D: Document>(listed: &[(Key, Value)]) -> Vec<D> {
     let decoded = listed.iter().filter_map(|(key, value)| match D::decode(key, value.as_bytes()) {
         Ok(document) => Some(document),
         Err(error) => {
-            tracing::warn!(%error, "passing over a damaged document");
+            tracing::warn!(%error, "skipping a damaged document");
             None
         }
     });

@@ -60,7 +60,7 @@ impl EndpointToDelete {
             EndpointOwner::Container(container) => match WorkloadEndpoint::decode(&key, stored.as_bytes()) {
                 Ok(endpoint) => endpoint.container().is_empty() || endpoint.container() == container,
                 Err(error) => {
-                    tracing::warn!(%error, "the endpoint stays");
+                    tracing::warn!(%error, "the workload endpoint is damaged and was not deleted");
                     false
                 }
             },

@@ -88,7 +88,7 @@ pub(crate) async fn settle_all(
 }
 
 async fn settle(store: &Arc<dyn Store>, id: &PendingCommitId, txn: &Txn, deadline: Deadline) -> kv::Result<()> {
-    tracing::info!(?id, "an earlier assignment broke off; sending it again");
+    tracing::info!(?id, "an earlier assignment was interrupted; sending its commit again");
     let answer = send_again(store, txn, deadline).await?;
     if answer.is_some_and(|answer| cannot_come_again(txn, &answer)) {
         return Ok(());
@@ -155,10 +155,10 @@ async fn invalidate(store: &Arc<dyn Store>, txn: &Txn, deadline: Deadline) -> kv
         }
     }
     let Some((key, revision, value)) = unchanged else {
-        tracing::warn!("the pending commit guards no existing key, so it may still happen later");
+        tracing::warn!("the pending commit depends on no existing key, so the store may still apply it later");
         return Ok(());
     };
-    tracing::info!(%key, "rewriting a guarded key unchanged, so that the pending commit can no longer happen");
+    tracing::info!(%key, "rewriting an unchanged key, so that the store can no longer apply the pending commit");
     let again =
         Txn::new().with_compares([Compare::unchanged(key.clone(), revision)]).with_success([Op::put(key, value)]);
     // If another process changed the key first, the transaction's guards fail as well.

@@ -489,7 +489,7 @@ impl OtherHandles {
                 handle,
                 node,
                 ?addresses,
-                "left addresses of the same container id: they are recorded for another node, which is registered"
+                "kept addresses of this container ID: they are recorded for another registered node"
             );
         }
         released

@@ -140,7 +140,7 @@ impl Ipam {
     ) -> kv::Result<()> {
         self.each(range, Content::Full, reading, |kv| match D::decode(&kv.key, kv.value.as_bytes()) {
             Ok(document) => see(document),
-            Err(error) => tracing::warn!(%error, "passing over a damaged document"),
+            Err(error) => tracing::warn!(%error, "skipping a damaged document"),
         })
         .await
     }

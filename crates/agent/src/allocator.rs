@@ -58,7 +58,7 @@ impl dyn Allocator + '_ {
     pub fn del(&self, at: &StoreAccess, del: Del) -> Result<Vec<IpAddr>> {
         match self.call(at, &Verb::Del(del))? {
             Answer::Released(addresses) => {
-                tracing::debug!(?addresses, "released");
+                tracing::debug!(?addresses, "released addresses");
                 Ok(addresses)
             }
             other => Err(wrong_answer_error(&other)),
@@ -82,7 +82,7 @@ impl dyn Allocator + '_ {
     /// The reason why no ADD can be carried out: the store, or the configuration. The plugin prints it with code 50.
     pub fn status(&self, at: &StoreAccess, add: Add) -> Result<()> {
         if self.call(at, &Verb::Status(Box::new(add)))? == Answer::NamespaceWanted {
-            tracing::info!("the namespace of the pod decides which pools it may use");
+            tracing::info!("STATUS cannot check the pools: the allowed pools depend on the pod's namespace");
         }
         Ok(())
     }
@@ -150,7 +150,7 @@ impl Allocator for DaemonAllocator {
             DaemonReply::Answer(answer) => {
                 // The log line keeps the former name of this answer.
                 let answer = format!("{answer:?}").replacen("Declined(", "ByYourself(", 1);
-                tracing::debug!(%answer, "the daemon margay serve leaves it to the plugin");
+                tracing::debug!(%answer, "the margay daemon declined the call; opening the store directly");
                 (verb.as_repeat(), ask_daemon_to_yield(&at.location))
             }
             DaemonReply::Lost | DaemonReply::NotRunning
@@ -158,7 +158,7 @@ impl Allocator for DaemonAllocator {
                     && at.location.path().is_some()
                     && begun.elapsed() >= STATUS_TIMEOUT =>
             {
-                tracing::info!("the daemon keeps the store locked, so the store works");
+                tracing::info!("the daemon holds the store lock, so STATUS reports the store as ready");
                 return Ok(Answer::Ready);
             }
             DaemonReply::Lost => (verb.as_repeat(), None),
@@ -196,7 +196,7 @@ fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
         }
     };
     if !is_meant(location, &connection.hello) {
-        tracing::debug!(hello = ?connection.hello, "the daemon has another store, none, or is of another version");
+        tracing::debug!(hello = ?connection.hello, "not using the margay daemon: it has another store, no store, or another version");
         return DaemonReply::NotRunning;
     }
     let within: Duration = end.saturating_duration_since(Instant::now());
@@ -329,11 +329,11 @@ impl Verb {
         match (self, failure) {
             (Self::Add(_) | Self::Status(_), VerbFailure::NamespaceWanted) => Ok(Answer::NamespaceWanted),
             (Self::Del(_), VerbFailure::Store(error)) if is_no_store(&error, location) => {
-                tracing::warn!(%error, "nothing to release");
+                tracing::warn!(%error, "the store does not exist, so there is nothing to release");
                 Ok(Answer::Released(Vec::new()))
             }
             (Self::Gc(_), VerbFailure::Store(error)) if is_no_store(&error, location) => {
-                tracing::warn!(%error, "nothing to release");
+                tracing::warn!(%error, "the store does not exist, so there is nothing to release");
                 Ok(Answer::Collected(GcSummary::default()))
             }
             (Self::Check(_), VerbFailure::Store(error)) if *error.kind() == ErrorKind::Locked => {
@@ -343,7 +343,7 @@ impl Verb {
                 Err(CniError::from(error).with_code(Code::TryAgain))
             }
             (Self::Status(_), VerbFailure::Store(error)) if *error.kind() == ErrorKind::Locked => {
-                tracing::info!(%error, "other processes keep the store locked, so the store works");
+                tracing::info!(%error, "other processes hold the store lock, so STATUS reports the store as ready");
                 Ok(Answer::Ready)
             }
             // The first ADD creates the store.

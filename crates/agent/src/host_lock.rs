@@ -31,10 +31,10 @@ impl HostLock {
         match lock(path, LOCK_TIMEOUT.min(budget / 5), meanwhile).await {
             Ok(Some(file)) => return Some(Self { _file: file }),
             Ok(None) => {
-                tracing::warn!(path = %path.display(), "another process holds the lock of this host; continuing without it");
+                tracing::warn!(path = %path.display(), "another process holds the host lock; continuing without the lock");
             }
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "cannot lock this host; continuing without it");
+                tracing::warn!(path = %path.display(), %error, "cannot take the host lock; continuing without the lock");
             }
         }
         None
@@ -57,7 +57,7 @@ async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) 
         Err(TryLockError::WouldBlock) => {}
         Err(TryLockError::Error(error)) => return Err(error),
     }
-    tracing::debug!(path = %path.display(), "waiting for the lock of this host");
+    tracing::debug!(path = %path.display(), "waiting for the host lock");
     // The kernel serves waiting processes in order. After a timeout, the waiting thread ends with the process.
     let locked = pin!(timeout(wait, spawn_blocking(move || file.lock().map(|()| file))));
     let locked = match select(locked, pin!(meanwhile)).await {

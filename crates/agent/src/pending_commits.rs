@@ -128,7 +128,7 @@ impl PendingCommitFolder {
             _ => address == self.store,
         };
         if !is_here {
-            tracing::warn!(id = id.0, store, "passing over a note about another store");
+            tracing::warn!(id = id.0, store, "skipping the record of a pending commit to another store");
         }
         Ok(is_here)
     }
@@ -173,7 +173,7 @@ fn read(path: &Path, attachment: &Attachment) -> Option<(CommitRecord, Option<us
         // The writer has just learned the outcome and removed the file.
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "passing over a note that cannot be read");
+            tracing::warn!(path = %path.display(), %error, "skipping an unreadable record of a pending commit");
             None
         }
     }
@@ -191,7 +191,7 @@ impl PendingCommits for PendingCommitFolder {
     fn forget(&self, id: &PendingCommitId) {
         match fs::remove_file(self.folder.join(&id.0)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                tracing::warn!(%error, id = id.0, "cannot remove a note that is no longer needed");
+                tracing::warn!(%error, id = id.0, "cannot remove the record of a pending commit that is done");
             }
             _ => {}
         }

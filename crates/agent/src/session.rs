@@ -169,7 +169,7 @@ impl LivenessSource for HostLiveness {
         // The thread that drives the store must not wait for namespaces.
         let scanning = std::thread::Builder::new().name("sight".into()).spawn(move || done.send(host::scan()));
         if let Err(error) = scanning {
-            tracing::warn!(%error, "no thread can be started, so nothing that earlier boots have left is freed");
+            tracing::warn!(%error, "cannot start a thread to scan network namespaces; addresses left over from earlier boots are not freed");
             return None;
         }
         match looked.await {
@@ -178,7 +178,7 @@ impl LivenessSource for HostLiveness {
                 Some(Evidence { boot, up, live, namespaces, within })
             }
             Ok(Err(blind)) => {
-                tracing::warn!(%blind, "nothing that earlier boots have left is freed");
+                tracing::warn!(%blind, "cannot scan all network namespaces; addresses left over from earlier boots are not freed");
                 None
             }
             Err(_) => None,

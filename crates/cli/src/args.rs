@@ -72,10 +72,9 @@ pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
     let (urls, forms, local) = (drivers.urls(), drivers.url_forms(), drivers.local_names("", ""));
     let from = format!("The store to copy: {urls}");
     let judged = format!("The store to judge: memory:, {forms}");
-    let listen =
-        format!("Offer etcd's API in front of a store on {local}: https://HOST:PORT, http://HOST:PORT or unix:PATH");
-    let restore = format!("Make a store from a backup, on {local}, whatever the backup was made from");
-    let create = format!("Make an empty store on {local}");
+    let listen = format!("Serve etcd's API for a store on {local}: https://HOST:PORT, http://HOST:PORT or unix:PATH");
+    let restore = format!("Create a store on {local} from a backup of any store");
+    let create = format!("Create an empty store on {local}");
     let with_help = |arg: Arg, name: &str, help: &str| {
         if arg.get_id() == name { arg.help(help.to_owned()) } else { arg }
     };
@@ -117,19 +116,19 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Ranges that addresses are taken from
+    /// Manage pools, the ranges to assign addresses from
     #[command(subcommand, visible_alias = "pools", after_help = POOL)]
     Pool(PoolSubcommand),
-    /// Addresses that are never handed out
+    /// Manage addresses that are never assigned
     #[command(subcommand, visible_alias = "reservations", after_help = RESERVATION)]
     Reservation(ReservationSubcommand),
-    /// How many addresses namespaces, networks and nodes may have
+    /// Limit addresses per namespace, network or node
     #[command(subcommand, visible_alias = "quotas", after_help = quota::QUOTA)]
     Quota(QuotaSubcommand),
-    /// Addresses: how many there are, who has them, taking them back
+    /// Show, explain and release addresses, and check IPAM's data
     #[command(subcommand, after_help = IPAM)]
     Ipam(IpamSubcommand),
-    /// Numbers for Prometheus: pools, blocks, addresses, what has leaked
+    /// Print Prometheus metrics of pools, blocks and leaked addresses
     #[command(after_help = metrics::HELP)]
     Metrics(Metrics),
     #[command(flatten)]
@@ -142,19 +141,19 @@ pub(crate) enum Command {
     /// Show assignments and releases of addresses, as they happen
     #[command(after_help = watch::HELP)]
     Watch(Watch),
-    /// Keep the store open for plugins and commands, with a page
+    /// Run the daemon that keeps the store open, with a status page
     #[command(after_help = serve::HELP)]
     Serve(Serve),
-    /// The store itself: its state, backups, upkeep
+    /// Show, back up, restore and maintain the store
     #[command(subcommand, after_help = STORE)]
     Store(StoreSubcommand),
-    /// Put Margay's plugin in the place of Calico's, and go back
+    /// Replace Calico's plugins with Margay's, or restore Calico's
     #[command(after_help = install::HELP)]
     Install(Install),
     /// Test a store against the rules that every store must keep
     #[command(after_help = judge::HELP)]
     Conformance(Conformance),
-    /// Print the completion script of a shell
+    /// Print the completion script for a shell
     #[command(after_help = manual::COMPLETIONS)]
     Completions(Completions),
     /// Write a man page for each command, for packagers
@@ -164,7 +163,7 @@ pub(crate) enum Command {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum IpamSubcommand {
-    /// Show how many addresses there are and how many are in use, or the holder of one
+    /// Show how many addresses are in use, or who has an address
     #[command(after_help = "\
 Examples:
   margay ipam show
@@ -177,10 +176,10 @@ Examples:
     /// Draw the blocks: addresses in use, free, reserved, in cooldown, borrowed
     #[command(after_help = map::HELP)]
     Map(Map),
-    /// Check that IPAM's documents are in order, and mend what can be mended without a guess
+    /// Check IPAM's data for problems, and repair those that have a safe repair
     #[command(after_help = check::HELP)]
     Check(Check),
-    /// Release addresses, whatever their holder
+    /// Release addresses by address, handle, container or report
     #[command(after_help = "\
 Examples:
   margay ipam release --ip 10.65.0.5
@@ -190,7 +189,7 @@ Examples:
 
 A released address can be handed out at once. Release nothing that a running container still has.")]
     Release(Release),
-    /// Addresses that a probe found in use by a device outside of the store
+    /// List or release addresses that a probe found in use by other devices
     #[command(subcommand, after_help = quarantine::HELP)]
     Quarantine(QuarantineSubcommand),
     /// Change the settings that all nodes share
@@ -202,19 +201,19 @@ A released address can be handed out at once. Release nothing that a running con
     /// Show who had an address, what a container had, or what happened on a node
     #[command(after_help = history::HELP)]
     History(ShowHistory),
-    /// Show from which pool and block a container on a node would get its address, or why it would get none
+    /// Show which pool and block a container on a node would get an address from, or why none
     #[command(after_help = explain::HELP)]
     Explain(Explain),
-    /// Assign a prefix of a pool to a node, which keeps it
+    /// Reserve a prefix of a pool for one node until it is released explicitly
     #[command(after_help = pool::ASSIGN_PREFIX)]
     AssignPrefix(AssignPrefix),
-    /// Keep an address for the workload with a name, for ever
+    /// Reserve an address for one workload until margay ipam unpin
     #[command(after_help = sticky::PIN_HELP)]
     Pin(Pin),
-    /// Stop keeping an address for its workload
+    /// Stop reserving an address for its workload
     #[command(after_help = sticky::UNPIN_HELP)]
     Unpin(Unpin),
-    /// List the addresses that workloads keep, in use or waiting
+    /// List the sticky addresses of workloads, in use or waiting
     #[command(after_help = sticky::LIST_HELP)]
     List(ListStickyAddresses),
 }

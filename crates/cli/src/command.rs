@@ -44,29 +44,29 @@ pub(crate) struct GlobalOptions {
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "URL")]
     pub(crate) store: Option<String>,
 
-    /// A calicoctl.cfg; else /etc/calico/calicoctl.cfg if it is there
+    /// calicoctl configuration file [default: /etc/calico/calicoctl.cfg, if it exists]
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "FILE", conflicts_with = "store")]
     pub(crate) config: Option<PathBuf>,
 
-    /// Answer as table, wide, yaml or json
+    /// Output format: table, wide, yaml or json
     #[arg(short, long, global = true, help_heading = GLOBAL_HEADING, value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
     #[arg(hide_possible_values = true)]
     pub(crate) output: Format,
 
-    /// Where the networks are
+    /// CNI configuration folder
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "DIR", default_value = datastore::DEFAULT_CONF_DIR)]
     pub(crate) cni_conf_dir: PathBuf,
 
-    /// The log level, off to trace
+    /// Log level, from off to trace
     #[arg(short, long, global = true, help_heading = GLOBAL_HEADING, value_enum, default_value_t = LogLevel::Warn, value_name = "LEVEL")]
     #[arg(hide_possible_values = true)]
     pub(crate) log_level: LogLevel,
 
-    /// Longest wait for a store in use [default: 30s]
+    /// Longest wait for a locked store [default: 30s]
     #[arg(long, global = true, help_heading = GLOBAL_HEADING, value_name = "TIME", value_parser = parse_duration)]
     lock_timeout: Option<Duration>,
 
-    /// Accepted because scripts for calicoctl give it, and ignored: Margay does not compare versions
+    /// Ignored: Margay does not compare versions, but scripts for calicoctl set this option
     #[arg(long = "allow-version-mismatch", global = true, hide = true)]
     _allow_version_mismatch: bool,
 }

@@ -387,7 +387,8 @@ fn read_key(path: &Path) -> CommandResult<Key> {
         Some(TextFault::Empty) => return Err(failed("is empty".to_owned()).hint(MAKE_SECRET_HINT)),
         Some(fault @ TextFault::ZeroBytes) => return Err(failed(format!("is none: {fault}")).hint(MAKE_SECRET_HINT)),
         Some(fault @ TextFault::ByteOrderMark) if is_text => {
-            return Err(failed(format!("would not be the receiver's: {fault}")).hint("write it without the mark"));
+            return Err(failed(format!("would not be the receiver's: {fault}"))
+                .hint("write the secret without the byte order mark"));
         }
         _ => {}
     }

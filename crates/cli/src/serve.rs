@@ -29,65 +29,65 @@ Examples:
 /// The arguments of `margay serve`.
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// The store in this folder, instead of the configured one
+    /// Serve the store in this folder, not the configured store
     #[arg(long, value_name = "FOLDER")]
     pub(crate) folder: Option<PathBuf>,
 
-    /// Offer metrics for Prometheus and a status page: 127.0.0.1:PORT, or unix:PATH
+    /// Serve Prometheus metrics and a status page at 127.0.0.1:PORT or unix:PATH
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) http: Vec<String>,
 
-    /// A host name of the page, besides localhost
+    /// Also accept this host name for the status page
     #[arg(long, value_name = "NAME", requires = "http")]
     pub(crate) host: Vec<String>,
 
-    /// Offer etcd's API in front of a store: https://HOST:PORT, http://HOST:PORT or unix:PATH
+    /// Serve etcd's API for a store: https://HOST:PORT, http://HOST:PORT or unix:PATH
     #[arg(long, value_name = "URL")]
     pub(crate) listen: Vec<String>,
 
-    /// The URL at which clients reach etcd's API, if it is not the URL of --listen
+    /// The URL at which clients reach etcd's API, if it differs from --listen
     #[arg(long, value_name = "URL", requires = "listen")]
     pub(crate) advertise: Vec<String>,
 
-    /// The certificate for https://, in PEM form
+    /// The TLS certificate of etcd's API, in PEM form
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) cert_file: Option<PathBuf>,
 
-    /// The key of the certificate
+    /// The private key of --cert-file, in PEM form
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) key_file: Option<PathBuf>,
 
-    /// The authorities whose clients may use etcd's API over https://
+    /// CA certificates of the clients that may use etcd's API over https://
     #[arg(long, value_name = "FILE", requires = "listen")]
     pub(crate) client_ca_file: Option<PathBuf>,
 
-    /// Let every program of this machine use etcd's API at an http:// URL on loopback
+    /// Let every program on this machine use etcd's API at an http:// URL on loopback
     #[arg(long, requires = "listen")]
     pub(crate) insecure_loopback: bool,
 
     // This option is hidden and only shown in an example, since with an option name of this length the help would not
     // fit a screen.
-    /// How often a watch of etcd's API that wants it reports its progress: 10m if not given, at least 100ms
+    /// How often etcd's API reports the progress of a watch that asks for reports [default: 10m; at least 100ms]
     #[arg(long, value_name = "TIME", value_parser = parse_interval, requires = "listen", hide = true)]
     pub(crate) watch_progress_interval: Option<Duration>,
 
-    /// Revisions to keep [with --listen: 10000]
+    /// Keep at most N revisions [with --listen: 10000]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     pub(crate) history_revisions: Option<u64>,
 
-    /// Their greatest age [with --listen: 7d]
+    /// Maximum age of revisions [with --listen: 7d]
     #[arg(long, value_name = "AGE", value_parser = parse_duration)]
     pub(crate) history_age: Option<Duration>,
 
-    /// Their greatest size, in MiB [with --listen: 64]
+    /// Maximum history size in MiB [with --listen: 64]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..=1_048_576))]
     pub(crate) history_mib: Option<u64>,
 
-    /// Their least age [with --listen: 5m]
+    /// Minimum age of revisions [with --listen: 5m]
     #[arg(long, value_name = "AGE", value_parser = parse_duration)]
     pub(crate) history_min_age: Option<Duration>,
 
-    /// Print the name of the store's daemon, which is the instance of its systemd units, and end
+    /// Print the daemon's name (the instance name in its systemd units) and exit
     #[arg(long)]
     pub(crate) name: bool,
 }

@@ -45,19 +45,19 @@ Examples:
 /// The arguments of `watch`.
 #[derive(Debug, Args)]
 pub(crate) struct Watch {
-    /// Only events of this node
+    /// Show only events of this node
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 
-    /// Only events in this pool
+    /// Show only events in this pool
     #[arg(long, value_name = "NAME")]
     pub(crate) pool: Option<String>,
 
-    /// First list what is in use now
+    /// First list the addresses that are in use now
     #[arg(long)]
     pub(crate) list: bool,
 
-    /// End after this number of lines
+    /// Exit after this number of lines
     #[arg(long, value_name = "N")]
     pub(crate) count: Option<NonZeroU64>,
 
@@ -65,23 +65,23 @@ pub(crate) struct Watch {
     #[arg(long, value_name = "PROGRAM")]
     pub(crate) exec: Option<PathBuf>,
 
-    /// Post each event as JSON to this URL, until it answers with 200 to 299
+    /// Post each event as JSON to this URL; retry until the status is 2xx
     #[arg(long, value_name = "URL", conflicts_with = "exec")]
     pub(crate) webhook: Option<String>,
 
-    /// Sign what is posted with the secret in this file
+    /// Sign webhook requests with the secret in this file
     #[arg(long, value_name = "FILE", requires = "webhook")]
     pub(crate) webhook_secret: Option<PathBuf>,
 
-    /// Repeat an attempt that takes longer
+    /// Repeat a program run or request that takes longer
     #[arg(long, value_name = "DURATION", value_parser = parse_duration, default_value = "60s")]
     pub(crate) attempt_timeout: Duration,
 
-    /// Keep in this file which events were handled, and continue there
+    /// Record handled events in this file, and resume after them
     #[arg(long, value_name = "FILE")]
     pub(crate) cursor: Option<PathBuf>,
 
-    /// End after this time, such as 30s or 10m
+    /// Exit after this time, such as 30s or 10m
     #[arg(long = "for", value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) time: Option<Duration>,
 }
@@ -117,7 +117,7 @@ async fn watch(
         (_, Some(url)) => Some(Hook::webhook(url, args.webhook_secret.as_deref(), args.attempt_timeout)?),
         _ if args.cursor.is_some() => {
             return Err(CommandFailure::new("--cursor needs --exec or --webhook")
-                .hint("a list of lines has no reader that says what it has handled"));
+                .hint("the cursor file records which events the program or the webhook has handled"));
         }
         _ => None,
     };
@@ -190,7 +190,7 @@ async fn follow(
                 DeliveryOutcome::Interrupted => return Ok(INTERRUPTED),
                 DeliveryOutcome::Late => {
                     return Err(CommandFailure::new("the time is over, and not all events were handled")
-                        .hint("with --cursor the next run continues there"));
+                        .hint("with --cursor the next run resumes after the last handled event"));
                 }
             }
             if printer.left == 0 && !printer.finishes_list {
@@ -212,7 +212,7 @@ async fn read_pool_network(at: StoreAccess<'_>, name: &str) -> CommandResult<IpN
     let pools = at.with_operator(StoreUse::Read, read).await?;
     let pool = pools.iter().find(|pool| pool.name() == name).map(|pool| pool.cidr());
     pool.ok_or_else(|| {
-        CommandFailure::new(format!("there is no pool {name}")).hint("see which there are with: margay pool list")
+        CommandFailure::new(format!("there is no pool {name}")).hint("list the pools with: margay pool list")
     })
 }
 

@@ -124,7 +124,7 @@ pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinitio
 /// Lists the networks that this machine uses. A new pool with an automatic subnet avoids these networks.
 fn used_here() -> Vec<IpNet> {
     let mut used = host::routes().unwrap_or_else(|error| {
-        tracing::warn!(%error, "the routes of this machine could not be read: a new subnet may overlap with one of them");
+        tracing::warn!(%error, "cannot read the routes of this machine; a new subnet may overlap with one of the routes");
         Vec::new()
     });
     used.extend(datastore::runtime_subnets(Path::new(DEFAULT_CONF_DIR)).0);

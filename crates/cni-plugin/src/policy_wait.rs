@@ -54,7 +54,7 @@ impl PolicyWait {
         if timeout(longest, appears(&file)).await.is_err() {
             tracing::warn!(
                 file = %file.display(),
-                "the pod's rules were not in place after {:.1} s; the pod starts anyway", longest.as_secs_f32()
+                "the pod's network policy was not in place after {:.1} s; starting the pod anyway", longest.as_secs_f32()
             );
         }
     }

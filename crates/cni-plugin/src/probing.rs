@@ -142,7 +142,7 @@ impl ProbeRun<'_> {
             let (addresses, namespace) = (Vec::new(), self.add.request.attributes.get(NAMESPACE).cloned());
             let del = Del { attachment, old_handle, addresses, endpoint: None, namespace, vm: None };
             if let Err(error) = self.by.allocator.del(&self.time_left(), del) {
-                tracing::warn!(%error, "the addresses stay assigned until the DEL");
+                tracing::warn!(%error, "cannot release the addresses after a failed probe; they stay assigned until DEL");
             }
         }
         settled
@@ -172,7 +172,7 @@ impl ProbeRun<'_> {
             Ok(CheckAnswer::Unknown(why)) => why,
             Err(error) => error.to_string(),
         };
-        tracing::warn!(why, "the address is not probed: the container's addresses are unknown");
+        tracing::warn!(why, "not probing the address, because the container's current addresses are unknown");
         None
     }
 
@@ -214,11 +214,11 @@ impl ProbeRun<'_> {
         for (address, probed) in addresses.iter().zip((self.ask)(addresses)) {
             match probed {
                 ProbeResult::Silent => {}
-                ProbeResult::Unable(reason) => tracing::warn!(%address, reason, "the address is not probed"),
+                ProbeResult::Unable(reason) => tracing::warn!(%address, reason, "cannot probe the address"),
                 ProbeResult::Answered(mac) => {
                     let device = mac.map_or_else(|| "a device".to_owned(), |mac| mac.to_string());
                     let reason = format!("{device} answered on {}", self.interface);
-                    tracing::warn!(%address, reason, "a device has the address already");
+                    tracing::warn!(%address, reason, "another device uses this address already");
                     found.push((*address, reason));
                 }
             }

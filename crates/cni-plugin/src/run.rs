@@ -124,7 +124,7 @@ impl<'a> CniContext<'a> {
             network = conf.name,
             container = call.container,
             interface = call.interface,
-            "called"
+            "received a CNI call"
         );
         let is_calico = name == PluginName::CalicoIpam || is_routed(&conf);
         let rules = if is_calico { NetworkRules::Calico } else { NetworkRules::Bridged };
@@ -188,7 +188,7 @@ impl<'a> CniContext<'a> {
             None => assigner.assign(&self.store, &mut { add })?,
         };
         let addresses: Vec<_> = assigned.iter().map(AssignedAddress::interface_ip).collect();
-        tracing::info!(network = self.conf.name, container = self.call.container, ?addresses, "assigned");
+        tracing::info!(network = self.conf.name, container = self.call.container, ?addresses, "assigned addresses");
         match &settings {
             Some(settings) => AddResult::bridged(&assigned, settings),
             None if is_target => Ok(AddResult::calico(&assigned, &these)?.without_routes()),
@@ -266,7 +266,7 @@ impl<'a> CniContext<'a> {
             return Err(error);
         }
         done?;
-        tracing::info!(network = self.conf.name, container = self.call.container, "DEL is done");
+        tracing::info!(network = self.conf.name, container = self.call.container, "finished DEL");
         if own_netns { Err(env::own_netns_error()) } else { Ok(()) }
     }
 

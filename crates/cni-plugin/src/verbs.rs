@@ -39,7 +39,9 @@ impl CniContext<'_> {
             addresses: result::previous_addresses(self.conf.prev_result.as_ref())?,
         };
         match allocator.check(&self.store, check)? {
-            CheckAnswer::Unknown(why) => tracing::warn!(why, "what the container has was not compared"),
+            CheckAnswer::Unknown(why) => {
+                tracing::warn!(why, "the container's addresses were not compared with the store")
+            }
             CheckAnswer::Compared(mut comparison) => {
                 if is_vms {
                     let prefix = format!("{}{VM_INFIX}", identity.attachment.network);
@@ -183,7 +185,7 @@ fn log_collected(collected: &GcSummary, network: &str) {
         tracing::warn!(
             network,
             undated,
-            "left what has no readable time; margay gc --netns frees it without its network namespace"
+            "kept addresses without a readable time; margay gc --netns frees them once their network namespace is gone"
         );
     }
 }

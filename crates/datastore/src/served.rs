@@ -127,7 +127,7 @@ pub async fn connect(location: &Location, within: Duration) -> Option<ServedStor
         }
         Ok(Err(error)) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => None,
         Ok(Err(error)) => {
-            tracing::debug!(%error, store = name, "cannot use the daemon; opening the store directly");
+            tracing::debug!(%error, store = name, "cannot use the margay daemon; opening the store directly");
             None
         }
         Err(_) => {

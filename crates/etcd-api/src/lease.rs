@@ -364,7 +364,7 @@ impl LeaseClock {
             if *self.loaded.borrow() != Some(place)
                 && let Err(error) = self.load(backing, place).await
             {
-                tracing::warn!(%error, "cannot read the leases yet; their keys stay");
+                tracing::warn!(%error, "cannot load the leases yet; keys of expired leases are deleted later");
                 let _ = timeout(CLOCK_INTERVAL, self.sooner.notified()).await;
                 continue;
             }
@@ -390,13 +390,13 @@ impl LeaseClock {
     async fn revoke(&self, backing: &dyn Backing, place: StoreGeneration, id: LeaseId) {
         match backing.revoke(id, place).await {
             Ok(_) => {
-                tracing::debug!(%id, "a lease has ended");
+                tracing::debug!(%id, "a lease has expired and was revoked");
                 self.forget(id);
             }
             Err(error) if *error.kind() == ErrorKind::LeaseNotFound => self.forget(id),
             Err(_) if backing.place() != place => {}
             Err(error) => {
-                tracing::warn!(%id, %error, "cannot revoke a lease that has ended; trying again");
+                tracing::warn!(%id, %error, "cannot revoke an expired lease; trying again");
                 if let Some(time) = self.times().get_mut(&id) {
                     time.revoke_from = Instant::now() + REVOKE_RETRY_INTERVAL;
                 }

@@ -240,7 +240,7 @@ pub fn is_before_unknown(event: &Event) -> bool {
 
 fn decode<D: Document>(kv: &Kv) -> Option<D> {
     D::decode(&kv.key, kv.value.as_bytes())
-        .inspect_err(|error| tracing::warn!(%error, "cannot read a damaged document"))
+        .inspect_err(|error| tracing::warn!(%error, "cannot decode the damaged document of an event"))
         .ok()
 }
 
@@ -374,7 +374,7 @@ pub fn of_listed(key: &Key, value: &[u8]) -> Option<Vec<BlockEvent>> {
     match Block::decode(key, value) {
         Ok(block) => Some(of_block(cidr, None, Some(&block))),
         Err(error) => {
-            tracing::warn!(%error, "cannot read a damaged document");
+            tracing::warn!(%error, "cannot decode the damaged document of an event");
             Some(vec![BlockEvent::of(cidr, BlockEventKind::Damaged)])
         }
     }

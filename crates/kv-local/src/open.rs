@@ -425,7 +425,7 @@ impl Drop for LockedTable {
             tracing::warn!(
                 %error,
                 store = self.label.store,
-                "cannot give root's files to the owner of the store, who may be unable to open it"
+                "cannot give files that root created to the store's owner, who may be unable to open the store"
             );
         }
         // Must come after the change of owners, which changes the times of the files.

@@ -127,7 +127,7 @@ impl SpaceReserve for ReservedSpace {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 // A store without this file works: an earlier version made it, or the disk had no room.
                 if let Err(error) = self.fill() {
-                    tracing::debug!(path = %self.path.display(), %error, "no ballast");
+                    tracing::debug!(path = %self.path.display(), %error, "cannot create the reserved space file");
                     let _ = fs::remove_file(&self.path);
                 }
                 Ok(())
@@ -150,7 +150,7 @@ impl SpaceReserve for ReservedSpace {
             // On some file systems the blocks are not free until the new length is durable.
             file.sync_all()?;
             self.is_cut.store(true, Ordering::Relaxed);
-            tracing::warn!(path = %self.path.display(), left, "the disk is full: a release uses a part of the ballast");
+            tracing::warn!(path = %self.path.display(), left, "the disk is full: a release uses part of the reserved space file");
             Ok(length - left)
         };
         given_up().is_ok_and(|bytes| bytes > 0)

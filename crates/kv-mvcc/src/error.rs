@@ -44,7 +44,8 @@ pub const ENGINE_GAVE_UP: &str = "the engine gave up over what it found in its f
 /// Calls `call`; returns `None` if `call` panicked. The text of the panic is only logged, because the text does not
 /// help a user.
 pub fn caught<T>(call: impl FnOnce() -> T) -> Option<T> {
-    let panicked = |panic: Box<dyn Any + Send>| tracing::debug!(text = panic_text(&*panic), "the engine panicked");
+    let panicked =
+        |panic: Box<dyn Any + Send>| tracing::debug!(text = panic_text(&*panic), "the storage engine panicked");
     catch_unwind(AssertUnwindSafe(call)).map_err(panicked).ok()
 }
 

@@ -194,7 +194,7 @@ impl StoreCore {
                 Ok(SweepProgress::Done | SweepProgress::Nothing) => drop(reply.send(Ok(()))),
                 Err(error) => {
                     // The compaction mark is durable. Later commits remove the rows below the mark.
-                    tracing::warn!(%error, "rows below the compaction mark stay for now");
+                    tracing::warn!(%error, "cannot delete rows below the compaction revision; later commits delete them");
                     drop(reply.send(Ok(())));
                 }
             },
@@ -358,7 +358,7 @@ impl StoreCore {
         };
         match self.recover(table, purpose) {
             Ok(found) if found == new => {
-                tracing::warn!(%error, "the engine reported an error, but the commit is there");
+                tracing::warn!(%error, "the storage engine reported an error, but the commit is in the store");
                 Ok(())
             }
             Ok(found) if found == *old => Err(error.with_outcome(Outcome::NotApplied)),
@@ -578,7 +578,7 @@ impl StoreCore {
     /// `full` if no space can be freed.
     fn make_room(&self, table: &dyn Table, full: Error) -> Result<()> {
         if matches!(self.give_up_history(table, Purpose::Release), Ok(true)) {
-            tracing::warn!("the disk is full: older states of the store were given up for a release");
+            tracing::warn!("the disk is full: deleted history of the store to make room for a release");
             return Ok(());
         }
         if !self.release_reserved_space(&full, Purpose::Release) {

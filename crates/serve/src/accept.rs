@@ -78,7 +78,7 @@ impl Acceptor {
             match self.accept().await {
                 Ok(client) => return (client, place.or_else(|| Arc::clone(&self.room).try_acquire_owned().ok())),
                 Err(error) => {
-                    tracing::warn!(%error, what = self.what, "cannot accept a client");
+                    tracing::warn!(%error, what = self.what, "cannot accept a client connection");
                     sleep(RETRY_INTERVAL).await;
                 }
             }

@@ -80,7 +80,7 @@ impl Daemon {
             tokio::spawn(async move {
                 let _place = place;
                 if let Err(error) = daemon.admit(stream).await {
-                    tracing::debug!(%error, "a connection has ended");
+                    tracing::debug!(%error, "lost the connection to a client");
                 }
             });
         }
@@ -90,7 +90,7 @@ impl Daemon {
     async fn admit(self: &Arc<Self>, stream: UnixStream) -> io::Result<()> {
         let uid = peer::uid(&stream)?;
         if !datastore::served::is_trusted(self.shared_store.location(), uid) {
-            tracing::warn!(uid, "a client was sent away: it is neither root nor the store's owner");
+            tracing::warn!(uid, "rejected a client that is neither root nor the store's owner");
             return Ok(());
         }
         let _counted = self.metrics.count_caller();

@@ -119,7 +119,7 @@ pub async fn run(options: Options, started: impl FnOnce(&str)) -> Result<(), Sta
     match timeout(SHUTDOWN_TIMEOUT, daemon.shared_store.close()).await {
         Ok(Ok(())) => {}
         Ok(Err(error)) => tracing::warn!(%error, "the store could not be closed cleanly"),
-        Err(_) => tracing::warn!("a call did not end in time; its commits are durable"),
+        Err(_) => tracing::warn!("the daemon stops while a call is still running; the call's commits are durable"),
     }
     Ok(())
 }
@@ -172,7 +172,7 @@ async fn offer_page(daemon: &Arc<Daemon>, options: &Options, tasks: &mut JoinSet
         let (page, address) = (Arc::clone(&page), address.clone());
         tasks.spawn(async move {
             if let Err(error) = http::serve(listener, page, pending()).await {
-                tracing::error!(%error, address, "the page has stopped");
+                tracing::error!(%error, address, "the HTTP server of the status page has stopped");
             }
         });
     }

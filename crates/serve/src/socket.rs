@@ -112,7 +112,7 @@ impl ServeLock {
         if self.listens.swap(false, Ordering::Relaxed)
             && let Err(error) = remove(&self.socket())
         {
-            tracing::warn!(%error, "cannot remove the socket; clients will find no daemon there");
+            tracing::warn!(%error, "cannot remove the socket of the stopping daemon");
         }
     }
 }

@@ -113,7 +113,7 @@ impl QueueWorker {
                 // The earliest deadline of the waiting clients has passed. The other clients may still have time.
                 Err(error) if *error.kind() == ErrorKind::Locked => {}
                 Err(error) => {
-                    tracing::debug!(%error, "cannot open the store; the plugins open it directly");
+                    tracing::debug!(%error, "the daemon cannot open the store; waiting plugins open the store directly");
                     self.waiting.drain(..).for_each(|job| job.answer(Answer::Declined(error.to_string())));
                 }
             }
@@ -180,7 +180,7 @@ impl QueueWorker {
             let Ok(ipam) = self.ipam(kept, Purpose::Any, clients.clone()) else { break };
             match ipam.assign_together(&requests, deadline).await {
                 Ok(answers) => {
-                    tracing::debug!(count = jobs.len(), "assigned together");
+                    tracing::debug!(count = jobs.len(), "assigned addresses to several containers in one commit");
                     for (job, assigned) in jobs.into_iter().zip(answers) {
                         job.answer(Answer::Assigned(assigned));
                     }
@@ -193,7 +193,7 @@ impl QueueWorker {
                 }
                 Err(_) if !clients.iter().all(Client::is_waiting) => {}
                 Err(error) => {
-                    tracing::debug!(count = jobs.len(), %error, "cannot assign together; assigning one by one");
+                    tracing::debug!(count = jobs.len(), %error, "cannot assign addresses to several containers in one commit; assigning them one by one");
                     break;
                 }
             }

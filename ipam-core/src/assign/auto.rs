@@ -401,7 +401,9 @@ impl FamilyAssigner<'_> {
             let Some(cidr) = walk.next_unreserved(&taken) else { break };
             match work.obstacle(cidr).await? {
                 None => return Ok(Some(cidr)),
-                Some(obstacle) => tracing::warn!(pool = pool.name(), %obstacle, "passing over a block"),
+                Some(obstacle) => {
+                    tracing::warn!(pool = pool.name(), %obstacle, "skipping a block that cannot be created")
+                }
             }
         }
         Ok(None)

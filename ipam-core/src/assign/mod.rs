@@ -121,7 +121,7 @@ impl Ipam {
         match done {
             Ok(done) => {
                 for gc::Allocation { address, network, container, interface, .. } in &done.freed {
-                    tracing::warn!(%address, network, container, interface, "freed: left over from an earlier boot");
+                    tracing::warn!(%address, network, container, interface, "freed an address left over from an earlier boot");
                 }
                 Ok(done.only_answer())
             }

@@ -185,7 +185,7 @@ impl Assignment<'_> {
         if taken.is_none() && kept.elsewhere.contains(&family) {
             tracing::warn!(
                 workload = kept.name,
-                "the sticky address of the workload is not available now; assigning another one"
+                "the sticky address of the workload is not available now; assigning another address"
             );
         }
         self.kept = Some(kept);
@@ -272,7 +272,7 @@ impl FamilyAssigner<'_> {
                 self.take_over(work, cidr, None).await?;
             }
             forget(work.tx, &name, ip).await?;
-            tracing::info!(%ip, workload = name, "the wait of a sticky address is over; assigning it to another holder");
+            tracing::info!(%ip, workload = name, "the waiting time of a sticky address has ended; assigning the address to another container");
             work.change(cidr, |block| block.keep(ip, self.holder)).await?;
             work.touch_handle(self.handle, cidr);
             taken.push((ip, cidr));

@@ -224,7 +224,7 @@ impl Ipam {
 fn tell(batch: &[Hold], freed: &FreeResult) {
     for hold in batch.iter().filter(|one| freed.released.contains(&one.address)) {
         let (address, handle, interface, node) = (hold.address, &hold.handle, hold.interface(), hold.node());
-        tracing::info!(%address, handle, interface, node, "freed");
+        tracing::info!(%address, handle, interface, node, "freed an unused address");
     }
     for EndpointToDelete { namespace, name, .. } in &freed.endpoints {
         tracing::info!(namespace, name, "deleted the workload endpoint");
@@ -517,7 +517,7 @@ async fn whole(work: &mut WriteSet<'_>, node: &str, leftover: &Leftover) -> Resu
     let blocks: Vec<IpNet> = match Handle::decode(&key, stored.as_bytes()) {
         Ok(handle) => handle.blocks().map(|(cidr, _)| cidr).collect(),
         Err(error) => {
-            tracing::warn!(%error, "passing over a damaged handle");
+            tracing::warn!(%error, "skipping a damaged handle");
             return Ok(Vec::new());
         }
     };

@@ -137,7 +137,7 @@ impl WriteSet<'_> {
         let stored = self.tx.snapshot_get(&keys::quotas()).await?;
         let limits = QuotaLimits::of(stored.as_ref(), self.tx.written_at(&keys::quotas()));
         self.limits = limits.unwrap_or_else(|error| {
-            tracing::warn!(%error, "passing over damaged quotas");
+            tracing::warn!(%error, "skipping a damaged quota document");
             QuotaLimits::None
         });
         Ok(())
@@ -274,7 +274,7 @@ async fn count(store: &dyn Store, quotas: &Quotas, at: Revision, of: &mut [Quota
                         *used += 1;
                     }
                 }),
-                Err(error) => tracing::warn!(%error, "passing over a damaged block"),
+                Err(error) => tracing::warn!(%error, "skipping a damaged block"),
             }
         }
     }

@@ -194,7 +194,7 @@ fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Comman
         return Ok(());
     }
     let failure = CommandFailure::new(format!("the watch begins after revision {after}, and {at} is only at {newest}"))
-        .hint("the store is another one, or was restored; remove the cursor's file to begin with what is in use now");
+        .hint("the store was replaced or restored; delete the cursor file to start with the addresses in use now");
     Err(FollowStop::OtherStore(failure))
 }
 
@@ -208,7 +208,7 @@ fn check_identity(at: StoreAccess<'_>, known: Option<&str>, found: &str) -> Comm
 
 fn replaced(at: StoreAccess<'_>) -> FollowStop {
     let failure = CommandFailure::new(format!("{at} was replaced by another store meanwhile"));
-    FollowStop::OtherStore(failure.hint("start the command again to see what is in it"))
+    FollowStop::OtherStore(failure.hint("run the command again to watch the new store"))
 }
 
 impl ReadPosition {

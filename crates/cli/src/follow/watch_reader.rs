@@ -300,7 +300,7 @@ impl<'l> WatchReader<'l> {
         }
         let failure = CommandFailure::new(format!("{} does not tell what happened since revision {next}", self.at));
         Err(ReadError::Stop(FollowStop::Failed(
-            failure.hint("see whether its members are well with: etcdctl endpoint status --cluster"),
+            failure.hint("check the etcd members with: etcdctl endpoint status --cluster"),
         )))
     }
 

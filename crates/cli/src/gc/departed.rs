@@ -62,7 +62,7 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u
     invocation.print(DepartedReport { applied: args.apply, node: named, stores, skipped }.answer()?)?;
     match failed {
         true => Err(CommandFailure::new("not everything could be freed; see above")
-            .hint("the same command goes on where it was")),
+            .hint("run the command again: it resumes where it stopped")),
         false => Ok(0),
     }
 }
@@ -135,7 +135,7 @@ fn check_list(
 ) -> CommandResult<()> {
     let refused = |what: String| {
         CommandFailure::new(format!("{what}; nothing was freed"))
-            .hint("see that the list and the store are of the same cluster, and that names are written as in the store")
+            .hint("check that the list is of the store's cluster, and that node names are written as in the store")
     };
     let member = ours.iter().find(|name| nodes.contains(**name));
     if let Some(name) = member.filter(|_| !ours.iter().any(|name| list.contains(*name))) {

@@ -51,63 +51,63 @@ Examples:
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("evidence").required(true).multiple(true))]
 pub(crate) struct Gc {
-    /// Free what this node holds from an earlier boot
+    /// Free this node's addresses from an earlier boot
     #[arg(long, group = "evidence")]
     pub(crate) boot: bool,
 
-    /// Free what two scans, 60 s apart, find unused
+    /// Free addresses found unused by two scans 60 s apart
     #[arg(long, group = "evidence")]
     pub(crate) netns: bool,
 
-    /// Free what these lists of runtimes lack (-: stdin)
+    /// Free addresses of containers that are in none of these lists from runtimes (-: stdin)
     #[arg(long, group = "evidence", value_name = "FILE", conflicts_with_all = ["boot", "netns"])]
     pub(crate) attachments: Vec<PathBuf>,
 
-    /// Free what nodes hold that are not registered
+    /// Free addresses of nodes that are not registered
     #[arg(long, group = "evidence", conflicts_with_all = ["boot", "netns", "attachments", "node", "all_stores", "local_stores"])]
     pub(crate) gone: bool,
 
-    /// With --gone: spare these nodes, too (-: stdin)
+    /// List of nodes that --gone keeps (-: stdin)
     #[arg(long, value_name = "FILE", requires = "gone")]
     pub(crate) nodes: Option<PathBuf>,
 
-    /// Free all that the node NAME holds, gone for good
+    /// Free all addresses of node NAME, which is gone
     #[arg(long, group = "evidence", requires = "node", conflicts_with_all = ["boot", "netns", "attachments", "gone", "all_stores", "local_stores"])]
     pub(crate) free: bool,
 
-    /// Make what node NAME holds NEW's; no address changes
+    /// Give all addresses of node NAME to node NEW
     #[arg(long, group = "evidence", requires = "node", value_name = "NEW", conflicts_with_all = ["boot", "netns", "attachments", "gone", "free", "all_stores", "local_stores"])]
     move_to: Option<String>,
 
-    /// Do it; without this, it is only shown
+    /// Free or move the addresses, not only show them
     #[arg(long)]
     pub(crate) apply: bool,
 
-    /// Accept an empty list instead of refusing it
+    /// Accept an empty list, which is otherwise refused
     #[arg(long)]
     pub(crate) empty: bool,
 
-    /// Make both scans in one run
+    /// Run both scans of --netns in one command
     #[arg(long, requires = "netns")]
     pub(crate) wait: bool,
 
-    /// The node for --free and --move-to; else another name of this very machine
+    /// The node for --free and --move-to; otherwise another name of this machine
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 
-    /// Go through every store that the CNI configuration names; missing stores are no error
+    /// Process every store that the CNI configuration names; skip missing stores
     #[arg(long, conflicts_with = "store")]
     all_stores: bool,
 
-    /// Like --all-stores, but no clusters
+    /// Like --all-stores, but without etcd clusters
     #[arg(long, conflicts_with_all = ["store", "all_stores"])]
     local_stores: bool,
 
-    /// Read all blocks of a cluster, not only those that concern this node
+    /// Read all blocks of a cluster, not only the blocks of this node
     #[arg(long)]
     all_blocks: bool,
 
-    /// Where scans are kept until the next boot
+    /// Folder that keeps scan results until the next boot
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     pub(crate) looks: PathBuf,
 }
@@ -362,7 +362,7 @@ fn take_unused_twice(
     let since = scans.record_unused(unused.iter().map(|(one, _)| one), now);
     scans.save().map_err(|error| {
         CommandFailure::new(format!("looks cannot be kept in {}: {error}", folder.display()))
-            .hint("it has to be a folder that root can write to, in memory, such as /run/margay")
+            .hint("name a folder in memory that root can write to, such as /run/margay")
     })?;
     for ((one, reason), seen) in unused.into_iter().zip(since) {
         let age = now.saturating_sub(seen);
@@ -494,7 +494,7 @@ impl Machine {
             None => Ok(evidence),
             Some(_) => {
                 Err(CommandFailure::new("nothing was freed: in a container nothing is seen of the machine around it")
-                    .hint("run margay gc --gone and --free on a machine itself, or in a pod with hostPID"))
+                    .hint("run margay gc --gone and --free on the machine itself, or in a pod with hostPID"))
             }
         }
     }

@@ -152,9 +152,7 @@ fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Co
             "node {} is not registered in the store; nothing was moved",
             printable(to)
         ))
-        .hint(
-            "see how the new name is written: margay get nodes; a node of Calico's registers itself when it starts",
-        ));
+        .hint("list the registered nodes with: margay get nodes; a Calico node registers itself when it starts"));
     }
     Ok(())
 }

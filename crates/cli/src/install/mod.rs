@@ -38,43 +38,43 @@ Exit code 0: a CNI call runs Margay's plugin now (--undo: the other); else 1.";
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("task").required(true))]
 pub(crate) struct Install {
-    /// Put Margay's plugin where this node looks for calico-ipam
+    /// Install Margay's plugin where this node looks for calico-ipam
     #[arg(long, group = "task")]
     beside_calico: bool,
 
-    /// Put back what was there before
+    /// Restore the plugin that was there before the installation
     #[arg(long, group = "task")]
     pub(crate) undo: bool,
 
-    /// Say which calico-ipam and calico a CNI call on this node runs now
+    /// Show which calico-ipam and calico programs a CNI call would run now
     #[arg(long, group = "task")]
     pub(crate) status: bool,
 
-    /// Second step: the main plugin calico, too [with --undo: it alone]
+    /// Second step: replace the main plugin calico [with --undo: restore it]
     #[arg(long, conflicts_with_all = ["status", "plugin"])]
     main_plugin: bool,
 
-    /// Only say what would be changed
+    /// Show what would be changed, and change nothing
     #[arg(long, conflicts_with = "status")]
     pub(crate) dry_run: bool,
 
-    /// A folder in which the runtime looks for plugins; all in order
+    /// Folder where the runtime looks for plugins; repeat in search order
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     pub(crate) cni_bin_dir: Vec<PathBuf>,
 
-    /// Leave Calico's file, and install where the runtime looks first
+    /// Keep Calico's file; install into DIR, where the runtime looks first
     #[arg(long, value_name = "DIR", value_parser = absolute)]
     own_folder: Option<PathBuf>,
 
-    /// The plugin to install [default: margay-ipam where plugins are]
+    /// Plugin file to install [default: margay-ipam in a plugin folder]
     #[arg(long, value_name = "FILE", requires = "beside_calico")]
     pub(crate) plugin: Option<PathBuf>,
 
-    /// containerd's settings
+    /// containerd configuration file
     #[arg(long, value_name = "FILE", default_value = "/etc/containerd/config.toml")]
     pub(crate) containerd_config: PathBuf,
 
-    /// CRI-O's settings, and those in FILE.d
+    /// CRI-O configuration file, with FILE.d
     #[arg(long, value_name = "FILE", default_value = "/etc/crio/crio.conf")]
     pub(crate) crio_config: PathBuf,
 }
@@ -266,7 +266,7 @@ fn networks(role: Role, invocation: &mut Invocation<'_>) -> CommandResult<Vec<Ca
                 "{} keeps addresses in the Kubernetes API (datastore_type kubernetes), which Margay does not support",
                 network.file.display()
             ))
-            .hint("leave this node to Calico's plugin; only a Calico on etcd (datastore_type etcdv3) can share with Margay"));
+            .hint("keep Calico's plugin on this node; Margay can only work beside a Calico on etcd (datastore_type etcdv3)"));
         }
     }
     Ok(networks)
@@ -287,22 +287,23 @@ fn find_plugin(args: &Install, path: &PluginPath) -> CommandResult<PathBuf> {
     if let Some(plugin) = &args.plugin {
         return match plugin.metadata() {
             Ok(metadata) if metadata.is_file() => Ok(plugin.clone()),
-            Ok(_) => Err(CommandFailure::new(format!("{} is no file", plugin.display())).hint("name Margay's plugin")),
+            Ok(_) => Err(CommandFailure::new(format!("{} is no file", plugin.display()))
+                .hint("name the file of Margay's plugin")),
             Err(error) => Err(CommandFailure::new(format!("{}: {error}", plugin.display()))
-                .hint("make install puts the plugin into place; or name another with --plugin FILE")),
+                .hint("install the plugin with make install, or name another file with --plugin FILE")),
         };
     }
     let usual = PLUGIN_FOLDERS.iter().map(PathBuf::from);
     let mut folders = path.folders.iter().cloned().chain(usual);
     folders.find_map(|folder| Some(folder.join(PLUGIN_FILE)).filter(|file| file.is_file())).ok_or_else(|| {
         CommandFailure::new(format!("{PLUGIN_FILE} is not in {}, nor in {}", path.listed(), PLUGIN_FOLDERS.join(", ")))
-            .hint("make install puts it into place; or name it with --plugin FILE")
+            .hint("install the plugin with make install, or name its file with --plugin FILE")
     })
 }
 
 fn nothing_to_run(role: Role, path: &PluginPath) -> CommandFailure {
     CommandFailure::new(format!("there is no {} in {path}", role.program())).hint(
-        "calico-node puts it there when it starts; if the runtime looks elsewhere, name the folders with --cni-bin-dir",
+        "calico-node installs that program when it starts; if the runtime uses other folders, name them with --cni-bin-dir",
     )
 }
 
@@ -596,7 +597,7 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
                 "a CNI call still runs Margay's {}, which margay install has not put there",
                 role.program()
             ))
-            .hint("remove it where --status finds it, when calico-node has put its own elsewhere in the path"),
+            .hint("when calico-node has installed its plugin in another folder of CNI_PATH, remove Margay's plugin at the path that --status shows"),
         ),
         None => answer,
     })

@@ -186,7 +186,7 @@ impl PluginFolder {
         let program = PluginProgram::ask(&staged, self.role);
         let PluginProgram::Margay(version) = program else {
             return Ok(Err(CommandFailure::new(format!("{}: {program}", staged.display()))
-                .hint("nothing was changed; see that the folder is on a file system from which programs may be run")));
+                .hint("nothing was changed; check that the folder is on a file system that allows running programs")));
         };
         let state = InstallState { format: STATE_FORMAT, version, sha256: checksum(&staged)?, previous, made_folder };
         self.write_state(&state)?;
@@ -251,7 +251,7 @@ impl PluginFolder {
                     self.role.program()
                 ))
                 .hint(
-                    "nothing was changed; calico-node puts its own there when it starts without UPDATE_CNI_BINARIES=false",
+                    "nothing was changed; calico-node restores its own plugin when it starts without UPDATE_CNI_BINARIES=false",
                 ));
             }
             Some(_) => {
@@ -287,7 +287,7 @@ impl PluginFolder {
             Ok(()) => Ok(folder),
             Err(TryLockError::WouldBlock) => {
                 Err(CommandFailure::new(format!("another margay install works in {}", self.folder.display()))
-                    .hint("wait until it has ended, and try again"))
+                    .hint("wait until the other margay install has ended, and try again"))
             }
             Err(TryLockError::Error(error)) => Err(self.failed("cannot lock", &error)),
         }
@@ -296,9 +296,9 @@ impl PluginFolder {
     fn failed(&self, what: &str, error: &io::Error) -> CommandFailure {
         let failure = CommandFailure::new(format!("{what} {}: {error}", self.folder.display()));
         match error.kind() {
-            ErrorKind::PermissionDenied => failure.hint("run it as root, on the node itself"),
+            ErrorKind::PermissionDenied => failure.hint("run margay install as root, on the node itself"),
             ErrorKind::ReadOnlyFilesystem => {
-                failure.hint("the folder is read-only here: use --own-folder with one that can be written to")
+                failure.hint("the folder is read-only: name a writable folder with --own-folder")
             }
             _ => failure.hint(format!("repeat the command when this is mended; {} goes back", self.role.undo())),
         }

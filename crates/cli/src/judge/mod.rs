@@ -44,16 +44,16 @@ pub(crate) struct Conformance {
     #[arg(value_name = "URL")]
     pub(crate) url: String,
 
-    /// Run only the cases with this in their name, such as W, H07 or compaction
+    /// Run only cases with this text in their name, such as W, H07 or compaction
     #[arg(long, value_name = "FILTER")]
     pub(crate) case: Option<String>,
 
-    /// table, json or junit [default: as --output says]
+    /// Report format: table, json or junit [default: the format of --output]
     #[arg(long, value_enum, value_name = "FORMAT", hide_possible_values = true)]
     pub(crate) report: Option<ReportFormat>,
 
-    /// Delete every key in the store, so that all cases can run; HOST is where it is, as in the URL: hosts and ports, or
-    /// the path
+    /// Delete every key in the store, so that all cases can run; HOST repeats the hosts and ports, or the path, of
+    /// URL
     #[arg(long, value_name = "HOST")]
     erase_everything: Option<String>,
 }
@@ -127,7 +127,7 @@ fn check_filter(args: &Conformance) -> CommandResult<()> {
         return Ok(());
     }
     Err(CommandFailure::new(format!("no case has {filter:?} in its name"))
-        .hint("names are such as B01_get_missing_key; W stands for all about watches; without --case all run"))
+        .hint("a name looks like B01_get_missing_key; W selects all watch cases; without --case all cases run"))
 }
 
 /// Runs the test cases, reports their results, and returns the exit code.
@@ -270,7 +270,7 @@ async fn read_contents(site: &UrlHarness) -> CommandResult<StoreContents> {
         Ok(Ok(contents)) => Ok(contents),
         Err(_) => {
             Err(CommandFailure::new(format!("{} did not answer within {} s", site.0, FIRST_READ_TIMEOUT.as_secs()))
-                .hint("see whether it is running, and whether its address and port are right"))
+                .hint("check that the store is running, and that its address and port are right"))
         }
     }
 }
@@ -283,7 +283,7 @@ fn read_error_contents(error: kv::Error) -> CommandResult<StoreContents> {
         // Errors with a detail carry their own advice.
         _ if error.detail().is_some() => return Err(error.into()),
         ErrorKind::NotSent | ErrorKind::Timeout | ErrorKind::Disconnected { .. } => {
-            "see whether it is running, and whether its address and port are right"
+            "check that the store is running, and that its address and port are right"
         }
         _ => return Err(error.into()),
     };
@@ -305,7 +305,7 @@ fn make_store_folder(location: &Location) -> CommandResult<Option<StoreFolder>> 
     StoreFolder::create(location).map_err(|error| {
         let failure = CommandFailure::new(format!("cannot make {}: {error}", path.display()));
         match error.kind() {
-            std::io::ErrorKind::NotFound => failure.hint("the folder above it has to be there"),
+            std::io::ErrorKind::NotFound => failure.hint("create the parent folder first"),
             _ => failure,
         }
     })
@@ -328,9 +328,8 @@ fn check_host(typed: &str, host: Option<&str>, location: &Location) -> CommandRe
             "--erase-everything names {typed:?}, which is not where the store at {location} is; nothing was deleted"
         ))
         .hint(format!("to delete every key in that store, type: --erase-everything {host}"))),
-        None => {
-            Err(CommandFailure::new(format!("{location} has nothing to erase")).hint("leave --erase-everything out"))
-        }
+        None => Err(CommandFailure::new(format!("{location} has nothing to erase"))
+            .hint("run the command without --erase-everything")),
     }
 }
 

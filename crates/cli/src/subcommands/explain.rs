@@ -38,23 +38,23 @@ pub(crate) struct Explain {
     #[arg(long, value_name = "NAME")]
     pub(crate) node: String,
 
-    /// A pool that the network names, by name or range; can be given several times
+    /// A pool that the network configuration names: name or range; can be given several times
     #[arg(long = "pool", value_name = "POOL")]
     pub(crate) pools: Vec<String>,
 
-    /// For an IPv4 address; the default, unless the pools have IPv6 addresses
+    /// Explain an IPv4 address; the default, unless the pools are IPv6 pools
     #[arg(short = '4', group = "family")]
     pub(crate) v4: bool,
 
-    /// For an IPv6 address
+    /// Explain an IPv6 address
     #[arg(short = '6', group = "family")]
     pub(crate) v6: bool,
 
-    /// The namespace of the pod, with the two labels of its name that every namespace has
+    /// The namespace of the pod; the two labels with the namespace's name are added
     #[arg(long, value_name = "NAME")]
     pub(crate) namespace: Option<String>,
 
-    /// A further label of the namespace; can be given several times
+    /// Another label of the namespace; can be given several times
     #[arg(long = "namespace-label", value_name = "NAME=VALUE", requires = "namespace")]
     pub(crate) namespace_labels: Vec<String>,
 }
@@ -161,7 +161,7 @@ fn namespace_labels(args: &Explain) -> CommandResult<Option<Labels>> {
     }
     for text in &args.namespace_labels {
         let (label, value) = text.split_once('=').ok_or_else(|| {
-            CommandFailure::new(format!("--namespace-label {text} has no \"=\"")).hint("write it as NAME=VALUE")
+            CommandFailure::new(format!("--namespace-label {text} has no \"=\"")).hint("write the label as NAME=VALUE")
         })?;
         labels.insert(label.to_owned(), value.to_owned());
     }

@@ -34,11 +34,11 @@ Examples:
 /// The arguments of `ipam history`.
 #[derive(Debug, Args)]
 pub(crate) struct ShowHistory {
-    /// An address, a handle, a container's id, or a node
+    /// An address, a handle, a container ID, or a node
     #[arg(value_name = "ADDRESS|HANDLE|NODE")]
     pub(crate) subject: String,
 
-    /// Leave out what happened before this time, or longer ago than this: 90s, 15m, 2h, 3d
+    /// Leave out events before this time, or older than this duration: 90s, 15m, 2h, 3d
     #[arg(long, value_name = "TIME|DURATION")]
     pub(crate) since: Option<SinceTime>,
 }

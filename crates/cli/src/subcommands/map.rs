@@ -35,23 +35,23 @@ pub(crate) struct Map {
     #[arg(long, value_name = "POOL")]
     pub(crate) pool: Vec<String>,
 
-    /// A sign for each address, however many blocks there are
+    /// Draw one character per address, even when there are many blocks
     #[arg(long, group = "detail")]
     pub(crate) addresses: bool,
 
-    /// A sign for each block, however few there are
+    /// Draw one character per block, even when there are few blocks
     #[arg(long, group = "detail")]
     pub(crate) blocks: bool,
 
-    /// How many columns to use [default: the terminal's, or 100]
+    /// Width of the map in columns [default: the terminal's, or 100]
     #[arg(long, value_name = "COLUMNS", value_parser = clap::value_parser!(u16).range(20..))]
     pub(crate) width: Option<u16>,
 
-    /// Write a picture to this file
+    /// Write the map as an SVG picture to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
 
-    /// Write a page with the picture to this file
+    /// Write the map as an HTML page to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 }
@@ -79,7 +79,7 @@ impl OpenStoreCommand for Map {
             let is_drawn = |section: &MapSection| [&section.pool, &section.cidr].contains(&&Some(wanted.clone()));
             if !sections.iter().any(is_drawn) {
                 return Err(CommandFailure::new(format!("there is no pool {wanted}"))
-                    .hint("see which there are with: margay pool list"));
+                    .hint("list the pools with: margay pool list"));
             }
         }
         let detail = match (self.addresses, self.blocks) {

@@ -28,19 +28,19 @@ Examples:
 /// The arguments of `margay metrics`.
 #[derive(Debug, Args)]
 pub(crate) struct Metrics {
-    /// Write them to this file instead, in one step
+    /// Replace this file with the metrics instead of printing them
     #[arg(long, value_name = "FILE")]
     pub(crate) file: Option<PathBuf>,
 
-    /// Another name that the store has for this machine
+    /// Another node name that the store has for this machine
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 
-    /// Count the whole cluster, not only what this node has
+    /// Count the whole cluster, not only the blocks and addresses of this node
     #[arg(long)]
     pub(crate) cluster: bool,
 
-    /// Where it is kept in which blocks the node holds something
+    /// Folder with the list of blocks in which this node has addresses
     #[arg(long, hide = true, value_name = "DIR", default_value = "/run/margay")]
     pub(crate) looks: PathBuf,
 }

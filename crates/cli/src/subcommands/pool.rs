@@ -23,7 +23,7 @@ use crate::store::{StoreAccess, StoreUse};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolSubcommand {
-    /// Make a pool, and the store if there is none yet
+    /// Create a pool, and the store if there is none yet
     #[command(after_help = "\
 Examples:
   margay pool create main 10.65.0.0/16
@@ -35,7 +35,7 @@ Examples:
     /// List the pools
     #[command(visible_alias = "ls", after_help = "Examples:\n  margay pool list\n  margay pool list -o json")]
     List,
-    /// Delete a pool from which no address is in use
+    /// Delete a pool that has no address in use
     #[command(
         visible_alias = "rm",
         after_help = "\
@@ -75,11 +75,12 @@ pub(crate) struct PoolCreate {
     #[arg(long, value_name = "BITS", value_parser = auto_bits, conflicts_with_all = ["cidr", "gateway"])]
     pub(crate) auto: Option<u8>,
 
-    /// The prefix length of the blocks that nodes take: 20 to 32, for IPv6 116 to 128 [default: 26 or 122, or a smaller pool]
+    /// Prefix length of the pool's blocks: IPv4 20 to 32, IPv6 116 to 128 [default: 26 or 122; in a smaller pool,
+    /// the whole pool]
     #[arg(long, value_name = "BITS")]
     pub(crate) block_size: Option<u8>,
 
-    /// Assign prefixes of this length instead of addresses
+    /// Assign prefixes of this length instead of single addresses
     #[arg(long, value_name = "BITS", conflicts_with_all = ["block_size", "gateway", "auto"])]
     pub(crate) prefix_length: Option<u8>,
 
@@ -99,7 +100,7 @@ pub(crate) struct PoolCreate {
     #[arg(long)]
     pub(crate) manual: bool,
 
-    /// Check everything and make nothing
+    /// Check everything and create nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -143,15 +144,15 @@ command says the same again. To release it: margay ipam release --handle HANDLE,
 /// The arguments of `ipam assign-prefix`.
 #[derive(Debug, Args)]
 pub(crate) struct AssignPrefix {
-    /// The pool's name
+    /// The name of the pool
     #[arg(value_name = "POOL")]
     pub(crate) pool: String,
 
-    /// The node
+    /// The node that gets the prefix
     #[arg(long, value_name = "NODE")]
     pub(crate) node: String,
 
-    /// Only say what would be done
+    /// Show what would be done, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -159,8 +160,8 @@ pub(crate) struct AssignPrefix {
 /// The option that allows deleting the pool of a bridged network while it is in use.
 #[derive(Debug, Args)]
 pub(crate) struct BridgedPoolArgs {
-    /// Delete this pool of a bridged network although its containers have addresses; they keep them, but the gateway is
-    /// not kept free any more
+    /// Delete this pool of a bridged network even if containers have addresses in it; their addresses stay assigned,
+    /// but the gateway's address is no longer reserved
     #[arg(long, value_name = "POOL")]
     pub(crate) yes_delete_bridged_pool: Vec<String>,
 }
@@ -288,7 +289,8 @@ impl AutoRangePool<'_> {
     fn choose_range(&self, taken: &[IpNet]) -> CommandResult<(IpNet, PoolCreate)> {
         let bits = self.request.auto.unwrap_or_default();
         let cidr = free_range::choose(bits, taken, || fastrand::u64(..)).ok_or_else(|| {
-            CommandFailure::new(format!("there is no free private range of /{bits}")).hint("name the range yourself")
+            CommandFailure::new(format!("there is no free private range of /{bits}"))
+                .hint("give a CIDR instead of --auto")
         })?;
         Ok((cidr, PoolCreate { cidr: Some(cidr), auto: None, ..self.request.clone() }))
     }
@@ -359,7 +361,7 @@ impl OpenStoreCommand for PoolDelete {
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let (name, in_use) = (&self.name, in_use(&self.bridged, &self.name));
         operator.delete_pool_if(name, in_use, deadline).await.map_err(|error| match &error {
-            Error::NotFound { .. } => CommandFailure::from(error).hint("see which there are with: margay pool list"),
+            Error::NotFound { .. } => CommandFailure::from(error).hint("list the pools with: margay pool list"),
             Error::PoolInUse { gateway, .. } => {
                 let advice = advice_in_use(name, gateway.is_some());
                 CommandFailure::from(error).hint(advice)

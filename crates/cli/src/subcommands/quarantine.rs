@@ -22,13 +22,13 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum QuarantineSubcommand {
-    /// List the addresses that devices outside of the store have, with the time and the reason
+    /// List the quarantined addresses with the time and the reason
     #[command(
         visible_alias = "ls",
         after_help = "Examples:\n  margay ipam quarantine list\n  margay ipam quarantine list -o json"
     )]
     List,
-    /// Allow an address to be handed out again
+    /// Release an address from quarantine, so that it can be assigned again
     #[command(after_help = "\
 Examples:
   margay ipam quarantine release 10.65.0.5
@@ -43,7 +43,7 @@ pub(crate) struct QuarantineRelease {
     /// The address
     address: IpAddr,
 
-    /// Only say what would be released
+    /// Show what would be released, and release nothing
     #[arg(long)]
     dry_run: bool,
 }
@@ -78,7 +78,9 @@ impl OpenStoreCommand for QuarantineRelease {
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let ip = self.address;
         let taken = operator.release_quarantined(ip, deadline).await.map_err(|error| match error {
-            Error::Invalid(_) => CommandFailure::from(error).hint("see what is with: margay ipam quarantine list"),
+            Error::Invalid(_) => {
+                CommandFailure::from(error).hint("list the quarantined addresses with: margay ipam quarantine list")
+            }
             _ => error.into(),
         })?;
         CommandAnswer::new(

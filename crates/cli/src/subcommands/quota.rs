@@ -51,7 +51,7 @@ pub(crate) struct QuotaSet {
     #[command(flatten)]
     pub(crate) of: QuotaSubjectArgs,
 
-    /// The greatest number of addresses
+    /// Maximum number of addresses
     #[arg(value_name = "N")]
     pub(crate) limit: u64,
 
@@ -74,13 +74,13 @@ pub(crate) struct QuotaDelete {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct QuotaSubjectArgs {
-    /// Of the pods of a namespace
+    /// The quota for the pods of a namespace
     #[arg(long, value_name = "NAME", value_parser = name)]
     namespace: Option<String>,
-    /// Of a network, by the name in its configuration
+    /// The quota for a network, with the name in its configuration
     #[arg(long, value_name = "NAME", value_parser = name)]
     network: Option<String>,
-    /// Of a node
+    /// The quota for a node
     #[arg(long, value_name = "NAME", value_parser = name)]
     node: Option<String>,
 }
@@ -156,7 +156,7 @@ impl OpenStoreCommand for QuotaDelete {
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let of = self.of.subject();
         let limit = operator.delete_quota(&of, deadline).await.map_err(|error| match error {
-            Error::NotFound { .. } => CommandFailure::from(error).hint("see which there are with: margay quota list"),
+            Error::NotFound { .. } => CommandFailure::from(error).hint("list the quotas with: margay quota list"),
             _ => error.into(),
         })?;
         let done = if self.dry_run { "Dry run: would delete" } else { "Successfully deleted" };

@@ -31,7 +31,7 @@ pub(crate) struct Release {
     #[arg(long, value_name = "ADDRESS", group = "what")]
     pub(crate) ip: Option<IpAddr>,
 
-    /// Release all addresses of this handle, as `ipam show --ip` prints it
+    /// Release all addresses of this handle, which `ipam show --ip` prints
     #[arg(long, value_name = "HANDLE", group = "what")]
     pub(crate) handle: Option<String>,
 
@@ -39,15 +39,15 @@ pub(crate) struct Release {
     #[arg(long, value_name = "ID", group = "what")]
     pub(crate) container: Option<String>,
 
-    /// Release what is unused in all these reports of `ipam check`
+    /// Release addresses that are unused in all these reports of `ipam check`
     #[arg(long, value_name = "FILE", group = "what", num_args = 1..)]
     pub(crate) from_report: Vec<PathBuf>,
 
-    /// Also if Calico's ClusterInformation has changed since the reports were made
+    /// Release even if Calico's ClusterInformation has changed since the reports
     #[arg(long, requires = "from_report")]
     pub(crate) force: bool,
 
-    /// Only say what would be released
+    /// Show what would be released, and release nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -80,8 +80,9 @@ impl OpenStoreCommand for Release {
         }
         let container = self.container.as_deref().unwrap_or_default();
         let released = operator.ipam().release_by_container(container, deadline).await.map_err(|error| {
-            unknown_holder_failure(error, "container", container)
-                .hint("what Calico itself assigned is not recorded by container; use --handle NETWORK.CONTAINER there")
+            unknown_holder_failure(error, "container", container).hint(
+                "Calico does not record addresses by container; release its addresses with --handle NETWORK.CONTAINER",
+            )
         });
         released_answer(&released?, &format!("container {container}"))
     }
@@ -235,5 +236,5 @@ fn from_report_answer(done: &FromReportJson) -> CommandResult<CommandAnswer> {
         done.changed_handles.iter().map(|id| format!("Left handle {} alone: it has changed since", printable(id)));
     lines.extend(left);
     let answer = CommandAnswer::new(lines.join("\n"), done)?;
-    Ok(if lines.is_empty() { answer.note("the reports agree on no unused address or handle") } else { answer })
+    Ok(if lines.is_empty() { answer.note("no address or handle is unused in all reports") } else { answer })
 }

@@ -18,7 +18,7 @@ use crate::store::StoreUse;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ReservationSubcommand {
-    /// Reserve addresses, so that they are never handed out
+    /// Reserve addresses, so that they are never assigned
     #[command(after_help = "\
 Examples:
   margay reservation create routers 10.65.0.1 10.65.0.2
@@ -32,7 +32,7 @@ An address that is in use stays in use; it is only not handed out again.")]
         after_help = "Examples:\n  margay reservation list\n  margay reservation list -o json"
     )]
     List,
-    /// Delete a reservation: its addresses can be handed out again
+    /// Delete a reservation: its addresses can be assigned again
     #[command(visible_alias = "rm", after_help = "Examples:\n  margay reservation delete routers --dry-run")]
     Delete(ReservationDelete),
 }
@@ -42,11 +42,11 @@ pub(crate) struct ReservationCreate {
     /// The reservation's name: lower-case letters, digits, '-' and '.'
     pub(crate) name: String,
 
-    /// Addresses and ranges
+    /// Addresses and CIDRs to reserve
     #[arg(required = true, value_name = "CIDR", value_parser = cidr_or_address)]
     pub(crate) cidrs: Vec<IpNet>,
 
-    /// Check everything and make nothing
+    /// Check everything and create nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -136,7 +136,7 @@ impl OpenStoreCommand for ReservationDelete {
         let name = &self.name;
         operator.ipam().delete_reservation(name, deadline).await.map_err(|error| match error {
             Error::NotFound { .. } => {
-                CommandFailure::from(error).hint("see which there are with: margay reservation list")
+                CommandFailure::from(error).hint("list the reservations with: margay reservation list")
             }
             _ => error.into(),
         })?;

@@ -37,19 +37,19 @@ Examples:
 #[derive(Debug, Args)]
 #[command(group = ArgGroup::new("setting").required(true).multiple(true))]
 pub(crate) struct Configure {
-    /// Whether a node only takes addresses of its own blocks
+    /// Whether a node may use only addresses of its own blocks
     #[arg(long, value_name = "true|false", group = "setting")]
     pub(crate) strictaffinity: Option<bool>,
 
-    /// How many blocks a node may have, up to 1000000; 0 for the default, 20
+    /// Maximum number of blocks per node, up to 1000000; 0 means the default, 20
     #[arg(long, value_name = "N", group = "setting", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub(crate) max_blocks_per_host: Option<u32>,
 
-    /// Whether a KubeVirt machine keeps its addresses
+    /// Whether a KubeVirt virtual machine keeps its addresses
     #[arg(long, value_enum, group = "setting", value_name = "Enabled|Disabled")]
     pub(crate) kubevirt_ip_persistence: Option<Persistence>,
 
-    /// How many seconds a released address is in cooldown before it can be assigned again, up to 5000
+    /// Cooldown in seconds before a released address can be assigned again, up to 5000
     #[arg(long, value_name = "N", group = "setting", value_parser = clap::value_parser!(u32).range(..=5_000))]
     pub(crate) ip_cooldown_seconds: Option<u32>,
 
@@ -73,11 +73,11 @@ pub(crate) struct Split {
     /// Into how many parts: a power of two
     pub(crate) number: u32,
 
-    /// The pool's range
+    /// The range of the pool to split
     #[arg(long, group = "pool")]
     pub(crate) cidr: Option<IpNet>,
 
-    /// The pool's name
+    /// The name of the pool
     #[arg(long, group = "pool")]
     pub(crate) name: Option<String>,
 
@@ -177,7 +177,8 @@ fn persistence_text(persistence: AddressPersistence) -> &'static str {
 }
 
 fn contradiction_failure(error: ipam_core::model::ContradictorySettings) -> CommandFailure {
-    CommandFailure::new(error).hint("nothing was changed; see what is set with: margay ipam show --show-configuration")
+    CommandFailure::new(error)
+        .hint("nothing was changed; show the settings with: margay ipam show --show-configuration")
 }
 
 #[async_trait(?Send)]
@@ -198,7 +199,7 @@ impl OpenStoreCommand for Split {
             (None, None) => return Err(CommandFailure::new("no name or CIDR provided")),
         };
         let split = operator.split_pool(which, self.number, deadline).await.map_err(|error| match error {
-            Error::NotFound { .. } => CommandFailure::from(error).hint("see which there are with: margay get ippool"),
+            Error::NotFound { .. } => CommandFailure::from(error).hint("list the pools with: margay get ippool"),
             _ => error.into(),
         })?;
         let (first, made) = if self.dry_run {

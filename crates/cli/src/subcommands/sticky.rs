@@ -39,19 +39,20 @@ Examples:
 /// The arguments of `ipam pin`.
 #[derive(Debug, Args)]
 pub(crate) struct Pin {
-    /// The address
+    /// The sticky address, IPv4 or IPv6
     #[arg(value_name = "ADDRESS")]
     pub(crate) ip: IpAddr,
 
-    /// The workload's name
+    /// The name of the workload
     #[arg(value_name = "NAME")]
     pub(crate) name: String,
 
-    /// The workload gets the address in this network only [default: where it has it, or in any]
+    /// Reserve the address in this network only [default: the network where the workload has the address now,
+    /// otherwise any network]
     #[arg(long, value_name = "NETWORK")]
     pub(crate) network: Option<String>,
 
-    /// Only say what would be done
+    /// Show what would be done, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -59,11 +60,11 @@ pub(crate) struct Pin {
 /// The arguments of `ipam unpin`.
 #[derive(Debug, Args)]
 pub(crate) struct Unpin {
-    /// The address
+    /// The address to unpin, IPv4 or IPv6
     #[arg(value_name = "ADDRESS")]
     pub(crate) ip: IpAddr,
 
-    /// Only say what would be done
+    /// Show what would be done, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -71,7 +72,7 @@ pub(crate) struct Unpin {
 /// The arguments of `ipam list`.
 #[derive(Debug, Args)]
 pub(crate) struct ListStickyAddresses {
-    /// Only addresses that are pinned
+    /// List only pinned addresses
     #[arg(long)]
     pub(crate) pinned: bool,
 }

@@ -193,7 +193,7 @@ fn history_lost(at: StoreAccess<'_>, times: &str, hint: &str) -> CommandFailure 
 /// Returns the failure for a source that is itself being filled by a migration or an import.
 fn unfinished_target_failure(what: &str) -> CommandFailure {
     CommandFailure::new(format!("{what} is itself the target of a migration or an import that is not finished"))
-        .hint("finish that first, or end it with --abort; nothing was changed")
+        .hint("finish that migration or import first, or end it with --abort; nothing was changed")
 }
 
 /// Groups items for transactions. A group has at most `most` items and at most [`MAX_TXN_BYTES`] bytes, unless a single
@@ -297,7 +297,7 @@ impl<'l> Snapshot<'l> {
         let found = read_identity(store, open).await?;
         if self.about.get_or_insert_with(|| found.clone()).id != found.id {
             return Err(CommandFailure::new(format!("{store} was replaced by another store meanwhile"))
-                .hint("try again")
+                .hint("run the command again")
                 .into());
         }
         let (began, mut bytes, mut kvs) = (Instant::now(), 0, Vec::new());

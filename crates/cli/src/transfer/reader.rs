@@ -39,7 +39,7 @@ impl BackupReader {
         let file = File::open(path).map_err(failed)?;
         if !file.metadata().map_err(failed)?.is_file() {
             return Err(CommandFailure::new(format!("{} is no regular file", path.display()))
-                .hint("a backup is read twice, first to check it; store it in a file"));
+                .hint("store the backup in a regular file: margay reads it twice"));
         }
         let mut input = BufReader::with_capacity(1 << 16, file);
         let mut line = Vec::new();
@@ -56,7 +56,7 @@ impl BackupReader {
                 "{} has format {margay_backup}, and this version knows up to {VERSION_WITH_LEASES}",
                 path.display()
             ))
-            .hint("use the version of margay that wrote it, or a newer one; nothing was changed"));
+            .hint("use the margay version that wrote the backup, or a newer version; nothing was changed"));
         }
         let Ok(header) = serde_json::from_slice(&line) else {
             return Err(damaged(path, "its first line cannot be read"));
@@ -153,7 +153,7 @@ impl CheckedBackup {
 
     fn was_changed(&self) -> CommandFailure {
         CommandFailure::new(format!("{} was changed meanwhile", self.path()))
-            .hint("try again with a file that stays as it is")
+            .hint("try again with a file that no program is changing")
     }
 }
 
@@ -350,7 +350,7 @@ impl IpamFilter {
 fn rename_value(renaming: &Renaming, key: &Key, value: Value) -> CommandResult<Value> {
     renaming.value(key, value).map_err(|error| {
         CommandFailure::new(error)
-            .hint("its node is not known, so the node cannot be renamed; import without --as-node")
+            .hint("the node of this key is unknown, so the node cannot be renamed; import without --as-node")
     })
 }
 

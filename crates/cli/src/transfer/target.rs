@@ -274,7 +274,7 @@ impl<'l> Target<'l> {
         let answer = open.store().txn(txn).await.map_err(|error| self.failed(error))?;
         if !answer.succeeded {
             return Err(CommandFailure::new(format!("{} was changed by somebody else meanwhile", self.at))
-                .hint("give the same command again: it continues where it stopped"));
+                .hint("run the same command again: it resumes where it stopped"));
         }
         Ok(answer)
     }
@@ -288,7 +288,7 @@ fn decode_mark(location: &Location, kv: &Kv) -> CommandResult<PlacedMark> {
     match ImportLock::decode(kv.value.as_bytes()) {
         Some(mark) => Ok(PlacedMark { mark, made: kv.create_revision, written: kv.mod_revision }),
         None => Err(CommandFailure::new(format!("the mark on {location} cannot be read"))
-            .hint("use the version of margay that began to fill the store")),
+            .hint("use the margay version that started the import or migration")),
     }
 }
 
@@ -506,7 +506,7 @@ fn foreign_keys_failure(found: &Differences) -> CommandFailure {
     CommandFailure::new(format!(
         "the store has keys that are other than in the file, or not in it; nothing was written over:{list}"
     ))
-    .hint("another process has written to the store; remove what it has with --abort, and fill it again")
+    .hint("another process has written to the store; delete the imported data with --abort, and start again")
 }
 
 /// A SHA-256 over keys and values, each preceded by its length in bytes.

@@ -97,7 +97,7 @@ impl BackupWriter {
         let mut line = json(header)?;
         if line.len() >= MAX_LINE_BYTES {
             return Err(CommandFailure::new("the store has more leases than a backup can hold")
-                .hint("revoke those that are not used: etcdctl lease list, etcdctl lease revoke"));
+                .hint("revoke unused leases with: etcdctl lease list, etcdctl lease revoke"));
         }
         line.push(b'\n');
         self.put(&line)
@@ -232,9 +232,8 @@ impl NewFile {
             _ => {}
         }
         let Some(name) = path.file_name() else {
-            return Err(
-                CommandFailure::new(format!("{} is no name for a file", path.display())).hint("give a file name")
-            );
+            return Err(CommandFailure::new(format!("{} is no name for a file", path.display()))
+                .hint("give a path that ends with a file name"));
         };
         let mut name = name.to_owned();
         name.push(".partial");
@@ -242,7 +241,8 @@ impl NewFile {
         let open = OpenOptions::new().write(true).create(true).truncate(false).mode(MODE).open(&partial);
         let file = open.map_err(|error| failed(&partial, &error))?;
         let busy = || {
-            CommandFailure::new(format!("another backup is writing {}", path.display())).hint("wait until it has ended")
+            CommandFailure::new(format!("another backup is writing {}", path.display()))
+                .hint("wait until the other backup has ended")
         };
         match file.try_lock() {
             Ok(()) => {}
@@ -322,7 +322,7 @@ fn is_at(file: &File, path: &Path) -> bool {
 
 fn exists_already_failure(path: &Path) -> CommandFailure {
     CommandFailure::new(format!("{} exists already", path.display()))
-        .hint("give another name, or --force to write over it when the backup is complete")
+        .hint("give another name, or --force to replace the file once the backup is complete")
 }
 
 fn failed(path: &Path, error: &io::Error) -> CommandFailure {

@@ -172,9 +172,9 @@ fn conformance_refuses_bad_urls_and_filters() {
         ("etcd://root:hunter2@a:2379", &[], "has a user or a password in it\nhint: remove user and password"),
         ("sled://root:hunter2@a/b", &[], "has a user or a password in it"),
         ("etcd://", &[], "no etcd endpoints"),
-        ("memory:", &["--case", "Q99"], "no case has \"Q99\" in its name\nhint: names are such as"),
+        ("memory:", &["--case", "Q99"], "no case has \"Q99\" in its name\nhint: a name looks like"),
         ("memory:", &["--store", "sled:///x"], "without --store\nhint: write it as: margay conformance sled:///path"),
-        ("sled:///no/such/folder/store", &[], "the folder above it has to be there"),
+        ("sled:///no/such/folder/store", &[], "create the parent folder first"),
     ];
     for (url, args, expected) in cases {
         let said = refused(url, args);

@@ -55,6 +55,6 @@ fn explain_says_what_would_help() {
         let missing = lab.margay("ipam explain --node node1 --pool none").answer();
         assert!(missing.contains("see which pools there are with: margay pool list"), "{missing}");
         let wrong = lab.margay("ipam explain --node n --namespace a --namespace-label b").failure();
-        assert!(wrong.contains("hint: write it as NAME=VALUE"), "{wrong}");
+        assert!(wrong.contains("hint: write the label as NAME=VALUE"), "{wrong}");
     }
 }

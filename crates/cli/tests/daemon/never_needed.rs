@@ -106,7 +106,7 @@ fn keep(stream: UnixStream) {
 
 #[test]
 fn fallback_when_daemon_has_other_version() {
-    with_listener(all_is_well, "is of another version", |folder, mut stream| {
+    with_listener(all_is_well, "or another version", |folder, mut stream| {
         let hello = Hello { program: "9.9.9".to_owned(), ..hello(folder) };
         greet(&mut stream, &hello);
         keep(stream);

@@ -139,7 +139,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         if let Err(error) =
             wiring::disconnect(&netns, interface, Instant::now() + WIRING_TIMEOUT, invocation::start_remover)
         {
-            tracing::warn!(%error, interface, "an interface of a failed ADD stays until DEL");
+            tracing::warn!(%error, interface, "cannot remove the interface of a failed ADD; it stays until DEL");
         }
     }
 
@@ -209,7 +209,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     fn release_all(&mut self, plugin: &IpamPlugin) {
         self.release_store(plugin);
         if let Err(error) = self.setup.call_later(plugin, CniVerb::Del, &*self.allocator()) {
-            tracing::warn!(%error, "an address of a failed ADD stays assigned until DEL");
+            tracing::warn!(%error, "cannot release the addresses of a failed ADD; they stay assigned until DEL");
         }
     }
 
@@ -301,7 +301,7 @@ pub(super) fn remove_interfaces(add: &AddOperation<'_, '_>) {
                 program.del(&setup.call.interface, &netns.to_string_lossy(), deadline.remaining()).await
             });
             if let Err(error) = removed {
-                tracing::warn!(%error, "an interface of a failed ADD stays until DEL");
+                tracing::warn!(%error, "cannot remove the interface of a failed ADD; it stays until DEL");
             }
         }
         _ => add.disconnect(),
@@ -392,7 +392,9 @@ impl OutgoingRules {
                     format!("the pool of {address} has natOutgoing, but its packets cannot be masqueraded: {error}");
                 return Err(CniError::internal(text));
             }
-            (Err(error), None) => tracing::warn!(%error, "the rules for pools with natOutgoing stay as they are"),
+            (Err(error), None) => {
+                tracing::warn!(%error, "cannot update the masquerading rules for pools with natOutgoing; keeping the old rules")
+            }
         }
         // Packets between containers of this machine need IP forwarding for IPv6 only.
         let forwarded: Vec<IpAddr> =

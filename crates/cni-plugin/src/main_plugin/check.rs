@@ -162,7 +162,7 @@ fn ready(setup: &MainContext<'_>) -> Result<String> {
         session.close();
         ready?;
     } else {
-        tracing::info!("no Felix runs on a store of one machine, so network policies have no effect");
+        tracing::info!("Felix cannot use a single-node store, so network policies have no effect");
     }
     let plugin = setup.ipam_plugin()?;
     match plugin.call(&setup.ipam_call(CniVerb::Status), &DaemonAllocator::default()) {

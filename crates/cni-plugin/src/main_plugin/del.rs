@@ -54,7 +54,7 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
         Ok(session) => Arc::new(session),
         // A store that does not exist contains no endpoint and no address.
         Err(VerbFailure::Store(error)) if is_no_store(&error, &setup.store.location) => {
-            tracing::warn!(%error, "there is no endpoint");
+            tracing::warn!(%error, "the store does not exist, so there is no workload endpoint to delete");
             let unwired = unwire(setup, None);
             let released = match setup.ipam_plugin() {
                 // An IPAM plugin that is another program keeps its own records.
@@ -88,7 +88,7 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
 /// Removes the interface during a DEL whose store does not answer, and returns the store's error.
 fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     if let Err(error) = unwire(setup, None) {
-        tracing::warn!(%error, "the interface stays, too");
+        tracing::warn!(%error, "the container's interface could not be removed either");
     }
     error
 }
@@ -174,7 +174,7 @@ pub(super) fn gc(setup: &MainContext<'_>) -> Result<String> {
             removed
         }
         Err(VerbFailure::Store(error)) if is_no_store(&error, &setup.store.location) => {
-            tracing::warn!(%error, "there are no endpoints");
+            tracing::warn!(%error, "the store does not exist, so there are no workload endpoints to delete");
             Ok(())
         }
         Err(error) => Err(error.into()),
@@ -187,7 +187,7 @@ fn collect_addresses(setup: &MainContext<'_>) -> Result<()> {
     let plugin = setup.ipam_plugin()?;
     match setup.call_later(&plugin, CniVerb::Gc, &DaemonAllocator::default()) {
         Err(error) if matches!(plugin, IpamPlugin::Other(_)) && UNKNOWN_VERB.contains(&error.code().number()) => {
-            tracing::info!(%error, "the IPAM plugin knows no GC, so its addresses stay");
+            tracing::info!(%error, "the IPAM plugin does not support GC, so unused addresses stay assigned");
             Ok(())
         }
         done => done,
@@ -221,7 +221,7 @@ fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet
             endpoint = endpoint.name(),
             interface = name,
             ?deleted,
-            "the runtime does not list the container"
+            "cleaning up after a container that the runtime does not list"
         );
         first_error = first_error.and(deleted.map(drop)).and(removed);
     }

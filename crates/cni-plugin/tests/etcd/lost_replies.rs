@@ -9,7 +9,7 @@ use crate::process::Call;
 use crate::proxy::{LinkCondition, Proxy};
 
 /// The log line after a commit without an answer.
-const SETTLING: &str = "settling a write of unknown outcome";
+const SETTLING: &str = "checking whether a write with unknown outcome was committed";
 
 /// Returns a tokio runtime for the proxy, which runs beside the plugin calls.
 pub(crate) fn beside() -> tokio::runtime::Runtime {

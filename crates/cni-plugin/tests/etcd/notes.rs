@@ -13,7 +13,7 @@ use conformance::patient;
 
 // Other tests use the same network and node, and the same folder of pending commits, but other containers.
 const BEFORE: &str = "notes-before";
-const AGAIN: &str = "an earlier assignment broke off; sending it again";
+const AGAIN: &str = "an earlier assignment was interrupted; sending its commit again";
 const SOON: Duration = Duration::from_secs(20);
 
 /// Kills an ADD after it has sent its commit to a cluster whose address is unreachable afterwards. Returns the address
@@ -37,7 +37,7 @@ fn broken_off(lab: &Lab, container: &str) -> String {
 }
 
 fn passes_over(outcome: &Outcome) -> bool {
-    outcome.stderr.contains("passing over a note about another store")
+    outcome.stderr.contains("skipping the record of a pending commit to another store")
 }
 
 #[test]

@@ -242,7 +242,7 @@ fn gc_removes_what_is_not_listed(stage: &mut Stage) {
 fn status(stage: &mut Stage) {
     let came = call(stage, "STATUS", "", "", &json!({})).run(patient(PATIENCE));
     assert_eq!((&came.outcome["exit"], &came.outcome["stdout_text"]), (&json!(0), &json!("")), "{}", came.stderr);
-    let says_so = came.stderr.contains("no Felix runs on a store of one machine, so network policies have no effect");
+    let says_so = came.stderr.contains("Felix cannot use a single-node store, so network policies have no effect");
     assert_eq!(says_so, !stage.is_on_etcd(), "{}", came.stderr);
     let no_pool = json!({"ipam": {"type": "calico-ipam", "ipv4_pools": ["nowhere"]}});
     let came = call(stage, "STATUS", "", "", &no_pool).run(patient(PATIENCE));

@@ -161,7 +161,7 @@ impl SharedStore {
             match self.keep_open(Instant::now() + Duration::from_millis(500)).await {
                 Ok(kept) => drop(kept),
                 Err(error) if *error.kind() == ErrorKind::Missing => {
-                    tracing::debug!(%error, "there is no store to serve yet");
+                    tracing::debug!(%error, "the store that this daemon serves does not exist yet");
                 }
                 Err(error) => tracing::warn!(%error, "cannot open the store; the next call tries again"),
             }
@@ -255,12 +255,12 @@ impl SharedStore {
             && store.retention() != history
             && let Err(error) = store.set_retention(history).await
         {
-            tracing::warn!(%error, "cannot change the bounds on the history of the store; keeping the old ones");
+            tracing::warn!(%error, "cannot change the history limits of the store; keeping the old limits");
         }
         let mut seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
         if seen.identity != identity {
             if seen.identity != StoreIdentity::Nothing {
-                tracing::warn!(store = self.shared.name, "another store is at this location now");
+                tracing::warn!(store = self.shared.name, "another store has replaced the store at this location");
             }
             let halves = open.embedded().map(|store| store.id().as_u64_pair()).unwrap_or_default();
             *seen = CurrentStore { identity, halves, generation: seen.generation + 1, queued: None };

@@ -388,7 +388,7 @@ impl Transaction {
         let txn = txn.with_failure([Op::Range(probe)]);
         let mut hopeless = 0;
         for attempt in 1.. {
-            tracing::debug!(target: TRANSACT, attempt, error = %unknown, "settling a write of unknown outcome");
+            tracing::debug!(target: TRANSACT, attempt, error = %unknown, "checking whether a write with unknown outcome was committed");
             pause(attempt, self.deadline.remaining()).await;
             let settled = match is_final {
                 true => self.find_commit(&mut clue).await,

@@ -296,9 +296,9 @@ impl<S: Store> Store for TracedStore<S> {
         let elapsed = start.elapsed();
         match &answer {
             Ok(found) => {
-                tracing::debug!(target: STORE, %range, ?elapsed, revision = %found.revision, count = found.count, "range");
+                tracing::debug!(target: STORE, %range, ?elapsed, revision = %found.revision, count = found.count, "read a range of keys");
             }
-            Err(error) => tracing::debug!(target: STORE, %range, ?elapsed, %error, "range failed"),
+            Err(error) => tracing::debug!(target: STORE, %range, ?elapsed, %error, "failed to read a range of keys"),
         }
         answer
     }
@@ -311,20 +311,22 @@ impl<S: Store> Store for TracedStore<S> {
         match &answer {
             Ok(done) => {
                 let (revision, succeeded) = (done.revision, done.succeeded);
-                tracing::debug!(target: STORE, compares, ops, bytes, ?elapsed, %revision, succeeded, "txn");
+                tracing::debug!(target: STORE, compares, ops, bytes, ?elapsed, %revision, succeeded, "ran a transaction");
             }
-            Err(error) => tracing::debug!(target: STORE, compares, ops, bytes, ?elapsed, %error, "txn failed"),
+            Err(error) => {
+                tracing::debug!(target: STORE, compares, ops, bytes, ?elapsed, %error, "a transaction failed")
+            }
         }
         answer
     }
 
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
-        tracing::debug!(target: STORE, range = %request.range, start = %request.start, "watch");
+        tracing::debug!(target: STORE, range = %request.range, start = %request.start, "starting a watch");
         self.0.watch(request).await
     }
 
     async fn compact(&self, revision: Revision) -> Result<()> {
-        tracing::debug!(target: STORE, %revision, "compact");
+        tracing::debug!(target: STORE, %revision, "compacting the store");
         self.0.compact(revision).await
     }
 }

@@ -109,7 +109,10 @@ async fn accept_at(offer: ApiListener, room: Arc<Semaphore>, connected: mpsc::Se
     loop {
         match acceptor.next().await {
             (client, Some(place)) => admit(client, tls.as_ref(), place, &connected),
-            (_, None) => tracing::warn!(most = MAX_CLIENTS, "too many clients of etcd's API: one was sent away"),
+            (_, None) => tracing::warn!(
+                most = MAX_CLIENTS,
+                "rejected a client of etcd's API, because too many clients are connected"
+            ),
         }
     }
 }
@@ -129,7 +132,7 @@ fn admit(
     tokio::spawn(async move {
         match timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
             Ok(Ok(stream)) => hand_on(Box::new(stream), place, &connected),
-            Ok(Err(error)) => tracing::warn!(%error, "a client of etcd's API was sent away in its TLS handshake"),
+            Ok(Err(error)) => tracing::warn!(%error, "the TLS handshake with a client of etcd's API failed"),
             Err(_) => tracing::warn!("a client of etcd's API did not complete its TLS handshake"),
         }
     });
@@ -268,7 +271,9 @@ impl ReloadingTls {
                     tracing::info!("loaded the changed certificates of etcd's API");
                     current.1 = Arc::new(config);
                 }
-                Err(why) => tracing::warn!(why, "cannot load new certificates of etcd's API; keeping the old ones"),
+                Err(why) => {
+                    tracing::warn!(why, "cannot load the new certificates of etcd's API; keeping the old certificates")
+                }
             }
         }
         TlsAcceptor::from(Arc::clone(&current.1))

@@ -117,7 +117,7 @@ async fn serve_requests(
         }
     };
     if let Err(error) = outcome {
-        tracing::debug!(%error, "an HTTP connection ended");
+        tracing::debug!(%error, "an HTTP connection failed");
     }
 }
 

@@ -115,7 +115,7 @@ async fn metrics_answer(page: &Arc<PageContext>) -> HttpResponse {
     let samples = match timeout(page.limits.answer, samples(page)).await {
         Ok(Ok(samples)) => Some(samples.text()),
         Ok(Err(failure)) => {
-            tracing::warn!(error = failure.text, "cannot read the store for its metrics");
+            tracing::warn!(error = failure.text, "cannot read the store for the metrics");
             None
         }
         Err(_) => None,
@@ -153,7 +153,7 @@ async fn samples(page: &Arc<PageContext>) -> Result<Samples, HttpError> {
                 Ok(Ok(Err(failure))) => {
                     tracing::warn!(error = failure.text, "cannot read the history for a forecast");
                 }
-                _ => tracing::warn!("the forecast is slow; the next answer may have it"),
+                _ => tracing::warn!("the forecast is not ready in time; these metrics leave it out"),
             }
             census.revision
         }

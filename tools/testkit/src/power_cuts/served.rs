@@ -16,7 +16,7 @@ use crate::programs::command;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Texts that the plugin logs when the daemon did not serve its call.
-const WITHOUT: [&str; 3] = ["opening the store directly", "has another store", "leaves it to the plugin"];
+const WITHOUT: [&str; 3] = ["opening the store directly", "has another store", "declined the call"];
 
 /// A daemon. Dropping it kills the process, as a power cut would.
 #[derive(Debug)]

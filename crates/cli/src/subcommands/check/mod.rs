@@ -94,7 +94,7 @@ pub(crate) struct Check {
     #[arg(long)]
     show_all_ips: bool,
 
-    /// Print every address that is held for a node that is not registered any more
+    /// Print every address of a node that is no longer registered
     #[arg(long)]
     show_problem_ips: bool,
 
@@ -102,11 +102,11 @@ pub(crate) struct Check {
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
 
-    /// Say how each finding would be mended, all or those with these codes
+    /// Show the repair of each finding, or only of findings with these codes
     #[arg(long, value_name = "CODE", num_args = 0..)]
     repair: Option<Vec<Code>>,
 
-    /// Mend it
+    /// Carry out the repairs
     #[arg(long, requires = "repair")]
     pub(crate) apply: bool,
 }
@@ -162,12 +162,16 @@ fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> C
     });
     let mendable = inspection.findings.iter().filter(|finding| finding.is_problem() && finding.mendable).count();
     match (mendable, args.repair.is_some(), args.apply) {
-        (0, ..) => failure.hint("none of them can be mended without a person; the column MEND says what to do"),
+        (0, ..) => {
+            failure.hint("none of these problems can be repaired automatically; the column MEND says what to do")
+        }
         (_, false, _) => {
             failure.hint(format!("what can be mended ({mendable}) is shown by: margay ipam check --repair"))
         }
-        (_, true, false) => failure.hint("to mend what can be mended: margay ipam check --repair --apply"),
-        (_, true, true) => failure.hint("others are at work on the store, or a repair failed; check again"),
+        (_, true, false) => failure.hint("carry out the possible repairs with: margay ipam check --repair --apply"),
+        (_, true, true) => {
+            failure.hint("other processes have changed the store, or a repair failed; run the check again")
+        }
     }
 }
 

@@ -150,7 +150,7 @@ fn advice(error: &Error) -> Option<String> {
     match error {
         Error::Document(DocumentError::Exists(..)) => Some("to change what is there: margay apply -f FILE".to_owned()),
         Error::Document(DocumentError::NotFound(kind, _)) => {
-            Some(format!("see which there are with: margay get {}", super::get::short(*kind)))
+            Some(format!("list the existing documents with: margay get {}", super::get::short(*kind)))
         }
         Error::Document(DocumentError::Conflict(..)) => Some(
             "it was changed after it was read: read it again with margay get, or leave \
@@ -174,7 +174,7 @@ pub(super) fn read_documents(paths: &[PathBuf], depth: FolderDepth) -> CommandRe
     let manifests = read_any_documents(paths, depth)?;
     if manifests.is_empty() {
         return Err(CommandFailure::new("No resources specified")
-            .hint("name a file with a document in it, of kind IPPool, say"));
+            .hint("name a file that contains a document, for example of kind IPPool"));
     }
     Ok(manifests)
 }

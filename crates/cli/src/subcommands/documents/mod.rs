@@ -74,13 +74,13 @@ pub(crate) enum DocumentsSubcommand {
     /// Show pools, reservations, nodes, endpoints and more
     #[command(after_help = GET)]
     Get(Get),
-    /// Create what a file describes
+    /// Create the documents that a file describes
     #[command(after_help = CREATE)]
     Create(Create),
-    /// Create what a file describes, or change it to that
+    /// Create or change documents so that they match a file
     #[command(after_help = APPLY)]
     Apply(Apply),
-    /// Change existing documents to what a file describes
+    /// Change existing documents so that they match a file
     #[command(after_help = REPLACE)]
     Replace(Replace),
     /// Delete pools, reservations, nodes, endpoints and more
@@ -94,11 +94,11 @@ pub(crate) struct Get {
     #[command(flatten)]
     which: DocumentSelection,
 
-    /// Of named documents, leave out what only this store has: the uid, the version and the time of creation
+    /// Leave out the UID, version and creation time of documents that are named
     #[arg(long)]
     export: bool,
 
-    /// Files without a document are no error
+    /// Accept files that contain no document
     #[arg(long, requires = "filename")]
     skip_empty: bool,
 
@@ -118,7 +118,7 @@ pub(crate) struct Create {
     #[command(flatten)]
     change: WriteArgs,
 
-    /// Skip what exists already, and count it as made
+    /// Skip documents that exist already, and count them as created
     #[arg(long)]
     skip_exists: bool,
 }
@@ -156,7 +156,7 @@ pub(crate) struct Delete {
     #[arg(short, long)]
     pub(crate) namespace: Option<String>,
 
-    /// Skip what does not exist, and count it as deleted
+    /// Skip documents that do not exist, and count them as deleted
     #[arg(short, long)]
     pub(crate) skip_not_exists: bool,
 
@@ -183,14 +183,14 @@ pub(crate) struct DocumentFiles {
 /// A kind and names, or a file that has them.
 #[derive(Debug, Args)]
 pub(crate) struct DocumentSelection {
-    /// The kind, such as ippool or workloadendpoint
+    /// The kind of document, such as ippool or workloadendpoint
     #[arg(value_parser = kind, required_unless_present = "filename")]
     kind: Option<DocumentKind>,
 
     /// The names
     name: Vec<String>,
 
-    /// A file that names them, - for standard input, or a folder of .yaml, .yml and .json files
+    /// A file that names the documents, - for standard input, or a folder of .yaml, .yml and .json files
     #[arg(short, long, value_name = "FILE", conflicts_with = "kind")]
     filename: Vec<PathBuf>,
 
@@ -299,7 +299,7 @@ impl StoreCommand for Delete {
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         if self.which.kind.is_some() && self.which.name.is_empty() {
             return Err(CommandFailure::new("resource name must be specified")
-                .hint("name what is to be deleted, such as: margay delete ippool main"));
+                .hint("name the document to delete, such as: margay delete ippool main"));
         }
         let manifests = read_selected(&self.which, &NamespaceScope::by_delete(self))?;
         at.carry_out(&DeleteDocuments { args: self, manifests }).await
@@ -342,7 +342,7 @@ impl<'a> NamespaceScope<'a> {
         match &get.namespace {
             Some(_) if get.all_namespaces && is_namespaced => {
                 Err(CommandFailure::new("cannot use both --namespace and --all-namespaces flags at the same time")
-                    .hint("give one of them"))
+                    .hint("give either --namespace or --all-namespaces"))
             }
             _ if get.all_namespaces => Ok(Self::All),
             namespace => Ok(Self::by(namespace.as_deref())),
@@ -392,7 +392,8 @@ impl<'a> NamespaceScope<'a> {
         match self {
             Self::All if manifest.kind().is_namespaced() => Err(single_resource_failure()),
             Self::One(namespace) => manifest.within(namespace).map_err(|error| {
-                CommandFailure::new(printable(&error.to_string())).hint("leave --namespace away: the document has one")
+                CommandFailure::new(printable(&error.to_string()))
+                    .hint("leave out --namespace: the document names its namespace")
             }),
             Self::All | Self::Default => Ok(manifest),
         }
@@ -401,5 +402,5 @@ impl<'a> NamespaceScope<'a> {
 
 fn single_resource_failure() -> CommandFailure {
     CommandFailure::new("cannot use --all-namespace flag for getting a single resource")
-        .hint("say in which namespace it is: -n NAMESPACE")
+        .hint("name the namespace of the document: -n NAMESPACE")
 }

@@ -38,15 +38,15 @@ pub(crate) struct Migrate {
     #[arg(value_name = "TO")]
     pub(crate) to: String,
 
-    /// If both stores are equal, open TO for use
+    /// Open TO for use if both stores are equal
     #[arg(long, conflicts_with = "abort")]
     pub(crate) finish: bool,
 
-    /// Remove from TO what was written, and open it for use
+    /// Delete the copied data from TO, and open TO for use
     #[arg(long)]
     pub(crate) abort: bool,
 
-    /// Only say what would be done
+    /// Show what would be done, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -84,7 +84,7 @@ impl StandaloneCommand for Migrate {
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         if invocation.options.store.is_some() {
             return Err(CommandFailure::new("migrate takes both stores as arguments")
-                .hint("leave --store out: margay migrate FROM TO"));
+                .hint("leave out --store: margay migrate FROM TO"));
         }
         let (from, to) = (invocation.locate(Some(&self.from))?.location, invocation.locate(Some(&self.to))?.location);
         let answer = runtime()?.block_on(migrate(invocation.store_at(&from), invocation.store_at(&to), self))?;
@@ -140,7 +140,7 @@ impl MigrationStores<'_> {
                         self.to,
                         compared.list_keys()
                     ))
-                    .hint("stop the programs that use it, and give the same command again")
+                    .hint("stop the programs that use the second store, and run the command again")
                     .into());
                 }
             }
@@ -248,7 +248,7 @@ impl MigrationStores<'_> {
     async fn require_fillable(&self, target: &Target<'_>) -> CommandResult<()> {
         if target.identity().await?.as_ref() == Some(&self.source) {
             return Err(CommandFailure::new(format!("{} and {} are the same store", self.from, self.to))
-                .hint("give two stores"));
+                .hint("give two different stores"));
         }
         target.mark().map_or(Ok(()), |mark| self.require_same(mark))
     }

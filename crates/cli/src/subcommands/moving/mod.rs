@@ -26,13 +26,13 @@ use crate::transfer::{
 /// Commands that move the contents of a store.
 #[derive(Debug, Subcommand)]
 pub(crate) enum MovingSubcommand {
-    /// Write everything that IPAM has, at one revision, to a file
+    /// Write all IPAM data, as of one revision, to a file
     #[command(after_help = EXPORT_HELP)]
     Export(Export),
     /// Fill an empty store from a file or another plugin's records
     #[command(after_help = IMPORT_HELP, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
     Import(Import),
-    /// Copy all that IPAM has to another store, and switch to it
+    /// Copy all IPAM data to another store, then switch to it
     #[command(after_help = migrate::HELP)]
     Migrate(Migrate),
 }
@@ -101,23 +101,23 @@ pub(crate) struct Import {
     #[command(subcommand)]
     pub(crate) of: Option<TakeOverSubcommand>,
 
-    /// The file
+    /// The exported file
     #[arg(required = true)]
     pub(crate) file: Option<PathBuf>,
 
-    /// This node gets the blocks and addresses of the file's only node, or of the node of --from-node
+    /// Give node NAME the blocks and addresses of the file's only node or of --from-node
     #[arg(long, value_name = "NAME")]
     pub(crate) as_node: Option<String>,
 
-    /// The node of the file for --as-node
+    /// The node in the file that --as-node renames
     #[arg(long, value_name = "OLD", requires = "as_node")]
     from_node: Option<String>,
 
-    /// Only say what would be imported
+    /// Show what would be imported, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Remove what an unfinished import has written
+    /// Delete the data that an unfinished import has written
     #[arg(long)]
     pub(crate) abort: bool,
 }
@@ -213,7 +213,7 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
                 "{at} was changed by somebody else meanwhile:{}",
                 compared.list_keys()
             ))
-            .hint("remove what it has with --abort, and import again"));
+            .hint("delete the imported data with --abort, and import again"));
         }
     }
     target.unmark().await?;

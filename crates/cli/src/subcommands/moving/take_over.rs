@@ -35,15 +35,15 @@ use crate::store::{StoreAccess, StoreUse};
 /// The network and node for which addresses are recorded.
 #[derive(Debug, Args)]
 pub(crate) struct TakeOverArgs {
-    /// The network's name, as its configuration has it
+    /// The network's name, as in its CNI configuration
     #[arg(long, value_name = "NAME", value_parser = network_name)]
     pub(crate) network: String,
 
-    /// The node's name, if the network's configuration names another than this machine has
+    /// The node's name, if the network's configuration sets a name that differs from this machine's
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
 
-    /// Only say what would be taken over
+    /// Show what would be taken over, and change nothing
     #[arg(long)]
     pub(crate) dry_run: bool,
 }
@@ -275,8 +275,9 @@ impl TakeOverReport {
         }
         let failure = (!self.left_out.is_empty()).then(|| {
             let several = if self.left_out.len() == 1 { "thing was" } else { "things were" };
-            CommandFailure::new(format!("{} {several} left out; see above", self.left_out.len()))
-                .hint("see who has an address with: margay ipam show --ip ADDRESS; and which pools there are with: margay pool list")
+            CommandFailure::new(format!("{} {several} left out; see above", self.left_out.len())).hint(
+                "show who has an address with: margay ipam show --ip ADDRESS; list the pools with: margay pool list",
+            )
         });
         let answer = CommandAnswer::new(text, &self)?;
         Ok(match failure {
@@ -454,7 +455,7 @@ fn read_podman(file: &Path, network: &str) -> CommandResult<ForeignLeases> {
         CommandFailure::new(format!("{} is no list of containers: {fault}", file.display())).hint(PODMAN_HINT)
     })?;
     require_network(&containers, network).map_err(|why| {
-        CommandFailure::new(format!("{}: {why}", file.display())).hint("see the names with: podman network ls")
+        CommandFailure::new(format!("{}: {why}", file.display())).hint("list the network names with: podman network ls")
     })?;
     Ok(podman_leases(containers, network))
 }

@@ -35,7 +35,7 @@ pub(crate) struct FromWhereabouts {
     /// Its IPPools, and the cluster's pods, as kubectl prints them as YAML or JSON; - for stdin
     pub(crate) file: PathBuf,
 
-    /// Only the addresses of this range, as a network has it: CIDR or FIRST-LAST/BITS; may be repeated
+    /// Take over only the addresses of this range of a network: CIDR or FIRST-LAST/BITS; can be given several times
     #[arg(long = "range", value_name = "RANGE", value_parser = address_range)]
     pub(crate) ranges: Vec<AddressRange>,
 

@@ -62,7 +62,7 @@ pub(crate) struct Restore {
     /// The backup
     pub(crate) file: PathBuf,
 
-    /// Replace a store that has keys, or is damaged; that store's folder is moved aside
+    /// Replace an existing store that has keys or is damaged; its folder is moved aside
     #[arg(long)]
     pub(crate) replace: bool,
 

@@ -25,7 +25,7 @@ use crate::store::{StoreAccess, StoreUse};
 /// Commands about a store as a whole.
 #[derive(Debug, Subcommand)]
 pub(crate) enum StoreSubcommand {
-    /// Show the store's engine and size, the revisions that can be read, and the process that has it now
+    /// Show the store's engine, size and readable revisions, and the process that has the store open
     #[command(after_help = "\
 Examples:
   margay store status
@@ -42,7 +42,7 @@ Examples:
 
 Other processes wait until it is done. Damage is reported with what to do; the exit code is then 1.")]
     Verify,
-    /// Write the store, as it is at one revision, to a file
+    /// Write a backup of the store, as of one revision, to a file
     #[command(after_help = "\
 Examples:
   margay store backup /var/backups/margay-$(date +%F).jsonl
@@ -52,7 +52,7 @@ Containers can be started and stopped meanwhile: the store is released while ano
 The file is JSON lines with a checksum, and only its owner can read it.
 Of an etcd the keys below /calico/ and /margay/ are written.")]
     Backup(Backup),
-    /// Make a store from a backup, whatever the backup was made from
+    /// Create a store from a backup of any store
     #[command(after_help = "\
 Examples:
   margay store restore /var/backups/margay.jsonl
@@ -62,7 +62,7 @@ Examples:
 The backup is checked first. The store is there in full or not at all. Addresses that were assigned
 after the backup was made are not in it: restart the containers that are younger.")]
     Restore(Restore),
-    /// Remove history and, where the engine can, free unused space
+    /// Delete history, and free unused space if the engine can
     #[command(after_help = "\
 Examples:
   margay store compact
@@ -70,7 +70,7 @@ Examples:
 
 The current keys and values are not touched.")]
     Compact(Compact),
-    /// Raise the store to the newest format, 2, which keeps the leases of etcd's API
+    /// Upgrade the store to format 2, which stores leases of etcd's API
     #[command(after_help = "\
 Examples:
   margay store upgrade
@@ -79,7 +79,7 @@ Examples:
 Versions of margay without the newest format cannot open the store any more, and only a backup leads back. So the
 command refuses while a plugin of an older version is in a folder for CNI plugins.")]
     Upgrade(Upgrade),
-    /// Make an empty store
+    /// Create an empty store
     #[command(after_help = "\
 Examples:
   margay store create --store redb:///var/lib/margay/ipam.redb
@@ -91,7 +91,7 @@ The first pool makes the store, too, in format 1. Format 2 keeps the leases of e
 
 #[derive(Debug, Args)]
 pub(crate) struct CreateStore {
-    /// The format of its rows; every version of margay reads 1
+    /// The store format; every version of margay reads format 1
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=2))]
     format: u32,
 }
@@ -114,7 +114,7 @@ impl StoreCommand for CreateStore {
         }
         if !maintenance::create(at.location, self.format, at.wait).await.map_err(|error| at.explain(error))? {
             return Err(CommandFailure::new(format!("{at} is there already; nothing was changed"))
-                .hint("see what it is with: margay store status; raise its format with: margay store upgrade"));
+                .hint("show the store with: margay store status; upgrade its format with: margay store upgrade"));
         }
         let text = format!("Successfully created {at}, format {}", self.format);
         CommandAnswer::new(text, &CreatedJson { store: at.to_string(), format: self.format })
@@ -222,11 +222,11 @@ impl StoreCommand for Verify {
 
 #[derive(Debug, Args)]
 pub(crate) struct Compact {
-    /// How many revisions stay readable, the newest one included
+    /// Number of revisions to keep readable, including the newest
     #[arg(long, value_name = "N", default_value = "1")]
     keep: NonZeroU64,
 
-    /// Only say what would be removed
+    /// Show what would be removed, and remove nothing
     #[arg(long)]
     dry_run: bool,
 }

@@ -93,7 +93,7 @@ fn report_is_refused_when_old_or_of_another_cluster() {
     let empty = r#"{"clusterGUID":"c0ffee","allocations":null,"leakedHandles":null,"datastoreLocked":true}"#;
     std::fs::write(&path, empty).unwrap();
     let nothing = release(&lab, &format!("{path} --force"));
-    assert_eq!((nothing.code, nothing.err.as_str()), (0, "note: the reports agree on no unused address or handle\n"));
+    assert_eq!((nothing.code, nothing.err.as_str()), (0, "note: no address or handle is unused in all reports\n"));
 
     for (text, words) in [("{", "is no report: "), ("[7]", "is no report: ")] {
         std::fs::write(&path, text).unwrap();

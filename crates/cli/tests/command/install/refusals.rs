@@ -35,14 +35,14 @@ fn install_is_refused_without_calico() {
 fn install_is_refused_when_calico_plugin_is_not_yet_there() {
     let tree = Tree::without_store();
     fs::remove_file(tree.target()).unwrap();
-    refused(&tree, &[], &["there is no calico-ipam in", "calico-node puts it there", "--cni-bin-dir"]);
+    refused(&tree, &[], &["there is no calico-ipam in", "calico-node installs that program", "--cni-bin-dir"]);
 }
 
 #[test]
 fn install_is_refused_when_calico_uses_kubernetes_api() {
     let tree = Tree::without_store();
     tree.configure(&json!({"datastore_type": "kubernetes", "kubernetes": {"kubeconfig": "/nowhere"}}));
-    refused(&tree, &[], &["datastore_type kubernetes", "leave this node to Calico's plugin", "etcdv3"]);
+    refused(&tree, &[], &["datastore_type kubernetes", "keep Calico's plugin on this node", "etcdv3"]);
 }
 
 #[test]
@@ -108,12 +108,12 @@ fn install_is_refused_when_user_may_not_write() {
         command.env_clear().env("PATH", "/usr/bin:/bin").args(args).uid(65534).gid(65534);
         command.output().unwrap().into()
     };
-    run(&install).fails(&["cannot write into ", "Permission denied", "run it as root"]);
+    run(&install).fails(&["cannot write into ", "Permission denied", "run margay install as root"]);
     assert_eq!(files(&tree.bin()), before);
     tree.install(&["--beside-calico"]).ok();
     let installed = files(&tree.bin());
-    run(&tree.args(&["--undo"])).fails(&["run it as root"]);
-    run(&tree.args(&["--status"])).fails(&["run it as root"]);
+    run(&tree.args(&["--undo"])).fails(&["run margay install as root"]);
+    run(&tree.args(&["--status"])).fails(&["run margay install as root"]);
     assert_eq!(files(&tree.bin()), installed);
 }
 

@@ -92,7 +92,10 @@ fn backup_is_refused_before_any_write_when_damaged() {
     let newer = String::from_utf8_lossy(lines[0]).replace("\"margay_backup\":1", "\"margay_backup\":3");
     fs::write(&file, [newer.as_bytes(), b"what comes then is not known\n"].concat()).unwrap();
     let error = refused("newer");
-    assert!(error.contains("has format 3, and this version knows up to 2") && error.contains("a newer one"), "{error}");
+    assert!(
+        error.contains("has format 3, and this version knows up to 2") && error.contains("a newer version"),
+        "{error}"
+    );
     for (text, words) in
         [("", "is no backup"), ("hello\n", "is no backup"), ("{\"margay_backup\":1}\n", "its first line")]
     {

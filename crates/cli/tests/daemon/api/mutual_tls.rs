@@ -54,7 +54,7 @@ fn mutual_tls_reads_certificates_again_when_changed() {
     sleep(Duration::from_millis(20));
     std::fs::write(files.path("server.pem"), "no certificate").unwrap();
     call(&api, &files, "authority.pem", true).ok();
-    assert!(api.daemon.log().contains("keeping the old ones"), "{}", api.daemon.log());
+    assert!(api.daemon.log().contains("keeping the old certificates"), "{}", api.daemon.log());
     assert!(!api.daemon.log().contains("PRIVATE"), "{}", api.daemon.log());
     api.end();
 }

@@ -93,7 +93,8 @@ impl<'a> Host<'a> {
         let mut last: Option<Outcome> = None;
         while settled.failed < ATTEMPTS {
             let outcome = call.run();
-            settled.sent_again += outcome.stderr.matches("an earlier assignment broke off; sending it again").count();
+            settled.sent_again +=
+                outcome.stderr.matches("an earlier assignment was interrupted; sending its commit again").count();
             if outcome.exit == 0 {
                 settled.addresses = if verb == "ADD" { outcome.addresses() } else { Vec::new() };
                 return Ok(settled);
