@@ -79,7 +79,7 @@ impl RevisionFile {
             return;
         }
         if let Ok(now) = fingerprint(&self.files) {
-            // If this fails, the next opening only takes longer.
+            // If writing `head` fails, the next opening of the store only takes longer.
             let _ = self.file.write_all_at(&encode(now), LEFT_AT);
         }
     }
@@ -98,7 +98,7 @@ impl RevisionFile {
     /// Records the durable parts of the journal in the file `head`.
     fn note_journal(&self, noted: DurableParts) {
         let bytes = [encode(noted.record), encode(noted.checkpoint)].concat();
-        // If this fails, the next opening only takes longer.
+        // If writing `head` fails, the next opening of the store only takes longer.
         let _ = self.file.write_all_at(&bytes, RECORD_AT);
     }
 
