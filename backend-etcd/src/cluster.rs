@@ -131,9 +131,9 @@ impl FailedMembers {
 /// The deadlines for an attempt with one member.
 #[derive(Clone, Copy)]
 struct MemberDeadlines {
-    /// Deadline for connecting and logging in.
+    /// Deadline for connecting to the member and logging in.
     connect: Instant,
-    /// Deadline for the answer.
+    /// Deadline for the member's answer.
     answer: Instant,
 }
 
@@ -379,7 +379,7 @@ impl ObservedCluster {
     /// revision.
     ///
     /// # Errors
-    /// A description of the fault.
+    /// A description of the fault in the answer.
     fn judge(&self, header: &ResponseHeader, before: Revision, freshness: Freshness) -> Result<(), String> {
         self.judge_numbers(header.cluster_id(), Revision::new(header.revision()), before, freshness)
     }

@@ -323,7 +323,7 @@ mod tests {
                 forged(&|reply| reply.questions = vec![other_question.clone()]),
                 forged(&|reply| reply.questions.clear()),
                 b"garbage".to_vec(),
-                // This message contains a compressed name that points to itself.
+                // A message with a compressed name that points to itself.
                 [&query[..12], &[0xc0, 12, 0, 33, 0, 1]].concat(),
                 Vec::new(),
                 answer(&query, |reply| add(reply, record(1, "etcd.test"))),

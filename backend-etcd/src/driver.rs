@@ -151,7 +151,7 @@ fn pem(pem: &driver::Pem) -> Pem {
 
 impl EtcdStore {
     /// Fails while the cluster has raised an alarm, because a cluster with an alarm refuses writes. Sends one small
-    /// request, which a member answers without the other members.
+    /// request, which a member answers without contacting other members.
     ///
     /// # Errors
     /// `NoSpace` or `Corrupt`, with the commands that clear the alarm; any error of a call.

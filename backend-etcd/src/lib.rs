@@ -11,7 +11,7 @@
 //! - Each call has one deadline for all of its attempts.
 //! - A write is sent again only if no earlier attempt was sent.
 //! - An answer from an earlier state of the cluster, or from another cluster, is an error.
-//! - Watches that are cut off resume without gaps and without repeated events.
+//! - Watches that have lost their connection resume without gaps and without repeated events.
 //! - A transaction that only compares is as fresh as a read.
 //!
 //! The private module `error` defines the meaning of each failure. A put without a lease is refused if the key has a

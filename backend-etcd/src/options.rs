@@ -19,7 +19,7 @@ pub struct Options {
     /// The endpoint of each member, as `http://host:port`, `https://host:port` or `unix:///path`. An endpoint without a
     /// scheme uses `https` if `tls` is set. The list is empty if `discovery` is set.
     pub endpoints: Vec<String>,
-    /// The lookup of the members in DNS, instead of `endpoints`.
+    /// The lookup of the members in DNS, which replaces `endpoints`.
     pub discovery: Option<Discovery>,
     /// The TLS settings for `https` endpoints. If `tls` is unset, the system's CAs are trusted.
     pub tls: Option<Tls>,
@@ -27,8 +27,8 @@ pub struct Options {
     pub credentials: Option<Credentials>,
     /// Maximum duration of one call, including retries. The default is 10 s.
     pub call_timeout: Duration,
-    /// Deadline of all calls together. Each call takes at most two thirds of the remaining time. The other third is
-    /// reserved for determining the outcome of a write without an answer.
+    /// Deadline of all calls together. Each call takes at most two thirds of the remaining time. The last third of the
+    /// remaining time is reserved for determining the outcome of a write without an answer.
     pub end: Option<Instant>,
     /// Maximum duration of establishing one connection. The default is 2 s.
     pub connect_timeout: Duration,

@@ -49,7 +49,7 @@ pub(crate) enum PlanAnswer {
     Answer(TxnResponse),
     /// The transaction was not carried out, because this key has a lease.
     Leased(Key),
-    /// The answer does not match the request.
+    /// The answer of etcd does not match the transaction that was sent.
     Nonsense,
 }
 

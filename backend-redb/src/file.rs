@@ -48,7 +48,7 @@ enum FilePhase {
 #[derive(Debug)]
 pub(crate) struct DbFile<B>(Arc<SharedFile<B>>);
 
-/// A handle for switching the phase of a file that redb owns.
+/// A handle that changes the phase of a [`DbFile`] that redb owns.
 #[derive(Debug)]
 pub(crate) struct FileSwitch<B>(Arc<SharedFile<B>>);
 
@@ -84,7 +84,7 @@ impl<B> FileSwitch<B> {
 
 impl<B> SharedFile<B> {
     fn phase(&self) -> MutexGuard<'_, FilePhase> {
-        // A panic cannot leave the phase in an invalid state.
+        // A panic while the lock is held cannot leave the phase in an invalid state.
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -25,7 +25,7 @@ use redb::StorageBackend;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Redb;
 
-/// The driver of `redb://`. Waiting transactions are committed together.
+/// The driver of `redb://`. The store commits all waiting transactions together, so many transactions can be in flight.
 pub static DRIVER: LocalDriver<Redb> = LocalDriver::new(Redb).with_writes_in_flight(128);
 
 impl Engine for Redb {

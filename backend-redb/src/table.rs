@@ -160,8 +160,8 @@ impl<B: StorageBackend> Table for RedbTable<B> {
 }
 
 struct RedbView<'a, B> {
-    // Must be declared before the guard `_open`: fields are dropped in order of declaration, and the rows must not
-    // outlive the database.
+    // The rows must be declared before the guard `_open`: fields are dropped in order of declaration, and the rows must
+    // not outlive the database.
     rows: Option<RowsSnapshot>,
     store: &'a str,
     _open: RwLockReadGuard<'a, Option<OpenDatabase<B>>>,

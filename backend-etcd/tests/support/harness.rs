@@ -28,8 +28,8 @@ pub(crate) struct OnEtcd;
 #[derive(Debug)]
 struct Held {
     store: EtcdStore,
-    // Must be declared after the store: fields are dropped in order of declaration, and no client may exist when the
-    // servers stop.
+    // The servers must be declared after the store: fields are dropped in order of declaration, and no client may exist
+    // when the servers stop.
     etcds: Vec<Etcd>,
     certificates: Option<Certificates>,
     copy: Option<TempDir>,

@@ -52,7 +52,7 @@ impl OpenStore {
     }
 
     /// Checks that an ordinary commit has room: on the disk of an embedded store, or in a cluster that has raised no
-    /// alarm. Does nothing while a daemon has the store.
+    /// alarm. While a daemon has the store, the check is skipped.
     ///
     /// # Errors
     /// `NoSpace` if there is no room; `Io` if the disk cannot be written to; `Corrupt` if the cluster has raised its
@@ -294,7 +294,7 @@ impl Store for ServedOrDirect {
 /// A watch through the daemon that continues without the daemon once the daemon has ended.
 struct FallbackWatch {
     store: ServedOrDirect,
-    /// The request for the batches that have not arrived yet.
+    /// The watch request for the event batches that have not arrived yet.
     request: WatchRequest,
     /// The events of the watch; `None` once the watch has ended.
     stream: Option<WatchStream>,

@@ -16,7 +16,7 @@ pub enum ChoiceSource {
     Url,
     /// Environment variables name the store.
     Environment,
-    /// This file of the CNI configuration, or this `calicoctl.cfg`, names the store.
+    /// The file at this path, a file of the CNI configuration or `calicoctl.cfg`, names the store.
     File(PathBuf),
     /// No store is configured, so the default store is used.
     Default,

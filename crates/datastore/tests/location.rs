@@ -182,7 +182,7 @@ async fn etcd_error_when_server_is_no_etcd() {
     for says in [&b""[..], b"SSH-2.0-OpenSSH_9.2p1\r\n", b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n"] {
         refused_with(&stranger(says), Access::default(), &["or be no etcd"]).await;
     }
-    // This server accepts connections and never answers.
+    // The test server accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("etcd://{}", silent.local_addr().unwrap());
     refused_with(&url, Access::default(), &["or be no etcd"]).await;

@@ -10,7 +10,7 @@ use crate::contract::{Driver, DriverFacts, Scope};
 use crate::error::{ConfigError, Result};
 use crate::place::{Access, ClusterAddress, Settings, StorePlace};
 
-/// The name of the driver of the default store, which is used if nothing is configured.
+/// The name of the driver of the default store, which is used if no store is configured.
 pub const DEFAULT_ENGINE: &str = "sled";
 
 /// The `datastore_type` of a store on this machine that uses the default engine.
@@ -194,7 +194,7 @@ fn either(names: impl Iterator<Item = impl Into<String>>) -> String {
     }
 }
 
-/// The place of a store, and the driver that opens it. `Display` gives a store URL, which [`Drivers::parse`] reads.
+/// The place of a store, and the driver that opens it. `Display` prints a store URL that [`Drivers::parse`] can parse.
 #[derive(Clone)]
 pub struct Location {
     drivers: Drivers,

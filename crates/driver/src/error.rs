@@ -17,7 +17,7 @@ pub struct Candidate {
 /// The reason why configuration does not lead to a store. A `ConfigError` contains no text that may be a secret.
 ///
 /// [`Display`](std::fmt::Display) describes the fault, with Calico's text if Calico has an equal error.
-/// [`Drivers::advice`](crate::Drivers::advice) gives the remedy.
+/// [`Drivers::advice`](crate::Drivers::advice) tells the user how to correct the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -39,7 +39,7 @@ pub enum ConfigError {
     /// Certificates or keys for etcd are given both inline and as files.
     #[error("could not initialize etcdv3 client: Cannot mix inline certificate-key and certificate / key files")]
     InlineAndFiles,
-    /// Only one of certificate and key for etcd is given inline.
+    /// Of the certificate and the key for etcd, only one is given inline.
     #[error("could not initialize etcdv3 client: Certificate and Key must both be present inline.")]
     HalfInline,
     /// The configuration file cannot be read.

@@ -120,7 +120,7 @@ pub fn store_of(folder: &Path, engine: &str) -> String {
     format!("{} holds a {engine} store: set datastore_type to {engine}", folder.display())
 }
 
-/// A folder that exists only if SELinux is enabled.
+/// The path of a folder that exists only if SELinux is enabled.
 const SELINUX_FOLDER: &str = "/sys/fs/selinux";
 
 fn no_permission(path: &Path, folder: &Path, selinux: bool) -> String {

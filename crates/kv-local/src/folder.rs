@@ -1,5 +1,5 @@
-//! Creates folders and files that survive a power loss and that only their owner can read. Also detects file systems
-//! that several machines share; a store must not be on such a file system.
+//! Creates folders and files that survive a power loss and that only their owner can read. This module also detects
+//! file systems that several machines share, on which a store must not be.
 //!
 //! The queue in front of a store consists of file locks. A file system that several machines share may keep locks per
 //! machine, or silently lose locks when a connection breaks. On a shared file system, two processes could therefore
@@ -21,7 +21,7 @@ pub(crate) const FOLDER_MODE: u32 = 0o700;
 /// The mode of newly created parent folders of a store's folder.
 const PARENT_MODE: u32 = 0o755;
 
-/// Creates a store's folder and its missing parent folders. An existing folder is not changed.
+/// Creates a store's folder and its missing parent folders. An existing store folder is not changed.
 pub(crate) fn create(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -54,9 +54,9 @@ fn create_parents(path: &Path) -> io::Result<()> {
 
 fn create_one(path: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
-        // Set the mode again in case the umask removed bits.
+        // Set the mode of the new folder again in case the umask removed bits.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode))?,
-        // Another process created the folder first. (A file at this path is still an error.)
+        // If the folder exists now, another process has created it first. A file at this path is still an error.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
         Err(error) => return Err(error),
     }
@@ -89,7 +89,7 @@ pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
             break;
         }
         match sync(above) {
-            // Another user made this folder, since this user cannot even read it.
+            // Skip a folder that this user cannot read, because another user has created it.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             result => result?,
         }
@@ -166,8 +166,7 @@ pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
 /// Gives all files that root created in a store's folder to the folder's owner, who otherwise could not use the store.
 ///
 /// While this function runs, the folder's owner could add any file to the folder, for example a link to a system file.
-/// For this reason, the function follows no symbolic links, and gives away only folders and plain files without further
-/// hard links.
+/// `give_to_owner` follows no symbolic links, and gives away only folders and plain files without further hard links.
 pub(crate) fn give_to_owner(folder: &Path) -> io::Result<()> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(());
@@ -185,7 +184,7 @@ fn give_all(folder: &File, owner: &fs::Metadata) -> io::Result<()> {
             continue;
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        // Skip links, and files that the engine has removed.
+        // Skip symbolic links, and files that the engine has removed.
         let Ok(file) = openat(folder, name, flags, Mode::empty()) else { continue };
         let file = File::from(file);
         let found = file.metadata()?;
@@ -379,7 +378,7 @@ mod tests {
             (0xfe53_4d42, Some("SMB")),
             (0x00c3_6400, Some("Ceph")),
             (0x0bd0_0bd0, Some("Lustre")),
-            // ext4, xfs, btrfs, tmpfs, overlay, f2fs, zfs.
+            // The local file systems ext4, xfs, btrfs, tmpfs, overlay, f2fs and zfs.
             (0xef53, None),
             (0x5846_5342, None),
             (0x9123_683e, None),

@@ -217,7 +217,8 @@ pub struct FormatUpgrade {
 }
 
 /// Waits for the store lock, then upgrades the store of `engine` in the folder `path` to the newest format. The upgrade
-/// from format 1 to format 2 rewrites no rows. Programs that do not support the new format refuse the upgraded store.
+/// from format 1 to format 2 rewrites no rows. Programs that do not support the newest format refuse the upgraded
+/// store.
 ///
 /// # Errors
 /// See [`open_blocking`], for example `UnknownFormat` if the store has a newer format than this program supports; any
@@ -273,7 +274,7 @@ impl FolderStaging {
     /// remains of a replacement whose process was killed.
     ///
     /// # Errors
-    /// `Locked` if another process is building a replacement; `Io`, `NoSpace`.
+    /// `Locked` if another process is building a replacement of the same store; `Io`, `NoSpace`.
     pub fn begin(engine: &dyn Engine, path: &Path) -> Result<Self> {
         let mut label = StoreFolder::new(engine, path).label;
         // If the path is a symbolic link, replace its target and not the link.

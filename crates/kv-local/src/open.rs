@@ -24,7 +24,7 @@ use super::store_folder::{FolderContents, StoreFolder};
 
 /// A database library that keeps a table of ordered rows in a store's folder.
 pub trait Engine: Send + Sync {
-    /// The engine's name. In Margay's programs this is also the `datastore_type` of its stores.
+    /// The engine's name. In Margay's programs, the engine's name is also the `datastore_type` of the engine's stores.
     fn name(&self) -> &'static str;
 
     /// The name of the engine's only file or folder in the store's folder. An engine that has several files or
@@ -50,13 +50,14 @@ pub trait Engine: Send + Sync {
     /// `Corrupt`, `Io`, `NoSpace`, `Locked`, `UnknownFormat`.
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>>;
 
-    /// Makes the engine's files at `entry` as small as possible. The caller has the store lock, and the engine's files
+    /// Shrinks the engine's files at `entry` as much as possible. The caller has the store lock, and the engine's files
     /// are closed.
     ///
-    /// An implementation must survive being killed at any time. The default implementation does nothing.
+    /// An implementation must lose no data if the process is killed at any time. The default implementation does
+    /// nothing.
     ///
     /// # Errors
-    /// As [`Engine::open`].
+    /// The errors of [`Engine::open`].
     fn shrink(&self, entry: &Path, store: &str) -> Result<SpareSpace> {
         let (_, _) = (entry, store);
         Ok(SpareSpace::Kept)
@@ -66,9 +67,9 @@ pub trait Engine: Send + Sync {
 /// The mechanism that makes an engine's commits durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitLog {
-    /// A [journal](kv_mvcc::journal) in front of the engine.
+    /// A [journal](kv_mvcc::journal) in front of the engine makes commits durable.
     Journal,
-    /// The engine's own log.
+    /// The engine's own log makes commits durable.
     Own,
 }
 
@@ -84,7 +85,7 @@ pub enum SpareSpace {
 /// Whether opening creates a missing store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Create {
-    /// A missing store is an error, and nothing is written.
+    /// A missing store is an error, and no file is written.
     Never,
     /// A missing store is created.
     IfMissing,
@@ -212,8 +213,8 @@ impl OpenOptions {
 
 /// Interval between attempts to open an engine whose files are still locked.
 const OPEN_RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// Maximum time to retry opening an engine whose files are still locked. A process that locks the files longer does not
-/// take part in the queue.
+/// Maximum time to retry opening an engine whose files are still locked. A process that locks the engine's files longer
+/// does not take part in the queue for the store lock.
 const OPEN_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The id that the file `store.id` must contain, or will get.
@@ -240,8 +241,8 @@ pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOpti
         .unwrap_or_else(|error| Err(Error::new(ErrorKind::Io, Operation::Open, name).with_source(error)))
 }
 
-/// Waits for the store lock, then opens or creates the store of `engine` in the folder `path`. The lock is released
-/// when the store is closed or its last handle is dropped.
+/// Waits for the store lock, then opens or creates the store of `engine` in the folder `path`. The store lock is
+/// released when the store is closed or its last handle is dropped.
 ///
 /// # Errors
 /// `Missing` if there is no store and the options do not allow creating it; `Locked` if the lock was not free in time;
@@ -326,7 +327,7 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     Ok(store)
 }
 
-/// Puts the journal in front of the table.
+/// Returns the engine's table with the store's journal in front of it.
 pub(crate) fn journaled(
     folder: &StoreFolder,
     revision_file: Arc<RevisionFile>,
@@ -372,7 +373,7 @@ struct LockedTable {
     label: StoreLabel,
     revision_file: Arc<RevisionFile>,
     reserved_space: Arc<ReservedSpace>,
-    // Must be declared after `table`: fields are dropped in order of declaration.
+    // The field `_lock` must be declared after `table`: fields are dropped in order of declaration.
     _lock: StoreLock,
 }
 
@@ -468,8 +469,8 @@ impl Drop for LockedView<'_> {
     }
 }
 
-/// Runs `f`. A panic of the engine means a damaged store and becomes `Corrupt`. Errors about damage get a detail that
-/// advises the user.
+/// Runs the call `f` into the engine. A panic of the engine means a damaged store and becomes `Corrupt`. Errors about
+/// damage get a detail that advises the user.
 pub(crate) fn caught<T>(label: &StoreLabel, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let gave_up = || Error::new(ErrorKind::Corrupt, operation, label.store.clone()).with_source(ENGINE_GAVE_UP);
     kv_mvcc::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| label.advise(error))

@@ -1,5 +1,5 @@
 //! Queues the processes that want to open a store: one process at a time has the store lock, first come, first served.
-//! Also finds the lock holder, for the error of a process whose wait timed out.
+//! This module also finds the lock holder, for the error of a process whose wait timed out.
 //!
 //! The queue consists of byte locks (open file description locks) on one file that is never unlinked and stays empty.
 //! Ticket `n` is a write lock on byte `n`. An arriving process locks the first byte above all locked bytes, and has the
@@ -179,7 +179,7 @@ enum LockMode {
     None,
 }
 
-/// A range of bytes in the queue file. As for the kernel, length 0 means "up to the end of the file", so length 0 must
+/// A range of bytes in the queue file. To the kernel, length 0 means "up to the end of the file", so length 0 must
 /// never stand for an empty range.
 #[derive(Clone, Copy)]
 struct ByteRange {
@@ -234,9 +234,9 @@ fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     }
 }
 
-/// Returns the drawn tickets in ascending order, except the ticket of `file` itself. The process with the first ticket
-/// has the store lock, and the processes with higher tickets wait. A ticket that is being drawn during the call may or
-/// may not be included.
+/// Returns the drawn tickets of the queue in ascending order, except the ticket of `file` itself. The process with the
+/// first ticket has the store lock, and the processes with higher tickets wait. A ticket that is being drawn during the
+/// call may or may not be included.
 pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
     let mut tickets = Vec::new();
     let mut spans = vec![(0, i64::MAX)];
@@ -259,7 +259,7 @@ pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
     Ok(tickets)
 }
 
-/// Locks the bytes if no other open file has a conflicting lock. Locking an empty range always succeeds.
+/// Locks a range of bytes if no other open file has a conflicting lock. Locking an empty range always succeeds.
 fn try_lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<bool> {
     if bytes.len == 0 {
         return Ok(true);
@@ -276,7 +276,7 @@ fn set(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks the bytes as soon as no other open file has a conflicting lock.
+/// Waits until no other open file has a conflicting lock, then locks a range of bytes.
 fn lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     loop {
         match fcntl(file, FcntlArg::F_OFD_SETLKW(&flock(lock, bytes))) {
@@ -295,8 +295,8 @@ const HOLDER_NAME_TIMEOUT: Duration = Duration::from_millis(300);
 /// `12345 (margay-ipam)`.
 ///
 /// The kernel's list of locks does not name the owner of an open file description lock, but the entry of each open file
-/// in /proc lists the locks of the file. The holder is the process with the lowest write lock. Only root sees the
-/// processes of other users.
+/// in /proc lists the locks of the file. The lock holder is the process that has a write lock on the lowest byte. Only
+/// root sees the processes of other users.
 pub(crate) fn find_holder(path: &Path) -> Option<String> {
     find_holder_among(Path::new("/proc"), path)
 }

@@ -70,7 +70,7 @@ impl ReservedSpace {
         Ok(())
     }
 
-    /// Restores the file to its full size. On an error, the file keeps its previous length.
+    /// Restores the file `ballast` to its full size. On an error, the file `ballast` keeps its previous length.
     fn fill(&self) -> io::Result<()> {
         let mut file = folder::open_or_create(&self.path)?;
         let before = file.metadata()?.len();

@@ -37,7 +37,7 @@ const LEFT_AT: u64 = 12;
 const RECORD_AT: u64 = 24;
 const CHECKPOINT_AT: u64 = 36;
 
-/// The open file `head`.
+/// The open file `head` of a store's folder.
 #[derive(Debug)]
 pub(crate) struct RevisionFile {
     file: File,

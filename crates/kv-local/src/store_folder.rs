@@ -1,4 +1,5 @@
-//! The folder of one store: its queue, its identity, and the steps of creating it.
+//! Manages the folder of a store: the queue for the store lock, the store's identity, and the steps of creating the
+//! store.
 //!
 //! The file `store.id` names the folder's engine and the store's id. The file `store.id` is written last, so its
 //! existence means that the store was complete once. If `store.id` exists and the engine has no rows, the engine has
@@ -28,7 +29,7 @@ pub(crate) const REVISION_FILE: &str = "head";
 const RESERVED_SPACE_FILE: &str = "ballast";
 const JOURNAL_FILE: &str = "journal";
 
-/// A store's folder, as one engine uses it.
+/// The folder of a store, and the names of the files that the store's engine uses.
 #[derive(Debug)]
 pub(crate) struct StoreFolder {
     /// The store's name in errors.
@@ -129,7 +130,7 @@ impl StoreFolder {
         check_disk(there, bytes).map_err(|(kind, advice)| self.label.error(kind, advice))
     }
 
-    /// Refuses a folder that contains another program's files. A missing folder is fine.
+    /// Refuses a folder that contains another program's files. A missing store folder is accepted.
     fn may_become_a_store(&self) -> Result<()> {
         let entries = match fs::read_dir(&self.label.folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -271,15 +272,15 @@ impl StoreFolder {
 pub(crate) enum FolderContents {
     /// The folder contains no store.
     Nothing,
-    /// A store whose creation was interrupted. No process has used it yet.
+    /// The folder contains a store whose creation was interrupted. No process has used an unfinished store yet.
     Unfinished,
-    /// An engine's files without `store.id`.
+    /// The folder contains the engine's files, but no `store.id`.
     Unnamed,
-    /// A store with this id.
+    /// The folder contains a complete store with this id.
     Complete(Uuid),
 }
 
-/// The name of the identity file.
+/// The name of the file that contains a store's identity.
 pub(crate) const IDENTITY_FILE: &str = "store.id";
 
 /// The layout version of a newly created store folder, and the newest layout that this program reads.

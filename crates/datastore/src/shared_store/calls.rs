@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::{OpenGuard, SharedStore};
 
-/// A task that is aborted when this handle is dropped.
+/// A task that is aborted when the `AbortingTask` is dropped.
 struct AbortingTask<T>(JoinHandle<T>);
 
 impl<T> Drop for AbortingTask<T> {
@@ -37,7 +37,7 @@ impl SharedStore {
             return Err(self.replaced(Operation::Open));
         }
         let mut task = AbortingTask(tokio::spawn(work(kept)));
-        // This error is returned if the task panicked or the runtime is shutting down.
+        // The error for a call whose task panicked, or whose runtime is shutting down.
         let lost = || self.error(ErrorKind::Closed, Operation::Open).with_outcome(Outcome::Unknown);
         let done = (&mut task.0).await.unwrap_or_else(|_| Err(lost()));
         self.yield_now().await;
@@ -113,8 +113,8 @@ impl Store for SharedStore {
         self.with_store(move |kept| async move { kept.store(purpose)?.txn(txn).await }).await
     }
 
-    /// Not supported for a process that yields the store between two calls: a watch makes no further calls, so the
-    /// store would stay open.
+    /// `watch` is not supported for a process that yields the store between two calls: a watch makes no further calls,
+    /// so the store would stay open.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
         if self.shared.holding.yields_after.is_some() {
             return Err(self.error(ErrorKind::Unsupported, Operation::Watch));

@@ -25,12 +25,12 @@ pub(super) struct StoreGate {
 struct GateState {
     store: Option<Arc<Box<dyn Opened>>>,
     users: usize,
-    /// True while a task closes or opens the store. No new use of the store can begin while this is true.
+    /// True while a task closes or opens the store. No new use of the store can begin while `is_turning` is true.
     is_turning: bool,
-    /// True once the store is closed for good.
+    /// True once the store is closed permanently.
     has_ended: bool,
     opened_at: Instant,
-    /// The store stays open until this instant, for the callers that waited for it.
+    /// The instant until which the store stays open for the callers that waited through a hand-over.
     share_end: Instant,
 }
 
@@ -41,7 +41,7 @@ pub(super) enum GateStatus {
     Closed,
     /// A task is closing or opening the store.
     Turning,
-    /// The store is closed for good.
+    /// The store is closed permanently.
     Ended,
 }
 
@@ -95,7 +95,7 @@ impl StoreGate {
                 GateStatus::Turning => {}
                 found => return found,
             }
-            // Retry once after subscribing: a change before the subscription would be missed.
+            // Retry once after subscribing: a state change before the subscription would be missed.
             match &mut changes {
                 None => changes = Some(self.state.subscribe()),
                 // Waiting for a state change cannot fail, because the sender lives as long as the gate.
@@ -188,7 +188,7 @@ impl HandOverTurn {
         store.and_then(Arc::into_inner)
     }
 
-    /// Puts an open store into the gate.
+    /// Puts an open store into the gate, so that calls can use the store once the turn has ended.
     pub(super) fn put(&mut self, store: Box<dyn Opened>) {
         self.gate.state.send_if_modified(|state| {
             state.store = Some(Arc::new(store));

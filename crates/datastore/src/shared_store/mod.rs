@@ -96,7 +96,7 @@ impl OpenGuard {
 
     /// Returns the open store.
     pub fn open(&self) -> Result<&dyn Opened> {
-        // This error never occurs: a guard is only created with an open store.
+        // The error `Closed` never occurs: a guard is only created with an open store.
         self.used.store().ok_or_else(|| Error::new(ErrorKind::Closed, Operation::Open, "store"))
     }
 }
@@ -298,7 +298,7 @@ impl SharedStore {
             StoreIdentity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) != Some(queue),
             _ => false,
         };
-        // This process itself has the first ticket of the queue.
+        // The first ticket of the queue belongs to this process itself.
         is_moved || seen.queued.is_some_and(|queued| queued.count() > 1)
     }
 
@@ -362,8 +362,8 @@ impl SharedStore {
         }
     }
 
-    /// Returns the oldest revision that clients of etcd's API may read. While another process has the store, this is
-    /// the last known value.
+    /// Returns the oldest revision that clients of etcd's API may read. While another process has the store, the last
+    /// known revision is returned.
     pub fn oldest_for_clients(&self) -> Revision {
         let now = self.shared.gate.peek(|open| Some(open.embedded()?.status().oldest_for_clients.get())).flatten();
         let kept = &self.shared.oldest_for_clients;
@@ -499,7 +499,7 @@ pub trait SharedStoreObserver: Send + Sync {
     fn wait_begins(&self) {}
     /// The wait that [`wait_begins`](Self::wait_begins) announced has ended.
     fn wait_ends(&self) {}
-    /// A commit took this long to become durable on the disk.
+    /// A commit became durable on the disk after the duration `took`.
     fn synced(&self, took: Duration) {
         let _ = took;
     }

@@ -42,7 +42,7 @@ use crate::{CommitLog, Create, Engine, OpenOptions, open_blocking};
 /// A requirement on engines. The function panics if the engine violates it.
 type Duty = fn(&dyn Engine);
 
-/// Runs all tests with the arguments of `cargo test`.
+/// Runs all tests of the requirements on `engine`, with the command-line arguments of `cargo test`.
 pub fn main(engine: impl Engine + Copy + 'static) -> ExitCode {
     let trial = |&(name, duty): &(&str, Duty)| {
         Trial::test(name, move || {
@@ -250,7 +250,7 @@ pub(crate) async fn step(store: &MvccStore, n: u64) -> Result<()> {
 }
 
 /// Checks that the store contains the keys and values that the [steps](step) before step `n` wrote. Returns the first
-/// difference.
+/// difference between the expected and the actual rows.
 async fn check(store: &MvccStore, n: u64) -> Result<Result<(), String>> {
     let response = store.list(Range::All).await?;
     let mut expected: Vec<(Vec<u8>, Vec<u8>)> = (n.saturating_sub(20)..n)
