@@ -224,7 +224,7 @@ fn store_settings(plugin: &Map<String, Value>) -> Option<NetConfStore> {
     let ipam = field(plugin, "ipam").and_then(Value::as_object).map(|ipam| text(ipam, "type")).unwrap_or_default();
     let kind = text(plugin, "type");
     let is_ours = matches!(ipam.as_str(), "margay-ipam" | "calico-ipam") || kind.starts_with("margay");
-    // Flannel's own section only configures its delegate.
+    // Flannel's own section only configures the plugin to which flannel delegates.
     if !is_ours || kind == "flannel" {
         return None;
     }

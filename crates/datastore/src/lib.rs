@@ -7,8 +7,8 @@
 //! Opening a store takes two steps. The first step has no side effects: [`for_netconf`] (for the plugin) and
 //! [`for_operator`] (for the command `margay`) turn configuration into a [`Location`] of one of the program's
 //! [`Drivers`]. The caller passes the environment as a function, which is not called if a NetConf names an embedded
-//! store. The second step, [`open`], opens the store at the location. The module [`maintenance`] has operations on
-//! whole stores.
+//! store. The second step, [`open`], opens the store at the location. The module [`maintenance`] inspects, shrinks,
+//! upgrades and replaces whole stores.
 
 mod conflist;
 pub mod maintenance;

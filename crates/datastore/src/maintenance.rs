@@ -44,8 +44,8 @@ pub fn queued(location: &Location) -> Result<QueueFile> {
     QueueFile::open(engine, path).map_err(|error| explained(location, error))
 }
 
-/// Fails if an embedded store is missing and cannot be created (see [`kv_local::check_creatable`]). Does nothing for
-/// any other store.
+/// Fails if an embedded store is missing and cannot be created (see [`kv_local::check_creatable`]). For a store that is
+/// not embedded, the check always succeeds.
 ///
 /// # Errors
 /// See [`kv_local::check_creatable`].

@@ -61,8 +61,9 @@ impl NetConfStore {
 
 /// Chooses the store that a plugin works on, from its NetConf and its environment.
 ///
-/// - A NetConf that names an embedded store (`sled`, `redb`, `local`, or a `datastore_path` alone) decides alone. The
-///   environment is not read, because a runtime may call ADD and DEL with different environments.
+/// - If the NetConf names an embedded store (`sled`, `redb`, `local`, or a `datastore_path` alone), only the NetConf
+///   decides. For such a NetConf, the environment is not read, because a runtime may call ADD and DEL with different
+///   environments.
 /// - For any other NetConf, the environment counts as it does for Calico: a setting of the NetConf overrides the
 ///   variable of equal purpose, and the variable with the prefix `CALICO_` overrides both.
 /// - If the plugin was called as `calico-ipam`, or any etcd or Kubernetes setting exists, a missing endpoint is
@@ -271,7 +272,7 @@ mod tests {
         assert_eq!(access(&[("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p")]).login, login("p"));
         let env = [("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p"), ("CALICO_ETCD_PASSWORD", "q")];
         assert_eq!(access(&env).login, login("q"));
-        // Like Calico, a user without a password (or a password without a user) counts as no login.
+        // As in Calico, a user without a password (or a password without a user) counts as no login.
         for half in [("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p")] {
             assert_eq!(access(&[half]).login, None);
         }

@@ -63,7 +63,7 @@ impl ChosenStore {
 /// `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`). Credentials that a file of the CNI configuration leaves out
 /// also come from these environment variables.
 ///
-/// A `KUBECONFIG` in the environment is ignored, because operators have one for other purposes. An optional
+/// A `KUBECONFIG` in the environment is ignored, because operators set this variable for other purposes. An optional
 /// configuration file about the Kubernetes API is skipped if another source names a store: every host that Calico
 /// manages has such a file, with or without a store of Margay.
 ///

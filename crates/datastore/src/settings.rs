@@ -136,7 +136,7 @@ struct ConfigSpec {
     _group: Option<IgnoredAny>,
 }
 
-/// Decodes a string; null becomes the empty string.
+/// Decodes a string field of the configuration file; null becomes the empty string.
 fn text<'de, D: Deserializer<'de>>(value: D) -> std::result::Result<String, D::Error> {
     Option::deserialize(value).map(Option::unwrap_or_default)
 }
@@ -207,7 +207,7 @@ const ETCD_DATASTORE_TYPE: &str = "etcdv3";
 /// Calico's `datastore_type` for the Kubernetes API.
 const KUBERNETES_DATASTORE_TYPE: &str = "kubernetes";
 
-/// Returns true if any setting selects a store.
+/// Returns true if a datastore type, a path, or any setting for a cluster is set.
 pub(crate) fn names_a_store(settings: &Settings) -> bool {
     !settings.datastore_type.is_empty() || !settings.path.is_empty() || settings.has_cluster_setting()
 }

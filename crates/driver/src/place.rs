@@ -209,9 +209,9 @@ pub struct Settings {
     pub path: String,
     /// Endpoints of etcd, separated by commas.
     pub etcd_endpoints: String,
-    /// A domain whose SRV records name the endpoints.
+    /// A domain whose SRV records name the endpoints of etcd.
     pub etcd_discovery_srv: String,
-    /// The paths of certificate and key files.
+    /// The paths of the certificate and key files for etcd.
     pub etcd_files: EtcdFiles,
     /// Certificates and keys as PEM text. Only `calicoctl.cfg` has settings for PEM text.
     pub etcd_inline: EtcdFiles,
@@ -234,11 +234,11 @@ impl fmt::Debug for Settings {
 /// Certificates and a key, as paths or as PEM text.
 #[derive(Clone, Default)]
 pub struct EtcdFiles {
-    /// The private key.
+    /// The private key of the client certificate.
     pub key: String,
     /// The client certificate.
     pub certificate: String,
-    /// The CA that signed the servers' certificates.
+    /// The CA that signed the servers' certificates, as a path or as PEM text.
     pub authority: String,
 }
 
@@ -309,7 +309,7 @@ impl Settings {
     }
 }
 
-/// Parses the path in a store URL. The path is used literally, without percent-decoding.
+/// Parses the path in a store URL. The path in the URL is used literally, without percent-decoding.
 ///
 /// # Errors
 /// A path that is not absolute, text after the path, or a user or password.
