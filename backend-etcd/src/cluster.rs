@@ -1,9 +1,9 @@
-//! Requests to a cluster. Chooses the member, limits the time, fails over to the next member, tracks the newest state
-//! seen, and checks that servers are new enough.
+//! Sends requests to a cluster: chooses the member, limits the time, fails over to the next member, tracks the newest
+//! state in any answer, and checks that servers have a supported version.
 //!
-//! All requests go to one member until it fails; then they go to the next one. No member is dropped for good: the
-//! rotation returns to each member, so a member that works again is used again. An answer from an earlier state of the
-//! cluster, or from another cluster, is an error.
+//! All requests go to one member until this member fails; after that, requests go to the next member. No member is
+//! excluded permanently: the rotation returns to each member, so a member that works again is used again. An answer
+//! from an earlier state of the cluster, or from another cluster, is an error.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -20,18 +20,18 @@ use crate::error::{STORE_NAME, advice, is_silent, map, refuses_our_certificate, 
 use crate::members::{Connection, Endpoint, MemberList, Members};
 use crate::options::{Options, refused};
 
-/// Maximum number of attempts per member in one call.
+/// Maximum number of rounds in one call, each with one attempt per member.
 const MAX_ROUNDS: usize = 2;
-/// Pause between two rounds of attempts.
+/// Pause between two rounds of attempts in one call.
 const ROUND_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The members of a cluster, and what was observed of it.
+/// The client of a cluster: the members, and the state of the cluster that was observed in answers.
 #[derive(Debug)]
 pub(crate) struct EtcdCluster {
     members: Members,
     pub(crate) seen: ObservedCluster,
     call_timeout: Duration,
-    /// Deadline of all calls together.
+    /// Deadline of all calls together; `None` for no deadline.
     end: Option<Instant>,
     pub(crate) watch_patience: Duration,
     /// True once the store is closed.
@@ -41,18 +41,18 @@ pub(crate) struct EtcdCluster {
 /// Whether a request may be sent again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resend {
-    /// May be sent again, because it changes nothing.
+    /// The request changes nothing in the store and may be sent again.
     Always,
-    /// May be sent again only if the first attempt was never sent.
+    /// The request may be sent again only if no earlier attempt was sent to a member.
     IfNeverSent,
 }
 
 /// An answer of etcd.
 pub(crate) trait EtcdResponse {
-    /// The header that every answer begins with.
+    /// The header of the answer.
     fn header(&self) -> Option<&ResponseHeader>;
 
-    /// The required freshness of the answer.
+    /// How new the state in the answer must be.
     fn freshness(&self) -> Freshness {
         Freshness::SinceCall
     }
@@ -86,7 +86,7 @@ impl EtcdResponse for CompactionResponse {
     }
 }
 
-/// The scope of a failure: whether further members may be asked.
+/// Whether a failed attempt was the last attempt of a round or of the whole call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LastOf {
     OfRound,
@@ -100,7 +100,7 @@ struct MemberFailure {
     never_sent: bool,
 }
 
-/// The parameters of a call that all attempts share.
+/// The parameters of a call that all of its attempts share.
 #[derive(Clone, Copy)]
 struct MemberCall {
     operation: Operation,
@@ -118,7 +118,7 @@ impl FailedMembers {
         self.0.push((url.to_owned(), error.kind().to_string()));
     }
 
-    /// Adds the earlier failures to the error of the last member.
+    /// Adds the failures of the other members to the error of the last member.
     fn reported_with(&self, error: Error) -> Error {
         let Some((_, others)) = self.0.split_last().filter(|(_, others)| !others.is_empty()) else { return error };
         let others: Vec<_> = others.iter().map(|(url, why)| format!("{url} ({why})")).collect();
@@ -128,17 +128,17 @@ impl FailedMembers {
     }
 }
 
-/// The deadlines for one member.
+/// The deadlines for an attempt with one member.
 #[derive(Clone, Copy)]
 struct MemberDeadlines {
-    /// Deadline for connecting and logging in.
+    /// Deadline for connecting to the member and logging in.
     connect: Instant,
-    /// Deadline for the answer.
+    /// Deadline for the member's answer.
     answer: Instant,
 }
 
 impl EtcdCluster {
-    /// Creates the client of a cluster. Sends nothing.
+    /// Creates the client of a cluster without sending a request.
     ///
     /// # Errors
     /// The fault of the options.
@@ -161,10 +161,10 @@ impl EtcdCluster {
         if *self.closed.borrow() { Err(Error::new(ErrorKind::Closed, operation, STORE_NAME)) } else { Ok(()) }
     }
 
-    /// Returns the URLs of the members. Looks them up if needed.
+    /// Returns the URLs of the members. Looks up the members in DNS if needed.
     ///
     /// # Errors
-    /// The error of the lookup.
+    /// The error of looking up the members.
     pub(crate) async fn endpoints(&self, operation: Operation, deadline: Instant) -> Result<Vec<String>> {
         let members = self.members.current(operation, deadline).await?;
         Ok((0..members.count()).filter_map(|place| Some(members.get(place)?.address.url.clone())).collect())
@@ -177,7 +177,8 @@ impl EtcdCluster {
         self.end.map_or(usual, |end| usual.min(now + end.saturating_duration_since(now) * 2 / 3))
     }
 
-    /// Asks one member after another until one answers, the deadline passes, or the request must not be sent again.
+    /// Asks one member after another until a member answers, the deadline passes, or the request must not be sent
+    /// again.
     pub(crate) async fn call<T, F>(
         &self,
         operation: Operation,
@@ -208,7 +209,8 @@ impl EtcdCluster {
         }
     }
 
-    /// Asks each member once until one answers. On a failure, also returns whether further members may be asked.
+    /// Asks each member at most once, until a member answers. If no member answers, also returns whether another round
+    /// of attempts is allowed.
     async fn try_members<T, F>(
         &self,
         members: &MemberList,
@@ -225,7 +227,7 @@ impl EtcdCluster {
             MemberFailure { error: Error::new(ErrorKind::NotSent, operation, STORE_NAME), never_sent: true };
         for step in 0..count {
             let Some(endpoint) = members.get(first + step) else { break };
-            // Each member still to be asked in this round gets an equal share of the remaining time.
+            // Each remaining member of this round gets an equal share of the remaining time.
             let share = share(deadline, count - step);
             let limits = match resend {
                 Resend::Always => MemberDeadlines { connect: share, answer: share },
@@ -254,7 +256,7 @@ impl EtcdCluster {
 
     fn judge<T: EtcdResponse>(&self, answer: T, before: Revision, operation: Operation, url: &str) -> Result<T> {
         let store = format!("{STORE_NAME} {url}");
-        // The request was carried out, although its answer is wrong.
+        // If the answer is wrong, the request may still have been carried out.
         let fail = |kind: ErrorKind, detail: String| {
             let error = Error::new(kind, operation, store).with_detail(detail);
             match operation {
@@ -290,7 +292,8 @@ fn with_hint(error: Error, hint: Option<Cow<'static, str>>) -> Error {
     }
 }
 
-/// Asks one member. Renews a refused token once: a server that refuses a token has not processed the request.
+/// Sends the request to one member. If the member refuses the login token, renews the token once and sends the request
+/// again: a server that refuses a token has not processed the request.
 async fn attempt<T, F>(
     endpoint: &Endpoint,
     operation: Operation,
@@ -311,7 +314,7 @@ where
         };
         with_hint(map(error, operation, &store), hint)
     };
-    // Until now, at most a login was sent.
+    // Before the connection is ready, at most a login was sent.
     let never_sent = |error: Error| MemberFailure { error: error.with_outcome(Outcome::NotApplied), never_sent: true };
     let (connection, renewals) = match timeout_at(limits.connect, endpoint.connection()).await {
         Ok(Ok(connected)) => connected,
@@ -339,34 +342,35 @@ where
     }
 }
 
-/// The cluster that answered first, and the newest revision in any answer.
+/// The id of the cluster that gave the first answer, and the newest revision in any answer.
 #[derive(Debug, Default)]
 pub(crate) struct ObservedCluster {
     cluster: AtomicU64,
     revision: AtomicI64,
 }
 
-/// The required freshness of an answer.
+/// How new the state in an answer must be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freshness {
-    /// At least as new as all that was seen before the call began.
+    /// The answer must be at least as new as every answer that arrived before the call began.
     SinceCall,
-    /// As old as the answering member may be. A watch may begin on a member that lags behind.
+    /// The answer may be as old as the state of the member that answers. A watch may begin on a member that lags
+    /// behind.
     OfMember,
 }
 
 impl ObservedCluster {
-    /// The id of the cluster; `None` before the first answer.
+    /// The id of the cluster; `None` before the cluster's first answer.
     pub(crate) fn cluster(&self) -> Option<u64> {
         Some(self.cluster.load(Ordering::SeqCst)).filter(|cluster| *cluster != 0)
     }
 
-    /// The newest revision seen so far.
+    /// The newest revision that any answer has shown so far.
     pub(crate) fn revision(&self) -> Revision {
         Revision::new(self.revision.load(Ordering::SeqCst))
     }
 
-    /// Records that a revision was seen.
+    /// Records that an answer has shown the revision `revision`.
     pub(crate) fn note(&self, revision: Revision) {
         self.revision.fetch_max(revision.get(), Ordering::SeqCst);
     }
@@ -375,7 +379,7 @@ impl ObservedCluster {
     /// revision.
     ///
     /// # Errors
-    /// A description of the fault.
+    /// A description of the fault in the answer.
     fn judge(&self, header: &ResponseHeader, before: Revision, freshness: Freshness) -> Result<(), String> {
         self.judge_numbers(header.cluster_id(), Revision::new(header.revision()), before, freshness)
     }
@@ -404,29 +408,31 @@ impl ObservedCluster {
     }
 }
 
-/// The oldest version with all features that this crate uses.
+/// The oldest etcd version that has all features which this crate uses.
 const MIN_VERSION: [u32; 2] = [3, 4];
 
-/// Versions that keep a deletion at the compaction mark in the history. With older ones, a watch can miss the deletion.
+/// For each minor version of etcd, the first version that keeps a deletion at the compaction revision in the history.
+/// With older versions, a watch can miss such a deletion.
 const MIN_SOUND_VERSIONS: [[u32; 3]; 2] = [[3, 4, 36], [3, 5, 18]];
 
-/// Versions whose progress reports are never ahead of an event. Kubernetes requires these versions, too.
+/// For each minor version of etcd, the first version whose progress reports are never ahead of an event. Kubernetes
+/// requires these versions, too.
 const MIN_HONEST_VERSIONS: [[u32; 3]; 2] = [[3, 4, 31], [3, 5, 13]];
 
-/// Returns true if the progress reports of this server version can be trusted.
+/// Returns true if the progress reports of an etcd server with this version can be trusted.
 pub(crate) fn reports_progress(version: &str) -> bool {
     let Some(numbers) = version_numbers(version) else { return false };
     let honest = MIN_HONEST_VERSIONS.iter().find(|honest| numbers[..2] == honest[..2]);
     honest.map_or(numbers[..2] > MIN_HONEST_VERSIONS[1][..2], |honest| numbers >= *honest)
 }
 
-/// Parses major, minor and patch from a version such as `3.5.21` or `3.6.0-rc.1`.
+/// Parses the major, minor and patch numbers of a version such as `3.5.21` or `3.6.0-rc.1`.
 fn version_numbers(version: &str) -> Option<[u32; 3]> {
     let numbers: Vec<u32> = version.split(['.', '-', '+']).map_while(|number| number.parse().ok()).collect();
     numbers.first_chunk().copied()
 }
 
-/// Checks a server's version, for example `3.5.21`.
+/// Checks that a server's version, for example `3.5.21`, is supported.
 ///
 /// # Errors
 /// `Unsupported` if the server is too old or not etcd v3.

@@ -1,8 +1,8 @@
 //! Looks up etcd's members in DNS SRV records, as etcd's own client does.
 //!
-//! A full resolver library with its cache made the plugin 450 KB larger and a release build half a minute longer, for
-//! this one kind of query. So this module uses `simple-dns` for messages and `resolv-conf` for `/etc/resolv.conf`, and
-//! sends the queries itself.
+//! This module uses the crate `simple-dns` for messages and the crate `resolv-conf` for `/etc/resolv.conf`, and sends
+//! the queries itself. A full resolver library with its cache made the plugin 450 KB larger and a release build half a
+//! minute longer, for a single kind of query.
 
 use std::cmp::Reverse;
 use std::collections::hash_map::RandomState;
@@ -26,14 +26,14 @@ use crate::options::Discovery;
 
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 const DNS_PORT: u16 = 53;
-/// Maximum size of an answer over UDP to a query without EDNS (RFC 1035). Longer answers come over TCP.
+/// Maximum size of an answer over UDP to a query without EDNS (RFC 1035). Longer answers need TCP.
 const MAX_UDP_BYTES: usize = 512;
 
 /// Returns the members in the SRV records of a domain, ordered by priority and weight: the members with TLS if there
 /// are any; otherwise, unless TLS is configured, the members without TLS.
 ///
 /// # Errors
-/// `NotSent` if there are no records, or no name server answers.
+/// `NotSent` if the domain has no SRV records, or no name server answers.
 pub(crate) async fn resolve_members(discovery: &Discovery, tls: TlsUse) -> Result<Vec<Address>> {
     let domain = discovery.domain.trim_end_matches('.');
     let resolver = match discovery.name_server {
@@ -61,7 +61,7 @@ pub(crate) async fn resolve_members(discovery: &Discovery, tls: TlsUse) -> Resul
     }
 }
 
-/// Returns the members in the records of one service; none if there are no such records.
+/// Returns the members in the SRV records of one service; an empty list if there are no records.
 async fn lookup_service(
     resolver: &Resolver,
     service: &str,
@@ -71,7 +71,7 @@ async fn lookup_service(
     let name = format!("{service}._tcp.{domain}");
     let answer = resolver.srv(&name).await;
     let mut records = answer.map_err(|error| lookup_failed(format!("no answer about {name}")).with_source(error))?;
-    // The root as a target means that the service does not exist.
+    // The root domain as the target of a record means that the service does not exist.
     records.retain(|record| !record.target.is_empty());
     records.sort_by_key(|record| (record.priority, Reverse(record.weight)));
     records.into_iter().map(|record| Address::of_host(&record.target, record.port, transport)).collect()
@@ -88,21 +88,21 @@ struct SrvRecord {
     priority: u16,
     weight: u16,
     port: u16,
-    /// The host name without the trailing dot; empty if the service does not exist.
+    /// The host name of the member without the trailing dot; empty if the service does not exist.
     target: String,
 }
 
-/// Name servers, and how often each of them is asked.
+/// The name servers, and how often and how long each of them is asked.
 #[derive(Debug)]
 struct Resolver {
     name_servers: Vec<SocketAddr>,
     attempts: u32,
-    /// The timeout of one attempt.
+    /// The timeout of one attempt to query a name server.
     timeout: Duration,
 }
 
 impl Resolver {
-    /// A resolver that only asks this name server.
+    /// Creates a resolver that only asks the name server `name_server`.
     fn of(name_server: SocketAddr) -> Self {
         Self { name_servers: vec![name_server], ..Self::parse("") }
     }
@@ -110,7 +110,7 @@ impl Resolver {
     /// Reads `/etc/resolv.conf`. As in libc, a missing or empty file means a name server on this host.
     ///
     /// # Errors
-    /// The file exists but cannot be read.
+    /// The error of reading `/etc/resolv.conf`, if the file exists.
     fn of_system() -> io::Result<Self> {
         match fs::read(RESOLV_CONF) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Self::parse("")),
@@ -119,23 +119,23 @@ impl Resolver {
     }
 
     fn parse(resolv_conf: impl AsRef<[u8]>) -> Self {
-        // libc ignores lines that it does not understand, too.
+        // Ignore invalid lines, as libc does.
         let (config, _) = resolv_conf::Config::parse_with_errors(resolv_conf.as_ref());
         let mut name_servers: Vec<_> =
             config.nameservers.iter().map(|server| SocketAddr::new(server.into(), DNS_PORT)).collect();
         if name_servers.is_empty() {
             name_servers.push((Ipv4Addr::LOCALHOST, DNS_PORT).into());
         }
-        // The limits of resolv.conf(5).
+        // Apply the limits that resolv.conf(5) documents.
         let timeout = Duration::from_secs(config.timeout.clamp(1, 30).into());
         Self { name_servers, attempts: config.attempts.clamp(1, 5), timeout }
     }
 
-    /// Looks up the SRV records of a full domain name; none if the name does not exist or has no such records. As in
-    /// musl, all name servers are asked at the same time, and the first answer counts.
+    /// Looks up the SRV records of a full domain name; returns an empty list if the name does not exist or has no SRV
+    /// records. As in musl, all name servers are asked at the same time, and the first answer counts.
     ///
     /// # Errors
-    /// The last error, if every name server has failed or refused.
+    /// The last error, if every name server has failed or has refused the query.
     async fn srv(&self, name: &str) -> io::Result<Vec<SrvRecord>> {
         let mut answers: FuturesUnordered<_> = self.name_servers.iter().map(|&server| self.ask(server, name)).collect();
         let mut failed = io::Error::other("no name server is configured");
@@ -174,11 +174,11 @@ async fn within<T>(limit: Duration, call: impl Future<Output = io::Result<T>>) -
 
 enum DnsAnswer {
     Records(Vec<SrvRecord>),
-    /// The records do not fit into a datagram.
+    /// The name server truncated the answer, because the records do not fit into a datagram.
     CutOff,
 }
 
-/// A question with its encoded message. Each query has a new number and uses a new port for its answer.
+/// A DNS question with its encoded message. Each query has a new random number and receives its answer on a new port.
 struct DnsQuery {
     number: u16,
     question: Question<'static>,
@@ -202,13 +202,13 @@ impl DnsQuery {
     async fn over_udp(&self, server: SocketAddr) -> io::Result<DnsAnswer> {
         let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind((any, 0)).await?;
-        // The socket then only receives datagrams from this address.
+        // A connected socket only receives datagrams from the name server.
         socket.connect(server).await?;
         socket.send(&self.message).await?;
         let mut message = vec![0; MAX_UDP_BYTES];
         loop {
             let length = socket.recv(&mut message).await?;
-            // A message that answers another question may be forged or late.
+            // Skip messages that do not answer this question: they may be forged or late.
             if let Some(answer) = self.answer(&message[..length]) {
                 return answer;
             }
@@ -224,13 +224,13 @@ impl DnsQuery {
         self.answer(&message).unwrap_or_else(|| Err(io::Error::other("an answer to another question")))
     }
 
-    /// Returns the records in a message; `None` if the message does not answer this question.
+    /// Returns the SRV records in a message; `None` if the message does not answer this query.
     fn answer(&self, message: &[u8]) -> Option<io::Result<DnsAnswer>> {
         let answer = Packet::parse(message).ok()?;
         if answer.id() != self.number || !answer.has_flags(PacketFlag::RESPONSE) {
             return None;
         }
-        // A refusal need not repeat the question.
+        // A name server's refusal need not repeat the question.
         let answers_this = answer.questions.iter().any(|question| question.qname == self.question.qname);
         match answer.rcode() {
             RCODE::NoError | RCODE::NameError if !answers_this => None,
@@ -323,7 +323,7 @@ mod tests {
                 forged(&|reply| reply.questions = vec![other_question.clone()]),
                 forged(&|reply| reply.questions.clear()),
                 b"garbage".to_vec(),
-                // A name that points to itself.
+                // A message with a compressed name that points to itself.
                 [&query[..12], &[0xc0, 12, 0, 33, 0, 1]].concat(),
                 Vec::new(),
                 answer(&query, |reply| add(reply, record(1, "etcd.test"))),
@@ -393,7 +393,7 @@ mod tests {
         let error = resolver.srv(NAME).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{error}");
         let numbers = [receive(&socket).await, receive(&socket).await];
-        // Each attempt uses a new port.
+        // Each attempt of a query uses a new port.
         assert_ne!(numbers[0].1, numbers[1].1);
     }
 

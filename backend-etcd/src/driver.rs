@@ -1,4 +1,4 @@
-//! The driver of etcd for Margay's programs, and the cluster's report about itself for operators.
+//! Implements the driver of etcd for Margay's programs, and reports a cluster's status to operators.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,13 +20,13 @@ use crate::{Credentials, Discovery, EtcdStore, Options, Pem, Tls};
 /// The `datastore_type` of etcd in Calico's configuration.
 const DATASTORE_TYPE: &str = "etcdv3";
 
-/// The number of large transactions that are worth sending concurrently.
+/// The number of large transactions that are worth sending to etcd concurrently.
 const WRITES_IN_FLIGHT: usize = 32;
 
-/// The driver of `etcd://`, a cluster of etcd.
+/// The driver of stores on an etcd cluster (`etcd://`).
 pub static DRIVER: EtcdDriver = EtcdDriver;
 
-/// The type of [`DRIVER`].
+/// The type of the driver [`DRIVER`].
 #[derive(Clone, Copy, Debug)]
 pub struct EtcdDriver;
 
@@ -97,11 +97,11 @@ impl Opened for EtcdStore {
     }
 }
 
-/// Creates the store on these endpoints. Reads certificate files, but sends nothing yet. If `end` is given, it is the
-/// deadline of all calls together.
+/// Creates the store on the cluster at `address`. Reads certificate files, but sends no request. If `end` is given, it
+/// is the deadline of all calls together.
 ///
 /// # Errors
-/// The fault of the endpoints, or of certificates and keys.
+/// The fault of the endpoints, or of the certificates and keys.
 fn connect(address: &ClusterAddress, end: Option<Instant>) -> Result<EtcdStore> {
     let options = options(address);
     EtcdStore::open(&match end {
@@ -150,8 +150,8 @@ fn pem(pem: &driver::Pem) -> Pem {
 }
 
 impl EtcdStore {
-    /// Fails while an alarm is raised, because the cluster then refuses writes. Sends one small request, which a member
-    /// answers on its own.
+    /// Fails while the cluster has raised an alarm, because a cluster with an alarm refuses writes. Sends one small
+    /// request, which a member answers without contacting other members.
     ///
     /// # Errors
     /// `NoSpace` or `Corrupt`, with the commands that clear the alarm; any error of a call.
@@ -161,7 +161,7 @@ impl EtcdStore {
         let asked = self.cluster.call(Operation::Open, Resend::Always, deadline, work).await;
         let answer = match asked {
             Ok(answer) => answer,
-            // A proxy does not support this request, or the user has no permission for it.
+            // A proxy may not support the status request, or the user may lack the permission for it.
             Err(error) if matches!(error.kind(), ErrorKind::Auth(_) | ErrorKind::Unsupported) => return Ok(()),
             Err(error) => return Err(error),
         };
@@ -184,7 +184,7 @@ impl ClusterStore for EtcdStore {
         self.cluster.seen.cluster()
     }
 
-    /// Asks the preferred member.
+    /// Asks the preferred member about the member and the cluster.
     async fn about(&self) -> Result<ClusterDescription> {
         let deadline = self.cluster.deadline();
         let work = |connection: Connection| async move { connection.client().status().await };

@@ -1,4 +1,5 @@
-//! Maps etcd's and the connection's errors to store errors. No other module inspects their texts.
+//! Maps errors of etcd and of the connection to store errors. No other module inspects the texts of etcd's error
+//! messages.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -7,10 +8,10 @@ use std::io;
 use kv::{Auth, Error, ErrorKind, InvalidArgument, Key, Operation, Outcome, Revision};
 use tonic::{Code, ConnectError, Status};
 
-/// The store's name in errors.
+/// The name of the store in errors.
 pub(crate) const STORE_NAME: &str = "etcd";
 
-/// Converts the error of `operation` that the endpoint called `store` returned.
+/// Converts an error of `operation` that the endpoint named `store` returned.
 pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) -> Error {
     let (kind, outcome) = classify(&error);
     let made = Error::new(kind, operation, store.to_owned());
@@ -18,8 +19,8 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
         Operation::Txn | Operation::Compact => made.with_outcome(outcome),
         _ => made,
     };
-    // etcd may refuse before it proposes the write, or after it has processed the proposal. The answer does not show
-    // which, but the write cannot be applied after the answer.
+    // etcd may refuse a write before it proposes the write, or after it has processed the proposal. The answer does not
+    // show at which of the two moments etcd refused, but the write cannot be applied after the answer.
     let made = if *made.kind() == ErrorKind::NoSpace { made.with_final_outcome() } else { made };
     match error {
         etcd_client::Error::GRpcStatus(status) => made.with_source(StatusCause(status)),
@@ -27,13 +28,16 @@ pub(crate) fn map(error: etcd_client::Error, operation: Operation, store: &str) 
     }
 }
 
-/// Returns the error kind and the outcome of a write. The outcome is unknown unless it is certain.
+/// Returns the error kind and the outcome of a write. The outcome is `Unknown` unless the write was certainly not
+/// applied.
 ///
-/// A status code alone proves nothing, because the library and proxies use the same codes, so etcd's text must match
-/// too. The type of the cause proves that a request was never sent, since no server can forge it.
+/// A status code alone is no proof of the outcome, because the client library and proxies use the same codes; the text
+/// must also be etcd's text. The Rust type of the error's cause proves that a request was never sent, since no server
+/// can forge this type.
 fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
     let etcd_client::Error::GRpcStatus(status) = error else {
-        // Errors of the library itself: arguments, addresses, and connections that could not be prepared.
+        // The error comes from the client library itself, for example about an argument, an address, or a connection
+        // that could not be prepared.
         return (ErrorKind::Io, Outcome::Unknown);
     };
     let text = status.message();
@@ -53,7 +57,7 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
         Code::Cancelled if text.contains("Timeout expired") => ErrorKind::Timeout,
         Code::DeadlineExceeded => ErrorKind::Timeout,
         Code::Cancelled => DISCONNECTED,
-        // The CORRUPT alarm: members refuse every request that they would have to apply.
+        // While the alarm CORRUPT is raised, members refuse every request that they would have to apply.
         Code::DataLoss if text.contains("etcdserver: corrupt cluster") => {
             return (ErrorKind::Corrupt, Outcome::NotApplied);
         }
@@ -68,22 +72,23 @@ fn classify(error: &etcd_client::Error) -> (ErrorKind, Outcome) {
 const DISCONNECTED: ErrorKind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
 
 /// Returns true if the server only supports transactions of a few shapes on a single key, as kine does. kine checks the
-/// shape before it does anything. The first text is that of newer kine versions.
+/// shape of a transaction before it carries out any operation. The first text is the error message of newer kine
+/// versions.
 fn refuses_transactions(text: &str) -> bool {
     text.contains("etcdserver: unsupported operations in txn request") || text.starts_with("unsupported transaction: ")
 }
 
-/// The message of a learner, a member that does not vote yet.
+/// The error message of a learner, which is a member that does not vote yet.
 const LEARNER_REFUSAL: &str = "etcdserver: rpc not supported for learner";
 
-/// Returns true if the connection was never made, so that nothing can have been sent.
+/// Returns true if the connection was never established, so that no request can have been sent.
 fn never_connected(status: &Status) -> bool {
     chain(status).any(|cause| cause.is::<ConnectError>())
 }
 
 fn unavailable(text: &str) -> ErrorKind {
     if text.contains(LEARNER_REFUSAL) {
-        // A learner refuses without processing the request, so another member may be asked.
+        // A learner refuses a request without processing it, so another member may be asked.
         ErrorKind::NotSent
     } else if text.contains("etcdserver: no leader") {
         ErrorKind::NoLeader
@@ -99,7 +104,7 @@ fn invalid_argument(text: &str) -> ErrorKind {
     if known("key is not provided") {
         InvalidArgument::EmptyKey.into()
     } else if known("duplicate key given in txn request") {
-        // etcd does not say which key.
+        // etcd's message does not name the duplicate key.
         InvalidArgument::DuplicateKey(Key::default()).into()
     } else if known("too many operations in txn request") {
         InvalidArgument::TooManyOps { count: 0 }.into()
@@ -122,7 +127,7 @@ fn exhausted(text: &str) -> ErrorKind {
     } else if text.contains("received message larger than max") {
         ErrorKind::TooLarge { bytes: 0 }
     } else {
-        // The answer may have been too large for the server to send, after the request was carried out.
+        // The request may have been carried out before the server found its answer too large to send.
         ErrorKind::Undecodable
     }
 }
@@ -133,7 +138,7 @@ fn out_of_range(text: &str) -> ErrorKind {
     } else if text.contains("required revision is a future revision") {
         ErrorKind::FutureRevision
     } else {
-        // The library also uses this code for an answer to a request that was carried out.
+        // The client library also uses this code for an undecodable answer to a request that was carried out.
         ErrorKind::Undecodable
     }
 }
@@ -156,10 +161,12 @@ pub(crate) fn says_no_login_needed(error: &etcd_client::Error) -> bool {
         if status.code() == Code::FailedPrecondition && status.message().contains("authentication is not enabled"))
 }
 
-/// Returns true if a connection ended as if the server used another protocol or required a certificate.
+/// Returns true if a connection ended in a way that suggests that the server uses another protocol or requires a client
+/// certificate.
 pub(crate) fn speaks_other_protocol(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
-    // A server that does not understand a TLS hello hangs up. It resets the connection if more data was in flight.
+    // A server that does not understand a TLS hello closes the connection, or resets the connection if more data was in
+    // flight.
     let hung_up = |cause: &(dyn StdError + 'static)| {
         matches!(
             cause.downcast_ref::<io::Error>().map(io::Error::kind),
@@ -178,22 +185,22 @@ pub(crate) fn speaks_other_protocol(error: &etcd_client::Error) -> bool {
 /// The advice for an address at which no server answers.
 const SILENT_ADVICE: &str = "no server answers there: check the address, and that etcd runs";
 
-/// Returns true if no server answers at the address.
+/// Returns true if the error means that no server answers at the address.
 pub(crate) fn is_silent(error: &etcd_client::Error) -> bool {
     advice(error) == Some(SILENT_ADVICE)
 }
 
-/// Returns true if the server seems to have ended the connection because of our certificate.
+/// Returns true if the server seems to have ended the connection because of the client certificate.
 pub(crate) fn refuses_our_certificate(error: &etcd_client::Error) -> bool {
     let etcd_client::Error::GRpcStatus(status) = error else { return false };
     speaks_other_protocol(error) || chain(status).any(|cause| cause.to_string().contains("received fatal alert"))
 }
 
-/// The advice while the alarm NOSPACE is raised.
+/// The advice for operators while the alarm NOSPACE is raised.
 pub(crate) const NO_SPACE_ADVICE: &str = "etcd's quota is used up, and it takes no writes until there is room again: \
     etcdctl compact REVISION, then etcdctl defrag --cluster, then etcdctl alarm disarm";
 
-/// The advice while the alarm CORRUPT is raised.
+/// The advice for operators while the alarm CORRUPT is raised.
 pub(crate) const CORRUPT_ADVICE: &str = "etcd has found that its members' data differ, and refuses all changes: see which member is \
     wrong with etcdctl endpoint hashkv --cluster, replace it, then etcdctl alarm disarm";
 
@@ -229,12 +236,12 @@ pub(crate) fn advice(error: &etcd_client::Error) -> Option<&'static str> {
     })
 }
 
-/// Converts the reason for which etcd ended a watch into the status that other requests get for it.
+/// Converts the reason for which etcd ended a watch into the status that other requests get for the same reason.
 pub(crate) fn watch_ended(reason: &str) -> etcd_client::Error {
     etcd_client::Error::GRpcStatus(Status::unknown(reason))
 }
 
-/// Iterates over all causes of a status.
+/// Iterates over the chain of causes of a status.
 fn chain(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
     let mut next = status.source();
     std::iter::from_fn(move || {
@@ -244,8 +251,8 @@ fn chain(status: &Status) -> impl Iterator<Item = &(dyn StdError + 'static)> {
     })
 }
 
-/// A status without request content. A server that does not support a transaction repeats the transaction, and thus
-/// documents, in its message; this type leaves that message out.
+/// A status of a server as the cause of an error, shown without the content of the request. A server that does not
+/// support a transaction repeats the transaction's values in its message; `StatusCause` does not show such a message.
 #[derive(Debug)]
 struct StatusCause(Status);
 
@@ -260,7 +267,7 @@ impl fmt::Display for StatusCause {
 }
 
 impl StdError for StatusCause {
-    /// Returns the first cause that adds information.
+    /// Returns the first cause whose text adds information to the status.
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         chain(&self.0).find(|cause| {
             let text = cause.to_string();
@@ -284,7 +291,8 @@ mod tests {
         (error.kind().clone(), error.outcome())
     }
 
-    /// Each row has a status, the expected kind, and the expected outcome of a write.
+    /// Each row of the table has a status code with its text, the expected error kind, and the expected outcome of a
+    /// write.
     #[test]
     fn status_gives_kind_and_outcome_for_every_row() {
         use Outcome::{NotApplied, Unknown};
@@ -330,7 +338,8 @@ mod tests {
                 NotApplied,
             ),
             (Code::ResourceExhausted, "etcdserver: mvcc: database space exceeded", ErrorKind::NoSpace, Unknown),
-            // Not observed: according to etcd's source, it refuses before it proposes anything.
+            // This error was never observed: according to etcd's source, etcd rejects the request before it proposes
+            // anything.
             (Code::ResourceExhausted, "etcdserver: too many requests", ErrorKind::Throttled, NotApplied),
             (
                 Code::Unauthenticated,
@@ -379,7 +388,7 @@ mod tests {
                 ErrorKind::Undecodable,
                 Unknown,
             ),
-            // In a test that raised and cleared the alarm repeatedly, none of 1,219 refused writes was applied.
+            // In a test that raised and cleared the alarm CORRUPT repeatedly, none of 1,219 refused writes was applied.
             (Code::DataLoss, "etcdserver: corrupt cluster", ErrorKind::Corrupt, NotApplied),
             (Code::DataLoss, "something new", ErrorKind::Corrupt, Unknown),
         ];
@@ -395,7 +404,8 @@ mod tests {
             let (kind, outcome) = of(code, "something new");
             assert_eq!(outcome, Outcome::Unknown, "{code:?} gave {kind:?}");
         }
-        // The texts of definite errors from other sources: with another code, or not in etcd's exact wording.
+        // Texts that resemble etcd's definite errors, but with another code or not in etcd's exact wording, must give
+        // an unknown outcome.
         for (code, text) in [
             (Code::Unavailable, "tcp connect error"),
             (Code::Unavailable, "upstream connect error"),

@@ -2,19 +2,20 @@
 //!
 //! # Inside
 //!
-//! A store on etcd v3. Requests are passed on to etcd, and its answers are returned, mostly unchanged.
+//! This crate implements a store on etcd v3. Requests are sent to etcd mostly unchanged, and so are etcd's answers to
+//! the caller.
 //!
 //! This crate adds to etcd's client library:
 //!
-//! - Each member has its own connection. If a member fails, the call continues with the next one.
-//! - Each call has one deadline.
-//! - A write is sent again only if it was certainly never sent.
+//! - Each member has a separate connection. If a member fails, the call continues with the next member.
+//! - Each call has one deadline for all of its attempts.
+//! - A write is sent again only if no earlier attempt was sent.
 //! - An answer from an earlier state of the cluster, or from another cluster, is an error.
-//! - Watches that are cut off resume without gaps and without repeated events.
+//! - Watches that have lost their connection resume without gaps and without repeated events.
 //! - A transaction that only compares is as fresh as a read.
 //!
-//! The private module `error` defines the meaning of each failure. A put without a lease to a key that has one is
-//! refused (see the private module `txn`).
+//! The private module `error` defines the meaning of each failure. A put without a lease is refused if the key has a
+//! lease (see the private module `txn`).
 
 mod address;
 mod cluster;
@@ -46,14 +47,14 @@ pub use self::driver::{DRIVER, EtcdDriver};
 pub use options::{Credentials, Discovery, Options};
 pub use tls::{Pem, Tls};
 
-/// A store on an etcd cluster. Cheap to clone; clones share connections and are closed together.
+/// A store on an etcd cluster. An `EtcdStore` is cheap to clone. Clones share connections and are closed together.
 #[derive(Clone, Debug)]
 pub struct EtcdStore {
     cluster: Arc<EtcdCluster>,
 }
 
 impl EtcdStore {
-    /// Creates a store on the cluster that `options` describe. Reads certificate files, but sends nothing: the first
+    /// Creates a store on the cluster that `options` describe. Reads certificate files, but sends no request: the first
     /// call shows whether the cluster answers and accepts the login. Calls need a tokio runtime with time and IO.
     ///
     /// # Errors
@@ -62,23 +63,24 @@ impl EtcdStore {
         Ok(Self { cluster: Arc::new(EtcdCluster::new(options)?) })
     }
 
-    /// Checks that the cluster answers, accepts the login, and is an etcd that is new enough. Sends one small request.
+    /// Checks that the cluster answers, accepts the login, and has a supported version of etcd. Sends one small
+    /// request.
     ///
     /// # Errors
-    /// `Unsupported` for an etcd before 3.4 and for any other server; else any error of a call.
+    /// `Unsupported` for an etcd before 3.4 and for a server that is not etcd; any other error of a call.
     pub async fn check(&self) -> Result<()> {
         let work = |connection: Connection| async move { connection.client().status().await };
         let answer = self.cluster.call(Operation::Open, Resend::Always, self.cluster.deadline(), work).await?;
         cluster::judge_version(answer.version())
     }
 
-    /// Closes the store and its clones: later calls fail with `Closed`, and watches end with this error. Calls in
-    /// flight may finish.
+    /// Closes the store and its clones: later calls fail with `Closed`, and watches end with `Closed`. Calls in flight
+    /// may finish.
     pub fn close(&self) {
         self.cluster.closed.send_replace(true);
     }
 
-    /// Fails if one of these keys has a lease.
+    /// Fails if any of the keys `keys` has a lease.
     async fn refuse_leases(&self, keys: &[Key], deadline: Instant) -> Result<()> {
         for keys in keys.chunks(MAX_TXN_OPS) {
             let plan = TxnPlan::reading_keys(keys);
@@ -153,12 +155,12 @@ impl Store for EtcdStore {
     }
 }
 
-/// Returns the revision of a checked answer, which has a header.
+/// Returns the revision in the header of an answer of etcd.
 fn revision_of(header: Option<&etcd_client::ResponseHeader>) -> Revision {
     header.map_or(Revision::UNSET, |header| Revision::new(header.revision()))
 }
 
-/// Marks an error as not applied, because a read changes nothing.
+/// Marks the outcome of a failed write as "not applied", because only a read was sent.
 fn not_applied(error: Error) -> Error {
     error.with_outcome(Outcome::NotApplied)
 }
@@ -168,7 +170,8 @@ fn leased(key: &Key) -> Error {
         .with_detail(format!("key {key} has a lease, which a write would take away; nothing was written"))
 }
 
-/// Fills in the sizes: a server with lower limits than etcd's defaults refuses without naming them.
+/// Adds the size or the number of operations of a transaction to an error about a limit. A server with lower limits
+/// than etcd's defaults returns errors without these numbers.
 fn with_sizes(error: Error, txn: &Txn) -> Error {
     let kind = match error.kind() {
         ErrorKind::TooLarge { bytes: 0 } => ErrorKind::TooLarge { bytes: txn.size() },

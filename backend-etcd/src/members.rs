@@ -1,8 +1,8 @@
-//! The members of a cluster, their order of preference, and the connection to each.
+//! Keeps the list of a cluster's members, the order in which members are asked, and the connection to each member.
 //!
-//! Each member has its own connection, which is made on first use, and its own login token. If the files of
-//! certificates and keys have changed, a new connection is made with their new contents. Calls on the old connection
-//! may finish.
+//! Each member has a separate connection, which is established on first use, and a separate login token. If the
+//! certificate and key files have changed, a new connection is established with the new contents of the files. Calls on
+//! the old connection may finish.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -22,19 +22,19 @@ use crate::error::{STORE_NAME, says_no_login_needed};
 use crate::options::{Credentials, Discovery, Options};
 use crate::tls::{FileStamps, LoadedTls, Tls};
 
-/// The known members of a cluster, and how to look them up.
+/// The known members of a cluster, and the settings for looking up members.
 pub(crate) struct Members {
     connect_settings: Arc<ConnectSettings>,
     discovery: Option<(Discovery, TlsUse)>,
     known: RwLock<Arc<MemberList>>,
 }
 
-/// The members at one time.
+/// The members that are known at one time.
 pub(crate) struct MemberList {
     endpoints: Vec<Arc<Endpoint>>,
-    /// Index of the member that is asked first.
+    /// The index of the member that is asked first.
     preferred: AtomicUsize,
-    /// Number of failures since the last answer.
+    /// The number of failed attempts since a member last answered.
     failures: AtomicUsize,
 }
 
@@ -45,14 +45,15 @@ impl fmt::Debug for Members {
 }
 
 impl Members {
-    /// Reads the options and the certificate files. Sends nothing.
+    /// Reads the options and the certificate files without sending a request.
     ///
     /// # Errors
     /// The fault of the options.
     pub(crate) fn new(options: &Options) -> Result<Self> {
         let addresses = options.addresses()?;
         let needs_tls = options.discovery.is_some() || addresses.iter().any(Address::needs_tls);
-        // Check certificates even if no endpoint uses them: the operator believes that they are used.
+        // Check the certificates even if no endpoint uses TLS: an operator who sets certificates believes that they are
+        // used.
         let tls = options.tls.clone().or_else(|| needs_tls.then(Tls::new));
         let connect_settings = Arc::new(ConnectSettings::new(options, tls)?);
         let known = MemberList::new(
@@ -66,10 +67,10 @@ impl Members {
         self.known.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the members. Looks them up if none are known yet, or all of them have failed.
+    /// Returns the cluster's members. Looks up the members in DNS if none are known yet, or if all of them have failed.
     ///
     /// # Errors
-    /// The error of the lookup.
+    /// The error of looking up the members.
     pub(crate) async fn current(&self, operation: Operation, deadline: Instant) -> Result<Arc<MemberList>> {
         let known = self.known();
         let Some((discovery, tls)) = self.discovery.as_ref().filter(|_| known.are_lost()) else { return Ok(known) };
@@ -86,7 +87,7 @@ impl Members {
         }
     }
 
-    /// Replaces the members. Members that were already known keep their connections.
+    /// Replaces the list of members. Members that were already known keep their connections.
     fn replace(&self, addresses: Vec<Address>) -> Arc<MemberList> {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let endpoint = |address: Address| {
@@ -112,7 +113,7 @@ impl MemberList {
         self.endpoints.len()
     }
 
-    /// Index of the member that is asked first.
+    /// The index of the member that is asked first.
     pub(crate) fn first(&self) -> usize {
         self.preferred.load(Ordering::Relaxed)
     }
@@ -122,27 +123,28 @@ impl MemberList {
         self.endpoints.get(place % self.endpoints.len().max(1))
     }
 
-    /// Makes this member the first to be asked, because it has answered.
+    /// Makes the member at `place`, which has answered, the first member that is asked.
     pub(crate) fn prefer(&self, place: usize) {
         self.failures.store(0, Ordering::Relaxed);
         self.preferred.store(place % self.endpoints.len().max(1), Ordering::Relaxed);
     }
 
-    /// Makes the next member the first to be asked, because this one has failed.
+    /// Makes the member after `place` the first member that is asked, because the member at `place` has failed.
     pub(crate) fn avoid(&self, place: usize) {
         self.failures.fetch_add(1, Ordering::Relaxed);
         let (place, next) = (place % self.endpoints.len().max(1), (place + 1) % self.endpoints.len().max(1));
-        // If another call has changed the preference meanwhile, that call has newer information.
+        // If another call has changed the preferred member first, keep the other call's choice, which is newer.
         let _ = self.preferred.compare_exchange(place, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
 
-/// Maximum size of an answer, in bytes. Unlimited, since etcd limits its answers itself.
+/// Maximum size of an answer of etcd, in bytes: unlimited, since etcd itself limits the size of answers.
 const MAX_ANSWER_BYTES: usize = usize::MAX;
-/// Interval at which the files of certificates and keys are checked. After a failure they are checked at once.
+/// Interval at which the certificate and key files are checked for changes. After a failed call, the files are checked
+/// before the next call.
 const TLS_RECHECK_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The clients of one member. Cheap to clone.
+/// The clients that send requests to one member. A `Connection` is cheap to clone.
 #[derive(Clone)]
 pub(crate) struct Connection(Arc<MemberClients>);
 
@@ -166,14 +168,14 @@ impl Connection {
     }
 }
 
-/// The settings that all members of a cluster share.
+/// The connection settings that all members of a cluster share.
 pub(crate) struct ConnectSettings {
     credentials: Option<Credentials>,
     connect_timeout: Duration,
     keepalive_interval: Duration,
     keepalive_timeout: Duration,
     tls: Option<Tls>,
-    /// The contents of the files of `tls`, as read at the start.
+    /// The contents of the certificate and key files in `tls`, as read when the store was opened.
     loaded: Option<LoadedTls>,
 }
 
@@ -181,7 +183,7 @@ impl ConnectSettings {
     /// Reads the certificate files.
     ///
     /// # Errors
-    /// The fault of certificates and keys.
+    /// The fault of the certificates and keys.
     pub(crate) fn new(options: &Options, tls: Option<Tls>) -> Result<Self> {
         Ok(Self {
             credentials: options.credentials.clone(),
@@ -193,7 +195,7 @@ impl ConnectSettings {
         })
     }
 
-    /// Creates a channel to a member. The channel connects on first use, and reconnects whenever it has lost its
+    /// Creates a channel to a member. The channel connects on first use, and reconnects after each loss of its
     /// connection.
     fn channel(&self, address: &Address, tls: Option<&LoadedTls>) -> Result<Channel, etcd_client::Error> {
         let endpoint = tonic::transport::Endpoint::from_shared(address.url.clone())?
@@ -215,27 +217,27 @@ impl ConnectSettings {
     }
 }
 
-/// One member, with its connection.
+/// A member of the cluster, with its connection.
 pub(crate) struct Endpoint {
     pub(crate) address: Address,
     connect_settings: Arc<ConnectSettings>,
     made: RwLock<Option<EstablishedConnection>>,
-    /// Locked while a connection is made.
+    /// A lock for the task that establishes a connection.
     making: Mutex<()>,
-    /// True once the member has answered anything.
+    /// True once the member has answered a request.
     answered: AtomicBool,
-    /// True if the files of certificates and keys must be checked before the next call.
+    /// True if the certificate and key files must be checked for changes before the next call.
     suspicious: AtomicBool,
-    /// Number of token renewals. The lock also prevents two calls from renewing the token at the same time.
+    /// The number of login token renewals. The lock also prevents two calls from renewing the token at the same time.
     renewals: Mutex<u64>,
 }
 
-/// A connection, and the TLS files that it was made from.
+/// A connection, and the contents of the TLS files with which it was established.
 #[derive(Clone)]
 struct EstablishedConnection {
     connection: Connection,
     tls: Option<Arc<LoadedTls>>,
-    /// When the files were last checked.
+    /// When the certificate and key files were last checked for changes.
     checked: Instant,
 }
 
@@ -269,12 +271,12 @@ impl Endpoint {
         self.answered.store(true, Ordering::Relaxed);
     }
 
-    /// Records a failure, whose cause may be an outdated certificate.
+    /// Records a failure of the member, whose cause may be an outdated certificate.
     pub(crate) fn note_failure(&self) {
         self.suspicious.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the likely fault if a connection to this member breaks.
+    /// Returns the likely cause if the connection to a member breaks; `None` if the member has answered before.
     pub(crate) fn hint(&self) -> Option<Cow<'static, str>> {
         if self.answered.load(Ordering::Relaxed) {
             return None;
@@ -292,13 +294,14 @@ impl Endpoint {
         Some(hint.into())
     }
 
-    /// Returns the advice for an endpoint without a port at which no server answers.
+    /// Returns the advice for an endpoint that has no port and at which no server answers.
     pub(crate) fn port_hint(&self) -> Option<String> {
         let port = self.address.default_port()?;
         Some(format!("the endpoint names no port, so it is {port}; etcd's usual one is 2379"))
     }
 
-    /// Returns why our own certificate is not valid now; `None` if it is valid, or there is none.
+    /// Returns why the client certificate is not valid now; `None` if the certificate is valid, or if there is no
+    /// client certificate.
     pub(crate) fn identity_fault(&self) -> Option<String> {
         if self.address.transport != Transport::Tls {
             return None;
@@ -309,7 +312,8 @@ impl Endpoint {
         }
     }
 
-    /// Returns the likely fault if no answer arrives in time. A server with another protocol would hang up instead.
+    /// Returns the likely cause if the member does not answer in time; `None` if the member has answered before. A
+    /// server with another protocol would close the connection instead.
     pub(crate) fn silence(&self) -> Option<Cow<'static, str>> {
         if self.answered.load(Ordering::Relaxed) {
             return None;
@@ -318,9 +322,9 @@ impl Endpoint {
         Some(self.port_hint().map_or(hint.into(), Cow::from))
     }
 
-    /// Returns the clients of the member, and the number of token renewals so far. Connects and logs in if needed.
+    /// Returns the connection to the member, and the number of token renewals so far. Connects and logs in if needed.
     ///
-    /// If this fails, no request of the store has been sent.
+    /// If `connection` fails, no request of the store has been sent.
     pub(crate) async fn connection(&self) -> Result<(Connection, u64), etcd_client::Error> {
         let connection = match self.current() {
             Some(connection) => connection,
@@ -338,7 +342,8 @@ impl Endpoint {
         *self.made.write().unwrap_or_else(PoisonError::into_inner) = Some(made);
     }
 
-    /// Returns the connection, unless its files must be checked first.
+    /// Returns the established connection; `None` if there is no connection, or if the certificate and key files must
+    /// be checked first.
     fn current(&self) -> Option<Connection> {
         let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
         let made = made.as_ref()?;
@@ -348,7 +353,7 @@ impl Endpoint {
         (!due).then(|| made.connection.clone())
     }
 
-    /// Connects, or reconnects if the files have changed.
+    /// Connects to the member, or reconnects if the certificate and key files have changed.
     async fn make(&self) -> Result<Connection, etcd_client::Error> {
         let _alone = self.making.lock().await;
         if let Some(connection) = self.current() {
@@ -369,14 +374,15 @@ impl Endpoint {
             }
             (None, None) => None,
         };
-        // Boxed because only the first call connects, but each call would reserve room for this future and move it.
+        // The future is boxed because only the first call connects. Without the box, each call would reserve memory for
+        // the future and move it.
         let connection = Box::pin(self.connect(tls.as_ref())).await?;
         self.keep(EstablishedConnection { connection: connection.clone(), tls: tls.map(Arc::new), checked });
         Ok(connection)
     }
 
-    /// Reads the files of certificates and keys if they have changed. Files that cannot be used, perhaps because they
-    /// are being written, count as unchanged.
+    /// Reads the certificate and key files if they have changed. Invalid files, which may be incomplete because a
+    /// program is writing them, count as unchanged.
     async fn changed_since(&self, before: FileStamps) -> Option<LoadedTls> {
         if before.is_empty() {
             return None;
@@ -410,19 +416,20 @@ impl Endpoint {
         Ok(Connection(Arc::new(MemberClients { client, kv, watch })))
     }
 
-    /// Returns true if there is a login with which a token can be renewed.
+    /// Returns true if user and password are configured, so that a login token can be renewed.
     pub(crate) fn can_renew(&self) -> bool {
         self.connect_settings.credentials.is_some()
     }
 
-    /// Gets a new token, unless another call has done so since `renewals` was read.
+    /// Gets a new login token, unless another call has renewed the token since `renewals` was read.
     pub(crate) async fn renew(&self, connection: &Connection, renewals: u64) -> Result<(), etcd_client::Error> {
         let mut done = self.renewals.lock().await;
         if *done != renewals {
             return Ok(());
         }
         if let Some(known) = &self.connect_settings.credentials {
-            // Pass the login again: the connection has none if authentication was disabled when it was made.
+            // Pass user and password again: the connection has no login if authentication was disabled when the
+            // connection was established.
             let login = (known.user.clone(), known.password.clone());
             connection.client().update_user(Some(login)).await?;
             *done += 1;

@@ -1,4 +1,4 @@
-//! The settings of the connection to an etcd cluster: addresses, credentials and timeouts.
+//! Defines the settings of the connection to an etcd cluster: addresses, credentials and timeouts.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,36 +12,37 @@ use crate::tls::Tls;
 
 /// The settings of the connection to an etcd cluster.
 ///
-/// Create them with [`new`](Self::new) and `with_*`. `Debug` shows no secret.
+/// Create options with [`new`](Self::new) and the `with_*` methods. `Debug` shows no secret.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// One `http://host:port`, `https://host:port` or `unix:///path` for each member. Without a scheme, `https` is used
-    /// if `tls` is set. Empty if `discovery` is set.
+    /// The endpoint of each member, as `http://host:port`, `https://host:port` or `unix:///path`. An endpoint without a
+    /// scheme uses `https` if `tls` is set. The list is empty if `discovery` is set.
     pub endpoints: Vec<String>,
-    /// The lookup of the members in DNS, instead of `endpoints`.
+    /// The lookup of the members in DNS, which replaces `endpoints`.
     pub discovery: Option<Discovery>,
-    /// TLS settings for `https` endpoints. If unset, the system's CAs are trusted.
+    /// The TLS settings for `https` endpoints. If `tls` is unset, the system's CAs are trusted.
     pub tls: Option<Tls>,
-    /// The login; `None` for no login.
+    /// The user and password for the login; `None` for no login.
     pub credentials: Option<Credentials>,
-    /// Maximum duration of one call, including retries. Default: 10 s.
+    /// Maximum duration of one call, including retries. The default is 10 s.
     pub call_timeout: Duration,
-    /// Deadline of all calls together. Each call takes at most two thirds of the remaining time; the rest is for
-    /// finding out the outcome of a write that was not answered.
+    /// Deadline of all calls together. Each call takes at most two thirds of the remaining time. The last third of the
+    /// remaining time is reserved for determining the outcome of a write without an answer.
     pub end: Option<Instant>,
-    /// Maximum duration of making one connection. Default: 2 s.
+    /// Maximum duration of establishing one connection. The default is 2 s.
     pub connect_timeout: Duration,
-    /// How long a watch that was cut off tries to resume before it ends with `Disconnected`. Default: 30 s.
+    /// How long a watch that has lost its connection tries to resume before it ends with `Disconnected`. The default is
+    /// 30 s.
     pub watch_patience: Duration,
-    /// Interval of HTTP/2 keepalive pings, at least etcd's minimum of 5 s. Default: 10 s.
+    /// Interval of HTTP/2 keepalive pings, which should be at least etcd's minimum of 5 s. The default is 10 s.
     pub keepalive_interval: Duration,
-    /// Maximum time until a ping is answered. Default: 5 s.
+    /// Maximum time until a keepalive ping is answered. The default is 5 s.
     pub keepalive_timeout: Duration,
 }
 
 impl Options {
-    /// Creates options for these endpoints, without TLS or login, with default timeouts.
+    /// Creates options for the endpoints `endpoints`, without TLS settings or login, with default timeouts.
     pub fn new<S: Into<String>>(endpoints: impl IntoIterator<Item = S>) -> Self {
         Self {
             endpoints: endpoints.into_iter().map(Into::into).collect(),
@@ -64,14 +65,14 @@ impl Options {
         self
     }
 
-    /// Sets TLS.
+    /// Sets the TLS settings.
     #[must_use]
     pub fn with_tls(mut self, tls: Tls) -> Self {
         self.tls = Some(tls);
         self
     }
 
-    /// Sets the login.
+    /// Sets the user and password for the login.
     #[must_use]
     pub fn with_credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = Some(credentials);
@@ -92,21 +93,21 @@ impl Options {
         self
     }
 
-    /// Sets the maximum duration of making one connection.
+    /// Sets the maximum duration of establishing one connection.
     #[must_use]
     pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// Sets how long a watch that was cut off tries to resume.
+    /// Sets how long a watch that has lost its connection tries to resume.
     #[must_use]
     pub fn with_watch_patience(mut self, patience: Duration) -> Self {
         self.watch_patience = patience;
         self
     }
 
-    /// Sets the interval of keepalive pings and the maximum time until one is answered.
+    /// Sets the interval of keepalive pings and the maximum time until a ping is answered.
     #[must_use]
     pub fn with_keepalive(mut self, interval: Duration, timeout: Duration) -> Self {
         self.keepalive_interval = interval;
@@ -117,7 +118,7 @@ impl Options {
     /// Parses the endpoints.
     ///
     /// # Errors
-    /// The fault of an endpoint; neither endpoints nor discovery are set; both are set.
+    /// The fault of an endpoint, or `Unsupported` unless exactly one of `endpoints` and `discovery` is set.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>> {
         match (self.endpoints.is_empty(), &self.discovery) {
             (true, None) => Err(refused("no endpoint is given")),
@@ -131,27 +132,27 @@ impl Options {
     }
 }
 
-/// The lookup of a cluster's members in SRV records. It runs at the first call, and again when no member can be
+/// The lookup of a cluster's members in SRV records. The lookup runs at the first call, and again when no member can be
 /// reached.
 ///
-/// If there are records for members with TLS (`_etcd-client-ssl._tcp`), those without TLS (`_etcd-client._tcp`) are not
-/// used. If TLS is configured, they are never used.
+/// If there are records for members with TLS (`_etcd-client-ssl._tcp`), records for members without TLS
+/// (`_etcd-client._tcp`) are not used. If TLS is configured, records for members without TLS are never used.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Discovery {
     /// The domain with the SRV records.
     pub domain: String,
-    /// The name server to ask instead of the system's.
+    /// The name server to ask instead of the system's name servers.
     pub name_server: Option<SocketAddr>,
 }
 
 impl Discovery {
-    /// Looks up the SRV records of this domain.
+    /// Creates a lookup of the SRV records of the domain `domain`.
     pub fn new(domain: impl Into<String>) -> Self {
         Self { domain: domain.into(), name_server: None }
     }
 
-    /// Sets the name server to ask instead of the system's.
+    /// Sets the name server to ask instead of the system's name servers.
     #[must_use]
     pub fn with_name_server(mut self, address: SocketAddr) -> Self {
         self.name_server = Some(address);
@@ -170,7 +171,7 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Creates credentials.
+    /// Creates credentials from a user's name and password.
     pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
         Self { user: user.into(), password: password.into() }
     }

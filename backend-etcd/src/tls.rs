@@ -1,6 +1,6 @@
-//! Certificates and keys, and the detection of changes to their files.
+//! Reads certificates and keys, and detects changes to the certificate and key files.
 //!
-//! Of our own certificate, only the validity period is parsed, in order to explain why a server refuses it.
+//! The validity period of the client certificate is parsed in order to explain why a server refuses this certificate.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use crate::options::refused;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Tls {
-    /// The only CAs that are trusted; the system's CAs if unset.
+    /// The only CAs that are trusted; if unset, the system's CAs are trusted.
     pub authority: Option<Pem>,
     /// The client certificate and its key, for servers that require one.
     pub identity: Option<(Pem, Pem)>,
@@ -29,12 +29,12 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Creates settings with the system's CAs and without a client certificate.
+    /// Creates TLS settings with the system's CAs and without a client certificate.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Trusts only these CAs.
+    /// Sets the only CAs that are trusted.
     #[must_use]
     pub fn with_authority(mut self, authority: Pem) -> Self {
         self.authority = Some(authority);
@@ -55,12 +55,12 @@ impl Tls {
         self
     }
 
-    /// Reads the files and checks that their contents can be used.
+    /// Reads the certificate and key files and checks that their contents can be used.
     ///
     /// # Errors
     /// `Io` for a file that cannot be read; `Unsupported` for a text that is not a certificate or key.
     pub(crate) fn load(&self) -> Result<LoadedTls> {
-        // Take the stamp before reading the files, so that a change in between is noticed later.
+        // Take the stamps before reading the files, so that a change during the reading is noticed later.
         let stamp = self.stamp();
         let mut options = TlsOptions::new();
         let mut identity = None;
@@ -76,7 +76,7 @@ impl Tls {
         if let Some(name) = &self.server_name {
             options = options.domain_name(name.clone());
         }
-        // The client library would report this fault only in the first call.
+        // Check the TLS settings now, because the client library would report a fault only in the first call.
         match Endpoint::from_static("https://localhost").tls_config(options.clone()) {
             Ok(_) => Ok(LoadedTls { options, stamp, identity }),
             Err(error) => {
@@ -86,7 +86,7 @@ impl Tls {
         }
     }
 
-    /// Returns the current sizes and times of the files.
+    /// Returns the current sizes and modification times of the certificate and key files.
     pub(crate) fn stamp(&self) -> FileStamps {
         let identity = self.identity.iter().flat_map(|(certificate, key)| [certificate, key]);
         FileStamps(self.authority.iter().chain(identity).filter_map(Pem::stamp).collect())
@@ -98,24 +98,25 @@ impl Tls {
 pub(crate) struct LoadedTls {
     pub(crate) options: TlsOptions,
     pub(crate) stamp: FileStamps,
-    /// The place of our certificate, and its validity period.
+    /// The name of the client certificate's file or setting, and the certificate's validity period.
     identity: Option<(String, Validity)>,
 }
 
 impl LoadedTls {
-    /// Returns why our certificate is not valid now; `None` if it is valid, or cannot be parsed.
+    /// Returns why the client certificate is not valid now; `None` if the certificate is valid, cannot be parsed, or is
+    /// not set.
     pub(crate) fn identity_fault(&self) -> Option<String> {
         let (name, validity) = self.identity.as_ref()?;
         Some(format!("our certificate, {name}, {}", validity.fault(OffsetDateTime::now_utc())?))
     }
 }
 
-/// Size and modification time of each file; `None` for a file that cannot be accessed.
+/// Size and modification time of each certificate or key file; `None` for a file that cannot be accessed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FileStamps(Vec<Option<(u64, SystemTime)>>);
 
 impl FileStamps {
-    /// Returns true if no settings come from files.
+    /// Returns true if no certificate or key comes from a file.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -131,10 +132,10 @@ pub enum Pem {
 }
 
 impl Pem {
-    /// Returns the text, if it has a section whose label ends in `label`.
+    /// Returns the PEM text, if the text has a section whose label ends in `label`.
     fn load(&self, label: &str) -> Result<Vec<u8>> {
         let text = match self {
-            // Not `Missing`, which means that there is no store.
+            // The error kind is not `Missing`, because `Missing` means that there is no store.
             Self::File(path) => std::fs::read(path).map_err(|error| {
                 Error::new(ErrorKind::Io, Operation::Open, STORE_NAME)
                     .with_detail(format!("cannot read {}", path.display()))
@@ -145,7 +146,7 @@ impl Pem {
         if text.trim_ascii().is_empty() {
             return Err(refused(format!("{self:?} is empty, and should have a {label} in PEM form")));
         }
-        // The parser would overlook the first section after a byte order mark.
+        // Refuse a byte order mark, because the PEM parser would overlook the first section after it.
         if text.starts_with(b"\xef\xbb\xbf") || text.starts_with(b"\xff\xfe") {
             return Err(refused(format!(
                 "{self:?} begins with a byte order mark, and should have a {label} in PEM form"
@@ -175,7 +176,7 @@ impl fmt::Debug for Pem {
     }
 }
 
-/// The first and the last second in which a certificate is valid.
+/// The first and the last second of a certificate's validity period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Validity {
     from: OffsetDateTime,
@@ -183,7 +184,7 @@ struct Validity {
 }
 
 impl Validity {
-    /// Returns why the certificate is not valid at a time; `None` if it is valid.
+    /// Returns why the certificate is not valid at the time `now`; `None` if the certificate is valid.
     pub(crate) fn fault(&self, now: OffsetDateTime) -> Option<String> {
         if now > self.until {
             Some(format!("has expired on {}: renew it", self.until.date()))
@@ -195,20 +196,20 @@ impl Validity {
     }
 }
 
-/// Parses the validity of the first certificate in a PEM text; `None` if that is not possible.
+/// Parses the validity period of the first certificate in a PEM text; `None` if parsing fails.
 fn validity_of_pem(text: &[u8]) -> Option<Validity> {
     validity_of_der(&CertificateDer::from_pem_slice(text).ok()?)
 }
 
-/// Parses the validity of a certificate (RFC 5280, section 4.1).
+/// Parses the validity period of a certificate (RFC 5280, section 4.1).
 fn validity_of_der(der: &[u8]) -> Option<Validity> {
     let (certificate, _) = der_element(der)?;
     let (mut fields, _) = der_element(certificate)?;
-    // The version is optional.
+    // Skip the certificate's version, which is optional.
     if fields.first() == Some(&0xa0) {
         (_, fields) = der_element(fields)?;
     }
-    // Skip serial number, algorithm and issuer.
+    // Skip the certificate's serial number, algorithm and issuer.
     for _ in 0..3 {
         (_, fields) = der_element(fields)?;
     }
@@ -217,7 +218,7 @@ fn validity_of_der(der: &[u8]) -> Option<Validity> {
     Some(Validity { from: der_time(validity)?, until: der_time(until)? })
 }
 
-/// Returns the content of the first element, and the bytes after it.
+/// Returns the content of the first DER element, and the bytes after the element.
 fn der_element(der: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = der.get(1..)?.split_first()?;
     let (length, rest) = match length {
@@ -231,7 +232,7 @@ fn der_element(der: &[u8]) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(length)
 }
 
-/// Parses the time in the first element: `YYMMDDHHMMSSZ`, or with a year of four digits.
+/// Parses the time in the first DER element: `YYMMDDHHMMSSZ`, or the same with a year of four digits.
 fn der_time(der: &[u8]) -> Option<OffsetDateTime> {
     const UTC_TIME: u8 = 0x17;
     let text = str::from_utf8(der_element(der)?.0).ok()?.strip_suffix('Z')?;
@@ -304,12 +305,12 @@ mod tests {
         let made = |from: OffsetDateTime, until: OffsetDateTime| {
             let mut params = CertificateParams::new(["etcd.example".to_owned()]).unwrap();
             (params.not_before, params.not_after) = (from, until);
-            // A key precedes the certificate, as in a file that has both.
+            // The key precedes the certificate, as in a PEM file that contains both.
             format!("{}{}", key.serialize_pem(), params.self_signed(&key).unwrap().pem())
         };
         for (from, until) in [
             (datetime!(1999-12-31 23:59:59 UTC), datetime!(2001-01-01 0:00 UTC)),
-            // This year has four digits in the certificate.
+            // The year 4096 has four digits in the certificate.
             (datetime!(2026-02-28 12:34:56 UTC), datetime!(4096-01-01 0:00 UTC)),
         ] {
             assert_eq!(validity_of_pem(made(from, until).as_bytes()), Some(Validity { from, until }));

@@ -1,19 +1,21 @@
-//! The form in which a transaction is sent to etcd: with additions, which are removed from the answer.
+//! Converts a transaction to the form in which it is sent to etcd, and decodes the answer. The sent form has additions,
+//! whose results are removed from the answer.
 //!
-//! There are two additions:
+//! A transaction can get two additions:
 //!
-//! - **A read in each empty branch**, if neither branch writes. etcd answers a transaction without operations from the
-//!   member that was asked, even if that member lags behind. A linearizable read in it makes the answer as fresh as
-//!   other reads.
+//! - **A read in each empty branch**, if neither branch writes. A member answers a transaction without operations on
+//!   its own, even if the member lags behind. An additional linearizable read makes the answer as fresh as other reads.
 //! - **A guard against leases.** A put without a lease would silently detach a key from the lease that another program
-//!   attached. So each key that is put without a lease must have none. The guard is a compare; reads in the else-branch
-//!   show whether this compare failed. If the guard does not fit (limits on compares, operations and bytes), or the
-//!   else-branch writes as well, the keys are read just before the transaction instead, which leaves a small gap. A key
-//!   in a range that is compared to be absent cannot have a lease and needs no guard. A lease is reported even if
-//!   another compare fails as well.
+//!   attached. To prevent this, the guard requires that a key has no lease if the transaction puts the key without a
+//!   lease. The guard is a compare; reads in the else-branch show whether the guard failed. If the guard does not fit
+//!   into the transaction (because of limits on compares, operations and bytes), or the else-branch writes as well, the
+//!   keys are read just before the transaction instead, which leaves a small gap. A key in a range that the transaction
+//!   compares to be absent cannot have a lease and needs no guard. A lease on a key is reported even if another compare
+//!   fails as well.
 //!
-//! If the user lacks permission for a key, etcd refuses the whole transaction without naming the key. After a refusal,
-//! one small request for each key finds it. None of these requests changes anything.
+//! If the user lacks permission for a key, etcd refuses the whole transaction without naming the key. After such a
+//! refusal, one small request for each key finds the key for which permission is missing. These small requests change
+//! nothing in the store.
 
 use std::collections::BTreeSet;
 
@@ -28,26 +30,26 @@ use crate::EtcdStore;
 use crate::cluster::Resend;
 use crate::wire;
 
-/// The bytes of a guard, besides the key, which the guard contains twice.
+/// The size of a guard in bytes without the key, which the guard contains twice.
 const GUARD_OVERHEAD_BYTES: usize = 32;
 
-/// A transaction as it is sent.
+/// A transaction in the form in which it is sent to etcd.
 #[derive(Debug)]
 pub(crate) struct TxnPlan {
     pub(crate) wire: etcd_client::Txn,
-    /// Keys to be read before the transaction is sent.
+    /// Keys that are read before the transaction is sent, to check that they have no lease.
     pub(crate) read_first: Vec<Key>,
-    /// The number of operations in each branch without additions: first the success branch, then the failure branch.
+    /// The number of operations without the additions, in the success branch and in the failure branch.
     asked: [usize; 2],
 }
 
-/// The decoded answer to a plan.
+/// The decoded answer to a [`TxnPlan`].
 #[derive(Debug)]
 pub(crate) enum PlanAnswer {
     Answer(TxnResponse),
-    /// Nothing was done, because this key has a lease.
+    /// The transaction was not carried out, because this key has a lease.
     Leased(Key),
-    /// The answer does not match the request.
+    /// The answer of etcd does not match the transaction that was sent.
     Nonsense,
 }
 
@@ -75,7 +77,7 @@ impl TxnPlan {
         Self { wire, read_first: guarded.into_iter().collect(), asked }
     }
 
-    /// Creates a transaction that only reads these keys.
+    /// Creates a transaction that only reads the keys `keys`, without their values.
     pub(crate) fn reading_keys(keys: &[Key]) -> Self {
         let reads: Vec<TxnOp> = keys.iter().map(|key| wire::read_op(key.as_bytes())).collect();
         Self { wire: etcd_client::Txn::new().and_then(reads), read_first: Vec::new(), asked: [0, 0] }
@@ -111,7 +113,7 @@ fn leased(result: &TxnOpResponse) -> Option<Key> {
     }
 }
 
-/// Returns the keys that are put and may have a lease.
+/// Returns the keys that the transaction puts without a lease and that may have a lease.
 fn keys_to_guard(txn: &Txn) -> BTreeSet<Key> {
     let put = |ops: &[Op]| -> Vec<Key> {
         ops.iter()
@@ -124,7 +126,7 @@ fn keys_to_guard(txn: &Txn) -> BTreeSet<Key> {
     success.chain(put(&txn.failure)).collect()
 }
 
-/// Returns the range that contains no key if this compare holds.
+/// Returns the range that contains no key if the compare succeeds; `None` if the compare does not test for absence.
 fn compared_absent(compare: &Compare) -> Option<&Range> {
     let zero = match &compare.target {
         Target::Version(version) => *version == 0,
@@ -137,7 +139,8 @@ fn compared_absent(compare: &Compare) -> Option<&Range> {
 fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
     let bytes: usize = keys.iter().map(|key| 2 * key.as_bytes().len() + GUARD_OVERHEAD_BYTES).sum();
     let read_only_failure = !txn.failure.iter().any(Op::is_write);
-    // A guard must not make a transaction too large. etcd accepts somewhat more bytes than a store does.
+    // A guard must not make a transaction too large. etcd accepts slightly larger requests than the limit on requests
+    // to a store.
     let fits = bytes <= MAX_GUARD_BYTES || txn.size() + bytes <= MAX_REQUEST_BYTES;
     read_only_failure
         && fits
@@ -145,11 +148,12 @@ fn guard_fits(txn: &Txn, keys: &BTreeSet<Key>) -> bool {
         && txn.failure.len() + keys.len() <= MAX_TXN_OPS
 }
 
-/// The bytes that etcd accepts beyond a store's limit on requests (etcd accepts 1.5 MiB), minus some room for the rest
-/// of a request.
+/// Maximum size of all guards of a transaction, in bytes: the difference between etcd's limit on requests (1.5 MiB) and
+/// the limit on requests to a store, minus some room for the other parts of a request.
 const MAX_GUARD_BYTES: usize = (1 << 20) * 3 / 2 - MAX_REQUEST_BYTES - 4096;
 
-/// Chooses a key that the user may probably read: permissions are granted per key.
+/// Chooses the key for an additional read: if possible a key that the transaction uses anyway, because permissions are
+/// granted per key.
 fn key_to_read(txn: &Txn) -> Vec<u8> {
     let of_branches = txn.success.iter().chain(&txn.failure).find_map(|op| match op {
         Op::Range(read) => Some(&read.range),
@@ -161,17 +165,17 @@ fn key_to_read(txn: &Txn) -> Vec<u8> {
     }
 }
 
-/// Maximum number of keys and ranges that are tried after a refusal.
+/// Maximum number of keys and ranges that are tested for a missing permission after a refusal.
 const MAX_TRIED_RANGES: usize = 32;
 
-/// A use of keys that requires permission.
+/// A use of a range of keys that requires a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum KeyUse {
     Read(Range),
     Write(Range),
 }
 
-/// Returns everything that a transaction reads or writes, each once.
+/// Returns the distinct ranges that a transaction reads or writes.
 fn uses(txn: &Txn) -> Vec<KeyUse> {
     let of_op = |op: &Op| match op {
         Op::Put { key, .. } => KeyUse::Write(Range::Key(key.clone())),
@@ -193,8 +197,8 @@ fn is_denied(error: &Error) -> bool {
 }
 
 impl EtcdStore {
-    /// Finds the key for which permission is missing. Adds the key, and the command that grants the permission, to the
-    /// error.
+    /// Finds the key for which the user lacks permission. Adds the key, and the command that grants the permission, to
+    /// the error.
     pub(crate) async fn with_refused_key(&self, error: Error, txn: &Txn, deadline: Instant) -> Error {
         if !is_denied(&error) {
             return error;
@@ -218,7 +222,7 @@ impl EtcdStore {
     }
 }
 
-/// Adds the refused range, and the command that grants the permission, to an error.
+/// Adds to an error the range for which permission is missing, and the command that grants the permission.
 pub(crate) fn with_refused(error: Error, verb: &str, range: &Range) -> Error {
     if !is_denied(&error) {
         return error;

@@ -1,17 +1,17 @@
-//! A watch that survives the loss of its connection.
+//! Implements watches that survive the loss of their connection.
 //!
-//! A task reads etcd's messages and splits them into whole revisions. It reads even if the watcher does not: all
-//! streams of a connection share its flow-control window, so a few streams that are not read would stall every call on
-//! it. The size of the queued revisions is limited. At the limit, the task closes the stream, delivers the rest as the
-//! watcher reads, and then opens the watch again at the next revision.
+//! A task reads etcd's messages and splits them into whole revisions. The task reads even if the watcher does not read:
+//! all streams of a connection share one flow-control window, so a few unread streams would stall every call on the
+//! connection. The total size of the queued revisions is limited. At the limit, the task closes the stream, delivers
+//! the remaining batches as the watcher reads, and then opens the watch again at the next revision.
 //!
-//! A watch that was cut off is opened again after a linearizable read, which fails if the cluster went back in time. A
-//! watch that starts above the revision of the member that opens it is also followed by such a read. Events before the
-//! next revision are dropped, so no event is repeated. etcd sends all events from that revision on or reports
-//! `Compacted`, so no event is missed.
+//! A watch that has lost its connection is opened again after a linearizable read, which fails if the cluster has
+//! returned to an earlier state. The same read follows if a watch starts above the revision of the member that opens
+//! the watch. Events before the watch's next revision are dropped, so no event is repeated. etcd either sends all
+//! events from the requested revision on or reports `Compacted`, so no event is missed.
 //!
-//! A watch with progress reports requests progress from etcd twice a second. Older servers may report progress that is
-//! ahead of an event, so their reports are not passed on.
+//! A watch with progress reports requests progress from etcd twice a second. Progress reports of older servers may be
+//! ahead of an event, so reports of older servers are dropped.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -35,18 +35,18 @@ use crate::wire::{self, KeySpan};
 
 /// Maximum size of the events that are queued for a watcher, in bytes.
 const MAX_WAITING_BYTES: u32 = 8 << 20;
-/// Approximate memory that an event takes besides its content, in bytes.
+/// Approximate memory that a queued event takes besides its content, in bytes.
 const EVENT_OVERHEAD_BYTES: usize = 128;
 /// Interval at which progress is requested from etcd.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
-/// First and maximum pause before a watch is opened again.
+/// The first and the maximum pause before a watch is opened again.
 const MIN_PAUSE: Duration = Duration::from_millis(50);
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-/// A batch for the watcher, and its share of the queue's room until it is delivered.
+/// A batch for the watcher, and the share of the queue's room that the batch takes until it is delivered.
 type QueuedBatch = (Result<Batch>, Option<OwnedSemaphorePermit>);
 
-/// Opens a watch and starts the task that maintains it.
+/// Opens a watch and starts the task that maintains the watch.
 pub(crate) async fn open(cluster: Arc<EtcdCluster>, span: KeySpan, request: &WatchRequest) -> Result<WatchStream> {
     let (tell, reported) = unbounded_channel();
     let room = Arc::new(Semaphore::new(MAX_WAITING_BYTES as usize));
@@ -58,9 +58,9 @@ pub(crate) async fn open(cluster: Arc<EtcdCluster>, span: KeySpan, request: &Wat
     Ok(BatchStream { reported: Some(reported), task }.boxed())
 }
 
-/// The watcher's end of a watch.
+/// The stream of batches that a watcher reads.
 struct BatchStream {
-    /// `None` once the watch has ended.
+    /// The queue of batches; `None` once the watch has ended.
     reported: Option<UnboundedReceiver<QueuedBatch>>,
     task: AbortHandle,
 }
@@ -71,7 +71,8 @@ impl Stream for BatchStream {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let Some(reported) = &mut self.reported else { return Poll::Ready(None) };
         let Poll::Ready(item) = reported.poll_recv(context) else { return Poll::Pending };
-        // The task sends the reason before it ends. If there is none, the task panicked or its runtime is gone.
+        // The task of a watch sends the reason before it ends. If no reason arrives, the task panicked or its runtime
+        // was shut down.
         let item = item.map_or_else(|| Err(disconnected(Revision::UNSET)), |(item, _room)| item);
         if item.is_err() {
             self.reported = None;
@@ -90,11 +91,11 @@ fn disconnected(resume_from: Revision) -> Error {
     Error::new(ErrorKind::Disconnected { resume_from }, Operation::Watch, STORE_NAME)
 }
 
-/// A watch that etcd has confirmed.
+/// A watch whose creation etcd has confirmed.
 struct ConfirmedWatch {
     stream: etcd_client::WatchStream,
     header: Option<ResponseHeader>,
-    /// The first message, not processed yet. It may end the watch.
+    /// The first message of the watch, which is not processed yet and may end the watch.
     first: WatchResponse,
     /// True if the watcher wants progress reports and the server's reports can be trusted.
     reports: bool,
@@ -110,11 +111,11 @@ impl EtcdResponse for ConfirmedWatch {
     }
 }
 
-/// The reason why a stream ended.
+/// The reason why the stream of a watch ended.
 enum WatchCut {
-    /// The stream broke, or we closed it. The watch can resume on another one.
+    /// The stream broke, or the watcher's task closed it. The watch can resume on a new stream.
     Off(Error),
-    /// The watch has ended.
+    /// The watch has ended and cannot resume.
     Over(Error),
 }
 
@@ -123,11 +124,11 @@ struct EtcdWatcher {
     span: KeySpan,
     prev: Prev,
     progress: Progress,
-    /// The next revision to deliver.
+    /// The next revision that the watcher must get.
     next: Revision,
     tell: UnboundedSender<QueuedBatch>,
     room: Arc<Semaphore>,
-    /// When the stream broke; `None` while messages arrive.
+    /// When the stream of the watch broke; `None` while messages arrive.
     cut_off: Option<Instant>,
     pause: Duration,
 }
@@ -144,9 +145,9 @@ impl EtcdWatcher {
         };
         let work = |connection: Connection| create(connection, self.span.key.clone(), options.clone(), self.progress);
         let opened = self.cluster.call(Operation::Watch, Resend::Always, deadline, work).await?;
-        // The member lags behind, or the cluster went back after it was last read. In the second case the watch could
-        // wait forever. The member has no event to send yet, so this read cannot stall behind a stream that is not
-        // read.
+        // Either the member lags behind, or the cluster has returned to an earlier state since the last read. On a
+        // cluster that has returned to an earlier state, the watch could wait forever. The member has no event to send
+        // yet, so the read cannot stall behind an unread stream.
         let reached = opened.header.as_ref().map_or(Revision::UNSET, |header| Revision::new(header.revision()));
         if reached.next() < self.next {
             self.prove_no_regress(deadline).await?;
@@ -154,7 +155,7 @@ impl EtcdWatcher {
         Ok(opened)
     }
 
-    /// Runs until the watch ends or the watcher is dropped.
+    /// Maintains the watch until the watch ends or the watcher is dropped.
     async fn follow(mut self, opened: ConfirmedWatch) {
         let tell = self.tell.clone();
         let mut closed = self.cluster.closed.subscribe();
@@ -163,11 +164,11 @@ impl EtcdWatcher {
             _ = closed.wait_for(|closed| *closed) => Error::new(ErrorKind::Closed, Operation::Watch, STORE_NAME),
             end = self.read_batches(opened) => end,
         };
-        // If the watcher is dropped, no one needs the error.
+        // Sending fails if the watcher was dropped; the error is not needed then.
         let _ = tell.send((Err(end), None));
     }
 
-    /// Delivers batches until the watch ends; returns the reason.
+    /// Delivers batches to the watcher until the watch ends; returns the reason for the end.
     async fn read_batches(&mut self, mut opened: ConfirmedWatch) -> Error {
         loop {
             match self.drain(opened).await {
@@ -181,7 +182,7 @@ impl EtcdWatcher {
         }
     }
 
-    /// Delivers the messages of one stream until it ends.
+    /// Delivers the messages of one stream until the stream ends.
     async fn drain(&mut self, opened: ConfirmedWatch) -> WatchCut {
         let ConfirmedWatch { mut stream, first: mut response, reports, .. } = opened;
         let mut reminder = interval(PROGRESS_INTERVAL);
@@ -192,7 +193,7 @@ impl EtcdWatcher {
             };
             while let Some(batch) = batches.next() {
                 if let Err(batch) = self.deliver_now(batch) {
-                    // Close the stream first: it must not stay open while this task waits and does not read it.
+                    // Close the stream first: an open stream must not stay unread while this task waits.
                     drop(stream);
                     self.deliver_late(batch, batches).await;
                     return WatchCut::Off(disconnected(self.next).with_detail("the watcher did not read"));
@@ -221,7 +222,7 @@ impl EtcdWatcher {
         }
     }
 
-    /// Splits one message into batches; fails if the message ends the watch.
+    /// Splits one message of etcd into batches; fails if the message ends the watch.
     fn take(&self, response: &WatchResponse) -> Result<Vec<Batch>, WatchCut> {
         if response.compact_revision() > 0 {
             let compact_revision = Revision::new(response.compact_revision());
@@ -237,7 +238,7 @@ impl EtcdWatcher {
         batches(response, self.next).map_err(|()| WatchCut::Over(undecodable()))
     }
 
-    /// Delivers a batch if the queue has room; otherwise returns it.
+    /// Delivers a batch to the watcher if the queue has room; otherwise returns the batch.
     fn deliver_now(&mut self, batch: Batch) -> Result<(), Batch> {
         match Arc::clone(&self.room).try_acquire_many_owned(room_for(&batch)) {
             Ok(permit) => self.deliver(batch, Some(permit)),
@@ -246,25 +247,26 @@ impl EtcdWatcher {
         Ok(())
     }
 
-    /// Delivers the remaining batches of a closed stream as the watcher makes room.
+    /// Delivers the remaining batches of a closed stream as the watcher makes room in the queue.
     async fn deliver_late(&mut self, first: Batch, others: impl Iterator<Item = Batch> + Send) {
         for batch in std::iter::once(first).chain(others) {
-            // The semaphore is never closed.
+            // Acquiring cannot fail, because the semaphore is never closed.
             let permit = Arc::clone(&self.room).acquire_many_owned(room_for(&batch)).await.ok();
             self.deliver(batch, permit);
         }
-        // Wait for room before the next stream is opened; otherwise it would be closed again at once.
+        // Wait for room before the next stream is opened; without room, the next stream would be closed again
+        // immediately.
         let _ = self.room.acquire_many(MAX_WAITING_BYTES / 2).await;
     }
 
     fn deliver(&mut self, batch: Batch, permit: Option<OwnedSemaphorePermit>) {
         self.next = batch.revision.next();
         self.cluster.seen.note(batch.revision);
-        // If the watcher is dropped, this task is about to be aborted.
+        // Sending fails only if the watcher was dropped; in this case, the task is about to be aborted.
         let _ = self.tell.send((Ok(batch), permit));
     }
 
-    /// Processes a progress report: etcd has sent all events up to its revision.
+    /// Processes a progress report, which means that etcd has sent all events up to the report's revision.
     fn note_progress(&mut self, response: &WatchResponse, reports: bool) {
         let Some(header) = response.header() else { return };
         let reached = Revision::new(header.revision());
@@ -274,7 +276,7 @@ impl EtcdWatcher {
         self.next = self.next.max(reached.next());
     }
 
-    /// Opens the watch again. Retries until the watch patience is over.
+    /// Opens the watch again. Retries until the time limit [`watch_patience`](EtcdCluster::watch_patience) has passed.
     async fn open_again(&mut self) -> Result<ConfirmedWatch> {
         let until = *self.cut_off.get_or_insert_with(Instant::now) + self.cluster.watch_patience;
         loop {
@@ -294,10 +296,10 @@ impl EtcdWatcher {
         }
     }
 
-    /// Makes a linearizable read, whose answer is checked like any other.
+    /// Checks with a linearizable read that the cluster has not returned to an earlier state.
     ///
     /// # Errors
-    /// `RevisionRegressed` if the cluster is older than the state seen before; any store error.
+    /// `RevisionRegressed` if the cluster's state is older than the newest observed state; any store error.
     async fn prove_no_regress(&self, deadline: Instant) -> Result<()> {
         let work = |connection: Connection| {
             let key = self.span.key.clone();
@@ -307,7 +309,7 @@ impl EtcdWatcher {
     }
 }
 
-/// Requests a watch and waits until etcd confirms it.
+/// Requests a watch and waits until etcd confirms the watch.
 async fn create(
     connection: Connection,
     key: Vec<u8>,
@@ -320,7 +322,7 @@ async fn create(
     };
     let mut stream = connection.watch().watch(key, Some(options)).await?;
     let first = stream.message().await?.ok_or_else(|| watch_ended("the connection was closed"))?;
-    // A refusal, for example of an old token, comes as a watch that is confirmed and then ended.
+    // etcd refuses a watch, for example because of an old token, by confirming the watch and then ending it.
     if first.canceled() && first.compact_revision() == 0 {
         return Err(watch_ended(first.cancel_reason()));
     }
@@ -331,8 +333,8 @@ fn undecodable() -> Error {
     Error::new(ErrorKind::Undecodable, Operation::Watch, STORE_NAME).with_detail("an event without a key")
 }
 
-/// Groups the events of a message from `next` on into one batch for each revision. etcd never splits a revision into
-/// several messages, since the request does not allow it.
+/// Groups the events of a message from the revision `next` on into one batch for each revision. etcd never splits a
+/// revision into several messages, because the request does not allow fragments.
 fn batches(response: &WatchResponse, next: Revision) -> Result<Vec<Batch>, ()> {
     let mut batches: Vec<Batch> = Vec::new();
     for event in response.events() {
@@ -354,7 +356,7 @@ fn batches(response: &WatchResponse, next: Revision) -> Result<Vec<Batch>, ()> {
     Ok(batches)
 }
 
-/// Returns the share of the room that a batch takes, at most all of it.
+/// Returns the share of the queue's room that a batch takes, in bytes; at most the whole room.
 fn room_for(batch: &Batch) -> u32 {
     let of = |event: &Event| EVENT_OVERHEAD_BYTES + event.kv.size() + event.prev.as_ref().map_or(0, kv::Kv::size);
     let bytes: usize = batch.events.iter().map(of).sum();

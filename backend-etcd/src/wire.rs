@@ -1,4 +1,4 @@
-//! Conversions of keys, ranges, operations and answers between the store's and etcd's form.
+//! Converts keys, ranges, operations and answers between the store's types and etcd's types.
 
 use etcd_client::{
     CompareOp as WireOp, DeleteOptions, GetOptions, GetResponse, KeyValue, PutOptions, TxnOp, TxnOpResponse,
@@ -10,11 +10,11 @@ use kv::{
 
 /// The smallest possible key.
 const FIRST: &[u8] = &[0];
-/// The end of a range without an end.
+/// The value that etcd's protocol uses as the end of an unbounded range.
 const NO_END: &[u8] = &[0];
 
-/// A range in etcd's protocol: a key and an end. An empty end means only this key. An end of one zero byte means all
-/// keys from `key` on.
+/// A range in etcd's protocol: a key and an end. If `end` is empty, the range contains only `key`. If `end` is one zero
+/// byte, the range contains `key` and all greater keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KeySpan {
     pub(crate) key: Vec<u8>,
@@ -35,7 +35,7 @@ impl KeySpan {
         }
     }
 
-    /// Returns a span without keys. Start and end are equal, and differ from the ends with a special meaning.
+    /// Returns a span that contains no keys: start and end are equal, and the end has none of the special meanings.
     fn nothing(from: &Key) -> Self {
         let key = from.successor().successor().as_bytes().to_vec();
         Self { end: key.clone(), key }
@@ -64,7 +64,7 @@ fn txn_get_options(request: &TxnRange) -> (Vec<u8>, GetOptions) {
     (span.key, options)
 }
 
-/// Creates a read of one key without its value.
+/// Creates an operation that reads one key without its value.
 pub(crate) fn read_op(key: &[u8]) -> TxnOp {
     TxnOp::get(key, Some(GetOptions::new().with_keys_only()))
 }
@@ -136,7 +136,8 @@ pub(crate) fn range_response(mut answer: GetResponse, revision: Revision) -> Ran
     }
 }
 
-/// Converts the result of one operation; `None` if it does not match any operation that was sent.
+/// Converts the result of one operation of a transaction; returns `None` for a kind of result that no sent operation
+/// has.
 pub(crate) fn result(answer: TxnOpResponse, revision: Revision) -> Option<OpResult> {
     Some(match answer {
         TxnOpResponse::Put(mut put) => OpResult::Put { prev: put.take_prev_key().map(kv) },

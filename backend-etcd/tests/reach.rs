@@ -1,4 +1,4 @@
-//! Tests of ways to reach a server, and of the number of requests of a call.
+//! Tests the ways to reach an etcd server, and the number of requests that a call sends.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,7 +14,8 @@ use support::Etcd;
 
 #[tokio::test]
 async fn endpoint_may_be_unix_socket() {
-    // etcd 3.4 only accepts `host:port` after unix://, and creates a socket file of this name in its working directory.
+    // etcd 3.4 only accepts `host:port` after unix://, and creates a socket file with the name `host:port` in its
+    // working directory.
     let name = format!("localhost:{}", support::dead_address().unwrap().port());
     let etcd = Etcd::start_with("http", &[format!("--listen-client-urls=unix://{name}")]).unwrap();
     let socket = etcd.folder().join(&name);
@@ -59,7 +60,7 @@ async fn learner_is_named_and_another_member_asked() {
     let learner = Etcd::start_learner(&etcd).await.unwrap();
     let until = Instant::now() + Duration::from_secs(60);
     let store = EtcdStore::open(&Options::new([learner.url()])).unwrap();
-    // Wait until it listens.
+    // Wait until the learner listens.
     let error = loop {
         let error = store.put("k", "v").await.unwrap_err();
         if error.to_string().contains("learner") {
@@ -78,7 +79,7 @@ async fn learner_is_named_and_another_member_asked() {
 
 #[tokio::test]
 async fn calls_end_at_their_deadline() {
-    // This server accepts connections and never answers.
+    // The server accepts connections and never answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let end = Instant::now() + Duration::from_secs(3);

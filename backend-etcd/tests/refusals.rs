@@ -1,9 +1,9 @@
-//! Tests of etcd's refusals under load. They count as certainly not applied, so nothing of a refused write may be found
-//! afterwards.
+//! Tests writes that etcd refuses under load. A refused write counts as certainly not applied, so none of its keys may
+//! be found afterwards.
 //!
-//! The conformance cases that kill servers cover requests that were never sent. "Too many requests" could not be
-//! provoked: 15,000 concurrent writes, behind others that keep the server busy for seconds, were carried out or timed
-//! out.
+//! The conformance cases that kill servers cover requests that were never sent. The error "too many requests" could not
+//! be provoked: 15,000 concurrent writes, sent after other writes that keep the server busy for seconds, were carried
+//! out or timed out.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,20 +21,20 @@ use nix::sys::signal::Signal;
 use support::Etcd;
 use support::users::{PASSWORD, as_user, guarded};
 
-/// Longer than any step of these tests may take.
+/// The maximum duration of a step of these tests on a fast machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// The result of each write, by the key that it puts.
+/// The result of each write; the map's key is the key that the write puts.
 type Said = BTreeMap<String, Result<(), (ErrorKind, Outcome)>>;
 
-/// Runs one transaction that puts `key`, among other things.
+/// Runs the transaction `txn`, which puts `key`. Returns `key` and the result.
 async fn write(store: &EtcdStore, key: String, txn: Txn) -> (String, Result<(), (ErrorKind, Outcome)>) {
     let said = store.txn(txn).await.map(|_| ()).map_err(|error| (error.kind().clone(), error.outcome()));
     (key, said)
 }
 
-/// Checks that acknowledged writes are found, and that writes which certainly did not happen are not. Returns the
-/// number of writes that ended as `wanted`.
+/// Checks that the keys of acknowledged writes are found, and that the keys of writes that were certainly not applied
+/// are missing. Returns the number of failed writes whose error kind is `wanted`.
 async fn true_and_seen(store: &EtcdStore, said: &Said, wanted: impl Fn(&ErrorKind) -> bool) -> usize {
     let mut seen = 0;
     let found = store.list(Range::prefix("open/")).await.unwrap();
@@ -68,7 +68,7 @@ async fn refusals_are_true_over_server_limits() {
     assert_eq!(store.count(Range::prefix("more/")).await.unwrap(), 0);
 }
 
-/// Repeatedly revokes and grants the guest's permission.
+/// Revokes and grants the permission of the user `guest` again and again.
 async fn waver(etcd: &Etcd, times: usize) {
     let login = ConnectOptions::new().with_user("root", PASSWORD);
     let mut root = Client::connect([etcd.url()], Some(login)).await.unwrap();
@@ -120,7 +120,7 @@ async fn refusals_are_true_without_leader() {
         etcd.signal(Signal::SIGSTOP).unwrap();
     }
     let (mut said, until) = (Said::new(), Instant::now() + patient(LONG));
-    // At first the writes hang. Once the member has noticed that it has no leader, it refuses them.
+    // At first the writes hang. Once the member has noticed that there is no leader, it refuses the writes.
     let mut refused = 0;
     while refused < 20 && Instant::now() < until {
         let writes = (0..10).map(|i| {

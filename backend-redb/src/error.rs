@@ -1,4 +1,4 @@
-//! Maps redb's errors. No other module inspects them.
+//! Maps redb's errors to store errors. No other module inspects redb's errors.
 
 use kv::{Error, ErrorKind, Operation};
 use kv_mvcc::{io_kind, unknown_io};
@@ -17,7 +17,7 @@ fn kind(operation: Operation, error: &redb::Error) -> ErrorKind {
         redb::Error::UpgradeRequired(found) => ErrorKind::UnknownFormat { found: u32::from(*found) },
         redb::Error::PreviousIo | redb::Error::LockPoisoned(_) => ErrorKind::Poisoned,
         redb::Error::DatabaseClosed => ErrorKind::Closed,
-        // Only this crate creates the one table, so an unexpected table is damage, as much as a bad checksum.
+        // Only this crate creates the only table, so an unexpected table means damage, like a bad checksum.
         redb::Error::Corrupted(_)
         | redb::Error::RepairAborted
         | redb::Error::TableTypeMismatch { .. }

@@ -1,17 +1,19 @@
-//! The file under redb, with fewer syncs than redb's own file backend and a close that costs nothing.
+//! Implements the file that redb reads and writes, with fewer syncs than redb's own file backend, and with a close that
+//! writes nothing.
 //!
-//! With plain redb, a process that opens the store, commits once and closes it syncs six times: once to mark the file
-//! as in use, once for the commit, and four times to close, which records the allocator's state and removes the mark.
-//! With this file it syncs three times, or not at all if it commits nothing:
+//! With redb's own file backend, a process that opens the store, commits once and closes the store syncs six times:
+//! once to mark the file as open, once for the commit, and four times to close, which records the allocator's state and
+//! removes the mark. With this module, the process syncs three times, or never if the process commits nothing:
 //!
-//! - **Closing writes nothing.** Commits record the allocator's state themselves (redb's quick repair, two syncs), so a
-//!   file that was not closed opens as fast as one that was. Every close looks like a killed process.
-//! - **Opening syncs nothing.** After such a close, redb writes the header twice, first unmarked and then marked, and
-//!   syncs each time. Only the last header counts, and usually the file already has it. It is written only if it
-//!   differs.
-//! - **The first write syncs before it.** A process that was killed between writing and syncing a commit leaves a
-//!   commit that can be read but is not durable. The pages that this commit freed must not be overwritten until it is
-//!   durable.
+//! - **Closing writes nothing.** Each commit records the allocator's state (redb's quick repair, two syncs), so a file
+//!   that was not closed opens as fast as a closed file. To the next process, every close looks as if this process was
+//!   killed.
+//! - **Opening syncs nothing.** When redb opens a file that was not closed, it writes the header twice, first unmarked
+//!   and then marked, and syncs each time. Only the second header counts, and usually the file already contains this
+//!   header. This module writes the second header only if it differs from the header in the file.
+//! - **The file is synced before the first write.** A process that was killed between writing and syncing a commit
+//!   leaves a commit that can be read but is not durable. The pages that this commit freed must not be overwritten
+//!   before the commit is durable.
 
 use std::io;
 use std::ops::Bound;
@@ -19,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use redb::{BackendError, StorageBackend};
 
-/// An upper bound of the size of redb's header, in bytes.
+/// The maximum size of redb's file header, in bytes.
 const HEADER_BYTES: usize = 4096;
 
 /// The state that a [`DbFile`] and its [`FileSwitch`] share.
@@ -31,21 +33,22 @@ struct SharedFile<B> {
 
 #[derive(Debug)]
 enum FilePhase {
-    /// redb is opening the file. Contains the header that redb wrote, which is held back.
+    /// redb is opening the file. This variant contains the header that redb has written, which is not yet written to
+    /// the real file.
     Opening(Option<Vec<u8>>),
-    /// The file is unchanged since it was opened. Its content may not be durable.
+    /// The file is unchanged since redb opened it. The file's content might not be durable.
     AsFound,
-    /// All operations go directly to the file.
+    /// All operations go directly to the real file.
     Open,
-    /// All operations fail.
+    /// The file is closed, and all operations fail.
     Closed,
 }
 
-/// The file that redb uses; `B` is the real file.
+/// The file as redb sees it; `B` is the type of the real file.
 #[derive(Debug)]
 pub(crate) struct DbFile<B>(Arc<SharedFile<B>>);
 
-/// A handle for switching the phase of a file that redb owns.
+/// A handle that changes the phase of a [`DbFile`] that redb owns.
 #[derive(Debug)]
 pub(crate) struct FileSwitch<B>(Arc<SharedFile<B>>);
 
@@ -57,7 +60,8 @@ impl<B: StorageBackend> DbFile<B> {
 }
 
 impl<B: StorageBackend> FileSwitch<B> {
-    /// Ends the opening phase: redb has opened the file. Writes the held-back header if it is a new one.
+    /// Ends the opening phase after redb has opened the file. Writes the held-back header if it differs from the header
+    /// in the file.
     pub(crate) fn opened(&self) -> io::Result<()> {
         let mut phase = self.0.phase();
         match &*phase {
@@ -72,7 +76,7 @@ impl<B: StorageBackend> FileSwitch<B> {
 }
 
 impl<B> FileSwitch<B> {
-    /// Closes the file. Later reads, writes and syncs fail.
+    /// Closes the file without writing. Later reads, writes and syncs fail.
     pub(crate) fn close(&self) {
         *self.0.phase() = FilePhase::Closed;
     }
@@ -80,7 +84,7 @@ impl<B> FileSwitch<B> {
 
 impl<B> SharedFile<B> {
     fn phase(&self) -> MutexGuard<'_, FilePhase> {
-        // A panic cannot leave the phase in an invalid state.
+        // A panic while the lock is held cannot leave the phase in an invalid state.
         self.phase.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -94,7 +98,7 @@ impl<B> SharedFile<B> {
 }
 
 impl<B: StorageBackend> SharedFile<B> {
-    /// Returns true if this header differs from the one in the file.
+    /// Returns true if `header` differs from the header in the file.
     fn is_new(&self, header: Option<&[u8]>) -> bool {
         header.is_some_and(|header| {
             let mut current = vec![0; header.len()];
@@ -102,7 +106,8 @@ impl<B: StorageBackend> SharedFile<B> {
         })
     }
 
-    /// Prepares for the first write: writes a held-back header if it is new, and makes the found content durable.
+    /// Prepares for the first write: writes a held-back header if it differs from the header in the file, and syncs the
+    /// content that the file had when it was opened.
     fn begin_writing(&self, phase: &mut FilePhase) -> io::Result<()> {
         match phase {
             FilePhase::Opening(Some(header)) if self.is_new(Some(header)) => self.file.write(0, header)?,
@@ -114,13 +119,13 @@ impl<B: StorageBackend> SharedFile<B> {
         Ok(())
     }
 
-    /// Writes a held-back header before an operation that depends on it.
+    /// Writes a held-back header before an operation that depends on the header.
     fn settle(&self) -> io::Result<()> {
         let mut phase = self.phase();
         if matches!(*phase, FilePhase::Opening(Some(_))) { self.begin_writing(&mut phase) } else { Ok(()) }
     }
 
-    /// Holds back a header that redb writes while opening. Returns false if this write is something else.
+    /// Holds back a header that redb writes while opening the file. Returns false if the write is not a header.
     fn hold_back(&self, offset: u64, data: &[u8]) -> bool {
         let mut phase = self.phase();
         let FilePhase::Opening(waiting) = &mut *phase else { return false };
@@ -162,7 +167,7 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         self.0.check_open()?;
         let mut phase = self.0.phase();
         match &*phase {
-            // Syncing before the first write is early enough.
+            // No sync is needed yet, because the file is synced before the first write.
             FilePhase::Opening(_) => Ok(()),
             FilePhase::AsFound => self.0.begin_writing(&mut phase),
             FilePhase::Open | FilePhase::Closed => {
@@ -186,7 +191,7 @@ impl<B: StorageBackend> StorageBackend for DbFile<B> {
         self.0.file.close()
     }
 
-    // Other Margay processes are kept away by the queue in front of the store; these locks keep other programs away.
+    // The queue in front of the store excludes other Margay processes; the locks on the file exclude other programs.
 
     fn try_lock_range(&self, start: Bound<u64>, end: Bound<u64>) -> Result<bool, BackendError> {
         self.0.file.try_lock_range(start, end)

@@ -2,11 +2,11 @@
 //!
 //! # Inside
 //!
-//! A store on redb: one crash-safe file, with a journal in front of it.
+//! This crate implements a store on redb: one crash-safe file, with a journal in front of the file.
 //!
-//! The store is a folder; see [`kv_local`] for its contents and its lock. The private module `file` explains how redb's
-//! other syncs are avoided. A store on a full disk can be read. A commit on a full disk fails unless the file has
-//! enough free pages.
+//! The store is a folder; see [`kv_local`] for the folder's contents and the store lock. The private module `file`
+//! explains which of redb's syncs are avoided, and how. A store on a full disk can be read. A commit on a full disk
+//! fails unless the file has enough free pages.
 
 mod error;
 mod file;
@@ -25,7 +25,7 @@ use redb::StorageBackend;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Redb;
 
-/// The driver of `redb://`. Waiting transactions are committed together.
+/// The driver of `redb://`. The store commits all waiting transactions together, so many transactions can be in flight.
 pub static DRIVER: LocalDriver<Redb> = LocalDriver::new(Redb).with_writes_in_flight(128);
 
 impl Engine for Redb {
@@ -55,8 +55,8 @@ impl Engine for Redb {
     }
 }
 
-/// Opens a redb table on custom storage, for instance in memory. `storage` is called each time the table is opened:
-/// now, and again after a failed commit. `store` is the store's name in errors.
+/// Opens a redb table on custom storage, for instance in memory. `storage` is called each time the table is opened: by
+/// this function, and after each failed commit. `store` is the store's name in errors.
 ///
 /// As with [`Engine::open`], the content of the table need not be durable until the next commit, so put the table
 /// behind a [`kv_mvcc::journal::JournaledTable`].

@@ -1,4 +1,4 @@
-//! Ordered rows in one table of redb.
+//! Stores ordered rows in one table of redb.
 
 use std::fmt;
 use std::fs::OpenOptions;
@@ -17,19 +17,20 @@ use crate::file::{DbFile, FileSwitch};
 
 const ROWS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("rows");
 
-/// The size of redb's page cache, in bytes. A plugin process reads few pages. With 16 MiB, a check of 10,000 blocks
-/// reads the file 18,000 times instead of 23,000 times, and a daemon uses 12 MiB more.
+/// The size of redb's page cache, in bytes. A small cache is enough for a plugin process, which reads few pages. With a
+/// cache of 16 MiB, a check of 10,000 blocks reads the file 18,000 times instead of 23,000 times, and a daemon uses 12
+/// MiB more memory.
 const CACHE_BYTES: usize = 4 * 1024 * 1024;
 
-/// Opens the storage of a table; called each time that the table is opened.
+/// A function that opens the storage of a table, called each time that the table is opened.
 type StorageSource<B> = Box<dyn Fn() -> Result<B, redb::Error> + Send + Sync>;
 
-/// The table in a redb file, or in other storage that redb accepts.
+/// A table in a redb file, or in other storage that redb accepts.
 pub(crate) struct RedbTable<B> {
     source: StorageSource<B>,
     store: String,
-    /// `None` only after a failed attempt to reopen. Views have the lock for reading, so that the file is really closed
-    /// before it is reopened.
+    /// The open database; `None` only after a failed attempt to reopen it. Views keep the lock for reading, so that the
+    /// file is really closed before it is opened again.
     database: RwLock<Option<OpenDatabase<B>>>,
 }
 
@@ -53,7 +54,7 @@ impl<B> Drop for OpenDatabase<B> {
 }
 
 impl<B: StorageBackend> OpenDatabase<B> {
-    /// Opens the database in `file`, or creates it if the file is empty.
+    /// Opens the database in `file`, or creates a database if the file is empty.
     pub(crate) fn on(file: B) -> Result<Self, redb::Error> {
         let (file, switch) = DbFile::new(file);
         let database = Builder::new().set_cache_size(CACHE_BYTES).create_with_backend(file)?;
@@ -62,10 +63,10 @@ impl<B: StorageBackend> OpenDatabase<B> {
         Ok(opened)
     }
 
-    /// Applies all writes or none, durably.
+    /// Applies all writes durably, or none of them.
     pub(crate) fn commit(&self, writes: &[Write]) -> Result<(), redb::Error> {
         let mut transaction = self.database.begin_write()?;
-        // redb's default durability is immediate. For quick repair, see the module `file`.
+        // redb's default durability is immediate. The module `file` explains why quick repair is enabled.
         transaction.set_quick_repair(true);
         {
             let mut rows = transaction.open_table(ROWS)?;
@@ -80,7 +81,7 @@ impl<B: StorageBackend> OpenDatabase<B> {
         Ok(())
     }
 
-    /// Returns a snapshot of the rows; `None` before the first commit.
+    /// Returns a snapshot of the table's rows; `None` before the first commit.
     pub(crate) fn rows(&self) -> Result<Option<RowsSnapshot>, redb::Error> {
         match self.database.begin_read()?.open_table(ROWS) {
             Ok(rows) => Ok(Some(rows)),
@@ -93,7 +94,7 @@ impl<B: StorageBackend> OpenDatabase<B> {
 pub(crate) type RowsSnapshot = ReadOnlyTable<&'static [u8], &'static [u8]>;
 
 impl<B: StorageBackend> RedbTable<B> {
-    /// Opens the table in the storage that `source` returns, or creates it if that is empty.
+    /// Opens the table in the storage that `source` returns, or creates a table if the storage is empty.
     pub(crate) fn open(source: StorageSource<B>, store: &str) -> Result<Self> {
         let table = Self { source, store: store.to_owned(), database: RwLock::new(None) };
         table.recover()?;
@@ -110,7 +111,7 @@ impl<B: StorageBackend> RedbTable<B> {
     }
 }
 
-/// Opens the table in a file, or creates it.
+/// Opens or creates the table in the file `path`.
 pub(crate) fn in_file(path: &Path, store: &str) -> Result<RedbTable<FileBackend>> {
     let path = path.to_owned();
     RedbTable::open(Box::new(move || open_file(&path)), store)
@@ -121,12 +122,14 @@ fn open_file(path: &Path) -> Result<FileBackend, redb::Error> {
     Ok(FileBackend::new(file.map_err(redb::Error::Io)?)?)
 }
 
-/// Moves the content of a file to its front and truncates the rest. Being killed meanwhile loses nothing.
+/// Moves the content of a redb file to the front of the file and truncates the rest. If the process is killed during
+/// this work, no data is lost.
 pub(crate) fn shrink_file(path: &Path, store: &str) -> Result<()> {
     let shrink = || {
         let mut opened = OpenDatabase::on(open_file(path)?)?;
         while opened.database.compact()? {}
-        // Record the allocator's state, as every commit does. The last commit that redb made itself has not.
+        // An empty commit records the allocator's state, because redb's own last commit in `compact` does not record
+        // it.
         opened.commit(&[])
     };
     shrink().map_err(|error: redb::Error| from_redb(store, Operation::Compact, error))
@@ -148,7 +151,7 @@ impl<B: StorageBackend> Table for RedbTable<B> {
 
     fn recover(&self) -> Result<()> {
         let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
-        // Close the database first: the file is locked while it is open.
+        // Close the database before opening it again: the file is locked while the database is open.
         *guard = None;
         let opened = (self.source)().and_then(OpenDatabase::on);
         *guard = Some(opened.map_err(|error| from_redb(&self.store, Operation::Open, error))?);
@@ -157,7 +160,8 @@ impl<B: StorageBackend> Table for RedbTable<B> {
 }
 
 struct RedbView<'a, B> {
-    // Must be above the guard: fields are dropped in order of declaration, and the rows must not outlive the database.
+    // The rows must be declared before the guard `_open`: fields are dropped in order of declaration, and the rows must
+    // not outlive the database.
     rows: Option<RowsSnapshot>,
     store: &'a str,
     _open: RwLockReadGuard<'a, Option<OpenDatabase<B>>>,

@@ -1,4 +1,4 @@
-//! Tests the requirements on an engine with redb.
+//! Tests that redb meets the requirements on an engine.
 
 use std::process::ExitCode;
 

@@ -1,6 +1,7 @@
 //! Runs all conformance cases on the redb store on a disk that loses power.
 //!
-//! The disk is simulated below redb: when the power fails, each sector that was not synced is either written or not.
+//! redb and the journal write to a simulated disk: when the power fails, each sector that was not synced is either
+//! written or not.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -42,7 +43,8 @@ impl Files {
         Ok(Arc::new(MvccStore::open(Box::new(table), Options { name: "redb", ..Options::default() })?))
     }
 
-    /// Returns the files after a power cut. The record of durable parts may be lost.
+    /// Returns the files as they are after a power cut. The power cut may also lose the record of the journal's durable
+    /// parts.
     fn after_power_cut(&self, random: &mut Rng) -> Self {
         let table = self.table.after_power_cut(random);
         let journal = table.beside();
@@ -127,7 +129,7 @@ impl Fixture for Held {
     }
 }
 
-/// These cases need a store in a folder, but this disk is in memory. `tests/conformance.rs` runs them.
+/// Cases that need a store in a folder, while the simulated disk is in memory. `tests/conformance.rs` runs these cases.
 const IGNORED: &[&str] = &["H16_bounded_room", "M02_take_turns_and_count", "M05_watched_from_elsewhere"];
 
 fn main() -> ExitCode {

@@ -1,4 +1,4 @@
-//! Maps sled's errors. No other module inspects them.
+//! Maps sled's errors to store errors. No other module inspects sled's errors.
 
 use std::io;
 
@@ -18,7 +18,8 @@ pub(crate) fn from_io(store: &str, operation: Operation, error: io::Error) -> Er
 fn kind(operation: Operation, error: &sled::Error) -> ErrorKind {
     match error {
         sled::Error::Io(error) => io_kind(operation, error),
-        // `Unsupported` is what a damaged configuration file of sled gives, since no other program changes that file.
+        // sled returns `Unsupported` if its configuration file was changed, which means damage: no other program
+        // changes this file.
         sled::Error::Corruption { .. }
         | sled::Error::CollectionNotFound(_)
         | sled::Error::ReportableBug(_)

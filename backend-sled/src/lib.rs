@@ -2,14 +2,14 @@
 //!
 //! # Inside
 //!
-//! A store on sled, which keeps a folder of log segments.
+//! This crate implements a store on sled, an engine that keeps a folder of log segments.
 //!
-//! The store is a folder; see [`kv_local`] for its contents and its lock.
+//! The store is a folder; see [`kv_local`] for the folder's contents and the store lock.
 //!
-//! sled 0.34 leaves more to its user than redb does; the private module `table` describes the workarounds. One cost
-//! remains. Opening the store writes a snapshot with three syncs, which takes some milliseconds, so a store on a full
-//! disk cannot even be read until there is room. sled's housekeeping reuses parts of its log without syncing in
-//! between; `tests/cuts.rs` simulates power cuts at these moments.
+//! sled 0.34 requires more care from its user than redb does; the private module `table` describes the workarounds. One
+//! drawback has no workaround: opening the store writes a snapshot with three syncs, which takes some milliseconds. For
+//! this reason, a store on a full disk cannot even be read until the disk has room. sled's housekeeping reuses parts of
+//! sled's log without a sync before the reuse; `tests/cuts.rs` simulates power cuts at these moments.
 
 mod error;
 mod priority;
@@ -26,8 +26,9 @@ use kv_mvcc::{MvccStore, Table};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sled;
 
-/// The driver of `sled://`. More than a few large commits in flight take gigabytes of memory. Opening the store takes
-/// longer than reading the keys of a turn, so a long reader reads all keys in one turn.
+/// The driver of `sled://`. The number of large commits in flight is small, because many large commits would take
+/// gigabytes of memory. A long reader reads all keys in one turn, because opening the store takes longer than reading
+/// the usual number of keys per turn.
 pub static DRIVER: LocalDriver<Sled> = LocalDriver::new(Sled).with_writes_in_flight(8).with_keys_in_a_turn(usize::MAX);
 
 impl Engine for Sled {

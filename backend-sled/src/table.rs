@@ -1,4 +1,4 @@
-//! Ordered rows in one tree of sled.
+//! Stores ordered rows in one tree of sled.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
@@ -18,11 +18,11 @@ use sled::{Batch, Config, Db};
 use crate::error::{from_io, from_sled};
 use crate::priority::PriorityGuard;
 
-/// The size of sled's page cache, in bytes. Small, like the rest of a plugin process. sled keeps at least one page in
-/// each of its 256 shards anyway.
+/// The size of sled's page cache, in bytes. The cache is small, because a plugin process should use little memory. sled
+/// keeps at least one page in each of its 256 shards regardless of this limit.
 const CACHE_BYTES: u64 = 1024 * 1024;
 
-/// Maximum time that sled may take to release its file: its threads end some time after the last handle is dropped.
+/// Maximum time that sled may take to release its log: sled's threads end some time after the last handle is dropped.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Interval at which a caller that waits for sled to write checks for a disk error.
@@ -34,34 +34,34 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum time that sled may take to open its files, including reading its whole log.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The table in a sled folder.
+/// A table in a sled folder.
 ///
-/// sled's `flush` writes but never syncs, its scans are not snapshots, and a batch can be read as soon as it is
-/// applied. So a commit is one batch, a flush and a sync of our own, all under a write lock. Views have the lock for
-/// reading.
+/// sled's `flush` writes but never syncs, sled's scans are not snapshots, and a batch can be read as soon as sled has
+/// applied it. For these reasons, a commit consists of one batch, a flush and a separate sync, all under a write lock.
+/// Views keep the same lock for reading.
 #[derive(Debug)]
 pub(crate) struct SledTable {
     path: PathBuf,
     store: String,
-    /// `None` after a failed commit, until the table is reopened.
+    /// The open sled tree; `None` after a failed commit, until the table is reopened.
     database: RwLock<Option<OpenTree>>,
 }
 
 #[derive(Debug)]
 struct OpenTree {
-    /// Shared with `database`: sled's threads record the first disk error here.
+    /// The configuration that `database` shares: sled's threads record the first disk error in it.
     config: Config,
-    /// `None` only during drop.
+    /// The sled database; `None` only during drop.
     database: Option<Db>,
     /// A separate handle to sled's log, opened before the first write so that it receives writeback errors.
     log: File,
     blobs: PathBuf,
-    /// The thread that commits. A new thread for each commit made an ADD through the daemon 0.4 ms longer.
+    /// The thread that commits. With a new thread for each commit, an ADD through the daemon took 0.4 ms longer.
     worker: Worker,
 }
 
 impl SledTable {
-    /// Opens the folder, or creates it.
+    /// Opens or creates the sled folder `path`.
     pub(crate) fn open(path: &Path, store: &str) -> Result<Self> {
         let opened = OpenTree::open(path, store)?;
         Ok(Self { path: path.to_owned(), store: store.to_owned(), database: RwLock::new(Some(opened)) })
@@ -71,8 +71,8 @@ impl SledTable {
         Error::new(ErrorKind::Poisoned, operation, self.store.clone())
     }
 
-    /// Runs `work` on the database. If `work` fails or panics, the database cannot be read until it is reopened: sled
-    /// may show the batch, which may not be durable.
+    /// Runs `work` on the database. If `work` fails or panics, the database cannot be read until it is reopened,
+    /// because sled may show rows of the failed batch that are not durable.
     fn change(&self, work: impl FnOnce(&OpenTree) -> Result<(), sled::Error>) -> Result<()> {
         let mut guard = self.database.write().unwrap_or_else(PoisonError::into_inner);
         let opened = guard.take().ok_or_else(|| self.not_open(Operation::Txn))?;
@@ -103,7 +103,7 @@ impl OpenTree {
             .map_err(|error| from_sled(store, Operation::Open, error))?;
         let opened = Self { config, database: Some(database), log, blobs: path.join("blobs"), worker };
         // Sync the log and the folder. A process that was killed between flush and sync leaves rows that can be read
-        // but are not durable, and opening has written a new snapshot whose name is not durable.
+        // but are not durable. In addition, opening sled has written a new snapshot whose name is not durable.
         opened.sync().and_then(|()| File::open(path)?.sync_all()).map_err(io)?;
         Ok(opened)
     }
@@ -129,8 +129,9 @@ impl OpenTree {
 
     /// Syncs the files that sled has written.
     fn sync(&self) -> io::Result<()> {
-        // sled puts a page larger than a quarter of a log segment into a file of its own and never syncs that file.
-        // Rows are split, so only very long keys cause this. The sync here makes it safe, but slow.
+        // sled puts a page larger than a quarter of a log segment into a separate file and never syncs this file.
+        // Because long values are split into rows, only very long keys cause such pages. Syncing each of these files
+        // makes the commit durable, but slow.
         let mut blobs = false;
         for entry in fs::read_dir(&self.blobs)? {
             match File::open(entry?.path()) {
@@ -148,13 +149,13 @@ impl OpenTree {
 }
 
 impl Drop for OpenTree {
-    /// Closes the database on a separate thread. If that takes too long, the thread is left running and ends with the
-    /// process.
+    /// Closes the database on a separate thread. If closing takes too long, the thread is left running and ends with
+    /// the process.
     fn drop(&mut self) {
         let Some(database) = self.database.take() else { return };
-        // sled writes once more when it is dropped, and nothing could wake that write. So flush first, to leave nothing
-        // to write. The flush can panic after an error or an earlier panic. The usual worker may be stuck in a commit,
-        // so start another one.
+        // Flush before the drop: sled writes remaining data when it is dropped, and a write that hangs during the drop
+        // could not be woken. The flush can panic after an error or an earlier panic. The usual worker may hang in a
+        // commit, so start a second worker.
         let Ok(worker) = Worker::start() else { return };
         let clone = database.clone();
         let flush =
@@ -167,8 +168,8 @@ impl Drop for OpenTree {
             let _ = closed.send(());
         };
         if worker.run(Box::new(close)).is_ok() && is_closed.recv_timeout(RELEASE_TIMEOUT).is_ok() {
-            // The next process that opens the store must find the log unlocked. If it is still locked, nothing can be
-            // done.
+            // The next process that opens the store must find sled's log unlocked. If the log stays locked, this
+            // process can do no more about it.
             let _ = wait_until_free(&self.log);
         }
     }
@@ -191,12 +192,12 @@ impl Worker {
         self.0.send(work).map_err(|_| io::Error::other("the thread for sled's work has ended"))
     }
 
-    /// Runs `work` with a database, and waits for its result.
+    /// Runs `work` on the worker's thread, and waits for the database that `work` returns.
     ///
-    /// After a disk error, sled 0.34 can wait forever for a write that its own thread has abandoned: that thread
-    /// records the error and, in one of two places (`exit_reservation`), wakes no waiter. So this checks for a recorded
-    /// error at intervals. On an error it calls `wake`, and leaves the worker running if that does not help. `limit`
-    /// covers panics of sled's threads, which record no error.
+    /// After a disk error, sled 0.34 can wait forever for a write that sled's own thread has abandoned: the thread
+    /// records the error, but in one of two places (`exit_reservation`) it wakes no waiting thread. For this reason,
+    /// `watched` checks for a recorded error at intervals. On an error, `watched` calls `wake`, and if the worker still
+    /// hangs, leaves the worker running. The time limit `limit` covers panics of sled's threads, which record no error.
     fn watched(
         &self,
         config: &Config,
@@ -205,7 +206,7 @@ impl Worker {
         wake: impl Fn(),
     ) -> sled::Result<Db> {
         let (done, is_done) = channel();
-        // If the caller has returned, sending fails and the result is dropped, which closes the database.
+        // If the caller no longer waits, sending fails and the result is dropped, which closes the database.
         self.run(Box::new(move || drop(done.send(catch_unwind(AssertUnwindSafe(work))))))?;
         let started = Instant::now();
         loop {
@@ -225,14 +226,15 @@ impl Worker {
     }
 }
 
-/// After an error, wakes a thread that waits for sled to write. For this, makes a change of the log, which fails at
-/// once because of the error and notifies all waiters. Opening a tree that does not exist is the only such change that
-/// takes no lock which the waiting thread may hold. That lock is shared by all databases of a process.
+/// After a disk error, wakes a thread that waits for sled to write. To wake the thread, this function requests a change
+/// of sled's log: the change fails immediately because of the error, and the failure notifies all waiting threads. The
+/// waiting thread may hold a lock that all sled databases of a process share. Opening a tree that does not exist is the
+/// only change that does not need this lock.
 fn wake(database: &Db) {
     let _ = database.open_tree("none");
 }
 
-/// Opens sled's log, and creates its folder if needed.
+/// Opens sled's log, and creates the folder `path` if it is missing.
 fn open_log(path: &Path) -> io::Result<File> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -241,9 +243,9 @@ fn open_log(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path.join("db"))
 }
 
-/// Removes the remains of a snapshot whose writer was killed or had no room. sled writes a snapshot on each opening,
-/// under a name that it would take for the newest snapshot, and reports a truncated one as damage. The previous
-/// snapshot is only removed when a new one is complete.
+/// Removes unfinished snapshots, whose writer was killed or found the disk full. sled writes a snapshot on each
+/// opening. sled would mistake an unfinished snapshot for the newest snapshot, and would report the truncated file as
+/// damage. The previous snapshot still exists, because sled only removes it when the new snapshot is complete.
 fn remove_unfinished_snapshots(path: &Path) -> io::Result<()> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
@@ -255,7 +257,8 @@ fn remove_unfinished_snapshots(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Waits until sled has released its log. sled locks the log with `flock`; this takes that lock for a moment.
+/// Waits until sled has released its log. sled locks the log with `flock`; this function acquires the same lock for a
+/// moment.
 fn wait_until_free(log: &File) -> io::Result<bool> {
     let started = Instant::now();
     let mut pause = Duration::from_micros(50);
@@ -290,7 +293,7 @@ impl Table for SledTable {
 
     fn recover(&self) -> Result<()> {
         let mut opened = self.database.write().unwrap_or_else(PoisonError::into_inner);
-        // Close the database first: the log is locked while it is open.
+        // Close the database before opening it again: sled's log is locked while the database is open.
         *opened = None;
         *opened = Some(OpenTree::open(&self.path, &self.store)?);
         Ok(())
@@ -358,7 +361,7 @@ mod tests {
         assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
         assert_eq!(value(&table).unwrap_err().kind(), &ErrorKind::Poisoned);
         assert_eq!(table.commit(&[]).unwrap_err().kind(), &ErrorKind::Poisoned);
-        // Recovery makes the found rows durable before they can be read.
+        // `recover` makes the rows that it finds durable before they can be read.
         table.recover().unwrap();
         assert!(value(&table).unwrap().is_some());
         table.commit(&[Write::Put(b"k".to_vec(), b"new".to_vec())]).unwrap();

@@ -1,4 +1,4 @@
-//! Tests the requirements on an engine with sled.
+//! Tests that sled meets the requirements on an engine.
 
 use std::process::ExitCode;
 

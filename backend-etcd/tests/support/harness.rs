@@ -1,4 +1,5 @@
-//! Servers for the conformance cases. Each case gets its own etcd or cluster, in the environment that it needs.
+//! Starts servers for the conformance cases. Each case gets a separate etcd or cluster, in the environment that the
+//! case needs.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,9 +18,9 @@ use super::tls::AsOptions;
 use super::users::{PASSWORD, as_user, guarded};
 use super::{Etcd, bytes_of, copy};
 
-/// The quota of a store that becomes full.
+/// The option of etcd for a database quota that a test can fill.
 const QUOTA: &str = "--quota-backend-bytes=8388608";
-/// A database with fewer bytes is far from the quota.
+/// A database that uses fewer bytes is far from the quota.
 const ROOMY: i64 = 4_194_304;
 
 pub(crate) struct OnEtcd;
@@ -27,13 +28,14 @@ pub(crate) struct OnEtcd;
 #[derive(Debug)]
 struct Held {
     store: EtcdStore,
-    // Must be below the store: fields are dropped in order of declaration, so no client is left when the servers stop.
+    // The servers must be declared after the store: fields are dropped in order of declaration, and no client may exist
+    // when the servers stop.
     etcds: Vec<Etcd>,
     certificates: Option<Certificates>,
     copy: Option<TempDir>,
 }
 
-/// A store on an etcd that another process runs.
+/// A store on an etcd that another process has started.
 #[derive(Debug)]
 struct Joined(EtcdStore);
 
@@ -43,7 +45,7 @@ impl Fixture for Joined {
     }
 }
 
-/// Options with short timeouts, for tests of faults.
+/// Creates options with short timeouts, for tests of faults.
 fn impatient(urls: impl IntoIterator<Item = String>) -> Options {
     Options::new(urls)
         .with_call_timeout(Duration::from_secs(5))
@@ -61,12 +63,13 @@ impl Held {
         Ok(Box::new(Self { store: EtcdStore::open(options)?, etcds, certificates: tls, copy: None }))
     }
 
-    /// The only etcd, or the first one.
+    /// The only etcd of the fixture, or the first etcd of a cluster.
     fn etcd(&self) -> Result<&Etcd, BoxError> {
         self.etcds.first().ok_or_else(|| "etcd did not come back".into())
     }
 
-    /// Runs an action while the only etcd is stopped. The action gets the folders of the etcd.
+    /// Runs `work` while the only etcd of the fixture is stopped. `work` gets the stopped etcd and can change its
+    /// folders.
     async fn while_down(
         &mut self,
         work: impl FnOnce(&Etcd) -> std::io::Result<()> + Send + 'static,
@@ -127,7 +130,7 @@ impl Harness for OnEtcd {
         }
     }
 
-    /// Never waits: a server accepts many clients.
+    /// Opens the store without waiting, since an etcd server accepts many clients.
     async fn join(&self, address: &str, _: Duration) -> kv::Result<Box<dyn Fixture>> {
         Ok(Box::new(Joined(EtcdStore::open(&Options::new([address]))?)))
     }
@@ -155,7 +158,8 @@ impl Fixture for Held {
         Ok(())
     }
 
-    /// The size of the database. In addition, etcd keeps a log with a limited number of segments.
+    /// Returns the size of etcd's database in bytes. The result does not include etcd's log, which has a limited number
+    /// of segments.
     async fn stored_bytes(&self) -> Result<u64, BoxError> {
         Ok(bytes_of(&self.etcd()?.data().join("member/snap/db"))?)
     }

@@ -10,10 +10,10 @@ pub(crate) trait AsOptions {
 
     fn inline(&self, name: &str) -> Result<Pem>;
 
-    /// Options that trust only the test CA.
+    /// TLS settings that trust only the test CA.
     fn trusting(&self) -> Tls;
 
-    /// Like [`trusting`](Self::trusting), with a client certificate.
+    /// TLS settings that trust only the test CA and contain a client certificate.
     fn known(&self) -> Tls;
 }
 

@@ -1,4 +1,4 @@
-//! A simulated disk that loses what was not synced, and tears unfinished writes.
+//! Simulates a disk that loses unsynced data, and tears unfinished writes.
 
 #![allow(clippy::unwrap_used, dead_code, reason = "tests; not every binary has all of it")]
 
@@ -7,25 +7,25 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use redb::StorageBackend;
 
-/// A file on a disk in memory. Clones share the file.
+/// A file on a simulated disk in memory. Clones of a `Disk` share the file.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Disk {
     state: Arc<Mutex<State>>,
-    /// The power fails after this many more operations; `None` means never.
+    /// The number of operations until the power fails; `None` if the power never fails.
     power: Arc<Mutex<Option<u32>>>,
 }
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct State {
-    /// The content that programs see.
+    /// The content of the file that programs see.
     pub(crate) content: Vec<u8>,
-    /// The content after a power cut if no unsynced write reached the disk.
+    /// The content of the file after a power cut if no unsynced write reached the disk.
     durable: Vec<u8>,
-    /// The writes that may or may not reach the disk.
+    /// The unsynced changes of the file, each of which may or may not survive a power cut.
     unsynced: Vec<Change>,
-    /// The number of syncs so far.
+    /// The number of syncs of the file so far.
     pub(crate) syncs: u32,
-    /// The number of writes so far.
+    /// The number of writes to the file so far.
     pub(crate) writes: u32,
 }
 
@@ -42,17 +42,17 @@ impl Disk {
         self.state.lock().unwrap()
     }
 
-    /// Creates another file on the same disk.
+    /// Creates a second file on the same simulated disk, which loses power at the same time.
     pub(crate) fn beside(&self) -> Self {
         Self { state: Arc::default(), power: Arc::clone(&self.power) }
     }
 
-    /// Lets the power fail after this many operations; `None` means never.
+    /// Lets the power fail after `operations` more operations; `None` means that the power never fails.
     pub(crate) fn set_operations_left(&self, operations: Option<u32>) {
         *self.power.lock().unwrap() = operations;
     }
 
-    /// Counts one operation. Fails if the power has failed.
+    /// Counts one operation on the disk. Fails if the power has failed.
     fn operation(&self) -> io::Result<MutexGuard<'_, State>> {
         match &mut *self.power.lock().unwrap() {
             Some(0) => return Err(io::Error::other("no power")),
@@ -62,8 +62,8 @@ impl Disk {
         Ok(self.state())
     }
 
-    /// Lets the power fail and returns the remaining file: each sector that was not synced has its old or its new
-    /// content.
+    /// Lets the power fail and returns the file as it is afterwards: each sector that was not synced has its old or its
+    /// new content.
     pub(crate) fn after_power_cut(&self, random: &mut fastrand::Rng) -> Self {
         let mut state = self.state();
         let mut left = std::mem::take(&mut state.durable);

@@ -1,4 +1,5 @@
-//! The stores that this host's CNI configuration names, and the subnets that its container runtimes have configured.
+//! Finds the stores that this host's CNI configuration names, and the subnets that the host's container runtimes have
+//! configured.
 
 use std::fmt;
 use std::fs;
@@ -18,11 +19,11 @@ pub const DEFAULT_CONF_DIR: &str = "/etc/cni/net.d";
 /// The stores that a folder of CNI configuration names.
 #[derive(Debug, Default)]
 pub(crate) struct ConflistStores {
-    /// Each store once, ordered by file name.
+    /// The distinct stores that the folder names, ordered by file name.
     pub(crate) candidates: Vec<NamedStore>,
-    /// The first plugin section of ours from which no store can be derived.
+    /// The first plugin section for Margay from which no store can be derived: its file and the fault.
     pub(crate) broken: Option<(PathBuf, ConfigError)>,
-    /// One sentence for each unreadable file.
+    /// One sentence for each configuration file that could not be read.
     pub(crate) unreadable: Vec<String>,
 }
 
@@ -30,18 +31,18 @@ pub(crate) struct ConflistStores {
 #[derive(Debug)]
 pub(crate) struct NamedStore {
     pub(crate) location: Location,
-    /// The first file that names the store.
+    /// The first configuration file that names the store.
     pub(crate) file: PathBuf,
 }
 
 /// A plugin section whose addresses come from `calico-ipam`.
 pub struct CalicoNetwork {
-    /// The file that contains the section.
+    /// The configuration file that contains the plugin section.
     pub file: PathBuf,
-    /// The netconf that a runtime passes to the plugin: its own section with the name and version of its list. It may
-    /// contain secrets.
+    /// The NetConf that a runtime passes to the plugin: the plugin's section with the name and version of the network
+    /// list. The NetConf may contain secrets.
     pub conf: Map<String, Value>,
-    /// The store that the section itself names. Variables in the runtime's environment are not considered.
+    /// The store that the plugin section itself names. Variables in the runtime's environment are not considered.
     pub store: Result<Location, ConfigError>,
 }
 
@@ -70,14 +71,14 @@ pub fn calico_networks(drivers: &Drivers, dir: &Path) -> (Vec<CalicoNetwork>, Ve
 pub struct ConfiguredNetwork {
     /// The network's name.
     pub name: String,
-    /// The store that the section itself names. Variables in the runtime's environment are not considered.
+    /// The store that the plugin section itself names. Variables in the runtime's environment are not considered.
     pub store: Location,
-    /// The configured subnets, and the pools given as a CIDR, as written in the file.
+    /// The configured subnets, and the pools given as a CIDR, as written in the configuration file.
     pub subnets: Vec<String>,
 }
 
-/// Returns the networks in a CNI configuration folder whose addresses Margay assigns and that lead to a store, and one
-/// sentence for each file that could not be read. A missing folder counts as empty.
+/// Returns the networks in a CNI configuration folder whose addresses Margay assigns and whose settings name a valid
+/// store. Also returns one sentence for each file that could not be read. A missing folder counts as empty.
 pub fn networks(drivers: &Drivers, dir: &Path) -> (Vec<ConfiguredNetwork>, Vec<String>) {
     let mut networks = Vec::new();
     let unreadable = each_plugin(dir, |_, plugin| {
@@ -90,7 +91,7 @@ pub fn networks(drivers: &Drivers, dir: &Path) -> (Vec<ConfiguredNetwork>, Vec<S
 }
 
 /// Returns the CIDRs in a plugin's section: host-local's `subnet` and `ranges`, whereabouts' `range` and `ipRanges`,
-/// and pools.
+/// and the CIDRs in `ipv4_pools` and `ipv6_pools`.
 fn subnets(conf: &Map<String, Value>) -> Vec<String> {
     let Some(ipam) = field(conf, "ipam").and_then(Value::as_object) else { return Vec::new() };
     let list = |name| field(ipam, name).and_then(Value::as_array).into_iter().flatten();
@@ -98,7 +99,7 @@ fn subnets(conf: &Map<String, Value>) -> Vec<String> {
     let mut subnets: Vec<String> = ranges.map(|range| text(range, "subnet")).collect();
     subnets.push(text(ipam, "subnet"));
     let whereabouts = list("ipRanges").filter_map(Value::as_object).chain([ipam]).map(|range| text(range, "range"));
-    // A range may be FIRST-LAST/LENGTH.
+    // A whereabouts range may have the form FIRST-LAST/LENGTH.
     subnets.extend(whereabouts.map(|range| range.rsplit('-').next().unwrap_or_default().to_owned()));
     let pools = list("ipv4_pools").chain(list("ipv6_pools")).filter_map(Value::as_str);
     subnets.extend(pools.map(str::to_owned));
@@ -106,15 +107,15 @@ fn subnets(conf: &Map<String, Value>) -> Vec<String> {
     subnets
 }
 
-/// Finds the stores that a CNI configuration folder names. A missing folder counts as empty.
+/// Finds the stores that the files of a CNI configuration folder name. A missing folder counts as empty.
 pub(crate) fn scan(drivers: &Drivers, dir: &Path) -> ConflistStores {
     let mut found = ConflistStores::default();
     let unreadable = each_plugin(dir, |file, plugin| found.add(drivers, file, plugin));
     ConflistStores { unreadable, ..found }
 }
 
-/// Calls `visit` for each plugin of every `.conflist`, `.conf` and `.json` file, ordered by file name. Returns one
-/// sentence for each file that could not be read.
+/// Calls `visit` for each plugin section of every `.conflist`, `.conf` and `.json` file in a folder, ordered by file
+/// name. Returns one sentence for each file that could not be read.
 fn each_plugin(dir: &Path, mut visit: impl FnMut(&Path, &Value)) -> Vec<String> {
     let mut files = match configuration_files(dir) {
         Ok(files) => files,
@@ -137,7 +138,8 @@ impl ConflistStores {
         let Some(conf) = plugin.as_object().and_then(store_settings) else {
             return;
         };
-        // The environment of an operator's shell is not the runtime's, so it must not change what the file means.
+        // The environment of an operator's shell differs from the container runtime's environment, so the shell's
+        // environment must not change the meaning of the file.
         match for_netconf(drivers, &conf, &|_| None) {
             Ok(location) => {
                 if !self.candidates.iter().any(|known| known.location.is_same_store(&location)) {
@@ -164,7 +166,7 @@ fn configuration_files(dir: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads one file and returns its plugins (see [`plugins_of`]).
+/// Reads one configuration file and returns its plugin sections (see [`plugins_of`]).
 fn plugins(file: &Path) -> Result<Vec<Value>, String> {
     let text = fs::read(file).map_err(|error| error.to_string())?;
     let not_json =
@@ -172,8 +174,8 @@ fn plugins(file: &Path) -> Result<Vec<Value>, String> {
     plugins_of(serde_json::from_slice(&text).map_err(not_json)?)
 }
 
-/// Returns the plugins of a list, each with the list's name and version, or the single plugin of a `.conf`; and the
-/// plugins that they delegate to.
+/// Returns the plugin sections of a network list, each with the list's name and version, or the single plugin section
+/// of a `.conf` file. Also returns the sections of the plugins to which these plugins delegate.
 fn plugins_of(mut conf: Value) -> Result<Vec<Value>, String> {
     let Some(list) = conf.as_object_mut() else { return Ok(vec![conf]) };
     let sections = match list.remove("plugins") {
@@ -217,12 +219,12 @@ fn delegates(plugin: &Value) -> Vec<Value> {
     found
 }
 
-/// Returns the store settings of a plugin section, or `None` if Margay does not assign its addresses.
+/// Returns the store settings of a plugin section, or `None` if Margay does not assign the plugin's addresses.
 fn store_settings(plugin: &Map<String, Value>) -> Option<NetConfStore> {
     let ipam = field(plugin, "ipam").and_then(Value::as_object).map(|ipam| text(ipam, "type")).unwrap_or_default();
     let kind = text(plugin, "type");
     let is_ours = matches!(ipam.as_str(), "margay-ipam" | "calico-ipam") || kind.starts_with("margay");
-    // Flannel's own section only configures its delegate.
+    // Flannel's own section only configures the plugin to which flannel delegates.
     if !is_ours || kind == "flannel" {
         return None;
     }
@@ -246,23 +248,23 @@ fn store_settings(plugin: &Map<String, Value>) -> Option<NetConfStore> {
     })
 }
 
-/// Looks up a member of an object. The case of the name does not matter, as in Go's JSON decoder.
+/// Looks up a field of a JSON object. The case of the name does not matter, as in Go's JSON decoder.
 fn field<'a>(object: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     object.get(name).or_else(|| object.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value))
 }
 
-/// Returns a string member. A missing member and any other type give an empty string; the plugin itself refuses wrong
-/// types.
+/// Returns the text of a string field of a JSON object. Returns an empty string for a missing field and for a field of
+/// another type; the plugin itself refuses wrong types.
 fn text(object: &Map<String, Value>, name: &str) -> String {
     field(object, name).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-/// The folders in which podman keeps its networks.
+/// The folders in which podman keeps the files of its networks.
 const PODMAN_FOLDERS: [&str; 2] = ["/etc/containers/networks", "/usr/share/containers/networks"];
 
-/// Returns the subnets of the networks in a CNI configuration folder, whichever IPAM plugin assigns their addresses,
-/// and those of podman's networks; and one sentence for each file that could not be read. A missing folder counts as
-/// empty.
+/// Returns the subnets of podman's networks and of the networks in a CNI configuration folder, regardless of which IPAM
+/// plugin assigns the addresses. Also returns one sentence for each file that could not be read. A missing folder
+/// counts as empty.
 pub fn runtime_subnets(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     let mut used = Vec::new();
     let unreadable = each_plugin(conf_dir, |_, plugin| {
@@ -273,7 +275,7 @@ pub fn runtime_subnets(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     (used, unreadable)
 }
 
-/// Reads the subnets of podman's networks. Each network has a file of its own.
+/// Reads the subnets of podman's networks from a folder with one file for each network.
 fn podmans(folder: &Path) -> Vec<IpNet> {
     let files = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let documents = files.filter_map(|path| serde_json::from_slice::<Value>(&fs::read(path).ok()?).ok());

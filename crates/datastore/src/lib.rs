@@ -2,12 +2,13 @@
 //!
 //! # Inside
 //!
-//! From a NetConf, the environment or a URL to an open store.
+//! This crate chooses a store from a NetConf, the environment or a URL, and opens the store.
 //!
-//! There are two steps. The first step is pure: [`for_netconf`] (for the plugin) and [`for_operator`] (for the command
-//! `margay`) turn configuration into a [`Location`] of one of the program's [`Drivers`]. The caller passes the
-//! environment in as a function, which is not called if a NetConf names an embedded store. The second step, [`open`],
-//! opens the location. The module [`maintenance`] has operations on whole stores.
+//! Opening a store takes two steps. The first step has no side effects: [`for_netconf`] (for the plugin) and
+//! [`for_operator`] (for the command `margay`) turn configuration into a [`Location`] of one of the program's
+//! [`Drivers`]. The caller passes the environment as a function, which is not called if a NetConf names an embedded
+//! store. The second step, [`open`], opens the store at the location. The module [`maintenance`] inspects, shrinks,
+//! upgrades and replaces whole stores.
 
 mod conflist;
 pub mod maintenance;

@@ -1,5 +1,6 @@
-//! Operations on a whole store: inspecting it without opening it, shrinking it, replacing it with another. All go
-//! through the store's driver, and add to an engine's errors what the configuration explains.
+//! Inspects a whole store without opening it, shrinks, creates and upgrades stores, and replaces a store with a new
+//! store. All operations use the store's driver, and add to an engine's errors the advice that depends on the
+//! configuration.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -33,7 +34,8 @@ pub async fn waiting(location: &Location) -> Result<usize> {
     on_engine(location, kv_local::waiting).await
 }
 
-/// Opens the queue file of an embedded store, for a process that polls it. Blocks while the file is opened.
+/// Opens the queue file of an embedded store, for a process that polls the queue. The function blocks the thread while
+/// it opens the file.
 ///
 /// # Errors
 /// `Unsupported` if the store is not embedded; else the errors of [`kv_local::QueueFile::open`].
@@ -42,8 +44,8 @@ pub fn queued(location: &Location) -> Result<QueueFile> {
     QueueFile::open(engine, path).map_err(|error| explained(location, error))
 }
 
-/// Fails if an embedded store is missing and cannot be created (see [`kv_local::check_creatable`]). Does nothing for
-/// any other store.
+/// Fails if an embedded store is missing and cannot be created (see [`kv_local::check_creatable`]). For a store that is
+/// not embedded, the check always succeeds.
 ///
 /// # Errors
 /// See [`kv_local::check_creatable`].
@@ -70,7 +72,7 @@ pub async fn shrink(location: &Location, wait: Duration) -> Result<SpareSpace> {
     on_engine(location, move |engine, path| kv_local::shrink_blocking(engine, path, &waiting_for(wait))).await
 }
 
-/// Creates an empty embedded store in the given format. Returns false if there is a store already.
+/// Creates an empty embedded store in the given format. Returns false if the location has a store already.
 ///
 /// # Errors
 /// `Unsupported` if the store is not embedded; else the errors of [`kv_local::create_blocking`].
@@ -118,12 +120,13 @@ impl StoreStaging {
         Ok(Self { staging, replaced: location.clone() })
     }
 
-    /// The location at which the caller creates the replacement. It does not exist yet.
+    /// The location at which the caller creates the replacement store. No store exists at this location yet.
     pub fn location(&self) -> Location {
         self.replaced.moved_to(self.staging.store())
     }
 
-    /// Waits for the lock of the store to be replaced. The lock is `None` if there is no such store.
+    /// Waits for the lock of the store that will be replaced. The returned `StoreReplacement` is `None` if there is no
+    /// old store.
     ///
     /// # Errors
     /// See [`kv_local::FolderStaging::hold`].
@@ -136,7 +139,7 @@ impl StoreStaging {
         .await
     }
 
-    /// Moves the replacement to the store's location. Returns the path to which the old store was moved.
+    /// Moves the replacement store to the old store's location. Returns the path to which the old store was moved.
     ///
     /// # Errors
     /// See [`kv_local::FolderStaging::finish`].
@@ -147,7 +150,7 @@ impl StoreStaging {
 }
 
 impl StoreReplacement {
-    /// The newest revision of the store to be replaced; 0 if unknown.
+    /// The newest revision of the store that will be replaced; 0 if unknown.
     ///
     /// # Errors
     /// See [`kv_local::FolderReplacement::newest_revision`].
@@ -196,8 +199,8 @@ fn explained(location: &Location, error: Error) -> Error {
             let detail = format!("{detail}; `margay --store {} pool create NAME CIDR` makes it", error.store());
             error.with_detail(detail)
         }
-        // An engine reads from `store.id` which engine made the folder. Without that file, the drivers recognize their
-        // own files.
+        // An engine reads from the file `store.id` which engine created the store. Without the file `store.id`, the
+        // drivers recognize their own files.
         (ErrorKind::Unsupported, _) if kv_local::engine_in(folder).is_none() => {
             let mut names = location.drivers().with_files_in(folder).map(|driver| driver.facts().name);
             match names.find(|name| *name != location.facts().name) {

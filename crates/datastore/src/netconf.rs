@@ -1,4 +1,4 @@
-//! The choice of the store that a plugin works on.
+//! Chooses the store that a plugin works on.
 
 use driver::{ConfigError, ConfigResult, Drivers, EtcdFiles, Location, Orchestrator, Settings};
 
@@ -13,8 +13,9 @@ pub struct NetConfStore {
     pub datastore_path: String,
     /// `etcd_endpoints`: URLs separated by commas.
     pub etcd_endpoints: String,
-    /// True if the NetConf has `etcd_endpoints` or `etcd_discovery_srv`, even if empty. An empty one comes from a
-    /// template without a value: it still means a cluster, and must never select a separate store on each host.
+    /// True if the NetConf has `etcd_endpoints` or `etcd_discovery_srv`, even if the setting is empty. An empty setting
+    /// comes from a template without a value: such a NetConf still means a cluster, and must never select a separate
+    /// store on each host.
     pub has_endpoints: bool,
     /// `etcd_discovery_srv`: the domain with the SRV records.
     pub etcd_discovery_srv: String,
@@ -24,9 +25,10 @@ pub struct NetConfStore {
     pub etcd_cert_file: String,
     /// `etcd_ca_cert_file`: the path of the CA certificate.
     pub etcd_ca_cert_file: String,
-    /// `kubernetes.kubeconfig`: the path of a kubeconfig. Its presence means a cluster.
+    /// `kubernetes.kubeconfig`: the path of a kubeconfig. If this setting is present, the NetConf means a cluster.
     pub kubeconfig: String,
-    /// `kubernetes.k8s_api_root`: the URL of the Kubernetes API. Its presence means a cluster.
+    /// `kubernetes.k8s_api_root`: the URL of the Kubernetes API. If this setting is present, the NetConf means a
+    /// cluster.
     pub k8s_api_root: String,
     /// True if the plugin was called under the name `calico-ipam`.
     pub called_as_calico_ipam: bool,
@@ -48,7 +50,7 @@ impl NetConfStore {
                 authority: self.etcd_ca_cert_file.clone(),
             },
             etcd_inline: EtcdFiles::default(),
-            // Calico's plugin takes user and password from the environment only, too.
+            // Like Calico's plugin, take user and password only from the environment.
             etcd_username: String::new(),
             etcd_password: String::new(),
             orchestrator: if meant { Orchestrator::Kubernetes } else { Orchestrator::Absent },
@@ -59,13 +61,14 @@ impl NetConfStore {
 
 /// Chooses the store that a plugin works on, from its NetConf and its environment.
 ///
-/// - A NetConf that names an embedded store (`sled`, `redb`, `local`, or a `datastore_path` alone) decides alone. The
-///   environment is not read, because a runtime may call ADD and DEL with different ones.
-/// - Otherwise the environment counts as it does for Calico: a setting of the NetConf overrides the variable of equal
-///   purpose, and the variable with the prefix `CALICO_` overrides both.
+/// - If the NetConf names an embedded store (`sled`, `redb`, `local`, or a `datastore_path` alone), only the NetConf
+///   decides. For such a NetConf, the environment is not read, because a runtime may call ADD and DEL with different
+///   environments.
+/// - For any other NetConf, the environment counts as it does for Calico: a setting of the NetConf overrides the
+///   variable of equal purpose, and the variable with the prefix `CALICO_` overrides both.
 /// - If the plugin was called as `calico-ipam`, or any etcd or Kubernetes setting exists, a missing endpoint is
-///   Calico's error and never selects a store on this host. If nothing at all is configured, the result is
-///   [`Drivers::default_location`].
+///   Calico's error and never selects a store on this host. If neither the NetConf nor the environment has a store
+///   setting, the result is [`Drivers::default_location`].
 ///
 /// # Errors
 /// A [`ConfigError`] about types, endpoints, paths or contradictions.
@@ -82,7 +85,7 @@ pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>
         if names_embedded(drivers, &merged) {
             return Err(ConfigError::Contradiction { environment: merged.datastore_type });
         }
-        // A path in the environment belongs to the embedded store of another network on this host.
+        // Ignore a path in the environment: the path belongs to the embedded store of another network on this host.
         merged.path = own.path;
         // An empty variable can remove the endpoints, but the NetConf still means a cluster.
         merged.orchestrator = Orchestrator::Kubernetes;
@@ -93,7 +96,7 @@ pub fn for_netconf(drivers: &Drivers, conf: &NetConfStore, env: &Environment<'_>
     location(drivers, &merged)
 }
 
-/// Merges the NetConf's settings with the environment's by Calico's precedence.
+/// Merges the NetConf's settings with the environment's settings by Calico's precedence.
 fn merge(own: &Settings, env: &Environment<'_>) -> Settings {
     let outer = settings::environment_settings(env);
     let pick = |name: &str, own: &str, outer: String| {
@@ -236,7 +239,7 @@ mod tests {
         let own = conf(|c| c.etcd_endpoints = "http://own:1".into());
         assert_eq!(with(&own, &[("ETCD_ENDPOINTS", "http://env:1")]).unwrap(), etcd(&["http://own:1"]));
         assert_eq!(with(&own, &[("CALICO_ETCD_ENDPOINTS", "http://c:1")]).unwrap(), etcd(&["http://c:1"]));
-        // Set but empty counts as set.
+        // A variable that is set to an empty text counts as set.
         assert_eq!(with(&own, &[("CALICO_ETCD_ENDPOINTS", "")]).unwrap_err(), ConfigError::NoEndpoints);
         let none = conf(|c| c.called_as_calico_ipam = true);
         assert_eq!(
@@ -269,7 +272,7 @@ mod tests {
         assert_eq!(access(&[("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p")]).login, login("p"));
         let env = [("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p"), ("CALICO_ETCD_PASSWORD", "q")];
         assert_eq!(access(&env).login, login("q"));
-        // Like Calico, a user without a password (or a password without a user) counts as no login.
+        // As in Calico, a user without a password (or a password without a user) counts as no login.
         for half in [("ETCD_USERNAME", "root"), ("ETCD_PASSWORD", "p")] {
             assert_eq!(access(&[half]).login, None);
         }

@@ -1,5 +1,5 @@
-//! Opens a location, either in this process or through the daemon that has the store open. If the daemon ends, this
-//! process opens the store directly.
+//! Opens the store at a location, either in this process or through the daemon that has the store open. If the daemon
+//! ends, this process opens the store directly.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,8 @@ use crate::maintenance::open_here;
 use crate::served::{self, ServedStore};
 use crate::shared_store::{MIN_HOLD_DURATION, SharedStore, SharedStoreOptions};
 
-/// An open store. While an embedded store is open, no other process can open it, so close it as soon as possible.
+/// An open store. While an embedded store is open, no other process can open the store, so close it as soon as
+/// possible.
 #[derive(Debug)]
 pub struct OpenStore {
     opened: OpenKind,
@@ -28,11 +29,11 @@ pub struct OpenStore {
 
 #[derive(Debug)]
 enum OpenKind {
-    /// Opened by its driver in this process.
+    /// The store was opened in this process by its driver.
     Here(Box<dyn driver::Opened>),
-    /// Opened in this process, and closed now and then for other processes.
+    /// The store was opened in this process, which can close the store temporarily for other processes.
     Shared(SharedStore),
-    /// Reached through a daemon, or opened directly after the daemon ended.
+    /// The store is reached through a daemon, or was opened in this process after the daemon ended.
     Served(ServedOrDirect),
 }
 
@@ -41,7 +42,7 @@ impl OpenStore {
         Ok(Self { opened: OpenKind::Here(open_here(location, options).await?) })
     }
 
-    /// The store for reads and writes.
+    /// Returns the store for reads and writes.
     pub fn store(&self) -> Arc<dyn Store> {
         match &self.opened {
             OpenKind::Here(store) => store.store(),
@@ -50,12 +51,12 @@ impl OpenStore {
         }
     }
 
-    /// Checks that an ordinary commit has room: on the disk of an embedded store, or in a cluster without an alarm.
-    /// Does nothing while a daemon has the store.
+    /// Checks that an ordinary commit has room: on the disk of an embedded store, or in a cluster that has raised no
+    /// alarm. While a daemon has the store, the check is skipped.
     ///
     /// # Errors
-    /// `NoSpace` if there is no room; `Io` if the disk cannot be written to; `Corrupt` if the cluster has that alarm;
-    /// any error of a request to the cluster.
+    /// `NoSpace` if there is no room; `Io` if the disk cannot be written to; `Corrupt` if the cluster has raised its
+    /// alarm about corruption; any error of a request to the cluster.
     pub async fn check_room(&self) -> Result<()> {
         match &self.opened {
             OpenKind::Here(store) => store.check_room().await,
@@ -67,7 +68,7 @@ impl OpenStore {
         }
     }
 
-    /// The embedded store that this process keeps open until it is closed; `None` for any other store.
+    /// The embedded store, if this process keeps the store open until [`close`](Self::close); `None` otherwise.
     pub fn embedded(&self) -> Option<&MvccStore> {
         match &self.opened {
             OpenKind::Here(store) => store.embedded(),
@@ -83,7 +84,8 @@ impl OpenStore {
         }
     }
 
-    /// The connection to the daemon through which the store was opened; `None` if it was opened without a daemon.
+    /// The connection to the daemon through which the store was opened; `None` if the store was opened without a
+    /// daemon.
     pub fn served(&self) -> Option<&ServedStore> {
         match &self.opened {
             OpenKind::Here(_) | OpenKind::Shared(_) => None,
@@ -91,7 +93,7 @@ impl OpenStore {
         }
     }
 
-    /// True if other processes must wait for the store.
+    /// Returns true if other processes must wait until this process closes the store.
     pub fn is_exclusive(&self) -> bool {
         match &self.opened {
             OpenKind::Here(store) => store.embedded().is_some(),
@@ -100,7 +102,8 @@ impl OpenStore {
         }
     }
 
-    /// Closes a [shared](Sharing::OnRequest) store for other processes until the next call.
+    /// Closes a [shared](Sharing::OnRequest) store, so that other processes can open it. The next call opens the store
+    /// again.
     pub async fn release_store(&self) {
         let shared_store = match &self.opened {
             OpenKind::Shared(store) => Some(store),
@@ -112,10 +115,10 @@ impl OpenStore {
         }
     }
 
-    /// Waits for calls in flight and closes the store. Calls of other clones fail with `Closed` from then on.
+    /// Waits for calls in flight and closes the store. Later calls on clones of the store's handle fail with `Closed`.
     ///
     /// # Errors
-    /// The engine's error. Every acknowledged commit is durable even then.
+    /// The engine's error. Every acknowledged commit is durable even if closing the store fails.
     pub async fn close(self) -> Result<()> {
         match &self.opened {
             OpenKind::Here(store) => store.close().await,
@@ -130,19 +133,20 @@ impl OpenStore {
 
 /// Opens a store.
 ///
-/// An embedded store is open in one process at a time. Other processes wait for its lock, at most
+/// An embedded store is open in one process at a time. Other processes wait for the store lock, for at most
 /// [`OpenOptions::wait`], unless a daemon has the store open. [`OpenOptions::sharing`] selects how this process shares
-/// the store. For a cluster, this checks that the cluster answers, accepts the login and is new enough.
+/// the store. For a cluster, `open` checks that the cluster answers, accepts the login and has a supported version.
 ///
-/// [`Blocking::InPlace`](kv_mvcc::Blocking::InPlace) is for a short-lived process that does one thing at a time. An
-/// embedded store then works on the calling thread, which saves the cost of other threads. A cluster gets no request
-/// yet; `wait` limits the total time of all its requests, counted from now.
+/// [`Blocking::InPlace`](kv_mvcc::Blocking::InPlace) is for a short-lived process that performs one operation at a
+/// time. With this option, an embedded store works on the calling thread, which saves the cost of other threads, and
+/// `open` sends no request to a cluster. In this case, `wait` limits the total time of all requests to the cluster,
+/// counted from the call of `open`.
 ///
-/// Must be called on a tokio runtime.
+/// Call this function on a tokio runtime.
 ///
 /// # Errors
-/// `Missing` if there is no store and the options create none; `Locked` if the lock was not free in time; else the
-/// driver's error.
+/// `Missing` if there is no store and the options do not allow creating it; `Locked` if the store lock was not free in
+/// time; any other error of the driver.
 pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStore> {
     if options.sharing == Sharing::Alone || location.path().is_none() {
         return OpenStore::here(location, options).await;
@@ -150,7 +154,7 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     let (until, yields_after) = match options.sharing {
         Sharing::Alone | Sharing::Served => (None, None),
         Sharing::InTurns => (None, Some(MIN_HOLD_DURATION)),
-        // The waits of this process together take at most `wait`.
+        // All waits of this process for the store together take at most `wait`.
         Sharing::OnRequest => (Instant::now().checked_add(options.wait), None),
     };
     let holding = SharedStoreOptions { until, yields_after, ..SharedStoreOptions::new(options.clone()) };
@@ -165,7 +169,8 @@ pub async fn open(location: &Location, options: &OpenOptions) -> Result<OpenStor
     Ok(OpenStore { opened: OpenKind::Shared(shared_store) })
 }
 
-/// A store that is reached through a daemon, and opened directly once the daemon has ended. All clones switch together.
+/// A store that is reached through a daemon, and is opened in this process once the daemon has ended. All clones of a
+/// `ServedOrDirect` switch together.
 #[derive(Clone)]
 struct ServedOrDirect {
     served: ServedStore,
@@ -175,9 +180,9 @@ struct ServedOrDirect {
 struct DaemonOrDirect {
     location: Location,
     holding: SharedStoreOptions,
-    /// The deadline of this process's wait for the store, set by the daemon's first failure.
+    /// The deadline until which this process waits for the store, set at the first failure of the daemon.
     until: OnceLock<Instant>,
-    /// The store opened in this process, once the daemon has ended.
+    /// The store that this process has opened itself, once the daemon has ended.
     direct: OnceCell<SharedStore>,
 }
 
@@ -189,7 +194,7 @@ impl fmt::Debug for ServedOrDirect {
 
 impl ServedOrDirect {
     pub(crate) fn new(served: ServedStore, location: Location, holding: SharedStoreOptions) -> Self {
-        // The daemon had a store here, so a missing store is an error and must not be created.
+        // The daemon had a store at this location, so a missing store is an error and must not be created.
         let holding = SharedStoreOptions { options: holding.options.clone().with_create(Create::Never), ..holding };
         let (until, direct) = (OnceLock::new(), OnceCell::new());
         Self { served, shared: Arc::new(DaemonOrDirect { location, holding, until, direct }) }
@@ -200,7 +205,7 @@ impl ServedOrDirect {
         &self.served
     }
 
-    /// The store opened in this process; `None` while the daemon has it.
+    /// The store that this process has opened itself; `None` while the daemon has the store.
     pub(crate) fn direct(&self) -> Option<&SharedStore> {
         self.shared.direct.get()
     }
@@ -208,9 +213,9 @@ impl ServedOrDirect {
     /// Opens the store in this process after a request that the daemon has not begun.
     ///
     /// # Errors
-    /// `error` itself, unless its kind is `NotSent`; any error of opening the store; `RevisionRegressed` if another
-    /// store is at this location now; `Closed` if other processes have the store for too long. (`Locked` would make the
-    /// caller retry.)
+    /// `error` itself, unless its kind is `NotSent`; any error of opening the store; `RevisionRegressed` if a different
+    /// store is at this location now; `Closed` if other processes have the store for too long (an error of the kind
+    /// `Locked` would make the caller retry).
     async fn open_directly(&self, error: Error) -> Result<&SharedStore> {
         if *error.kind() != ErrorKind::NotSent {
             return Err(error);
@@ -222,7 +227,7 @@ impl ServedOrDirect {
             let wait = until.saturating_duration_since(Instant::now());
             let begun = SharedStore::begin(location.clone(), holding.clone(), wait).await;
             let shared_store = begun.map_err(|error| match error.kind() {
-                // A caller that set its own deadline can see when its time is over.
+                // A caller that set its own deadline knows when the deadline has passed, and gets `Locked` unchanged.
                 ErrorKind::Locked if holding.until.is_none() => {
                     Error::new(ErrorKind::Closed, Operation::Open, location.to_string()).with_source(error)
                 }
@@ -286,12 +291,12 @@ impl Store for ServedOrDirect {
     }
 }
 
-/// A watch through the daemon that continues without it.
+/// A watch through the daemon that continues without the daemon once the daemon has ended.
 struct FallbackWatch {
     store: ServedOrDirect,
-    /// The request for the batches that have not arrived yet.
+    /// The watch request for the event batches that have not arrived yet.
     request: WatchRequest,
-    /// `None` once the watch has ended.
+    /// The events of the watch; `None` once the watch has ended.
     stream: Option<WatchStream>,
 }
 
@@ -310,7 +315,7 @@ impl FallbackWatch {
         Some((item, self))
     }
 
-    /// Restarts the watch: with a daemon that was started meanwhile, or in this process.
+    /// Restarts the watch: through a daemon if a new one was started, or else in this process.
     async fn go_on(&mut self) -> Result<Batch> {
         let mut stream = match self.store.served.watch(self.request.clone()).await {
             Err(error) => self.store.open_directly(error).await?.watch(self.request.clone()).await?,

@@ -1,4 +1,4 @@
-//! The choice of the store that the command `margay` works on.
+//! Chooses the store that the command `margay` works on.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use driver::{Candidate, ConfigError, ConfigResult, Drivers, Location, StorePlace
 use crate::conflist::{NamedStore, scan};
 use crate::settings::{self, ConfigFile, Environment};
 
-/// The source from which a store was chosen.
+/// The source of the configuration from which a store was chosen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ChoiceSource {
-    /// The URL that the operator gave.
+    /// The operator gave the store's URL.
     Url,
-    /// Environment variables.
+    /// Environment variables name the store.
     Environment,
-    /// A file of the CNI configuration, or `calicoctl.cfg`.
+    /// The file at this path, a file of the CNI configuration or `calicoctl.cfg`, names the store.
     File(PathBuf),
-    /// Nothing is configured; this is the default store.
+    /// No store is configured, so the default store is used.
     Default,
 }
 
@@ -33,43 +33,43 @@ impl fmt::Display for ChoiceSource {
     }
 }
 
-/// A chosen store, and why it was chosen.
+/// A chosen store, and the source of the choice.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChosenStore {
     /// The store's location.
     pub location: Location,
-    /// The source of the choice. Print it unless it is [`ChoiceSource::Url`].
+    /// The source of the choice. Print the source unless it is [`ChoiceSource::Url`].
     pub source: ChoiceSource,
     /// One sentence for each configuration file that could not be read and might have named another store.
     pub unreadable: Vec<String>,
 }
 
 impl ChosenStore {
-    /// The store to use if nothing is configured.
+    /// The store that is used if no store is configured.
     fn default_of(drivers: &Drivers) -> ConfigResult<Self> {
         Ok(Self { location: drivers.default_location()?, source: ChoiceSource::Default, unreadable: Vec::new() })
     }
 }
 
-/// Chooses the store that the operator's command works on. The first of these that names a store decides:
+/// Chooses the store that the operator's command works on. The first source in this list that names a store decides:
 ///
-/// 1. The URL.
-/// 2. The configuration file, complete: its settings are not merged with the environment.
+/// 1. The URL that the operator gave.
+/// 2. The configuration file; its settings are not merged with the environment.
 /// 3. The environment (`DATASTORE_TYPE`, `DATASTORE_PATH`, `ETCD_ENDPOINTS`, ..., with or without `CALICO_`).
 /// 4. The only store that the CNI configuration in `conf_dir` names.
 /// 5. The default store.
 ///
 /// The credentials for an etcd that a URL names come from the environment (`ETCD_KEY_FILE`, `ETCD_CERT_FILE`,
-/// `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`). So do the credentials that a file of the CNI configuration
-/// leaves out.
+/// `ETCD_CA_CERT_FILE`, `ETCD_USERNAME`, `ETCD_PASSWORD`). Credentials that a file of the CNI configuration leaves out
+/// also come from these environment variables.
 ///
-/// A `KUBECONFIG` in the environment is ignored, because operators have one for other purposes. An optional
-/// configuration file about the Kubernetes API is skipped if anything else names a store: every host that Calico
-/// manages has one, whether or not a store of Margay is on the host.
+/// A `KUBECONFIG` in the environment is ignored, because operators set this variable for other purposes. An optional
+/// configuration file about the Kubernetes API is skipped if another source names a store: every host that Calico
+/// manages has such a file, with or without a store of Margay.
 ///
 /// # Errors
-/// [`ConfigError::SeveralStores`] if the CNI configuration names more than one store; else the fault of the URL, of the
-/// environment or of the only file.
+/// [`ConfigError::SeveralStores`] if the CNI configuration names more than one store; otherwise the fault of the URL,
+/// of the environment, or of the only configuration file.
 pub fn for_operator(
     drivers: &Drivers,
     url: Option<&str>,
@@ -103,17 +103,17 @@ pub fn for_operator(
     if let Some(error) = passed_over.filter(|_| found.source == ChoiceSource::Default) {
         return Err(error);
     }
-    // A NetConf cannot contain a password, so the environment completes its credentials.
+    // A NetConf cannot contain a password, so credentials that the NetConf lacks come from the environment.
     let location = found.location.with_access(|access| Ok(access.or(in_environment(settings.access())?)))?;
     Ok(ChosenStore { location, ..found })
 }
 
 /// Returns every store that the CNI configuration in `conf_dir` names, for work on all stores of the host. Returns the
-/// default store if the configuration names none, or only Calico's store on the Kubernetes API. The first result lists
-/// the unreadable files.
+/// default store if the configuration names no store, or only Calico's store on the Kubernetes API. The first
+/// `ChosenStore` lists the unreadable files.
 ///
 /// # Errors
-/// The fault of the only file, or of the etcd settings in the environment.
+/// The fault of the only configuration file, or of the etcd settings in the environment.
 pub fn all_for_operator(drivers: &Drivers, env: &Environment<'_>, conf_dir: &Path) -> ConfigResult<Vec<ChosenStore>> {
     let found = scan(drivers, conf_dir);
     if found.candidates.is_empty() {
@@ -262,7 +262,8 @@ mod tests {
         let broken = folder(&[("calicoctl.cfg", "{"), ("1.conflist", SLED)]);
         assert!(matches!(choose(None, &env, broken.path()), Err(ConfigError::ConfigFileSyntax { .. })));
 
-        // A file about the Kubernetes API is no error beside a store. Alone, or if the operator named it, it is one.
+        // A file about the Kubernetes API is only an error if no other file names a store, or if the operator gave the
+        // file's path.
         let kubernetes = folder(&[("calicoctl.cfg", &config("{datastoreType: kubernetes}")), ("1.conflist", SLED)]);
         assert_eq!(choose(None, &[], kubernetes.path()).unwrap().location, at("sled:///a"));
         let file = kubernetes.path().join("calicoctl.cfg");
@@ -334,7 +335,7 @@ mod tests {
         assert_eq!(choose(None, &[], dir.path()).unwrap().location, at("redb:///var/lib/margay/ipam.redb"));
     }
 
-    /// Work on all stores skips Calico's Kubernetes datastore without an error.
+    /// Choosing all stores of the host skips Calico's Kubernetes datastore without an error.
     #[test]
     fn calico_on_kubernetes_is_none_of_all_stores() {
         let all =

@@ -1,4 +1,4 @@
-//! The client of a store that the daemon, `margay serve`, keeps open, and the path of the daemon's socket.
+//! Connects to the daemon, `margay serve`, that keeps a store open, and sends store requests to the daemon.
 
 use std::fs;
 use std::io;
@@ -21,7 +21,7 @@ use tokio::time::{sleep, timeout};
 use wire::keys::{Request, StoreReply, TimedRequest};
 use wire::{FROZEN_TIMEOUT, Frame, FrameKind, Hello, MAX_ANSWER_BODY_BYTES, StoreIdentity, malformed, name, peer};
 
-/// The socket of a store's daemon; `None` if no daemon can serve the store.
+/// The path of the socket of a store's daemon; `None` if no daemon can serve the store.
 pub fn socket(location: &Location) -> Option<PathBuf> {
     instance(location).map(|name| name::socket(&name))
 }
@@ -40,7 +40,8 @@ pub fn cluster(location: &Location) -> Option<StoreIdentity> {
     Some(StoreIdentity::Cluster { access: access(location.cluster()?) })
 }
 
-/// Describes a cluster's endpoints and credentials, so that no client is served with the credentials of another one.
+/// Describes a cluster's endpoints and credentials without secrets, so that no daemon serves a client with the
+/// credentials of another client.
 fn access(address: &ClusterAddress) -> String {
     let ClusterAddress { endpoints, discovery_srv, access, .. } = address.in_order();
     let user = access.login.as_ref().map(|login| &login.user);
@@ -49,11 +50,11 @@ fn access(address: &ClusterAddress) -> String {
         Some(Pem::Inline(text)) => Some(text.clone()),
         None => None,
     };
-    // Debug output quotes each part, so different parts never give equal text.
+    // Debug output quotes each part, so different endpoints or credentials never give equal texts.
     format!("{endpoints:?} {discovery_srv:?} {user:?} {certificate:?}")
 }
 
-/// Resolves symbolic links in the part of a path that exists.
+/// Resolves the symbolic links in the existing part of a path.
 fn canonical(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let found = path.ancestors().find_map(|above| Some((above, above.canonicalize().ok()?)));
@@ -65,18 +66,19 @@ fn canonical(path: &Path) -> PathBuf {
     }
 }
 
-/// Returns true if a daemon with this uid may serve the store: root, or the store's owner. The owner of a missing store
-/// is the user of this process.
+/// Returns true if a daemon that runs as `uid` may serve the store: root, or the store's owner. The user of this
+/// process counts as the owner of a missing store.
 pub fn is_trusted(location: &Location, uid: u32) -> bool {
     let owner = location.path().and_then(|path| fs::metadata(path).ok()).map(|folder| folder.uid());
     uid == 0 || uid == owner.unwrap_or_else(|| nix::unistd::geteuid().as_raw())
 }
 
-/// Returns true if the daemon that sent this hello serves the store at this location and is of our version.
+/// Returns true if the daemon that sent this hello frame serves the store at this location and has the version of this
+/// process.
 pub fn is_meant(location: &Location, hello: &Hello) -> bool {
     hello.is_same_version()
         && match (location.path(), &hello.store) {
-            // If the folder has another engine's files, the driver reports that.
+            // If the folder has another engine's files, opening the store through the driver reports the right error.
             (Some(folder), _) => {
                 let is_ours = || kv_local::engine_in(folder).is_none_or(|engine| engine == location.facts().name);
                 hello.has_store_in(folder) && is_ours()
@@ -90,10 +92,10 @@ const BACKLOG_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum number of idle connections kept for later calls.
 const MAX_IDLE_CONNECTIONS: usize = 16;
 
-/// A store that a daemon keeps open. Clones share their connections.
+/// A store that a daemon keeps open. Clones of a `ServedStore` share their connections.
 ///
-/// Each call uses a connection exclusively. Dropping a call closes its connection, and the daemon then starts no work
-/// for it.
+/// Each call uses a connection exclusively. Dropping the future of a call closes the call's connection, and after that
+/// the daemon starts no work for the call.
 #[derive(Clone, Debug)]
 pub struct ServedStore {
     shared: Arc<DaemonConnections>,
@@ -103,18 +105,18 @@ pub struct ServedStore {
 #[derive(Debug)]
 struct DaemonConnections {
     location: Location,
-    /// The location as text, for errors.
+    /// The store's location as text, for errors.
     name: String,
     socket: PathBuf,
-    /// Maximum duration of a call, from when the daemon begins it.
+    /// Maximum duration of a call, from when the daemon begins the call.
     within: Duration,
     /// The store that the daemon served on the first connection.
     store: StoreIdentity,
     idle: Mutex<Vec<UnixStream>>,
 }
 
-/// Connects to the daemon of a store. Returns `None` if no daemon serves this store; the caller then opens the store
-/// itself. `within` limits the duration of each call.
+/// Connects to the daemon of a store. Returns `None` if no daemon serves the store; in this case, the caller opens the
+/// store itself. `within` limits the duration of each call.
 pub async fn connect(location: &Location, within: Duration) -> Option<ServedStore> {
     let socket = socket(location)?;
     let name = location.to_string();
@@ -137,7 +139,7 @@ pub async fn connect(location: &Location, within: Duration) -> Option<ServedStor
     }
 }
 
-/// Connects to a socket. Retries while the backlog of a busy daemon is full.
+/// Connects to a daemon's socket. Retries while the backlog of a busy daemon is full.
 async fn connect_to(socket: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(socket).await {
@@ -159,18 +161,18 @@ async fn dial(location: &Location, socket: &Path) -> io::Result<(UnixStream, Hel
     Ok((stream, hello))
 }
 
-/// Reads the next frame. The end of the stream is an error.
+/// Reads the next frame from the daemon. The end of the stream is an error.
 async fn next(stream: &mut UnixStream) -> io::Result<Frame> {
     Frame::read(stream, MAX_ANSWER_BODY_BYTES).await?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
-/// Returns true if the error means that the other end has closed the connection.
+/// Returns true if the error means that the daemon has closed the connection.
 fn is_broken_off(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionAborted, ConnectionReset, UnexpectedEof};
     matches!(error.kind(), BrokenPipe | ConnectionAborted | ConnectionReset | UnexpectedEof)
 }
 
-/// A failed call, and whether the daemon had begun it.
+/// The error of a failed call to the daemon, and whether the daemon had begun the call.
 enum FailedCall {
     /// The daemon has not begun the call.
     Before(io::Error),
@@ -179,8 +181,8 @@ enum FailedCall {
 }
 
 impl ServedStore {
-    /// Returns a handle for writes that release addresses. They may use the space that is reserved for releases on a
-    /// full disk.
+    /// Returns a handle for writes that release addresses. On a full disk, these writes may use the space that is
+    /// reserved for releases.
     #[must_use]
     pub fn to_release(&self) -> Self {
         Self { shared: Arc::clone(&self.shared), purpose: Purpose::Release }
@@ -199,10 +201,10 @@ impl ServedStore {
         }
     }
 
-    /// Returns the oldest readable revision, and its time if known.
+    /// Returns the oldest readable revision, and the time of this revision if known.
     ///
     /// # Errors
-    /// Any error of a read.
+    /// Any error of a read from the store.
     pub async fn oldest(&self) -> Result<(Revision, Option<SystemTime>)> {
         match self.call(Operation::Range, Request::Oldest).await? {
             StoreReply::Oldest(revision, time) => Ok((revision, time)),
@@ -210,7 +212,7 @@ impl ServedStore {
         }
     }
 
-    /// The engine's name, which the store's own errors about invalid requests show.
+    /// The engine's name, for errors about invalid requests, which name the engine.
     fn engine(&self) -> &'static str {
         self.shared.location.facts().name
     }
@@ -219,7 +221,7 @@ impl ServedStore {
         Error::new(kind, operation, self.shared.name.clone())
     }
 
-    /// Takes an idle connection or opens a new one.
+    /// Takes an idle connection to the daemon or opens a new connection.
     async fn link(&self, operation: Operation) -> Result<UnixStream> {
         let idle = || self.shared.idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
         while let Some(stream) = idle() {
@@ -246,14 +248,14 @@ impl ServedStore {
         }
     }
 
-    /// Sends a request and waits until the daemon begins it.
+    /// Sends a request and waits until the daemon begins to work on the request.
     async fn begin(&self, stream: &mut UnixStream, frame: &Frame) -> Result<(), FailedCall> {
         let begin = async {
             stream.write_all(&frame.to_bytes()).await.map_err(FailedCall::Before)?;
             match Frame::read(stream, MAX_ANSWER_BODY_BYTES).await {
                 Ok(Some(frame)) => frame.expect(FrameKind::Taken).map(drop).map_err(FailedCall::Before),
                 Ok(None) => Err(FailedCall::Before(io::ErrorKind::UnexpectedEof.into())),
-                // The read ended inside a frame, so the daemon has begun the answer.
+                // The connection ended inside a frame, so the daemon has begun to answer the call.
                 Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(FailedCall::After(error)),
                 Err(error) => Err(FailedCall::Before(error)),
             }
@@ -263,7 +265,7 @@ impl ServedStore {
 
     async fn attempt(&self, stream: &mut UnixStream, frame: &Frame) -> Result<StoreReply, FailedCall> {
         self.begin(stream, frame).await?;
-        // The request contains the time limit, so the daemon answers in time.
+        // The request contains the time limit of the call, so the daemon answers in time.
         match timeout(self.shared.within + FROZEN_TIMEOUT, next(stream)).await {
             Ok(answer) => answer.and_then(|frame| frame.expect(FrameKind::Answer)?.decode()).map_err(FailedCall::After),
             Err(_) => Err(FailedCall::After(io::ErrorKind::TimedOut.into())),
@@ -299,12 +301,12 @@ impl ServedStore {
                 Err(FailedCall::After(error)) if error.kind() == io::ErrorKind::TimedOut => {
                     return Err(self.error(ErrorKind::Timeout, operation));
                 }
-                // The write may have been carried out, and must not be repeated.
+                // The daemon may have carried out the write, so the write must not be repeated.
                 Err(FailedCall::After(error)) if writes || !is_broken_off(&error) => {
                     let kind = ErrorKind::Disconnected { resume_from: Revision::UNSET };
                     return Err(self.error(kind, operation).with_source(error));
                 }
-                // The daemon closed a connection that it took for idle, has ended, or was restarted.
+                // Retry once: the daemon may have closed an idle connection, or may have been restarted.
                 Err(FailedCall::Before(_) | FailedCall::After(_)) if attempts == 1 => {}
                 Err(FailedCall::Before(error) | FailedCall::After(error)) => {
                     return Err(self.error(ErrorKind::NotSent, operation).with_source(error));
@@ -351,7 +353,7 @@ impl Store for ServedStore {
         match watching.item().await {
             Ok(StoreReply::Watching) => Ok(unfold(watching, ServedWatch::next).boxed()),
             Ok(_) => Err(self.odd(Operation::Watch)),
-            // The watch has not begun.
+            // The daemon has not begun the watch, so the request can be repeated.
             Err(error) if matches!(error.kind(), ErrorKind::Disconnected { .. }) => {
                 Err(self.error(ErrorKind::NotSent, Operation::Watch).with_source(error))
             }
@@ -368,12 +370,12 @@ impl Store for ServedStore {
     }
 }
 
-/// A watch on a connection to the daemon.
+/// A watch that receives its events through a connection to the daemon.
 struct ServedWatch {
     store: ServedStore,
-    /// `None` once the watch has ended.
+    /// The connection to the daemon; `None` once the watch has ended.
     stream: Option<UnixStream>,
-    /// The revision after the last batch received.
+    /// The revision after the last received batch of events.
     resume_from: Revision,
 }
 

@@ -1,7 +1,7 @@
-//! The settings that select a store, and the rules that derive a store from them.
+//! Reads the settings that select a store, and derives a store's location from the settings.
 //!
-//! Settings come from environment variables, looked up as Calico does, and from `calicoctl.cfg`, the configuration file
-//! of Calico's operators, in YAML or JSON.
+//! Settings come from environment variables, which are looked up as Calico does, and from `calicoctl.cfg`, the
+//! configuration file of Calico's operators, in YAML or JSON.
 
 use std::fmt;
 use std::fs;
@@ -12,7 +12,7 @@ use driver::{ConfigError, ConfigResult, Driver, Drivers, EtcdFiles, Location, Or
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
-/// A lookup of one environment variable by its exact name; `None` if it is not set.
+/// A function that looks up an environment variable by its exact name; `None` if the variable is not set.
 pub type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
 /// Reads an environment variable of this process. Bytes that are not UTF-8 become replacement characters.
@@ -20,19 +20,20 @@ pub fn process_environment(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
-/// Returns the variable with the prefix `CALICO_`, which overrides all other settings. A variable that is set but empty
-/// counts as set.
+/// Returns the value of the variable `name` with the prefix `CALICO_`, which overrides all other settings. A variable
+/// that is set but empty counts as set.
 pub(crate) fn overriding(env: &Environment<'_>, name: &str) -> Option<String> {
     env(&format!("CALICO_{name}"))
 }
 
-/// Returns the variable with the prefix `CALICO_`, else the one without; empty if neither is set.
+/// Returns the value of the variable `name` with the prefix `CALICO_`, or else of the variable without this prefix.
+/// Returns an empty text if neither variable is set.
 pub(crate) fn variable(env: &Environment<'_>, name: &str) -> String {
     overriding(env, name).or_else(|| env(name)).unwrap_or_default()
 }
 
-/// Reads the store settings from the environment. `KUBECONFIG` is ignored because every Kubernetes user has one; a
-/// caller for which it matters adds it.
+/// Reads the store settings from the environment. `KUBECONFIG` is ignored because every Kubernetes user sets this
+/// variable; a caller that needs the kubeconfig adds it to the settings.
 pub(crate) fn environment_settings(env: &Environment<'_>) -> Settings {
     let get = |name| variable(env, name);
     Settings {
@@ -59,13 +60,13 @@ pub const DEFAULT_CONFIG_FILE: &str = "/etc/calico/calicoctl.cfg";
 /// The path of the operator's configuration file, and whether the file must exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigFile<'a> {
-    /// A file that must exist.
+    /// A configuration file that must exist.
     Given(&'a Path),
-    /// A file that may be missing.
+    /// A configuration file that may be missing.
     IfThere(&'a Path),
 }
 
-/// The configuration file, as Calico's strict decoder reads it: unknown and duplicate members are errors.
+/// The operator's configuration file, as Calico's strict decoder reads it: unknown and duplicate fields are errors.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename = "Document")]
 struct ConfigDocument {
@@ -104,7 +105,7 @@ struct ConfigSpec {
     etcd_cert: String,
     #[serde(rename = "etcdCACert", deserialize_with = "text")]
     etcd_ca_cert: String,
-    // Settings of the Kubernetes datastore. They are accepted and ignored.
+    // The settings of the Kubernetes datastore are accepted and ignored.
     #[serde(rename = "kubeconfig")]
     _kubeconfig: Option<IgnoredAny>,
     #[serde(rename = "k8sAPIEndpoint")]
@@ -135,13 +136,13 @@ struct ConfigSpec {
     _group: Option<IgnoredAny>,
 }
 
-/// Decodes a string; null becomes the empty string.
+/// Decodes a string field of the configuration file; null becomes the empty string.
 fn text<'de, D: Deserializer<'de>>(value: D) -> Result<String, D::Error> {
     Option::deserialize(value).map(Option::unwrap_or_default)
 }
 
-/// Reads the configuration file; `None` if it is optional and missing. As for Calico, a file without a type means the
-/// Kubernetes API, unless it has etcd settings.
+/// Reads the operator's configuration file; returns `None` if the file is optional and missing. As for Calico, a file
+/// without a datastore type means the Kubernetes API, unless the file has etcd settings.
 ///
 /// # Errors
 /// `UnreadableConfigFile`, `ConfigFileSyntax`, `ConfigFileVersion`, `ConfigFileKind`. No error contains a value of the
@@ -191,7 +192,7 @@ fn settings_of(spec: ConfigSpec) -> Settings {
     settings
 }
 
-/// Describes a parse error without the value, which may be a key or a password.
+/// Describes a parse error of the configuration file without the invalid value, which may be a key or a password.
 fn reason(error: &serde_saphyr::Error) -> String {
     let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
     match error.without_snippet() {
@@ -201,23 +202,23 @@ fn reason(error: &serde_saphyr::Error) -> String {
     }
 }
 
-/// Calico's `datastore_type` for etcd. It is the default if an etcd setting but no type is given.
+/// Calico's `datastore_type` for etcd, which is the default if an etcd setting but no type is given.
 const ETCD_DATASTORE_TYPE: &str = "etcdv3";
 /// Calico's `datastore_type` for the Kubernetes API.
 const KUBERNETES_DATASTORE_TYPE: &str = "kubernetes";
 
-/// Returns true if any setting selects a store.
+/// Returns true if a datastore type, a path, or any setting for a cluster is set.
 pub(crate) fn names_a_store(settings: &Settings) -> bool {
     !settings.datastore_type.is_empty() || !settings.path.is_empty() || settings.has_cluster_setting()
 }
 
-/// Returns true if there is any etcd or Kubernetes setting, including the type.
+/// Returns true if any setting, including the datastore type, concerns etcd or Kubernetes.
 pub(crate) fn means_cluster(drivers: &Drivers, settings: &Settings) -> bool {
     let is_calicos = matches!(settings.datastore_type.as_str(), ETCD_DATASTORE_TYPE | KUBERNETES_DATASTORE_TYPE);
     settings.has_cluster_setting() || is_calicos || scope_of(drivers, settings) == Some(Scope::Cluster)
 }
 
-/// Returns true if the type is that of a store in a folder.
+/// Returns true if the datastore type is the type of a store in a folder.
 pub(crate) fn names_embedded(drivers: &Drivers, settings: &Settings) -> bool {
     scope_of(drivers, settings) == Some(Scope::Machine)
 }
@@ -226,7 +227,8 @@ fn scope_of(drivers: &Drivers, settings: &Settings) -> Option<Scope> {
     drivers.of_type(&settings.datastore_type).map(|driver| driver.facts().scope)
 }
 
-/// Derives the location. Without a type, the store is embedded only if no setting means a cluster.
+/// Derives the location of the store from settings. Without a datastore type, the store is embedded only if no setting
+/// means a cluster.
 pub(crate) fn location(drivers: &Drivers, settings: &Settings) -> ConfigResult<Location> {
     drivers.of_settings(driver_of(drivers, settings)?, settings)
 }
@@ -247,7 +249,7 @@ fn driver_of(drivers: &Drivers, settings: &Settings) -> ConfigResult<&'static dy
 pub enum TextFault {
     /// The file contains only white space.
     Empty,
-    /// The file contains only zero bytes, as after a power cut.
+    /// The file contains only zero bytes, which can happen after a power cut.
     ZeroBytes,
     /// The file begins with the byte order mark of UTF-8 or UTF-16.
     ByteOrderMark,
@@ -269,8 +271,8 @@ impl fmt::Display for TextFault {
     }
 }
 
-/// Returns the fault of a file's bytes; `None` for UTF-8 text. Use this after a parser has refused the file: the
-/// parser's own error would only complain about the first byte.
+/// Returns the reason why a file's bytes are not readable text; `None` for UTF-8 text. Call this function after a
+/// parser has refused the file: the parser's own error would only complain about the first byte.
 pub fn text_fault(content: &[u8]) -> Option<TextFault> {
     const BYTE_ORDER_MARKS: [&[u8]; 3] = [b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"];
     const GZIP: &[u8] = b"\x1f\x8b";

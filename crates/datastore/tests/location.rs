@@ -1,4 +1,5 @@
-//! Opens etcd by location. Bad input must give a one-line error in time that explains the fault and contains no secret.
+//! Tests opening etcd by location. For bad input, opening must fail in time with a one-line error that explains the
+//! fault and contains no secret.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +24,8 @@ fn store_url(url: &str) -> String {
     url.replace("http://", "etcd://").replace("https://", "etcd+https://")
 }
 
-/// Returns the error of opening. Checks that it arrives in time, is one line, and contains no secret.
+/// Returns the error of opening the store at `location`. Checks that the error arrives in time, has one line, and
+/// contains no secret.
 async fn refused(location: &Location) -> Error {
     let begun = Instant::now();
     let error = open(location, &Create::Never.with_wait(Duration::from_secs(30))).await.unwrap_err();
@@ -41,7 +43,7 @@ async fn refused_with(url: &str, access: Access, words: &[&str]) -> Error {
     error
 }
 
-/// Converts test certificates to the [`Pem`] of settings.
+/// Converts test certificates to the type [`Pem`] of store settings.
 trait AsPem {
     fn file(&self, name: &str) -> Pem;
 
@@ -120,7 +122,7 @@ async fn etcd_certificates_are_refused_when_wrong() {
     refused_with(&url, Access::default(), &["name the one that signed it"]).await;
     let alone = || Access { authority: Some(certificates.file("authority.pem")), ..Access::default() };
     refused_with(&url, alone(), &["it may want a certificate of ours"]).await;
-    // No TLS on a server that requires it, and TLS on a server without it.
+    // Connect without TLS to a server that requires TLS, and with TLS to a server without TLS.
     refused_with(&url.replace("etcd+https", "etcd"), Access::default(), &["it may want TLS (https://)"]).await;
     refused_with(&store_url(&plain.url()).replace("etcd:", "etcd+https:"), alone(), &["be without TLS (http://)"])
         .await;
@@ -162,7 +164,8 @@ async fn etcd_error_when_no_server_listens() {
     refused_with("etcd+unix:///nowhere/etcd.sock", Access::default(), &["check the address"]).await;
 }
 
-/// Starts a server that answers each connection with these bytes, then waits or hangs up.
+/// Starts a server that answers each connection with the bytes `says`, then closes the connection. Returns the server's
+/// store URL.
 fn stranger(says: &'static [u8]) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -180,13 +183,13 @@ async fn etcd_error_when_server_is_no_etcd() {
     for says in [&b""[..], b"SSH-2.0-OpenSSH_9.2p1\r\n", b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n"] {
         refused_with(&stranger(says), Access::default(), &["or be no etcd"]).await;
     }
-    // This server accepts connections and never answers.
+    // The test server accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("etcd://{}", silent.local_addr().unwrap());
     refused_with(&url, Access::default(), &["or be no etcd"]).await;
 }
 
-/// Starts a gRPC server that answers each call with this HTTP status code and, if given, this message.
+/// Starts a gRPC server that answers each call with the HTTP status code `http` and, if given, with `message`.
 async fn fake(http: u16, message: Option<Vec<u8>>) -> String {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -214,9 +217,9 @@ async fn fake(http: u16, message: Option<Vec<u8>>) -> String {
     format!("etcd://{address}")
 }
 
-/// Encodes the status response of an etcd of this version.
+/// Encodes the status response of an etcd whose version is `version`.
 fn status(version: &str) -> Vec<u8> {
-    // Field 1 is a header with cluster id 1 and revision 1; field 2 is the version.
+    // In the Protobuf message, field 1 is a header with cluster id 1 and revision 1, and field 2 is the version.
     let mut status = vec![0x0a, 4, 0x08, 1, 0x18, 1, 0x12, u8::try_from(version.len()).unwrap()];
     status.extend(version.as_bytes());
     let mut framed = vec![0, 0, 0, 0, u8::try_from(status.len()).unwrap()];

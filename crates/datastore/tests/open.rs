@@ -1,4 +1,4 @@
-//! Opens real stores by location.
+//! Tests opening real stores by location.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

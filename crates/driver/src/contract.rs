@@ -1,5 +1,5 @@
-//! The traits between a kind of store and the programs, and two drivers: one for every engine that keeps a store in a
-//! folder, and one for a store in memory.
+//! Defines the traits through which programs use a kind of store, the driver of every engine that keeps a store in a
+//! folder, and the driver of stores in memory.
 
 use std::fmt::Debug;
 use std::path::Path;
@@ -13,26 +13,26 @@ use kv_mvcc::MvccStore;
 use crate::error::{self, ConfigError};
 use crate::place::{Settings, StorePlace, absolute_path};
 
-/// A kind of store, for example etcd or redb. A program is built with a list of drivers, [`Drivers`](crate::Drivers).
-/// It decides by the driver's [facts](DriverFacts) and never by the driver's name.
+/// A kind of store, for example etcd or redb. A program is built with a list of drivers, [`Drivers`](crate::Drivers). A
+/// program's decisions depend on the driver's [facts](DriverFacts) and never on the driver's name.
 #[async_trait]
 pub trait Driver: Debug + Send + Sync {
-    /// The facts on which the programs' decisions depend.
+    /// The facts about the driver's stores, on which the programs' decisions depend.
     fn facts(&self) -> DriverFacts;
 
-    /// The form of the URLs for help and errors, for example `redb:///path`; a remark may follow after a space. `None`
-    /// if users cannot name such a store by URL.
+    /// The form of the driver's URLs, for help and errors, for example `redb:///path`; a remark may follow after a
+    /// space. `None` if users cannot give a URL of the driver's stores.
     fn url_form(&self) -> Option<String>;
 
-    /// Parses a URL. `scheme` is in lower case, and is the driver's name, alone or followed by `+` and a suffix; `rest`
-    /// is everything after `://`.
+    /// Parses a store URL. `scheme` is the driver's name in lower case, alone or followed by `+` and a suffix; `rest`
+    /// is the text after `://`.
     ///
     /// # Errors
     /// The fault of the URL. No error contains text that may be a secret.
     fn place_of_url(&self, scheme: &str, rest: &str) -> error::ConfigResult<StorePlace>;
 
-    /// Derives the place of a store from settings whose type is this driver's, or whose missing type selected this
-    /// driver.
+    /// Derives the place of a store from settings that selected this driver: the `datastore_type` is this driver's type
+    /// or is not set.
     ///
     /// # Errors
     /// The fault of the settings. No error contains text that may be a secret.
@@ -43,16 +43,17 @@ pub trait Driver: Debug + Send + Sync {
 
     /// Opens the store at a place.
     ///
-    /// With [`Blocking::InPlace`](kv_mvcc::Blocking), a shared store sends nothing yet, and `wait` limits the total
-    /// time of all its calls, counted from now. Otherwise this checks that the store answers and accepts the login.
+    /// With [`Blocking::InPlace`](kv_mvcc::Blocking), opening a cluster sends no request, and `wait` limits the total
+    /// time of all calls on the store, counted from the call of `open`. With other options, opening a cluster checks
+    /// that the cluster answers and accepts the login.
     ///
     /// # Errors
-    /// `Missing` if there is no store and the options create none; `Locked` if the lock was not free in time;
-    /// `Unsupported` for a place of another kind; any other error of the store.
+    /// `Missing` if there is no store and the options do not allow creating it; `Locked` if the store lock was not free
+    /// in time; `Unsupported` for a place of a kind that the driver does not open; any other error of the store.
     async fn open(&self, place: &StorePlace, options: &OpenOptions) -> Result<Box<dyn Opened>>;
 
-    /// The engine of a store in a folder, for inspecting it without its lock, shrinking, upgrading and replacing it;
-    /// `None` for any other store.
+    /// The engine of the driver's stores in folders; `None` for stores of other kinds. With the engine, a program can
+    /// inspect a store without the store lock, and shrink, upgrade and replace a store.
     fn engine(&self) -> Option<&dyn Engine> {
         None
     }
@@ -64,37 +65,37 @@ pub trait Driver: Debug + Send + Sync {
 pub struct DriverFacts {
     /// The driver's name in URLs, reports and metrics, in lower case.
     pub name: &'static str,
-    /// The `datastore_type` in configuration.
+    /// The `datastore_type` that selects the driver in configuration.
     pub datastore_type: &'static str,
-    /// The machines that share one store.
+    /// The processes and machines that share a store.
     pub scope: Scope,
     /// The number of large transactions that are worth sending concurrently.
     pub writes_in_flight: usize,
-    /// Maximum number of keys that a long reader reads before it lets other processes have the store.
+    /// Maximum number of keys that a long reader reads before it yields the store to other processes.
     pub keys_in_a_turn: usize,
 }
 
 impl DriverFacts {
-    /// The facts for stores of this name and scope, with 8 writes in flight and 16,384 keys in a turn.
+    /// Creates the facts for a driver with this name and scope, with 8 writes in flight and 16,384 keys in a turn.
     pub const fn new(name: &'static str, scope: Scope) -> Self {
         Self { name, datastore_type: name, scope, writes_in_flight: 8, keys_in_a_turn: 16_384 }
     }
 
-    /// Sets a `datastore_type` that differs from the name.
+    /// Sets a `datastore_type` that differs from the driver's name.
     #[must_use]
     pub const fn with_datastore_type(mut self, datastore_type: &'static str) -> Self {
         self.datastore_type = datastore_type;
         self
     }
 
-    /// Sets the number of writes in flight.
+    /// Sets the number of large transactions that are worth sending concurrently.
     #[must_use]
     pub const fn with_writes_in_flight(mut self, writes: usize) -> Self {
         self.writes_in_flight = writes;
         self
     }
 
-    /// Sets the maximum number of keys in a turn.
+    /// Sets the maximum number of keys that a long reader reads before it yields the store.
     #[must_use]
     pub const fn with_keys_in_a_turn(mut self, keys: usize) -> Self {
         self.keys_in_a_turn = keys;
@@ -102,22 +103,23 @@ impl DriverFacts {
     }
 }
 
-/// The machines that share one store.
+/// The processes and machines that share a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// No other process: the store ends with the process that created it.
+    /// The store belongs to one process and is lost when the process ends.
     Process,
-    /// One machine. The store is a folder that one process at a time has open. Its nodes need not be registered.
+    /// The processes of one machine share the store. The store is a folder that one process at a time has open. Nodes
+    /// get addresses from the store without being registered.
     Machine,
-    /// Many machines. The store is a service. A node must be registered before it gets addresses. A write may be
-    /// carried out after its sender has died.
+    /// Many machines share the store. The store is a service. A node must be registered before the node gets addresses.
+    /// A write may be carried out after its sender has died.
     Cluster,
 }
 
 /// An open store, as a driver returns it.
 #[async_trait]
 pub trait Opened: Debug + Send + Sync {
-    /// The store for reads and writes.
+    /// Returns the store for reads and writes.
     fn store(&self) -> Arc<dyn Store>;
 
     /// The embedded store whose files this process has open; `None` for any other store.
@@ -130,16 +132,16 @@ pub trait Opened: Debug + Send + Sync {
         None
     }
 
-    /// Checks that an ordinary commit has room.
+    /// Checks that the store has room for an ordinary commit.
     ///
     /// # Errors
     /// `NoSpace` if there is no room; any other error of the check.
     async fn check_room(&self) -> Result<()>;
 
-    /// Waits for calls in flight and closes the store for all holders of a handle.
+    /// Waits for calls in flight and closes the store for all of its handles.
     ///
     /// # Errors
-    /// The engine's error. Every acknowledged commit is durable even then.
+    /// The engine's error. Every acknowledged commit is durable even if closing the store fails.
     async fn close(&self) -> Result<()>;
 }
 
@@ -162,45 +164,45 @@ impl Opened for MvccStore {
     }
 }
 
-/// The operations of a store that concern its cluster.
+/// The operations of a store on a cluster that concern the whole cluster.
 #[async_trait]
 pub trait ClusterStore: Debug + Send + Sync {
-    /// The cluster's id; `None` before the first answer. Sends no request.
+    /// The cluster's id; `None` before the cluster's first answer. `cluster_id` sends no request.
     fn cluster_id(&self) -> Option<u64>;
 
-    /// Asks a member about itself and its cluster, with one small request.
+    /// Asks a cluster member about the member and the cluster, with one small request.
     ///
     /// # Errors
-    /// Any error of a request.
+    /// Any error of a request to the cluster.
     async fn about(&self) -> Result<ClusterDescription>;
 }
 
-/// A cluster, as described by one of its members.
+/// The description of a cluster that one of its members gave.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterDescription {
     /// The cluster's id.
     pub cluster: u64,
-    /// The endpoints of the cluster, including those from SRV records.
+    /// The endpoints of the cluster, including endpoints from SRV records.
     pub endpoints: Vec<String>,
-    /// The version of the member's server.
+    /// The version of the server software of the member.
     pub version: String,
     /// The newest revision that the member has.
     pub revision: Revision,
     /// The size of the member's database file, in bytes.
     pub db_bytes: u64,
-    /// The bytes of the database file that are in use.
+    /// The number of bytes in use in the member's database file.
     pub db_bytes_in_use: u64,
-    /// The database size at which the member refuses writes, in bytes; `None` if the member does not report it.
+    /// The database size at which the member refuses writes, in bytes; `None` if the member does not report this size.
     pub db_quota_bytes: Option<u64>,
     /// The problems that the member reports, for example a raised alarm.
     pub problems: Vec<String>,
 }
 
-/// The folder of stores whose configuration gives no path.
+/// The parent folder of the stores whose configuration gives no path.
 const DEFAULT_FOLDER: &str = "/var/lib/margay";
 
-/// The driver of an engine that keeps a store in a folder. The URL is `NAME:///path`, the `datastore_type` is the
-/// engine's name, and the default path is `/var/lib/margay/ipam.NAME`.
+/// The driver of an engine that keeps a store in a folder. The store's URL is `NAME:///path`, the `datastore_type` is
+/// the engine's name, and the default path is `/var/lib/margay/ipam.NAME`.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalDriver<E> {
     engine: E,
@@ -214,16 +216,16 @@ impl<E> LocalDriver<E> {
         Self { engine, facts: DriverFacts::new("", Scope::Machine) }
     }
 
-    /// Sets the number of large transactions that are worth sending concurrently: the store commits all waiting ones
-    /// together.
+    /// Sets the number of large transactions that are worth sending concurrently: the store commits all waiting
+    /// transactions together.
     #[must_use]
     pub const fn with_writes_in_flight(mut self, writes: usize) -> Self {
         self.facts = self.facts.with_writes_in_flight(writes);
         self
     }
 
-    /// Sets the maximum number of keys that a long reader reads per opening. Use more for an engine that is slow to
-    /// open.
+    /// Sets the maximum number of keys that a long reader reads before it yields the store. Use a larger number for an
+    /// engine that is slow to open.
     #[must_use]
     pub const fn with_keys_in_a_turn(mut self, keys: usize) -> Self {
         self.facts = self.facts.with_keys_in_a_turn(keys);
@@ -276,10 +278,11 @@ impl<E: Engine + Copy + Debug + 'static> Driver for LocalDriver<E> {
     }
 }
 
-/// The driver of `memory:`, a store that is lost when it is closed. For tests, conformance and benchmarks only.
+/// The driver of `memory:`, a store that is lost when the store is closed. Use this driver only for tests, the
+/// conformance suite and benchmarks.
 pub static MEMORY: MemoryDriver = MemoryDriver;
 
-/// The type of [`MEMORY`].
+/// The type of the driver [`MEMORY`].
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryDriver;
 
@@ -293,7 +296,7 @@ impl Driver for MemoryDriver {
         None
     }
 
-    /// Always fails: `memory:` has no `//`, so it is parsed elsewhere.
+    /// Always fails: the URL `memory:` has no `//`, so [`Drivers::parse`](crate::Drivers::parse) handles it.
     fn place_of_url(&self, scheme: &str, _rest: &str) -> error::ConfigResult<StorePlace> {
         Err(ConfigError::UnknownScheme(scheme.to_owned()))
     }

@@ -1,4 +1,5 @@
-//! The list of drivers that a program is built with, locations of stores, and advice that names the program's stores.
+//! Keeps the list of drivers that a program is built with, finds the driver for a store's location, and gives advice
+//! that names the kinds of stores that the program supports.
 
 use std::fmt;
 use std::fs;
@@ -9,13 +10,14 @@ use crate::contract::{Driver, DriverFacts, Scope};
 use crate::error::{ConfigError, ConfigResult};
 use crate::place::{Access, ClusterAddress, Settings, StorePlace};
 
-/// The name of the driver of the default store, which is used if nothing is configured.
+/// The name of the driver of the default store, which is used if no store is configured.
 pub const DEFAULT_ENGINE: &str = "sled";
 
-/// The `datastore_type` for a store on this machine on the default engine.
+/// The `datastore_type` of a store on this machine that uses the default engine.
 const LOCAL_DATASTORE_TYPE: &str = "local";
 
-/// The drivers that a program is built with, in the order in which help and errors list them. Cheap to clone.
+/// The drivers that a program is built with, in the order in which help and errors list the drivers. A `Drivers` is
+/// cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Drivers(Arc<[&'static dyn Driver]>);
 
@@ -25,18 +27,18 @@ impl Drivers {
         Self(drivers.into_iter().collect())
     }
 
-    /// Returns these drivers and one more.
+    /// Returns a list of these drivers and `driver`.
     #[must_use]
     pub fn with(&self, driver: &'static dyn Driver) -> Self {
         Self::new(self.iter().chain([driver]))
     }
 
-    /// Iterates over the drivers.
+    /// Iterates over the program's drivers.
     pub fn iter(&self) -> impl Iterator<Item = &'static dyn Driver> {
         self.0.iter().copied()
     }
 
-    /// The driver with this name.
+    /// The driver with the name `name`; `None` if the program has no such driver.
     pub fn named(&self, name: &str) -> Option<&'static dyn Driver> {
         self.iter().find(|driver| driver.facts().name == name)
     }
@@ -50,7 +52,7 @@ impl Drivers {
         self.local().find(|driver| driver.facts().name == name)
     }
 
-    /// The driver of a `datastore_type` in configuration.
+    /// The driver of a `datastore_type` in configuration; `None` for an unknown type.
     pub fn of_type(&self, datastore_type: &str) -> Option<&'static dyn Driver> {
         if datastore_type == LOCAL_DATASTORE_TYPE {
             return self.default_driver().ok();
@@ -69,7 +71,7 @@ impl Drivers {
         default.or_else(|| self.local().next()).ok_or_else(|| ConfigError::UnknownType(LOCAL_DATASTORE_TYPE.to_owned()))
     }
 
-    /// Derives the location of a store from settings of this driver's type.
+    /// Derives the location of a store from settings for the driver `driver`.
     ///
     /// # Errors
     /// See [`Driver::place_of_settings`].
@@ -98,8 +100,9 @@ impl Drivers {
         }
     }
 
-    /// Returns the driver of the store in a folder. The file `store.id` names its engine; this program may lack the
-    /// driver of that engine. Without `store.id`, the driver whose engine's files are in the folder counts.
+    /// Returns the driver of the store in a folder. The file `store.id` names the store's engine; the result is `None`
+    /// if the program lacks a driver for this engine. Without `store.id`, returns the first driver whose engine's files
+    /// are in the folder.
     pub fn found_in(&self, folder: &Path) -> Option<&'static dyn Driver> {
         match kv_local::engine_in(folder) {
             Some(engine) => self.local_named(&engine),
@@ -107,7 +110,7 @@ impl Drivers {
         }
     }
 
-    /// Returns the drivers whose engine has files in a folder.
+    /// Returns the drivers whose engines have files in a folder.
     pub fn with_files_in(&self, folder: &Path) -> impl Iterator<Item = &'static dyn Driver> {
         let has_files = |driver: &&dyn Driver| {
             driver.engine().is_some_and(|engine| fs::symlink_metadata(folder.join(engine.entry())).is_ok())
@@ -115,8 +118,8 @@ impl Drivers {
         self.local().filter(has_files)
     }
 
-    /// Returns the store in a folder. Its driver is the one whose store is there, or else the one that is named by the
-    /// folder's extension, or else the default one.
+    /// Returns the location of the store in a folder. The driver of the location is the driver of the existing store in
+    /// the folder, or else the driver that the folder's extension names, or else the default driver.
     ///
     /// # Errors
     /// `UnknownType` if the program has no driver of stores in folders.
@@ -128,7 +131,7 @@ impl Drivers {
         Ok(self.at_folder(driver, folder))
     }
 
-    /// Returns the store in a folder, with the driver of this name.
+    /// Returns the location of the store in a folder, with the driver named `name`.
     ///
     /// # Errors
     /// `UnknownType` if no driver of stores in folders has this name.
@@ -137,12 +140,12 @@ impl Drivers {
         Ok(self.at_folder(driver, folder))
     }
 
-    /// Returns the store in a folder, with this driver.
+    /// Returns the location of the store in a folder, with the driver `driver`.
     pub fn at_folder(&self, driver: &'static dyn Driver, folder: impl Into<PathBuf>) -> Location {
         self.at(driver, StorePlace::Folder(folder.into()))
     }
 
-    /// The store that is used if nothing is configured.
+    /// The location of the store that is used if no store is configured.
     ///
     /// # Errors
     /// See [`default_driver`](Self::default_driver).
@@ -150,28 +153,29 @@ impl Drivers {
         self.of_settings(self.default_driver()?, &Settings::default())
     }
 
-    /// A store in the memory of this process.
+    /// The location of a store in the memory of this process.
     pub fn memory(&self) -> Location {
         self.at(&crate::MEMORY, StorePlace::Memory)
     }
 
-    /// Lists the `datastore_type`s that configuration can name: `sled, redb or etcdv3`.
+    /// Lists the `datastore_type`s that configuration can name, for example `sled, redb or etcdv3`.
     pub fn types(&self) -> String {
         either(self.iter().filter(|driver| driver.facts().scope != Scope::Process).map(|it| it.facts().datastore_type))
     }
 
-    /// Lists the names of stores in folders, each between `before` and `after`: `sled or redb`.
+    /// Lists the names of the drivers of stores in folders, each between `before` and `after`, for example `sled or
+    /// redb`.
     pub fn local_names(&self, before: &str, after: &str) -> String {
         either(self.local().map(|driver| format!("{before}{}{after}", driver.facts().name)))
     }
 
-    /// Lists one URL form for each driver: `sled:///path, redb:///path or etcd://host:port`.
+    /// Lists one URL form for each driver, for example `sled:///path, redb:///path or etcd://host:port`.
     pub fn urls(&self) -> String {
         let forms = self.iter().filter_map(Driver::url_form);
         either(forms.map(|form| form.split(' ').next().unwrap_or_default().to_owned()))
     }
 
-    /// Lists the URL forms with their remarks.
+    /// Lists the URL forms of all drivers, with the remarks about each form.
     pub fn url_forms(&self) -> String {
         self.iter().filter_map(Driver::url_form).collect::<Vec<_>>().join(", ")
     }
@@ -181,7 +185,7 @@ impl Drivers {
     }
 }
 
-/// Joins names with commas and a final "or".
+/// Joins names with commas, and with "or" before the last name.
 fn either(names: impl Iterator<Item = impl Into<String>>) -> String {
     let mut names: Vec<String> = names.map(Into::into).collect();
     match (names.pop(), names.is_empty()) {
@@ -190,7 +194,7 @@ fn either(names: impl Iterator<Item = impl Into<String>>) -> String {
     }
 }
 
-/// The place of a store, and the driver that opens it. `Display` gives a store URL, which [`Drivers::parse`] reads.
+/// The place of a store, and the driver that opens it. `Display` prints a store URL that [`Drivers::parse`] can parse.
 #[derive(Clone)]
 pub struct Location {
     drivers: Drivers,
@@ -199,7 +203,8 @@ pub struct Location {
 }
 
 impl Location {
-    /// Creates the location of a place that `driver` opens, in a program with these drivers.
+    /// Creates the location of a store at the place `place` that `driver` opens, in a program with the drivers
+    /// `drivers`.
     pub(crate) fn new(drivers: Drivers, driver: &'static dyn Driver, place: StorePlace) -> Self {
         Self { drivers, driver, place }
     }
@@ -232,7 +237,7 @@ impl Location {
         }
     }
 
-    /// The address of a cluster; `None` for other stores.
+    /// The address of a store on a cluster; `None` for other stores.
     pub fn cluster(&self) -> Option<&ClusterAddress> {
         match &self.place {
             StorePlace::Cluster(address) => Some(address),
@@ -245,14 +250,14 @@ impl Location {
         self.facts().scope == Scope::Cluster
     }
 
-    /// Returns the location of another folder with the same driver.
+    /// Returns the location of the folder `path` with the driver of this location.
     #[must_use]
     pub fn moved_to(&self, path: impl Into<PathBuf>) -> Self {
         Self { place: StorePlace::Folder(path.into()), ..self.clone() }
     }
 
-    /// Returns the location with its cluster's credentials replaced by the result of `change`. Does not change a
-    /// location that is not a cluster.
+    /// Returns the location with the credentials for its cluster replaced by the result of `change`. A location of
+    /// another kind is returned unchanged.
     ///
     /// # Errors
     /// The error of `change`.
@@ -266,8 +271,8 @@ impl Location {
         Ok(Self { place, ..self })
     }
 
-    /// Returns the store's address with the cluster's endpoints sorted and deduplicated. Use it as a key for files
-    /// about the store.
+    /// Returns the store's address with the cluster's endpoints sorted and deduplicated. Files about a store can use
+    /// this address as a key.
     pub fn in_order(&self) -> String {
         match &self.place {
             StorePlace::Cluster(address) => self.driver.url(&StorePlace::Cluster(address.in_order())),
@@ -275,8 +280,7 @@ impl Location {
         }
     }
 
-    /// Returns true if both locations are one store, whatever credentials they have and in whatever order they list the
-    /// endpoints.
+    /// Returns true if both locations are the same store. Credentials and the order of endpoints do not count.
     pub fn is_same_store(&self, other: &Self) -> bool {
         match (&self.place, &other.place) {
             (StorePlace::Cluster(one), StorePlace::Cluster(two)) => {
@@ -310,7 +314,7 @@ impl fmt::Display for Location {
 }
 
 impl Drivers {
-    /// Returns advice for a user whose configuration leads to no store: one or two sentences.
+    /// Returns one or two sentences of advice for a user whose configuration leads to no store.
     pub fn advice(&self, error: &ConfigError) -> String {
         match error {
             ConfigError::UnknownType(_) => format!("set datastore_type to {}", self.types()),

@@ -1,4 +1,4 @@
-//! The reasons why configuration does not lead to a store.
+//! Defines the errors for configuration that does not lead to a store.
 
 use std::path::PathBuf;
 
@@ -8,16 +8,16 @@ pub type ConfigResult<T, E = ConfigError> = Result<T, E>;
 /// A store that a file of the CNI configuration folder names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// The store's URL, or its description.
+    /// The store's URL, or a description of a store that has no URL.
     pub store: String,
-    /// The first file that names the store.
+    /// The first configuration file that names the store.
     pub file: PathBuf,
 }
 
-/// The reason why configuration does not lead to a store. Contains no text that may be a secret.
+/// The reason why configuration does not lead to a store. A `ConfigError` contains no text that may be a secret.
 ///
-/// [`Display`](std::fmt::Display) describes the fault, in Calico's words where Calico has this error.
-/// [`Drivers::advice`](crate::Drivers::advice) gives the remedy.
+/// [`Display`](std::fmt::Display) describes the fault, with Calico's text if Calico has an equal error.
+/// [`Drivers::advice`](crate::Drivers::advice) tells the user how to correct the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
@@ -39,7 +39,7 @@ pub enum ConfigError {
     /// Certificates or keys for etcd are given both inline and as files.
     #[error("could not initialize etcdv3 client: Cannot mix inline certificate-key and certificate / key files")]
     InlineAndFiles,
-    /// Only one of certificate and key for etcd is given inline.
+    /// Of the certificate and the key for etcd, only one is given inline.
     #[error("could not initialize etcdv3 client: Certificate and Key must both be present inline.")]
     HalfInline,
     /// The configuration file cannot be read.
@@ -55,49 +55,49 @@ pub enum ConfigError {
     ConfigFileSyntax {
         /// The path of the file.
         file: PathBuf,
-        /// The fault, with its line if known.
+        /// The fault in the configuration file, with the line number if known.
         reason: String,
     },
-    /// The configuration file has another version.
+    /// The configuration file has an unsupported version.
     #[error("invalid config file: unknown APIVersion '{0}'")]
     ConfigFileVersion(String),
-    /// The configuration file describes another kind of object.
+    /// The configuration file describes an object of a kind other than `CalicoAPIConfig`.
     #[error("invalid config file: expected kind 'CalicoAPIConfig', got '{0}'")]
     ConfigFileKind(String),
     /// The datastore is the Kubernetes API.
     #[error("datastore type kubernetes is not supported")]
     Kubernetes,
-    /// The environment names an embedded store, but the NetConf an etcd or Kubernetes one.
+    /// The environment names an embedded store, but the NetConf names etcd or Kubernetes.
     #[error("the environment asks for datastore type {environment}, the network configuration for etcd or Kubernetes")]
     Contradiction {
-        /// The type in the environment.
+        /// The datastore type in the environment.
         environment: String,
     },
-    /// A path is set for a datastore without one.
+    /// A path is set for a datastore that is not in a folder on this host.
     #[error("a datastore path is set, but the datastore is not on this host")]
     PathWithoutEmbedded,
-    /// The path is not absolute.
+    /// The configured path of a store is not absolute.
     #[error("{setting} is not an absolute path")]
     RelativePath {
         /// The name of the setting: `datastore_path` or `DATASTORE_PATH`.
         setting: &'static str,
     },
-    /// An address contains a user or a password.
+    /// The address of a store contains a user or a password.
     #[error("a store's address has a user or a password in it")]
     SecretInAddress,
-    /// The value is not a URL.
+    /// The value that should be a store URL is not a URL.
     #[error("{}", .path.as_ref().map_or("this is not a store URL".into(), |path| format!("{path} is a path, not a store URL")))]
     NotAUrl {
         /// The given value, if it is an absolute path.
         path: Option<String>,
     },
-    /// No driver has this URL scheme.
+    /// No driver of the program has this URL scheme.
     #[error("{0}:// is not a kind of store")]
     UnknownScheme(String),
     /// The URL of an embedded store has no absolute path.
     #[error("the {0}:// URL has no absolute path")]
     UrlPath(String),
-    /// The URL of an embedded store has something after the path.
+    /// The URL of an embedded store has text after the path.
     #[error("the {0}:// URL has more in it than a path")]
     UrlOptions(String),
     /// The etcd URL contains more than hosts and ports.
@@ -109,7 +109,7 @@ pub enum ConfigError {
     /// The CNI configuration names several stores.
     #[error("the CNI configuration names several stores:{}", .0.iter().map(|found| format!("\n  {} (in {})", found.store, found.file.display())).collect::<String>())]
     SeveralStores(Vec<Candidate>),
-    /// No store is named, and some of the CNI configuration could not be read.
+    /// No store is named, and some files of the CNI configuration could not be read.
     #[error("cannot tell which store is meant: {}", .0.join("; "))]
     UnreadableConfiguration(Vec<String>),
     /// The environment names a store, but its settings are invalid.

@@ -2,9 +2,9 @@
 //!
 //! # Inside
 //!
-//! [`Driver`] is the trait. [`LocalDriver`] implements it for every [`kv_local::Engine`], and [`MEMORY`] for a store in
-//! memory. [`Drivers`] is the list that a program is built with. A [`Location`] is the place of a store and its driver
-//! from such a list.
+//! The trait [`Driver`] describes a kind of store. [`LocalDriver`] implements [`Driver`] for every
+//! [`kv_local::Engine`], and [`MEMORY`] is the driver of stores in memory. [`Drivers`] is the list that a program is
+//! built with. A [`Location`] combines the place of a store with the driver that opens the store.
 
 mod contract;
 mod drivers;

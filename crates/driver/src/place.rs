@@ -1,40 +1,40 @@
-//! The place of a store: the address of a cluster with its credentials, or a path. Also the settings from which a
-//! driver derives a place.
+//! Defines the place of a store (the memory of a process, a folder, or the address of a cluster with credentials) and
+//! the settings from which a driver derives a place.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use crate::error::{ConfigError, ConfigResult};
 
-/// The place of a store.
+/// The place of a store: memory, a folder, or a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StorePlace {
-    /// The memory of this process.
+    /// The store is in the memory of this process.
     Memory,
-    /// A folder on this machine.
+    /// The store is a folder on this machine.
     Folder(PathBuf),
-    /// A cluster that many machines share.
+    /// The store is a cluster that many machines share.
     Cluster(ClusterAddress),
 }
 
-/// The address of a cluster: either endpoints or a domain with SRV records, never both and never neither.
+/// The address of a cluster: either endpoints or a domain with SRV records, and always exactly one of the two.
 ///
-/// Only `access` contains secrets, and neither [`url`](Self::url) nor `Debug` shows it. An endpoint that contains a
-/// user or a password is refused.
+/// Only the field `access` contains secrets, and neither [`url`](Self::url) nor `Debug` shows these secrets. An
+/// endpoint that contains a user or a password is refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterAddress {
-    /// The members, as `http://host:port`, `https://host:port` or `unix:///path`.
+    /// The endpoints of the cluster's members, as `http://host:port`, `https://host:port` or `unix:///path`.
     pub endpoints: Vec<String>,
-    /// The domain whose SRV records name the members.
+    /// The domain whose SRV records name the cluster's members; empty if `endpoints` is set.
     pub discovery_srv: String,
-    /// The credentials.
+    /// The credentials for the cluster.
     pub access: Access,
 }
 
 impl ClusterAddress {
-    /// Parses the address in a URL: `NAME://host:port[,host:port]`, `NAME+https://` for TLS, or `NAME+unix:///path` for
-    /// a unix socket.
+    /// Parses the address of a cluster in a URL: `NAME://host:port[,host:port]`, `NAME+https://` for TLS, or
+    /// `NAME+unix:///path` for a unix socket.
     ///
     /// # Errors
     /// The fault of the URL. No error contains text that may be a secret.
@@ -48,7 +48,7 @@ impl ClusterAddress {
         Ok(Self { endpoints, ..Self::default() })
     }
 
-    /// Derives the address from Calico's settings for etcd.
+    /// Derives the address of a cluster from Calico's settings for etcd.
     ///
     /// # Errors
     /// The fault of the settings.
@@ -64,13 +64,13 @@ impl ClusterAddress {
         Ok(Self { endpoints, discovery_srv, access: settings.access()? })
     }
 
-    /// Returns true if the address explicitly uses no TLS for any member.
+    /// Returns true if the address lists only endpoints without TLS. Returns false for an SRV domain.
     pub fn all_without_tls(&self) -> bool {
         let without = |endpoint: &String| endpoint.starts_with("http://") || endpoint.starts_with("unix:");
         self.discovery_srv.is_empty() && self.endpoints.iter().all(without)
     }
 
-    /// Returns the address with its endpoints sorted and deduplicated.
+    /// Returns this address with its endpoints sorted and deduplicated.
     #[must_use]
     pub fn in_order(&self) -> Self {
         let mut ordered = self.clone();
@@ -79,8 +79,8 @@ impl ClusterAddress {
         ordered
     }
 
-    /// Returns the URL, which begins with the driver's name. An SRV domain, or a list that mixes plain text and TLS,
-    /// has no URL and is described instead.
+    /// Returns the URL of the cluster, which begins with the driver's name. For an SRV domain, or for endpoints with
+    /// and without TLS, there is no URL; returns a description instead.
     pub fn url(&self, driver: &str) -> String {
         if self.endpoints.is_empty() {
             return format!("{driver} members in the SRV records of {}", self.discovery_srv);
@@ -99,7 +99,7 @@ impl ClusterAddress {
     }
 }
 
-/// Returns the endpoints of a URL's members.
+/// Parses the list of members in a URL and returns the endpoint of each member.
 fn members(rest: &str, scheme: &str) -> ConfigResult<Vec<String>> {
     let rest = rest.strip_suffix('/').unwrap_or(rest);
     let hosts = endpoints(rest)?;
@@ -109,8 +109,8 @@ fn members(rest: &str, scheme: &str) -> ConfigResult<Vec<String>> {
     Ok(hosts.into_iter().map(|host| format!("{scheme}{host}")).collect())
 }
 
-/// Splits a comma-separated list of endpoints, as in `etcd_endpoints` and `ETCD_ENDPOINTS`, and puts their schemes in
-/// lower case. The result is never empty.
+/// Splits a comma-separated list of endpoints, as in `etcd_endpoints` and `ETCD_ENDPOINTS`, and changes the schemes of
+/// the endpoints to lower case. The returned list is never empty.
 fn endpoints(list: &str) -> ConfigResult<Vec<String>> {
     if list.contains('@') {
         return Err(ConfigError::SecretInAddress);
@@ -134,12 +134,12 @@ pub struct Access {
     pub authority: Option<Pem>,
     /// The client certificate and its key, for servers that require one.
     pub identity: Option<ClientCertificate>,
-    /// The user and password, for servers that require them.
+    /// The user and password, for servers that require a login.
     pub login: Option<Login>,
 }
 
 impl Access {
-    /// Fills in from `other` whatever is missing here.
+    /// Adds the credentials of `other` for which these credentials have no value.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -155,10 +155,10 @@ impl Access {
     }
 }
 
-/// A client certificate with its key.
+/// A client certificate with its private key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificate {
-    /// The certificate, and any intermediate certificates.
+    /// The client certificate, and any intermediate certificates.
     pub certificate: Pem,
     /// The private key of the certificate.
     pub key: Pem,
@@ -199,21 +199,21 @@ impl fmt::Debug for Login {
     }
 }
 
-/// The settings that select a store, from any source: Calico's settings, and the path of a store in a folder. Empty
-/// means not set. `Debug` shows the type only, since others are secrets.
+/// The settings that select a store, from any source: Calico's settings, and the path of a store in a folder. An empty
+/// setting counts as not set. `Debug` shows only the datastore type, since other settings may be secrets.
 #[derive(Clone, Default)]
 pub struct Settings {
-    /// `datastore_type`.
+    /// The setting `datastore_type`: the kind of store.
     pub datastore_type: String,
     /// The folder of a store on this machine.
     pub path: String,
     /// Endpoints of etcd, separated by commas.
     pub etcd_endpoints: String,
-    /// A domain whose SRV records name the endpoints.
+    /// A domain whose SRV records name the endpoints of etcd.
     pub etcd_discovery_srv: String,
-    /// The paths of certificate and key files.
+    /// The paths of the certificate and key files for etcd.
     pub etcd_files: EtcdFiles,
-    /// Certificates and keys as PEM text. Only `calicoctl.cfg` has settings for it.
+    /// Certificates and keys as PEM text. Only `calicoctl.cfg` has settings for PEM text.
     pub etcd_inline: EtcdFiles,
     /// The name of the etcd user.
     pub etcd_username: String,
@@ -234,11 +234,11 @@ impl fmt::Debug for Settings {
 /// Certificates and a key, as paths or as PEM text.
 #[derive(Clone, Default)]
 pub struct EtcdFiles {
-    /// The private key.
+    /// The private key of the client certificate.
     pub key: String,
     /// The client certificate.
     pub certificate: String,
-    /// The CA that signed the servers' certificates.
+    /// The CA that signed the servers' certificates, as a path or as PEM text.
     pub authority: String,
 }
 
@@ -248,8 +248,8 @@ impl fmt::Debug for EtcdFiles {
     }
 }
 
-/// Whether any setting indicates Kubernetes (a kubeconfig, the address of an API server). If so, missing endpoints are
-/// an error and must not select a store on this machine.
+/// Whether any setting indicates Kubernetes, for example a kubeconfig or the address of an API server. If a setting
+/// indicates Kubernetes, missing endpoints are an error and must not select a store on this machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Orchestrator {
     /// No setting indicates Kubernetes.
@@ -266,7 +266,7 @@ impl EtcdFiles {
 }
 
 impl Settings {
-    /// Returns true if an endpoint, a certificate or a sign of Kubernetes is set.
+    /// Returns true if an endpoint, an SRV domain, a certificate, a key or a Kubernetes setting is set.
     pub fn has_cluster_setting(&self) -> bool {
         let etcd = [&self.etcd_endpoints, &self.etcd_discovery_srv].into_iter().any(|setting| !setting.is_empty());
         self.orchestrator == Orchestrator::Kubernetes
@@ -279,7 +279,7 @@ impl Settings {
     /// user.
     ///
     /// # Errors
-    /// A certificate without its key, a key without its certificate, or inline text beside files.
+    /// A certificate without its key, a key without its certificate, or PEM text beside files.
     pub fn access(&self) -> ConfigResult<Access> {
         let inline = !self.etcd_inline.is_empty();
         let (given, pem): (_, fn(&String) -> Pem) = if inline {
@@ -309,7 +309,7 @@ impl Settings {
     }
 }
 
-/// Parses the path in a URL. The path is used literally, without percent-decoding.
+/// Parses the path in a store URL. The path in the URL is used literally, without percent-decoding.
 ///
 /// # Errors
 /// A path that is not absolute, text after the path, or a user or password.

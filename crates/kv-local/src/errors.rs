@@ -1,4 +1,4 @@
-//! The errors of opening a store's folder. Each states the fault, the path, and the remedy.
+//! Creates the errors of opening a store's folder. Each error states the fault, the path, and the remedy.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,17 +40,17 @@ impl StoreLabel {
         self.error(kind, detail).with_source(error)
     }
 
-    /// The error if there is no store and the options do not create one.
+    /// Returns the error for a missing store that the options do not allow to create.
     pub(crate) fn missing(&self) -> Error {
         self.error(ErrorKind::Missing, format!("nothing in {}", self.folder.display()))
     }
 
-    /// The error if the store is damaged.
+    /// Returns the error for a damaged store.
     pub(crate) fn damaged(&self, what: &str) -> Error {
         self.error(ErrorKind::Corrupt, self.advice(what))
     }
 
-    /// The error if the store has lost its newest revisions.
+    /// Returns the error for a store that has lost its newest revisions.
     pub(crate) fn regressed(&self, newest: Revision, seen: u64) -> Error {
         let folder = self.folder.display();
         let detail = format!(
@@ -60,7 +60,7 @@ impl StoreLabel {
         self.error(ErrorKind::RevisionRegressed, detail)
     }
 
-    /// Adds advice to an error about damage or a full disk that has no detail yet.
+    /// Adds advice to an error about damage or a full disk if the error has no detail yet.
     pub(crate) fn advise(&self, error: Error) -> Error {
         match error.kind() {
             _ if error.detail().is_some() => error,
@@ -75,12 +75,12 @@ impl StoreLabel {
         format!("{what}; restore {folder} from a backup, or move it away to start with an empty store")
     }
 
-    /// The error if the folder contains the store of another engine.
+    /// Returns the error for a folder that contains the store of another engine.
     pub(crate) fn other_engine(&self, engine: &str) -> Error {
         self.error(ErrorKind::Unsupported, store_of(&self.folder, engine))
     }
 
-    /// The error if the folder is on a file system that other machines may have mounted too.
+    /// Returns the error for a folder on a file system that other machines may have mounted, too.
     pub(crate) fn shared_file_system(&self, name: &str) -> Error {
         let detail = format!(
             "{} is on {name}, where the locks that keep processes apart cannot be trusted: give a path on a disk of this \
@@ -90,7 +90,7 @@ impl StoreLabel {
         self.error(ErrorKind::Unsupported, detail)
     }
 
-    /// The error if the folder contains files that are not a store's.
+    /// Returns the error for a folder that contains another program's files.
     pub(crate) fn foreign_folder(&self, found: &str) -> Error {
         let detail = format!(
             "{} holds {found} and no store: give a folder that does not exist yet, or an empty one",
@@ -99,7 +99,7 @@ impl StoreLabel {
         self.error(ErrorKind::Unsupported, detail)
     }
 
-    /// The error if the lock was not free in time.
+    /// Returns the error for a store lock that was not free in time.
     pub(crate) fn late(&self, queue: &Path, wait: Duration) -> Error {
         let who = match queue::find_holder(queue) {
             Some(process) => format!("process {process} has it"),
@@ -115,12 +115,12 @@ impl StoreLabel {
     }
 }
 
-/// The detail of an error about a folder that contains another engine's store.
+/// Returns the detail of an error about a folder that contains another engine's store.
 pub fn store_of(folder: &Path, engine: &str) -> String {
     format!("{} holds a {engine} store: set datastore_type to {engine}", folder.display())
 }
 
-/// A folder that exists only if SELinux is enabled.
+/// The path of a folder that exists only if SELinux is enabled.
 const SELINUX_FOLDER: &str = "/sys/fs/selinux";
 
 fn no_permission(path: &Path, folder: &Path, selinux: bool) -> String {

@@ -1,9 +1,9 @@
-//! Creates folders and files that survive a power loss and that only their owner can read. Also detects file systems
-//! that a store must not be on, because several machines share them.
+//! Creates folders and files that survive a power loss and that only their owner can read. This module also detects
+//! file systems that several machines share, on which a store must not be.
 //!
 //! The queue in front of a store consists of file locks. A file system that several machines share may keep locks per
-//! machine, or lose them with a connection, in some cases silently. Two processes could then have the store open at the
-//! same time.
+//! machine, or silently lose locks when a connection breaks. On a shared file system, two processes could therefore
+//! have the store open at the same time.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, Write as _};
@@ -18,10 +18,10 @@ use rustix::fs::{Access, Dir, Mode, OFlags, access, openat};
 const FILE_MODE: u32 = 0o600;
 /// The mode of a store's folders.
 pub(crate) const FOLDER_MODE: u32 = 0o700;
-/// The mode of created folders above the store's folder.
+/// The mode of newly created parent folders of a store's folder.
 const PARENT_MODE: u32 = 0o755;
 
-/// Creates a store's folder and the missing folders above it. An existing folder is not changed.
+/// Creates a store's folder and its missing parent folders. An existing store folder is not changed.
 pub(crate) fn create(path: &Path) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
@@ -32,8 +32,8 @@ pub(crate) fn create(path: &Path) -> io::Result<()> {
     create_one(path, FOLDER_MODE)
 }
 
-/// Fails if [`create`] would fail for a reason that can be found without creating anything. Returns the path with the
-/// error.
+/// Fails if [`create`] would fail for a reason that can be found without creating anything. The error comes with the
+/// path that causes the failure.
 pub(crate) fn could_create(path: &Path) -> Result<(), (&Path, io::Error)> {
     let there = path.ancestors().find(|above| above.symlink_metadata().is_ok()).unwrap_or(path);
     if !there.is_dir() {
@@ -54,9 +54,9 @@ fn create_parents(path: &Path) -> io::Result<()> {
 
 fn create_one(path: &Path, mode: u32) -> io::Result<()> {
     match DirBuilder::new().mode(mode).create(path) {
-        // Set the mode again in case the umask removed bits.
+        // Set the mode of the new folder again in case the umask removed bits.
         Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode))?,
-        // Another process created the folder first. (A file at this path is still an error.)
+        // If the folder exists now, another process has created it first. A file at this path is still an error.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {}
         Err(error) => return Err(error),
     }
@@ -67,7 +67,7 @@ fn create_one(path: &Path, mode: u32) -> io::Result<()> {
     }
 }
 
-/// Returns the folder that contains a path; the current folder for a bare name.
+/// Returns the folder that contains a path. For a path without a slash, this is the current folder.
 fn parent(path: &Path) -> Option<&Path> {
     match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Some(Path::new(".")),
@@ -75,12 +75,13 @@ fn parent(path: &Path) -> Option<&Path> {
     }
 }
 
-/// Syncs a folder, so that the names in it are durable.
+/// Syncs a folder, so that the names of the folder's entries are durable.
 pub(crate) fn sync(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Syncs the folders above `path` on its file system that this user may read, so that their names are durable.
+/// Syncs all parent folders of `path` that are on the same file system and that this user may read, so that the
+/// folders' names are durable.
 pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
     let device = fs::metadata(path)?.dev();
     for above in path.ancestors().skip(1) {
@@ -88,7 +89,7 @@ pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
             break;
         }
         match sync(above) {
-            // Another user made this folder, since this user cannot even read it.
+            // Skip a folder that this user cannot read, because another user has created it.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             result => result?,
         }
@@ -96,7 +97,7 @@ pub(crate) fn sync_above(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Opens a file for reading and writing, and creates it if it is missing.
+/// Opens a file for reading and writing, and creates the file if it is missing.
 pub(crate) fn open_or_create(path: &Path) -> io::Result<File> {
     let file = options().create(true).truncate(false).open(path)?;
     restrict(path, FILE_MODE)?;
@@ -114,7 +115,7 @@ fn options() -> OpenOptions {
     options
 }
 
-/// Writes a small file atomically: after a crash the old or the new content is there in full.
+/// Writes a small file atomically: after a crash, the file has either its complete old or its complete new content.
 pub(crate) fn write(path: &Path, content: &str) -> io::Result<()> {
     let draft = path.with_extension("new");
     let mut file = options().create(true).truncate(true).open(&draft)?;
@@ -128,7 +129,7 @@ pub(crate) fn write(path: &Path, content: &str) -> io::Result<()> {
     }
 }
 
-/// Sets the mode of everything in and below `path` to that of a store's files and folders.
+/// Sets the modes of `path` and of all files and folders under it to the modes of a store's files and folders.
 pub(crate) fn restrict_all(path: &Path) -> io::Result<()> {
     if !fs::symlink_metadata(path)?.is_dir() {
         return restrict(path, FILE_MODE);
@@ -136,7 +137,7 @@ pub(crate) fn restrict_all(path: &Path) -> io::Result<()> {
     restrict(path, FOLDER_MODE)?;
     for entry in fs::read_dir(path)? {
         match restrict_all(&entry?.path()) {
-            // The engine may remove a file of its own meanwhile.
+            // The engine may remove one of its files while this loop runs.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => result?,
         }
@@ -144,7 +145,7 @@ pub(crate) fn restrict_all(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Syncs everything in and below `path`, names and contents.
+/// Syncs `path` and all files and folders under it: names and contents.
 pub(crate) fn sync_all(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path)?.is_dir() {
         for entry in fs::read_dir(path)? {
@@ -154,7 +155,7 @@ pub(crate) fn sync_all(path: &Path) -> io::Result<()> {
     sync(path)
 }
 
-/// Changes the mode of a path if it differs. Only the owner and root can do this.
+/// Changes the mode of a path unless the path has this mode already. Only the owner and root can change a mode.
 pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     if fs::metadata(path)?.permissions().mode() & 0o7777 == mode {
         return Ok(());
@@ -162,10 +163,10 @@ pub(crate) fn restrict(path: &Path, mode: u32) -> io::Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode))
 }
 
-/// Gives everything that root created in a store's folder to the folder's owner, who otherwise could not use the store.
+/// Gives all files that root created in a store's folder to the folder's owner, who otherwise could not use the store.
 ///
-/// The owner may put anything into the folder meanwhile. So this follows no links, and gives away only plain files with
-/// a single name.
+/// While this function runs, the folder's owner could add any file to the folder, for example a link to a system file.
+/// `give_to_owner` follows no symbolic links, and gives away only folders and plain files without further hard links.
 pub(crate) fn give_to_owner(folder: &Path) -> io::Result<()> {
     if !nix::unistd::geteuid().is_root() {
         return Ok(());
@@ -183,7 +184,7 @@ fn give_all(folder: &File, owner: &fs::Metadata) -> io::Result<()> {
             continue;
         }
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        // Skip links, and files that the engine has removed.
+        // Skip symbolic links, and files that the engine has removed.
         let Ok(file) = openat(folder, name, flags, Mode::empty()) else { continue };
         let file = File::from(file);
         let found = file.metadata()?;
@@ -197,7 +198,7 @@ fn give_all(folder: &File, owner: &fs::Metadata) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes a file, or a folder with its content. Succeeds if there is neither.
+/// Removes a file, or a folder with its content. Succeeds if nothing exists at the path.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     let result = match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
@@ -210,7 +211,7 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// File systems that several machines share, by the kernel's number for the type (`f_type` in statfs(2)).
+/// File systems that several machines share, with the kernel's number for each type (`f_type` in statfs(2)).
 const SHARED_KINDS: [(u32, &str); 19] = [
     (0x6969, "NFS"),
     (0x0102_1997, "9p"),
@@ -233,10 +234,12 @@ const SHARED_KINDS: [(u32, &str); 19] = [
     (0xbacb_acbc, "a shared folder of VMware"),
 ];
 
-/// The type of FUSE file systems. Only their names show whether they are local.
+/// The kernel's number for the type of all FUSE file systems. Only the name of a FUSE file system shows whether several
+/// machines share it.
 const FUSE_KIND: u32 = 0x6573_5546;
 
-/// FUSE file systems that several machines share. Others, for example fuse-overlayfs and virtiofs, count as local.
+/// FUSE file systems that several machines share. All other FUSE file systems, for example fuse-overlayfs and virtiofs,
+/// count as local.
 const SHARED_FUSE: [&str; 16] = [
     "sshfs",
     "glusterfs",
@@ -256,11 +259,11 @@ const SHARED_FUSE: [&str; 16] = [
     "smbnetfs",
 ];
 
-/// Returns the name of the file system that `path` is on if several machines share it; `None` also if its type is
-/// unknown.
+/// Returns the name of the file system that contains `path` if several machines share this file system. Returns `None`
+/// for a local file system and for a file system of unknown type.
 ///
 /// # Errors
-/// `NotFound` if there is nothing at `path`.
+/// `NotFound` if no file or folder exists at `path`.
 pub(crate) fn shared_file_system(path: &Path) -> io::Result<Option<String>> {
     let kind = match statfs(path) {
         Ok(status) => status.filesystem_type().0,
@@ -282,8 +285,8 @@ fn shared_fuse(path: &Path) -> Option<String> {
     fuse_type(&mounts, &format!("{}:{}", major(device), minor(device))).filter(|name| is_shared_fuse(name))
 }
 
-/// Returns the type of the file system on a device, from lines such as
-/// `36 35 0:42 / /mnt rw,noatime master:1 - fuse.sshfs host:/folder rw`.
+/// Returns the type of the file system on a device, parsed from mountinfo lines such as `36 35 0:42 / /mnt rw,noatime
+/// master:1 - fuse.sshfs host:/folder rw`.
 fn fuse_type(mounts: &str, device: &str) -> Option<String> {
     mounts.lines().find_map(|line| {
         let (place, what) = line.split_once(" - ")?;
@@ -375,7 +378,7 @@ mod tests {
             (0xfe53_4d42, Some("SMB")),
             (0x00c3_6400, Some("Ceph")),
             (0x0bd0_0bd0, Some("Lustre")),
-            // ext4, xfs, btrfs, tmpfs, overlay, f2fs, zfs.
+            // The local file systems ext4, xfs, btrfs, tmpfs, overlay, f2fs and zfs.
             (0xef53, None),
             (0x5846_5342, None),
             (0x9123_683e, None),

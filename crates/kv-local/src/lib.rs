@@ -2,8 +2,8 @@
 //!
 //! # Inside
 //!
-//! This crate provides the parts that all engines on disk share: the folder, the queue in front of it, and the store's
-//! identity.
+//! This crate provides the parts that all engines on disk share: the store's folder, the queue in front of the folder,
+//! and the store's identity.
 //!
 //! A store is a folder that only its owner can read:
 //!

@@ -1,11 +1,11 @@
-//! Operations on a whole store: inspecting it without the lock, shrinking it, upgrading its format, and replacing it
-//! with another store.
+//! Inspects a whole store without the store lock, shrinks a store, upgrades a store's format, and replaces a store with
+//! a new store.
 //!
-//! [`peek`] needs no lock, so it works even while another process has the lock or hangs with it.
+//! [`peek`] needs no lock, so it works even while another process has the store lock or hangs with the store lock.
 //!
-//! A replacement appears in one step. The new store is built in a folder beside the old one, `PATH.restoring`, which no
-//! program takes for a store. The folder is renamed when the new store is complete. A process that is killed earlier
-//! leaves `PATH.restoring`, and the next one removes it.
+//! The new store appears at its path in one step. The new store is built in the folder `PATH.restoring` beside the old
+//! store, and no program opens a store in this folder. When the new store is complete, its folder is renamed. A process
+//! that is killed earlier leaves the folder `PATH.restoring` behind, and the next replacement removes this folder.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -27,37 +27,38 @@ use super::queue::{self, StoreLock};
 use super::revision_file;
 use super::store_folder::{FolderContents, IDENTITY_FILE, Identity, QUEUE_FILE, REVISION_FILE, StoreFolder, is_known};
 
-/// The facts about a store that need neither its lock nor opening it.
+/// The facts about a store that can be read without the store lock and without opening the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StorePeek {
-    /// The engine that `store.id` names; `None` if that file is missing or cannot be read.
+    /// The engine that the file `store.id` names; `None` if the file is missing or cannot be read.
     pub engine: Option<String>,
-    /// The layout of the folder, if this program does not support it. The format of the rows is a different number,
-    /// which is only known after opening the store.
+    /// The layout version of the store's folder, if this program does not support this layout. The format of the rows
+    /// is a different number and is only known after opening the store.
     pub unknown_layout: Option<u32>,
-    /// The store's id; `None` if `store.id` is missing or damaged, or its layout is unknown and has no id.
+    /// The store's id; `None` if the file `store.id` is missing or damaged, or has an unknown layout without an id.
     pub id: Option<Uuid>,
-    /// The total size of all files in the folder, in bytes.
+    /// The total size of all files in the store's folder, in bytes.
     pub bytes: u64,
-    /// The lock holder.
+    /// The process that has the store lock.
     pub holder: LockHolder,
-    /// The number of processes that wait for the lock.
+    /// The number of processes that wait for the store lock.
     pub waiting: usize,
 }
 
-/// The lock holder of a store.
+/// The process that has the lock of a store, if known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LockHolder {
-    /// No process has the lock.
+    /// No process has the store lock.
     None,
-    /// The process that has the lock, for example `12345 (margay-ipam)`.
+    /// The process that has the store lock, for example `12345 (margay-ipam)`.
     Process(String),
-    /// The holder is hidden: another user's process, which only root sees, or one that has just ended.
+    /// The lock holder could not be found: a process of another user, which only root sees, or a process that has just
+    /// ended.
     Unseen,
 }
 
-/// Inspects the store of `engine` in the folder `path`. Opens no file for writing and waits for no lock.
+/// Inspects the store of `engine` in the folder `path`. `peek` opens no file for writing and waits for no lock.
 ///
 /// # Errors
 /// `Missing` if there is no store; `Io`.
@@ -87,8 +88,9 @@ pub fn peek(engine: &dyn Engine, path: &Path) -> Result<StorePeek> {
     })
 }
 
-/// Returns the number of processes that wait for the lock of the store of `engine` in the folder `path`. A lock holder
-/// with long work calls this to release the lock when another process waits. Costs some microseconds.
+/// Returns the number of processes that wait for the lock of the store of `engine` in the folder `path`. A process that
+/// keeps the store open for a long time polls this function and releases the store lock when another process waits. A
+/// call costs some microseconds.
 ///
 /// # Errors
 /// `Io`.
@@ -104,7 +106,7 @@ pub struct QueueFile {
 }
 
 impl QueueFile {
-    /// Opens the queue file that is now in the folder `path`.
+    /// Opens the queue file that is currently in the folder `path`.
     ///
     /// # Errors
     /// `Missing` if there is no store; `Io`.
@@ -113,14 +115,15 @@ impl QueueFile {
         Ok(Self { queue: folder.io(QUEUE_FILE, File::open(folder.path(QUEUE_FILE)))? })
     }
 
-    /// Returns the number of processes that have the lock or wait for it; 0 if the system reports an error.
+    /// Returns the number of processes that have the store lock or wait for the lock; 0 if the system reports an error.
     pub fn count(&self) -> usize {
         queue::tickets(&self.queue).map_or(0, |tickets| tickets.len())
     }
 }
 
-/// Reads the newest revision of the store of `engine` in the folder `path` without the lock, for a process that polls
-/// for changes. Returns `None` if no file records the revision; then only opening the store shows it.
+/// Reads the newest revision of the store of `engine` in the folder `path` without the store lock, for a process that
+/// polls for changes. Returns `None` if no file records the revision; in this case, the revision is only known after
+/// opening the store.
 ///
 /// # Errors
 /// `Io`.
@@ -133,7 +136,7 @@ pub fn newest(engine: &dyn Engine, path: &Path) -> Result<Option<Revision>> {
     }
 }
 
-/// Counts the tickets in a queue.
+/// Counts the tickets in the queue file `queue`; 0 if the file is missing.
 fn tickets(queue: &Path) -> io::Result<usize> {
     match File::open(queue) {
         Ok(file) => Ok(queue::tickets(&file)?.len()),
@@ -142,7 +145,8 @@ fn tickets(queue: &Path) -> io::Result<usize> {
     }
 }
 
-/// Adds up the sizes of all files in and below a folder, in bytes. A file that is removed meanwhile does not count.
+/// Returns the total size of all files in a folder and its subfolders, in bytes. A file that is removed during the call
+/// does not count.
 fn size(path: &Path) -> io::Result<u64> {
     let gone = |error: io::Error| if error.kind() == io::ErrorKind::NotFound { Ok(0) } else { Err(error) };
     match fs::symlink_metadata(path) {
@@ -165,14 +169,15 @@ fn size(path: &Path) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// Free disk space that a new store needs besides a journal, in bytes. The ballast may be missing.
+/// Free disk space that a new store needs besides a journal, in bytes. The file `ballast` is not included, because a
+/// store works without it.
 const MIN_FREE_DISK_BYTES: u64 = 64 << 10;
 
-/// Waits for the store lock and makes the files of the store of `engine` in the folder `path` as small as the engine
+/// Waits for the store lock, then makes the files of the store of `engine` in the folder `path` as small as the engine
 /// can.
 ///
 /// # Errors
-/// See [`open_blocking`]. Nothing is lost on an error.
+/// See [`open_blocking`]. An error loses no data.
 pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<SpareSpace> {
     let folder = StoreFolder::new(engine, path);
     let _lock = folder.take_lock(&options.clone().with_create(Create::Never))?;
@@ -182,7 +187,7 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     }
     let entry = folder.path(engine.entry());
     if engine.log() == CommitLog::Journal {
-        // The journal may contain records that remove rows from the engine, so apply it first.
+        // Apply the journal first: its records may remove rows from the engine.
         let revision_file = Arc::new(folder.open_revision_file()?);
         let table = caught(&folder.label, Operation::Open, || engine.open(&entry, &folder.label.store))?;
         let table = journaled(&folder, revision_file, table)?;
@@ -191,8 +196,9 @@ pub fn shrink_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
     caught(&folder.label, Operation::Compact, || engine.shrink(&entry, &folder.label.store))
 }
 
-/// Checks, without creating anything, whether a store of `engine` can be created in the folder `path`. Fails if
-/// permission is missing, a file is in the path, the folder contains another program's files, or the disk is full.
+/// Checks, without creating anything, whether a store of `engine` can be created in the folder `path`. Fails if this
+/// process lacks permission, a part of the path is a file, the folder contains another program's files, or the disk is
+/// full.
 ///
 /// # Errors
 /// The error that creating the store would give.
@@ -204,17 +210,19 @@ pub fn check_creatable(engine: &dyn Engine, path: &Path) -> Result<()> {
 /// The formats of a store before and after an upgrade.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FormatUpgrade {
-    /// The format of the rows before.
+    /// The format of the rows before the upgrade.
     pub from: u32,
-    /// The format of the rows after: the newest one.
+    /// The format of the rows after the upgrade.
     pub to: u32,
 }
 
-/// Waits for the store lock and upgrades the store of `engine` in the folder `path` to the newest format. The upgrade
-/// from 1 to 2 rewrites no rows. Programs that do not support the new format refuse the upgraded store.
+/// Waits for the store lock, then upgrades the store of `engine` in the folder `path` to the newest format. The upgrade
+/// from format 1 to format 2 rewrites no rows. Programs that do not support the newest format refuse the upgraded
+/// store.
 ///
 /// # Errors
-/// See [`open_blocking`], for example `UnknownFormat` if the store is newer than this program; any error of a write.
+/// See [`open_blocking`], for example `UnknownFormat` if the store has a newer format than this program supports; any
+/// error of a write.
 pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<FormatUpgrade> {
     let store = open_blocking(engine, path, &options.clone().with_create(Create::Never))?;
     let from = store.status().format;
@@ -224,8 +232,8 @@ pub fn upgrade_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions)
     Ok(FormatUpgrade { from, to: FORMAT_WITH_LEASES })
 }
 
-/// Creates an empty store of `engine` in the folder `path`, in the format that the options give. Returns false if there
-/// is a store already, and does not change it. Blocks.
+/// Creates an empty store of `engine` in the folder `path`, in the format that the options give. Returns false, without
+/// any change, if the folder contains a store already. The function blocks the thread.
 ///
 /// # Errors
 /// See [`open_blocking`].
@@ -234,13 +242,14 @@ pub fn create_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) 
         FolderContents::Complete(_) | FolderContents::Unnamed => Ok(false),
         FolderContents::Nothing | FolderContents::Unfinished => {
             let store = open_blocking(engine, path, &options.clone().with_create(Create::IfMissing))?;
-            // Another process may have created the store meanwhile.
+            // Another process may have created the store first, in another format.
             Ok(store.status().format == options.format)
         }
     }
 }
 
-/// Returns the result that [`upgrade_blocking`] would have, without writing anything. Blocks.
+/// Returns the result that [`upgrade_blocking`] would have, without changing the store's rows. The function blocks the
+/// thread.
 ///
 /// # Errors
 /// See [`open_blocking`].
@@ -249,23 +258,23 @@ pub fn preview_upgrade_blocking(engine: &dyn Engine, path: &Path, options: &Open
     Ok(FormatUpgrade { from: store.status().format, to: FORMAT_WITH_LEASES })
 }
 
-/// The folder in which a replacement store is built. Dropping this removes the folder.
+/// The folder in which a replacement store is built. Dropping a `FolderStaging` removes the folder.
 #[derive(Debug)]
 pub struct FolderStaging {
     label: StoreLabel,
-    /// The folder of the new store, which replaces the old store's folder.
+    /// The folder of the new store, which will replace the old store's folder.
     store: PathBuf,
     folder: PathBuf,
-    /// Locked while this exists. The kernel releases the lock of a killed process.
+    /// The staging folder, locked until this file is closed. The kernel releases the lock of a killed process.
     _lock: File,
 }
 
 impl FolderStaging {
-    /// Creates the folder in which the replacement of the store of `engine` in the folder `path` is built. Removes what
-    /// a killed process left there.
+    /// Creates the folder in which the replacement of the store of `engine` in the folder `path` is built. Removes the
+    /// remains of a replacement whose process was killed.
     ///
     /// # Errors
-    /// `Locked` if another process is building a replacement; `Io`, `NoSpace`.
+    /// `Locked` if another process is building a replacement of the same store; `Io`, `NoSpace`.
     pub fn begin(engine: &dyn Engine, path: &Path) -> Result<Self> {
         let mut label = StoreFolder::new(engine, path).label;
         // If the path is a symbolic link, replace its target and not the link.
@@ -282,7 +291,7 @@ impl FolderStaging {
             Err(TryLockError::WouldBlock) => return Err(busy()),
             Err(TryLockError::Error(error)) => return Err(label.io(&folder, error)),
         }
-        // A process that has just ended may have removed the folder.
+        // Another process that has just ended its replacement may have removed the staging folder.
         if !is_at(&lock, &folder) {
             return Err(busy());
         }
@@ -291,7 +300,7 @@ impl FolderStaging {
         Ok(Self { label, store, folder, _lock: lock })
     }
 
-    /// The folder in which the caller creates the store. It does not exist yet.
+    /// The folder in which the caller creates the new store. The folder does not exist yet.
     pub fn store(&self) -> &Path {
         &self.store
     }
@@ -300,8 +309,8 @@ impl FolderStaging {
     /// [`finish`](Self::finish). Returns `None` if the store's folder is missing or empty.
     ///
     /// # Errors
-    /// `Locked` if the lock was not free in time; `Unsupported` if the folder contains something other than a store;
-    /// `Io`.
+    /// `Locked` if the store lock was not free in time; `Unsupported` if the folder contains something other than a
+    /// store; `Io`.
     pub fn hold(&self, engine: &dyn Engine, wait: Duration) -> Result<Option<FolderReplacement>> {
         let path = &self.label.folder;
         match fs::read_dir(path).map(|mut entries| entries.next().is_none()) {
@@ -311,18 +320,18 @@ impl FolderStaging {
             Err(error) => return Err(self.label.io(path, error)),
         }
         let folder = StoreFolder::new(engine, path);
-        // A damaged store may have lost its queue file, so create it.
+        // A damaged store may have lost its queue file, so allow creating the queue file.
         let options = OpenOptions::default().with_create(Create::IfMissing).with_wait(wait);
         let lock = folder.take_lock(&options)?;
         Ok(Some(FolderReplacement { folder, _lock: lock }))
     }
 
-    /// Moves the new store to its final path. `old` is the store at this path, which is moved aside; returns its new
-    /// path.
+    /// Moves the new store to its final path. The old store `old` at this path is moved to another path. Returns the
+    /// path to which the old store was moved.
     ///
     /// # Errors
-    /// `Unsupported` if a store has appeared at this path meanwhile, or if the file system cannot exchange two folders;
-    /// `Io`. On an error nothing has changed.
+    /// `Unsupported` if another store was created at the final path first, or if the file system cannot exchange two
+    /// folders; `Io`. On an error, the old store stays at its path.
     pub fn finish(self, old: Option<FolderReplacement>) -> Result<Option<PathBuf>> {
         let path = &self.label.folder;
         let io = |error: io::Error| self.label.io(path, error);
@@ -340,8 +349,8 @@ impl FolderStaging {
             .map(|number| sibling_path(path, &format!("replaced-{number}")))
             .find(|aside| fs::symlink_metadata(aside).is_err())
             .unwrap_or_default();
-        // First rename the new store to the old one's future name, then exchange the two. The staging folder is removed
-        // later, so the old store must never be in it.
+        // First rename the new store to the path to which the old store will move, then exchange the two stores. The
+        // old store must never be in the staging folder, which is removed later.
         fs::rename(&self.store, &aside).map_err(io)?;
         if let Err(errno) = renameat_with(CWD, &aside, CWD, path, RenameFlags::EXCHANGE) {
             let _ = fs::rename(&aside, &self.store);
@@ -353,7 +362,8 @@ impl FolderStaging {
             });
         }
         self.sync_parent().map_err(io)?;
-        // Processes that wait in the old queue then notice that the folder was replaced, and queue in the new one.
+        // After the old store's lock is released, processes that wait in the old queue notice that the folder was
+        // replaced, and queue in the new folder.
         drop(old);
         Ok(Some(aside))
     }
@@ -365,7 +375,7 @@ impl FolderStaging {
 
 impl Drop for FolderStaging {
     fn drop(&mut self) {
-        // If this fails, the next replacement removes the folder.
+        // If removing the staging folder fails, the next replacement removes it.
         let _ = folder::remove(&self.folder);
     }
 }
@@ -378,7 +388,7 @@ pub struct FolderReplacement {
 }
 
 impl FolderReplacement {
-    /// The newest revision according to the store's file `head`; 0 if unknown.
+    /// The newest revision that the store's file `head` records; 0 if unknown.
     ///
     /// # Errors
     /// `Io`.

@@ -1,4 +1,4 @@
-//! Opens and creates stores in folders. The table of an open store has the store lock and turns panics of the engine
+//! Opens and creates stores in folders. The table of an open store owns the store lock and turns panics of the engine
 //! into errors.
 
 use std::ops::ControlFlow;
@@ -24,39 +24,40 @@ use super::store_folder::{FolderContents, StoreFolder};
 
 /// A database library that keeps a table of ordered rows in a store's folder.
 pub trait Engine: Send + Sync {
-    /// The engine's name. In Margay's programs this is also the `datastore_type` of its stores.
+    /// The engine's name. In Margay's programs, the engine's name is also the `datastore_type` of the engine's stores.
     fn name(&self) -> &'static str;
 
-    /// The name of the engine's only file or folder in the store's folder. An engine with temporary or several files
-    /// uses a folder.
+    /// The name of the engine's only file or folder in the store's folder. An engine that has several files or
+    /// temporary files uses a folder.
     fn entry(&self) -> &'static str;
 
-    /// The files that contain the engine's data and are never empty, relative to the store's folder. At least one,
-    /// unless the engine keeps no data on disk.
+    /// The files that contain the engine's data and are never empty, relative to the store's folder. The list has at
+    /// least one file, unless the engine keeps no data on disk.
     fn files(&self) -> &'static [&'static str];
 
     /// The mechanism that makes the engine's commits durable. Choose a journal for an engine that syncs more than once
     /// per commit.
     fn log(&self) -> CommitLog;
 
-    /// Opens the table at `entry`, an absolute path, and creates it if it is missing. `store` is the store's name in
-    /// errors.
+    /// Opens the table at `entry`, an absolute path, and creates the table if it is missing. `store` is the store's
+    /// name in errors.
     ///
-    /// The caller has the store lock, catches panics, and refuses commits after a failed one. With a journal, the
-    /// content of the table need not be durable until the next commit: the caller commits before it shows rows that may
-    /// be lost.
+    /// The caller has the store lock, catches panics, and refuses commits after a failed commit. With a journal, the
+    /// content of the table need not be durable until the next commit: the caller commits before it shows rows that a
+    /// power loss could remove.
     ///
     /// # Errors
     /// `Corrupt`, `Io`, `NoSpace`, `Locked`, `UnknownFormat`.
     fn open(&self, entry: &Path, store: &str) -> Result<Box<dyn Table>>;
 
-    /// Makes the engine's files at `entry` as small as possible. The files are not open, and the caller has the store
-    /// lock.
+    /// Shrinks the engine's files at `entry` as much as possible. The caller has the store lock, and the engine's files
+    /// are closed.
     ///
-    /// An implementation must survive being killed at any time. The default does nothing.
+    /// An implementation must lose no data if the process is killed at any time. The default implementation does
+    /// nothing.
     ///
     /// # Errors
-    /// As [`Engine::open`].
+    /// The errors of [`Engine::open`].
     fn shrink(&self, entry: &Path, store: &str) -> Result<SpareSpace> {
         let (_, _) = (entry, store);
         Ok(SpareSpace::Kept)
@@ -66,32 +67,32 @@ pub trait Engine: Send + Sync {
 /// The mechanism that makes an engine's commits durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommitLog {
-    /// A [journal](kv_mvcc::journal) in front of the engine.
+    /// A [journal](kv_mvcc::journal) in front of the engine makes commits durable.
     Journal,
-    /// The engine's own log.
+    /// The engine's own log makes commits durable.
     Own,
 }
 
-/// The result of shrinking: what became of the space that an engine's files do not need.
+/// What [`Engine::shrink`] did with the space that the engine's files do not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpareSpace {
-    /// The space was returned to the file system.
+    /// The unneeded space was returned to the file system.
     GivenBack,
-    /// The engine keeps the space for later writes.
+    /// The engine keeps the unneeded space for later writes.
     Kept,
 }
 
 /// Whether opening creates a missing store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Create {
-    /// A missing store is an error, and nothing is written.
+    /// A missing store is an error, and no file is written.
     Never,
     /// A missing store is created.
     IfMissing,
 }
 
 impl Create {
-    /// Returns options with this setting and this limit on the wait for the store lock.
+    /// Returns open options with this `Create` setting and a maximum time to wait for the store lock.
     pub fn with_wait(self, wait: Duration) -> OpenOptions {
         OpenOptions::default().with_create(self).with_wait(wait)
     }
@@ -100,16 +101,17 @@ impl Create {
 /// How a process shares a store with other processes while it has the store open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sharing {
-    /// An embedded store belongs to this process alone until it is closed. A daemon that has the store hands it over.
+    /// Until an embedded store is closed, only this process can use the store. A daemon that has the store open hands
+    /// the store over to this process.
     #[default]
     Alone,
-    /// Uses the daemon that has the store. Without a daemon, like `Alone`.
+    /// Calls go to the daemon that has the store open. Without a daemon, this mode works like `Alone`.
     Served,
-    /// Uses the daemon that has the store. Without a daemon, an embedded store is yielded to a waiting process between
-    /// two calls.
+    /// Calls go to the daemon that has the store open. Without a daemon, this process yields an embedded store to a
+    /// waiting process between two calls.
     InTurns,
-    /// Uses the daemon that has the store. Without a daemon, an embedded store is kept open until this process releases
-    /// it.
+    /// Calls go to the daemon that has the store open. Without a daemon, an embedded store stays open until this
+    /// process releases the store.
     OnRequest,
 }
 
@@ -119,20 +121,20 @@ pub enum Sharing {
 pub struct OpenOptions {
     /// Whether a missing store is created.
     pub create: Create,
-    /// Maximum time to wait for the store lock while other processes have it.
+    /// Maximum time to wait for the store lock while other processes have the lock.
     pub wait: Duration,
     /// The bounds on the history that the store keeps.
     pub retention: Retention,
-    /// The source of the times of revisions.
+    /// The clock from which revisions get their timestamps.
     pub clock: Clock,
-    /// Where blocking work runs.
+    /// Where the store runs work that blocks the thread.
     pub blocking: Blocking,
     /// The purpose for which the store is opened.
     pub purpose: Purpose,
-    /// The format of a store that is created.
+    /// The format of the rows of a newly created store.
     pub format: u32,
-    /// How programs share the store with other processes. Drivers ignore this and open the store for this process
-    /// alone.
+    /// How programs share the store with other processes. Drivers ignore the field `sharing` and open the store for
+    /// this process alone.
     pub sharing: Sharing,
 }
 
@@ -159,7 +161,7 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the limit on the wait for the store lock.
+    /// Sets the maximum time to wait for the store lock.
     #[must_use]
     pub fn with_wait(mut self, wait: Duration) -> Self {
         self.wait = wait;
@@ -180,7 +182,7 @@ impl OpenOptions {
         self
     }
 
-    /// Sets where blocking work runs.
+    /// Sets where the store runs work that blocks the thread.
     #[must_use]
     pub fn with_blocking(mut self, blocking: Blocking) -> Self {
         self.blocking = blocking;
@@ -194,14 +196,14 @@ impl OpenOptions {
         self
     }
 
-    /// Sets the format of a store that is created.
+    /// Sets the format of the rows of a newly created store.
     #[must_use]
     pub fn with_format(mut self, format: u32) -> Self {
         self.format = format;
         self
     }
 
-    /// Sets the source of the times of revisions.
+    /// Sets the clock from which revisions get their timestamps.
     #[must_use]
     pub fn with_clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
@@ -211,17 +213,18 @@ impl OpenOptions {
 
 /// Interval between attempts to open an engine whose files are still locked.
 const OPEN_RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// Maximum time of these attempts. A process that locks the files longer does not take part in the queue.
+/// Maximum time to retry opening an engine whose files are still locked. A process that locks the engine's files longer
+/// does not take part in the queue for the store lock.
 const OPEN_RETRY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The id that `store.id` must contain, or will get.
+/// The id that the file `store.id` must contain, or will get.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ExpectedId {
-    /// This id; any other is an error.
+    /// The file must contain this id; any other id is an error.
     This(Uuid),
-    /// Any id: `store.id` was lost, so the id in the table counts.
+    /// The file `store.id` was lost, and the id in the table is used.
     Any,
-    /// A new id: the store is being created.
+    /// The store is being created and gets a new id.
     New,
 }
 
@@ -238,20 +241,21 @@ pub async fn open(engine: impl Engine + 'static, path: &Path, options: &OpenOpti
         .unwrap_or_else(|error| Err(Error::new(ErrorKind::Io, Operation::Open, name).with_source(error)))
 }
 
-/// Waits for the store lock and opens the store of `engine` in the folder `path`, or creates it. The lock is released
-/// when the store is closed or its last handle is dropped.
+/// Waits for the store lock, then opens or creates the store of `engine` in the folder `path`. The store lock is
+/// released when the store is closed or its last handle is dropped.
 ///
 /// # Errors
-/// `Missing` if there is no store and the options create none; `Locked` if the lock was not free in time; `Corrupt` if
-/// the store is damaged, which leaves it unchanged; `RevisionRegressed` if its newest revisions are gone; `Unsupported`
-/// if the folder contains something else; `UnknownFormat` for the store of a later version; `Io` and `NoSpace`. Each
-/// error says what to do.
+/// `Missing` if there is no store and the options do not allow creating it; `Locked` if the lock was not free in time;
+/// `Corrupt` if the store is damaged (the store is left unchanged); `RevisionRegressed` if the store's newest revisions
+/// are gone; `Unsupported` if the folder contains something other than a store; `UnknownFormat` for the store of a
+/// later Margay version; `Io` and `NoSpace`. The text of each error says what the user can do.
 pub fn open_blocking(engine: &dyn Engine, path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     let folder = StoreFolder::new(engine, path);
     loop {
         match open_once(engine, &folder, options) {
-            // Some engines write when they are opened. For a release, reserved space is freed for this, too. That needs
-            // no lock: it only changes the length of a file without content.
+            // Some engines write when they are opened. If the purpose is a release, reserved space is freed for the
+            // engine's writes, too. Freeing reserved space needs no lock: only the length of a file without content
+            // changes.
             Err(error)
                 if *error.kind() == ErrorKind::NoSpace
                     && options.purpose == Purpose::Release
@@ -287,7 +291,7 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     let restricted = folder::restrict_all(&entry);
     match expects {
         ExpectedId::New => folder.io(engine.entry(), restricted)?,
-        // A user who may use the store without owning it cannot change modes.
+        // A user who may use the store but does not own the files cannot change the files' modes.
         ExpectedId::This(_) | ExpectedId::Any => drop(restricted),
     }
     if expects == ExpectedId::Any && is_empty(&table)? {
@@ -323,7 +327,7 @@ fn open_once(engine: &dyn Engine, folder: &StoreFolder, options: &OpenOptions) -
     Ok(store)
 }
 
-/// Puts the journal in front of the table.
+/// Returns the engine's table with the store's journal in front of it.
 pub(crate) fn journaled(
     folder: &StoreFolder,
     revision_file: Arc<RevisionFile>,
@@ -336,8 +340,8 @@ pub(crate) fn journaled(
     caught(&folder.label, Operation::Open, || JournaledTable::open(table, journal, &folder.label.store))
 }
 
-/// Opens the engine while this process has the store lock. If the engine's files are locked anyway, the kernel is still
-/// closing the files of the previous holder one by one, so retry for a short time.
+/// Opens the engine while this process has the store lock. If the engine's files are still locked, the kernel has not
+/// yet closed all files of the previous lock holder, so retry for a short time.
 fn open_engine(engine: &dyn Engine, entry: &Path, folder: &StoreFolder, wait: Duration) -> Result<Box<dyn Table>> {
     let (begun, patience) = (Instant::now(), wait.min(OPEN_RETRY_TIMEOUT));
     loop {
@@ -359,17 +363,17 @@ fn is_empty(table: &dyn Table) -> Result<bool> {
     Ok(empty)
 }
 
-/// The table of an open store, which has the store lock.
+/// The table of an open store, together with the store lock.
 ///
-/// Engines panic on some damaged files; this turns panics into `Corrupt`. Each commit records its revision in the file
-/// `head`. On drop, the engine is closed before the lock is released.
+/// Engines panic on some damaged files; `LockedTable` turns the panics into `Corrupt`. Each commit records its revision
+/// in the file `head`. On drop, the engine is closed before the lock is released.
 #[derive(Debug)]
 struct LockedTable {
     table: Option<Box<dyn Table>>,
     label: StoreLabel,
     revision_file: Arc<RevisionFile>,
     reserved_space: Arc<ReservedSpace>,
-    // Must be below `table`: fields are dropped in order of declaration.
+    // The field `_lock` must be declared after `table`: fields are dropped in order of declaration.
     _lock: StoreLock,
 }
 
@@ -385,7 +389,7 @@ impl LockedTable {
     }
 
     fn table(&self, operation: Operation) -> Result<&dyn Table> {
-        // Only `drop` takes the table.
+        // `table` is `None` only after `drop` has taken the table.
         self.table.as_deref().ok_or_else(|| Error::new(ErrorKind::Closed, operation, self.label.store.clone()))
     }
 }
@@ -418,7 +422,7 @@ impl Table for LockedTable {
 impl Drop for LockedTable {
     fn drop(&mut self) {
         let table = self.table.take();
-        // Drop cannot return an error, and nothing is lost: every commit is durable.
+        // `drop` cannot return an error, but no data is lost: every commit is durable.
         let closed = kv_mvcc::caught(|| drop(table));
         self.reserved_space.refill();
         if let Err(error) = folder::give_to_owner(&self.label.folder) {
@@ -428,7 +432,7 @@ impl Drop for LockedTable {
                 "cannot give files that root created to the store's owner, who may be unable to open the store"
             );
         }
-        // Must come after the change of owners, which changes the times of the files.
+        // Record the fingerprint only after the change of owners, which changes the times of the files.
         if closed.is_some() {
             self.revision_file.close_cleanly();
         }
@@ -465,7 +469,8 @@ impl Drop for LockedView<'_> {
     }
 }
 
-/// Runs `f`. A panic of the engine means damage and becomes `Corrupt`. Errors about damage get advice.
+/// Runs the call `f` into the engine. A panic of the engine means a damaged store and becomes `Corrupt`. Errors about
+/// damage get a detail that advises the user.
 pub(crate) fn caught<T>(label: &StoreLabel, operation: Operation, f: impl FnOnce() -> Result<T>) -> Result<T> {
     let gave_up = || Error::new(ErrorKind::Corrupt, operation, label.store.clone()).with_source(ENGINE_GAVE_UP);
     kv_mvcc::caught(f).unwrap_or_else(|| Err(gave_up())).map_err(|error| label.advise(error))

@@ -1,16 +1,19 @@
-//! The queue in front of a store: one process at a time, first come, first served. Also finds the lock holder, for the
-//! error of a process that waited in vain.
+//! Queues the processes that want to open a store: one process at a time has the store lock, first come, first served.
+//! This module also finds the lock holder, for the error of a process whose wait timed out.
 //!
 //! The queue consists of byte locks (open file description locks) on one file that is never unlinked and stays empty.
-//! Ticket `n` is a write lock on byte `n`. An arriving process takes the first byte above all locked bytes, and has the
-//! store lock once it gets a read lock on all bytes before its own. The kernel frees the byte of a dead process, so a
-//! dead holder or a dead waiter stops no other process. A dead waiter also lets no process overtake the holder.
+//! Ticket `n` is a write lock on byte `n`. An arriving process locks the first byte above all locked bytes, and has the
+//! store lock once it gets a read lock on all bytes before its own byte. The kernel unlocks the byte of a dead process,
+//! so neither a dead lock holder nor a dead waiter blocks other processes. The death of a waiter does not let another
+//! process overtake the lock holder.
 //!
-//! Two callers never have the lock at the same time, although drawing a ticket takes several steps. Suppose that two
-//! tickets `a < b` both have it. `b` found all bytes before it free, so `a` was locked after that, when `b` was already
-//! locked. But after locking its byte, `a` searches for locked bytes above it, finds `b`, and draws again.
+//! Two callers never have the store lock at the same time, although drawing a ticket takes several steps. Suppose that
+//! the holders of two tickets `a < b` both have the store lock. Because the holder of `b` found all lower bytes
+//! unlocked, byte `a` was locked later, when byte `b` was already locked. But after locking byte `a`, a caller searches
+//! for higher locked bytes, finds `b`, and draws another ticket.
 //!
-//! These locks belong to the open file and not to the process: two opens in one process queue like any other two.
+//! Open file description locks belong to the open file and not to the process: two openings of a store in one process
+//! queue like openings in two processes.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -26,19 +29,19 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 
-/// The lock of a store. Released on drop, or when the process ends.
+/// The lock of a store, which is released on drop or when the process ends.
 ///
-/// A child that was forked without exec shares the open file. Dropping this releases the lock for the child, too, but
-/// if the parent is killed, the child keeps the lock.
+/// A child that was forked without exec shares the open file. Dropping the `StoreLock` releases the lock for the child,
+/// too, but if the parent is killed, the child keeps the lock.
 #[derive(Debug)]
 pub(crate) struct StoreLock {
     file: File,
 }
 
-/// The reason why the lock was not taken.
+/// The reason why the store lock was not acquired.
 #[derive(Debug)]
 pub(crate) enum LockError {
-    /// The lock was not free in time.
+    /// The store lock was not free in time.
     Late,
     /// An error of the operating system.
     Io(io::Error),
@@ -51,8 +54,8 @@ impl From<io::Error> for LockError {
 }
 
 impl StoreLock {
-    /// Waits for the store lock in the queue file `path`, at most `wait`. `open` opens the queue file for reading and
-    /// writing.
+    /// Waits for the store lock in the queue file `path`, for at most the duration `wait`. `open` opens the queue file
+    /// for reading and writing.
     pub(crate) fn take(
         path: &Path,
         wait: Duration,
@@ -65,8 +68,8 @@ impl StoreLock {
             if !try_lock(&lock.file, LockMode::Read, ByteRange::before(ticket))? {
                 wait_for(&lock.file, ticket, deadline)?;
             }
-            // The folder may have been moved away during the wait. The file at `path` then belongs to another store, so
-            // queue again.
+            // If the folder was moved away during the wait, the file at `path` belongs to another store, so queue
+            // again.
             if is_same_file(&lock.file, path)? {
                 return Ok(lock);
             }
@@ -76,12 +79,12 @@ impl StoreLock {
 
 impl Drop for StoreLock {
     fn drop(&mut self) {
-        // Closing the file would release the lock too, but not while a forked child shares the open file.
+        // Closing the file would also release the lock, but not while a forked child shares the open file.
         let _ = set(&self.file, LockMode::None, ByteRange::ALL);
     }
 }
 
-/// Takes the first ticket above all others.
+/// Draws the first ticket above all drawn tickets.
 fn draw(file: &File) -> io::Result<i64> {
     let mut from = 0;
     loop {
@@ -89,12 +92,12 @@ fn draw(file: &File) -> io::Result<i64> {
         if claim(file, ticket)? {
             return Ok(ticket);
         }
-        // Another process took this ticket first.
+        // Another process drew this ticket first.
         from = ticket;
     }
 }
 
-/// Takes a ticket if it is still free and no higher one is taken.
+/// Draws `ticket` if it is still free and no higher ticket is drawn. Returns whether the ticket was drawn.
 fn claim(file: &File, ticket: i64) -> io::Result<bool> {
     if !try_lock(file, LockMode::Write, ByteRange::one(ticket))? {
         return Ok(false);
@@ -106,7 +109,7 @@ fn claim(file: &File, ticket: i64) -> io::Result<bool> {
     Ok(highest)
 }
 
-/// Returns the first byte at or above `from` from which on no byte is locked.
+/// Returns the first byte at or above `from` such that neither this byte nor any higher byte is locked.
 fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
     while let Some(end) = locked_until(file, from)? {
         from = end;
@@ -116,9 +119,9 @@ fn first_free(file: &File, mut from: i64) -> io::Result<i64> {
 
 /// Waits until all bytes before `ticket` are free.
 ///
-/// The kernel's wait has no time limit, so a thread does it, which shares the open file and thus the locks. If the time
-/// is over first, dropping the lock frees our ticket at once. The thread, when its wait ends, only has read locks on
-/// bytes that others have freed, and closes the file.
+/// The kernel's wait has no time limit, so a separate thread waits. The thread shares the open file and thus its locks.
+/// If the deadline comes first, dropping the lock frees the caller's ticket immediately. When the thread's wait ends,
+/// the thread only has read locks on bytes that other processes have unlocked, and closes the file.
 fn wait_for(file: &File, ticket: i64, deadline: Option<Instant>) -> Result<(), LockError> {
     if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
         return Err(LockError::Late);
@@ -146,10 +149,10 @@ fn receive(receiver: &Receiver<io::Result<()>>, deadline: Option<Instant>) -> Re
     }
 }
 
-/// Waits for the ticket just before ours, then for all tickets before ours.
+/// Waits until the ticket just before `ticket` is free, then until all lower tickets are free.
 ///
-/// Waiting for all would be enough. But then every waiter would wait for the holder's byte, and the kernel would wake
-/// all of them whenever the lock is released.
+/// Waiting for all lower tickets in one step would be correct. But if every process waited for the lock holder's byte,
+/// the kernel would wake all waiting processes whenever the store lock is released.
 fn block(file: &File, ticket: i64, given_up: &AtomicBool) -> io::Result<()> {
     for bytes in [ByteRange::one(ticket - 1), ByteRange::before(ticket)] {
         if given_up.load(Ordering::Relaxed) {
@@ -176,8 +179,8 @@ enum LockMode {
     None,
 }
 
-/// A range of bytes. As for the kernel, length 0 means up to the end of the file, so it must never stand for an empty
-/// range.
+/// A range of bytes in the queue file. To the kernel, length 0 means "up to the end of the file", so length 0 must
+/// never stand for an empty range.
 #[derive(Clone, Copy)]
 struct ByteRange {
     start: i64,
@@ -216,7 +219,8 @@ fn flock(lock: LockMode, bytes: ByteRange) -> libc::flock {
     }
 }
 
-/// Finds the first range that another open file has locked and that ends above `from`, and returns its end.
+/// Finds the first locked range of another open file that ends above the byte `from`, and returns the end of this
+/// range.
 fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     let mut probe = flock(LockMode::Write, ByteRange::from(from));
     fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
@@ -225,18 +229,19 @@ fn locked_until(file: &File, from: i64) -> io::Result<Option<i64>> {
     }
     match probe.l_start.checked_add(probe.l_len) {
         Some(end) if probe.l_len > 0 && end < i64::MAX => Ok(Some(end)),
-        // A ticket is one byte. This lock extends to the end of the file, so another program has it.
+        // A ticket is one byte. A lock that extends to the end of the file belongs to another program.
         _ => Err(io::Error::other("another program has locked the whole file")),
     }
 }
 
-/// Returns the drawn tickets in ascending order, except the ticket of `file` itself. The first one has the lock, the
-/// others wait. A ticket that is being drawn right now may or may not be included.
+/// Returns the drawn tickets of the queue in ascending order, except the ticket of `file` itself. The process with the
+/// first ticket has the store lock, and the processes with higher tickets wait. A ticket that is being drawn during the
+/// call may or may not be included.
 pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
     let mut tickets = Vec::new();
     let mut spans = vec![(0, i64::MAX)];
     while let Some((from, to)) = spans.pop() {
-        // Probing with a read lock ignores the read locks of waiters, so it finds tickets only.
+        // A probe with a read lock does not see the read locks of waiting processes, so the probe finds only tickets.
         let mut probe = flock(LockMode::Read, ByteRange { start: from, len: to - from });
         fcntl(file, FcntlArg::F_OFD_GETLK(&mut probe))?;
         if i32::from(probe.l_type) == libc::F_UNLCK {
@@ -247,14 +252,14 @@ pub(crate) fn tickets(file: &File) -> io::Result<Vec<i64>> {
             return Err(io::Error::other("another program has locked the file"));
         }
         tickets.push(ticket);
-        // An empty range would have length 0, which means up to the end of the file.
+        // Skip empty ranges: length 0 would mean "up to the end of the file".
         spans.extend([(from, ticket), (ticket + 1, to)].into_iter().filter(|(from, to)| from < to));
     }
     tickets.sort_unstable();
     Ok(tickets)
 }
 
-/// Locks the bytes if no other open file has a conflicting lock. An empty range always succeeds.
+/// Locks a range of bytes if no other open file has a conflicting lock. Locking an empty range always succeeds.
 fn try_lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<bool> {
     if bytes.len == 0 {
         return Ok(true);
@@ -271,7 +276,7 @@ fn set(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     Ok(())
 }
 
-/// Locks the bytes as soon as no other open file has a conflicting lock.
+/// Waits until no other open file has a conflicting lock, then locks a range of bytes.
 fn lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     loop {
         match fcntl(file, FcntlArg::F_OFD_SETLKW(&flock(lock, bytes))) {
@@ -282,14 +287,16 @@ fn lock(file: &File, lock: LockMode, bytes: ByteRange) -> io::Result<()> {
     }
 }
 
-/// Time limit of the search. A host may run thousands of processes, and the caller has waited long enough.
+/// Maximum time to search for the lock holder. A host may run thousands of processes, and the caller's wait is already
+/// over.
 const HOLDER_NAME_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// Finds the process that has the lock in the queue file `path`, and describes it as `12345 (margay-ipam)`.
+/// Finds the process that has the store lock in the queue file `path`. Returns the process id and name, for example
+/// `12345 (margay-ipam)`.
 ///
-/// The kernel's list of locks does not name the owner of such a lock, but the entry of each open file in /proc lists
-/// the locks of the file. The holder is the process with the lowest write lock. Only root sees the processes of other
-/// users.
+/// The kernel's list of locks does not name the owner of an open file description lock, but the entry of each open file
+/// in /proc lists the locks of the file. The lock holder is the process that has a write lock on the lowest byte. Only
+/// root sees the processes of other users.
 pub(crate) fn find_holder(path: &Path) -> Option<String> {
     find_holder_among(Path::new("/proc"), path)
 }
@@ -300,7 +307,8 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
     let (mut lowest, mut first) = (u64::MAX, Vec::new());
     for process in fs::read_dir(processes).ok()?.flatten() {
         if started.elapsed() > HOLDER_NAME_TIMEOUT {
-            // The process found so far may be a waiter, and the user might end the wrong process.
+            // The process with the lowest ticket found so far may only be waiting, and the user might end the wrong
+            // process.
             return None;
         }
         let Some(pid) = process.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
@@ -312,15 +320,14 @@ fn find_holder_among(processes: &Path, path: &Path) -> Option<String> {
             first.push((pid, process.path()));
         }
     }
-    // A child that was just being started shared its parent's open files and may have closed them by now, so check
-    // again.
+    // Check the processes again: a newly forked child shares its parent's open files until it executes its own program.
     first.into_iter().find_map(|(pid, process)| {
         let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
         (ticket_of(&process, path, &queue) == Some(lowest)).then(|| format!("{pid} ({})", name.trim()))
     })
 }
 
-/// Returns the lowest ticket of a process in a queue.
+/// Returns the lowest ticket of a process in the queue file `path`, whose metadata is `queue`.
 fn ticket_of(process: &Path, path: &Path, queue: &Metadata) -> Option<u64> {
     let files = fs::read_dir(process.join("fd")).ok()?.flatten();
     let tickets = files.filter_map(|file| {

@@ -1,5 +1,5 @@
-//! Tests of the queue with threads and with processes. Each process is this test binary again, with its role in
-//! environment variables.
+//! Tests the queue of processes in front of a store, with threads and with processes. Each process runs this test
+//! binary, with its role in environment variables.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -33,7 +33,7 @@ fn is_late(result: Result<StoreLock, LockError>) -> bool {
     matches!(result, Err(LockError::Late))
 }
 
-/// Waits until `count` tickets are drawn.
+/// Waits until the first `count` tickets of the queue are drawn.
 fn wait_for_tickets(path: &Path, count: i64) {
     let file = folder::open(path).unwrap();
     let started = Instant::now();
@@ -52,7 +52,7 @@ fn queue_observer_sees_all_tickets_and_blocks_no_caller() {
     thread::scope(|scope| {
         let waiting: Vec<_> = (0..5).map(|_| scope.spawn(|| take(&path, LONG).map(drop))).collect();
         wait_for_tickets(&path, 6);
-        // A process that has drawn a ticket too late returns it and draws again.
+        // A process that finds a higher ticket after drawing returns its own ticket and draws another ticket.
         while drawn().len() != 6 {}
         assert_eq!(drawn()[0], 0, "the first one has the lock");
         drop(lock);
@@ -64,7 +64,7 @@ fn queue_observer_sees_all_tickets_and_blocks_no_caller() {
     take(&path, SHORT).unwrap();
 }
 
-/// A process that plays `role` at the queue. It prints a line when it has reached a step.
+/// A child process that queues for the store lock in a given role. The process prints a line when it reaches a step.
 struct QueueProcess(Child, BufReader<ChildStdout>);
 
 impl QueueProcess {
@@ -80,7 +80,7 @@ impl QueueProcess {
         Self(child, output)
     }
 
-    /// Reads the next line that the process prints.
+    /// Reads the next `queue:` line that the child process prints.
     fn said(&mut self) -> String {
         loop {
             let mut line = String::new();
@@ -104,7 +104,7 @@ impl Drop for QueueProcess {
     }
 }
 
-/// Also the entry point of the processes that the other tests start.
+/// This test is also the entry point of the child processes that the other tests start.
 #[test]
 fn queue_gives_turn_at_once_when_caller_is_alone() {
     match env::var("QUEUE_ROLE").as_deref() {
@@ -124,7 +124,7 @@ fn queue_gives_turn_at_once_when_caller_is_alone() {
             let order = role_path().with_file_name("order");
             let order = File::options().create(true).append(true).open(order).unwrap();
             compete(&role_path(), &|| {
-                // This file can only be created by one process at a time.
+                // Creating the mark file fails if another process has the store lock at the same time.
                 let mark = role_path().with_extension("mark");
                 File::create_new(&mark).expect("no other process has the lock");
                 writeln!(&order, "{}", std::process::id()).unwrap();
@@ -145,7 +145,7 @@ fn role_path() -> PathBuf {
     env::var_os("QUEUE_PATH").unwrap().into()
 }
 
-/// Takes turns from when a file `go` exists until a file `stop` exists.
+/// Acquires and releases the store lock again and again, from when a file `go` exists until a file `stop` exists.
 fn compete(path: &Path, while_locked: &dyn Fn()) {
     let flag = |name: &str| path.with_file_name(name).exists();
     while !flag("go") {
@@ -157,10 +157,11 @@ fn compete(path: &Path, while_locked: &dyn Fn()) {
     }
 }
 
-/// Checks that all callers get the lock equally often while all of them compete. `order` lists the caller of each turn.
+/// Checks that all callers get the store lock equally often while all of them compete. `order` lists, for each turn,
+/// the caller that had the lock.
 ///
-/// At the start and at the end of a run some callers are absent, so only the turns between the last caller's first turn
-/// and the first caller's last turn are counted.
+/// Some callers start later or end earlier. For this reason, only turns while all callers compete are counted: after
+/// every caller has had its first turn, and before any caller has had its last turn.
 fn assert_fair(order: &[u32], callers: usize) {
     let mut spans = BTreeMap::new();
     for (at, caller) in order.iter().enumerate() {
@@ -240,7 +241,8 @@ fn queue_serves_in_order_of_arrival() {
     assert_eq!(*served.lock().unwrap(), (1..=10).collect::<Vec<_>>());
 }
 
-/// Other processes may draw and return tickets between finding a free ticket and taking it.
+/// Between the moments when a process finds a free ticket and when it draws this ticket, other processes may draw and
+/// return tickets.
 #[test]
 fn queue_ticket_is_returned_when_below_another() {
     let (_folder, path) = queue();
@@ -259,7 +261,7 @@ fn queue_replaces_killed_holder_at_once() {
     assert_eq!(holder.said(), "have");
     assert!(is_late(take(&path, SHORT)));
     thread::scope(|scope| {
-        // A lock that outlived its holder would make this wait until its deadline.
+        // If the lock outlived its killed holder, this thread would wait until the deadline.
         let waiting = scope.spawn(|| take(&path, LONG).map(drop));
         wait_for_tickets(&path, 2);
         holder.kill();
@@ -406,7 +408,7 @@ fn queue_names_no_process_just_started_by_holder() {
     };
     let child = process("7", 0);
     fs::write(process("8", 1).join("comm"), "waiting\n").unwrap();
-    // The test waits until the child has executed its own program.
+    // Reading this FIFO makes the search wait until the child has executed its own program.
     let name = child.join("comm");
     nix::unistd::mkfifo(&name, nix::sys::stat::Mode::S_IRWXU).unwrap();
     thread::scope(|scope| {

@@ -1,10 +1,12 @@
-//! The file `ballast`: disk space that only a release may use.
+//! Reserves disk space that only a release of addresses may use: the file `ballast`.
 //!
-//! The file is created with the store, with blocks that are really allocated. A release that finds the disk full cuts
-//! off a piece and retries, one piece at a time. At the end it takes back the space that it did not need, so that other
-//! programs get as little of it as possible. The next opening for any other purpose restores the missing part if the
-//! disk has room; usually this costs only one stat call. A short file means that a part was used up. A process that is
-//! killed here leaves the file short or whole and changes nothing else.
+//! The file `ballast` is created with the store, and its blocks are really allocated. A release that finds the disk
+//! full truncates the file by one step and retries, until the release succeeds or the file is empty. At the end, the
+//! release extends the file again by the space that the release did not need, so that other programs get as little of
+//! the freed space as possible. When the store is next opened for another purpose, the missing part of the file is
+//! restored if the disk has room. Usually, checking the file costs only one stat call. A file that is too short means
+//! that a part of the reserved space was used up. A process that is killed while it changes the file leaves the file
+//! short or complete and changes nothing else.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read as _, Seek as _};
@@ -21,25 +23,26 @@ use super::folder;
 use kv::ErrorKind;
 use kv_mvcc::SpaceReserve;
 
-/// The size of the file, in bytes.
+/// The size of the file `ballast`, in bytes.
 const RESERVED_BYTES: u64 = 1 << 20;
-/// Bytes that are freed at once. More than a release needs on either engine, including opening the store.
+/// Size in bytes of the reserved space that is freed in one step. A release needs less space on either engine,
+/// including opening the store.
 const RELEASE_STEP_BYTES: u64 = 128 << 10;
-/// Bytes that are taken back at once.
+/// Size in bytes of the reserved space that is restored in one step.
 const REFILL_STEP_BYTES: u64 = 8 << 10;
-/// With fewer free bytes, a disk counts as full: an ordinary commit may not fit.
+/// A disk with fewer free bytes counts as full, because an ordinary commit might not fit.
 const MIN_FREE_BYTES: u64 = 64 << 10;
-/// The length of a file that had to be written because the file system could not just allocate it. Such a file system
-/// may report blocks late or never.
+/// The length of the file `ballast` if it had to be written because the file system could not just allocate the blocks.
+/// A file system that cannot allocate blocks may report the number of blocks late or never.
 const WRITTEN_FILE_BYTES: u64 = RESERVED_BYTES + 1;
-/// The unit of `st_blocks`, regardless of the file system's block size.
+/// The unit of `st_blocks` in bytes, regardless of the file system's block size.
 const BLOCK_BYTES: u64 = 512;
 
 /// The space reserved for releases on a store's disk (the file `ballast`).
 #[derive(Debug)]
 pub(crate) struct ReservedSpace {
     path: PathBuf,
-    /// True once a piece was freed.
+    /// True once reserved space was freed that is not restored yet.
     is_cut: AtomicBool,
 }
 
@@ -48,10 +51,10 @@ impl ReservedSpace {
         Self { path, is_cut: AtomicBool::new(false) }
     }
 
-    /// Takes back the unused part of the freed pieces until the file is whole or the disk is full.
+    /// Restores freed space that was not used, until the file is complete or the disk is full.
     pub(crate) fn refill(&self) {
         if self.is_cut.swap(false, Ordering::Relaxed) {
-            // The next opening restores a part that cannot be restored now.
+            // If the disk has no room now, opening the store restores the missing part later.
             let _ = self.grow();
         }
     }
@@ -67,7 +70,7 @@ impl ReservedSpace {
         Ok(())
     }
 
-    /// Restores the file to its full size. On an error, the file keeps its previous length.
+    /// Restores the file `ballast` to its full size. On an error, the file `ballast` keeps its previous length.
     fn fill(&self) -> io::Result<()> {
         let mut file = folder::open_or_create(&self.path)?;
         let before = file.metadata()?.len();
@@ -76,14 +79,14 @@ impl ReservedSpace {
             _ => write(&mut file),
         });
         if filled.is_err() {
-            // Free the blocks allocated so far; other programs need them.
+            // Free the blocks that were allocated before the error; other programs need the space.
             let _ = file.set_len(before);
         }
         filled
     }
 }
 
-/// Lets the file system allocate the blocks without writing them.
+/// Lets the file system allocate the blocks of the file without writing to the blocks.
 fn allocate(file: &File) -> io::Result<()> {
     fallocate(file, FallocateFlags::empty(), 0, RESERVED_BYTES.cast_signed())?;
     file.set_len(RESERVED_BYTES)?;
@@ -98,9 +101,9 @@ fn write(file: &mut File) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Checks that the disk of a folder is writable and has `bytes` free.
+/// Checks that the disk of a folder is writable and has `bytes` bytes free.
 pub(crate) fn check_disk(folder: &Path, bytes: u64) -> Result<(), (ErrorKind, String)> {
-    // If the system cannot report free space, assume that there is room; a commit will find out.
+    // If the system cannot report free space, assume that there is room: a commit to a full disk will fail.
     let Ok(status) = statvfs(folder) else { return Ok(()) };
     if status.flags().contains(FsFlags::ST_RDONLY) {
         return Err((ErrorKind::Io, read_only(folder)));
@@ -114,7 +117,7 @@ pub(crate) fn check_disk(folder: &Path, bytes: u64) -> Result<(), (ErrorKind, St
 }
 
 fn is_whole(metadata: &Metadata) -> bool {
-    // A copy of the file may have holes.
+    // A copy of the file may have holes instead of allocated blocks.
     metadata.len() == WRITTEN_FILE_BYTES
         || (metadata.len() == RESERVED_BYTES && metadata.blocks() * BLOCK_BYTES >= RESERVED_BYTES)
 }
@@ -125,14 +128,16 @@ impl SpaceReserve for ReservedSpace {
             Ok(metadata) if is_whole(&metadata) => Ok(()),
             Ok(_) => self.fill().map_err(|error| missing(&self.path, &error)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // A store without this file works: an earlier version made it, or the disk had no room.
+                // A store without the file `ballast` works: the store was created by an earlier Margay version, or the
+                // disk had no room.
                 if let Err(error) = self.fill() {
                     tracing::debug!(path = %self.path.display(), %error, "cannot create the reserved space file");
                     let _ = fs::remove_file(&self.path);
                 }
                 Ok(())
             }
-            // This process may use the store but cannot read this file. Its writes will show whether there is room.
+            // This process may use the store but cannot read the file `ballast`. The process's writes will show whether
+            // the disk has room.
             Err(_) => Ok(()),
         }
     }

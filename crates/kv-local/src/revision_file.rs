@@ -1,20 +1,20 @@
-//! The files `head` and `journal`.
+//! Reads and writes the file `head` of a store's folder, and opens the file `journal`.
 //!
 //! The file `head` records the newest revision that was ever durable, a fingerprint of the store's files when they were
 //! closed, and which parts of the journal are known to be durable.
 //!
-//! An engine that finds the end of its log or its newest header damaged assumes an interrupted write, silently returns
-//! to an earlier state, and cannot distinguish this from a crash. But acknowledged commits are then gone, and addresses
-//! in use would be assigned again. So each durable commit records its revision in `head`. No commit waits for `head` to
-//! be durable: after a power loss `head` may be behind the store, but never ahead of it.
+//! An engine that finds the end of its log or its newest header damaged assumes that a crash interrupted a write, and
+//! silently returns to an earlier state. If the engine loses acknowledged commits in this way, addresses that workloads
+//! use would be assigned again. To detect such a loss, each durable commit records its revision in `head`. No commit
+//! waits for `head` to be durable: after a power loss `head` may be behind the store, but never ahead of it.
 //!
-//! A process that closes the store also records a fingerprint of the sizes and times of its files. The next process
-//! then detects whether the files were changed since, for example by a copy, a repair, or a process that was killed.
-//! Only in this case does it check all keys.
+//! A process that closes the store also records a fingerprint of the sizes and times of the store's files. The
+//! fingerprint lets the next process detect whether the files were changed after the close, for example by a copy, a
+//! repair, or a process that was killed. A process that opens the store checks all keys only if the files were changed.
 //!
-//! The journal part records which journal records, and which of the engine's checkpoints, are known to be on the disk
-//! (see [`kv_mvcc::journal`]). The file `journal` has all its blocks from the beginning: a commit that fits in it needs
-//! no more disk space.
+//! The entries about the journal say which journal records, and which of the engine's checkpoints, are known to be on
+//! the disk (see [`kv_mvcc::journal`]). All blocks of the file `journal` are allocated when the file is created: a
+//! commit that fits in the journal needs no more disk space.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -29,81 +29,83 @@ use kv_mvcc::journal::{DurableParts, JOURNAL_BYTES, Medium};
 
 use super::folder;
 
-/// The size of an entry: a number and its CRC-32, both big endian. The file has four entries: the revision, the
-/// [`fingerprint`] at the last close, the number of a journal record and the number of a checkpoint.
+/// The size of an entry of the file `head` in bytes: a number and its CRC-32, both big endian. The file has four
+/// entries: the revision, the [`fingerprint`] at the last close, the number of a journal record and the number of a
+/// checkpoint.
 const NOTE_BYTES: usize = 12;
 const LEFT_AT: u64 = 12;
 const RECORD_AT: u64 = 24;
 const CHECKPOINT_AT: u64 = 36;
 
-/// The open file `head`.
+/// The open file `head` of a store's folder.
 #[derive(Debug)]
 pub(crate) struct RevisionFile {
     file: File,
     seen: u64,
     files: Vec<PathBuf>,
-    /// True once the store was opened without finding damage, until a commit fails.
+    /// True after the store was opened without finding damage, until a commit fails.
     in_order: AtomicBool,
 }
 
 impl RevisionFile {
-    /// Opens the file, or creates it. `files` are the engine's files and the journal.
+    /// Opens or creates the file `head`. `files` are the engine's files and the journal.
     pub(crate) fn open(path: &Path, files: Vec<PathBuf>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
         let seen = read(&file, 0)?;
         Ok(Self { file, seen, files, in_order: AtomicBool::new(false) })
     }
 
-    /// Returns true if the store's files have not changed since the last clean close. Must be called before the engine
-    /// opens them.
+    /// Returns true if the store's files have not changed since the last clean close. Call this before the engine opens
+    /// the store's files.
     pub(crate) fn is_as_left(&self) -> bool {
         let left = read(&self.file, LEFT_AT).unwrap_or_default();
         left != 0 && fingerprint(&self.files).is_ok_and(|now| now == left)
     }
 
-    /// Records that the store was opened without finding damage. Before that, closing records no fingerprint.
+    /// Sets that the store was opened without finding damage. Without this call, closing the store records no
+    /// fingerprint.
     pub(crate) fn set_in_order(&self) {
         self.in_order.store(true, Ordering::Release);
     }
 
-    /// Records that a commit has failed but may be durable, so closing records no fingerprint.
+    /// Sets that a commit has failed but may be durable, so that closing the store records no fingerprint.
     pub(crate) fn set_in_doubt(&self) {
         self.in_order.store(false, Ordering::Release);
     }
 
-    /// Records the fingerprint of the store's files. Must be called after the engine has closed them.
+    /// Records the fingerprint of the store's files. Call this after the engine has closed the files.
     pub(crate) fn close_cleanly(&self) {
         if !self.in_order.load(Ordering::Acquire) {
             return;
         }
         if let Ok(now) = fingerprint(&self.files) {
-            // If this fails, the next opening only takes longer.
+            // If writing `head` fails, the next opening of the store only takes longer.
             let _ = self.file.write_all_at(&encode(now), LEFT_AT);
         }
     }
 
-    /// The newest revision that was recorded when the file was opened; 0 if none.
+    /// The newest revision that the file `head` recorded when it was opened; 0 if the file recorded none.
     pub(crate) fn seen(&self) -> u64 {
         self.seen
     }
 
-    /// The durable parts of the journal, as recorded in this file.
+    /// The durable parts of the journal that the file `head` records.
     pub(crate) fn noted(&self) -> DurableParts {
         let number = |at| read(&self.file, at).unwrap_or_default();
         DurableParts { record: number(RECORD_AT), checkpoint: number(CHECKPOINT_AT) }
     }
 
-    /// Records the durable parts of the journal.
+    /// Records the durable parts of the journal in the file `head`.
     fn note_journal(&self, noted: DurableParts) {
         let bytes = [encode(noted.record), encode(noted.checkpoint)].concat();
-        // If this fails, the next opening only takes longer.
+        // If writing `head` fails, the next opening of the store only takes longer.
         let _ = self.file.write_all_at(&bytes, RECORD_AT);
     }
 
-    /// Records the revision of a durable commit.
+    /// Records the revision of a durable commit in the file `head`.
     pub(crate) fn note(&self, writes: &[Write]) {
         if let Some(revision) = kv_mvcc::revision_of(writes) {
-            // If this fails, later damage may go unnoticed, but the commit is valid.
+            // If writing `head` fails, later damage may go unnoticed, but the commit is valid.
             let _ = self.file.write_all_at(&encode(revision), 0);
         }
     }
@@ -115,7 +117,7 @@ fn fingerprint(files: &[PathBuf]) -> io::Result<u64> {
     for file in files {
         match fs::metadata(file) {
             Ok(found) => (found.ino(), found.size(), found.ctime(), found.ctime_nsec()).hash(&mut hasher),
-            // Some stores do not have all files.
+            // Some stores lack some of these files.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -123,17 +125,17 @@ fn fingerprint(files: &[PathBuf]) -> io::Result<u64> {
     Ok(hasher.finish())
 }
 
-/// Reads the newest revision that a file `head` records; 0 if none.
+/// Reads the newest revision that the file `head` at `path` records; 0 if the file records none.
 pub(crate) fn newest(path: &Path) -> io::Result<u64> {
     read(&File::open(path)?, 0)
 }
 
-/// Reads the entry at an offset; 0 if there is none.
+/// Reads the number of the entry at the offset `at` of the file `head`; 0 if the entry is missing or damaged.
 fn read(file: &File, at: u64) -> io::Result<u64> {
     let mut bytes = [0; NOTE_BYTES];
     match file.read_exact_at(&mut bytes, at) {
         Ok(()) => Ok(decode(bytes)),
-        // The file is new, or a power loss cut it off.
+        // The file `head` is new, or a power loss truncated it.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
         Err(error) => Err(error),
     }
@@ -147,14 +149,14 @@ fn encode(number: u64) -> [u8; NOTE_BYTES] {
     bytes
 }
 
-/// Returns the number of an entry; 0 if the bytes are damaged.
+/// Returns the number in an entry of the file `head`; 0 if the bytes are damaged.
 fn decode(bytes: [u8; NOTE_BYTES]) -> u64 {
     let [a, b, c, d, e, f, g, h, ..] = bytes;
     let number = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
     if encode(number) == bytes { number } else { 0 }
 }
 
-/// The open file `journal`. Its durable parts are recorded in `head`.
+/// The open file `journal`. The durable parts of the journal are recorded in the file `head`.
 #[derive(Debug)]
 pub(crate) struct JournalFile {
     file: File,
@@ -162,7 +164,7 @@ pub(crate) struct JournalFile {
 }
 
 impl JournalFile {
-    /// Opens the file, or creates it.
+    /// Opens or creates the file `journal`, with all its blocks written.
     pub(crate) fn open(path: &Path, revision_file: Arc<RevisionFile>) -> io::Result<Self> {
         let file = folder::open_or_create(path)?;
         let length = file.metadata()?.len();
@@ -172,7 +174,7 @@ impl JournalFile {
             let missing = usize::try_from(JOURNAL_BYTES - length).unwrap_or(usize::MAX);
             let filled = file.write_all_at(&vec![0; missing], length).and_then(|()| file.sync_all());
             if let Err(error) = filled {
-                // The next opening fills a short file.
+                // The next opening of the store extends a short journal again.
                 let _ = file.set_len(length);
                 return Err(error);
             }
@@ -238,7 +240,7 @@ mod tests {
         assert!(!open(&path).is_as_left(), "it was not in order before it was closed");
         close_cleanly(&path);
         assert!(open(&path).is_as_left());
-        // Setting a file's time counts as a change, even to the same time.
+        // Setting a file's time counts as a change, even if the time stays the same.
         let time = fs::metadata(&db).unwrap().modified().unwrap();
         // The kernel's clock for file times advances in steps of some milliseconds.
         std::thread::sleep(std::time::Duration::from_millis(20));

@@ -1,7 +1,9 @@
-//! The folder of one store: its queue, its identity, and the steps of creating it.
+//! Manages the folder of a store: the queue for the store lock, the store's identity, and the steps of creating the
+//! store.
 //!
-//! The file `store.id` names the folder's engine and the store's id. It is written last, so its existence means that
-//! the store was complete once. An engine that is empty beside a `store.id` has lost its rows.
+//! The file `store.id` names the folder's engine and the store's id. The file `store.id` is written last, so its
+//! existence means that the store was complete once. If `store.id` exists and the engine has no rows, the engine has
+//! lost its rows.
 
 use std::fmt;
 use std::fs;
@@ -27,12 +29,12 @@ pub(crate) const REVISION_FILE: &str = "head";
 const RESERVED_SPACE_FILE: &str = "ballast";
 const JOURNAL_FILE: &str = "journal";
 
-/// A store's folder, as one engine uses it.
+/// The folder of a store, and the names of the files that the store's engine uses.
 #[derive(Debug)]
 pub(crate) struct StoreFolder {
     /// The store's name in errors.
     pub(crate) label: StoreLabel,
-    /// The disk space that is reserved for releases.
+    /// The disk space that is reserved for releasing addresses when the disk is full.
     pub(crate) reserved_space: Arc<ReservedSpace>,
     engine: &'static str,
     pub(crate) entry: &'static str,
@@ -62,7 +64,8 @@ impl StoreFolder {
         self.io(name, fs::exists(self.path(name)))
     }
 
-    /// Waits for the store lock. First creates the folder and the queue file if the options allow it.
+    /// Waits for the store lock. Before waiting, creates the folder and the queue file if the options allow creating a
+    /// store.
     pub(crate) fn take_lock(&self, options: &OpenOptions) -> Result<StoreLock> {
         self.check_file_system(options.create)?;
         let queue = self.path(QUEUE_FILE);
@@ -86,8 +89,8 @@ impl StoreFolder {
         })
     }
 
-    /// Refuses a folder on a file system that other machines share. For a folder to be created, the nearest existing
-    /// folder above it counts.
+    /// Refuses a folder on a file system that other machines share. If the folder does not exist yet, its nearest
+    /// existing parent folder is checked.
     fn check_file_system(&self, create: Create) -> Result<()> {
         let above = match create {
             Create::Never => 1,
@@ -107,7 +110,7 @@ impl StoreFolder {
         if !path.is_dir() {
             return folder::create(path).map_err(|error| self.label.io(path, error));
         }
-        // A folder that has lost its queue file still contains a store, maybe another engine's.
+        // A folder that has lost its queue file still contains a store, maybe a store of another engine.
         if self.exists(QUEUE_FILE)? || self.exists(IDENTITY_FILE)? {
             return Ok(());
         }
@@ -127,7 +130,7 @@ impl StoreFolder {
         check_disk(there, bytes).map_err(|(kind, advice)| self.label.error(kind, advice))
     }
 
-    /// Refuses a folder that contains another program's files. A missing folder is fine.
+    /// Refuses a folder that contains another program's files. A missing store folder is accepted.
     fn may_become_a_store(&self) -> Result<()> {
         let entries = match fs::read_dir(&self.label.folder) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -155,7 +158,7 @@ impl StoreFolder {
         Ok(())
     }
 
-    /// Determines what the folder contains. The caller must have the lock.
+    /// Determines whether the folder contains a store. The caller must have the store lock.
     pub(crate) fn inspect(&self) -> Result<FolderContents> {
         let text = match fs::read(self.path(IDENTITY_FILE)) {
             Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
@@ -197,15 +200,15 @@ impl StoreFolder {
         if !is_unfinished && self.exists(self.entry)? {
             return Ok(FolderContents::Unnamed);
         }
-        // The folder may contain, for example, another engine's files. Creating a store beside them, or reporting that
-        // there is no store, would hide that engine's store.
+        // The folder may contain, for example, another engine's files. Creating a store beside another engine's files,
+        // or reporting that there is no store, would hide the other engine's store.
         self.may_become_a_store()?;
         Ok(if is_unfinished { FolderContents::Unfinished } else { FolderContents::Nothing })
     }
 
-    /// Removes the remains of earlier attempts, and marks the folder as being created.
+    /// Removes the remains of earlier attempts to create the store, and creates the creation marker.
     pub(crate) fn begin_creation(&self) -> Result<()> {
-        // A process that was killed may have created the folder without syncing the ones above it.
+        // A killed process may have created the folder without syncing the parent folders.
         self.io("", folder::sync_above(&self.label.folder))?;
         let marker = self.path(CREATION_MARKER_FILE);
         self.io(CREATION_MARKER_FILE, folder::open_or_create(&marker).and_then(|file| file.sync_all()))?;
@@ -222,8 +225,9 @@ impl StoreFolder {
         self.io(REVISION_FILE, RevisionFile::open(&self.path(REVISION_FILE), files))
     }
 
-    /// Fails if a store that was created with a journal has lost it or a part of it. A new journal in its place would
-    /// hide that the newest commits are gone, because `head`, which records them too, may be lost as well.
+    /// Fails if a store that was created with a journal has lost all or a part of the journal. Creating a new journal
+    /// could hide that the newest commits are gone, because the file `head`, which also records the newest revision,
+    /// may be lost as well.
     pub(crate) fn check_journal(&self) -> Result<()> {
         match fs::metadata(self.path(JOURNAL_FILE)) {
             Ok(found) if found.is_file() && found.len() < JOURNAL_BYTES => {
@@ -237,8 +241,8 @@ impl StoreFolder {
         }
     }
 
-    /// Opens the journal. Creates it for a new store and for the store of an earlier version. Fails if it is missing
-    /// although `head` mentions it.
+    /// Opens the journal. Creates the journal for a new store and for the store of an earlier Margay version. Fails if
+    /// the journal is missing although the file `head` mentions a journal.
     pub(crate) fn open_journal(&self, revision_file: Arc<RevisionFile>) -> Result<JournalFile> {
         if !self.exists(JOURNAL_FILE)? && revision_file.noted() != DurableParts::default() {
             return Err(self.label.damaged("its file journal is missing"));
@@ -246,15 +250,15 @@ impl StoreFolder {
         self.io(JOURNAL_FILE, JournalFile::open(&self.path(JOURNAL_FILE), revision_file))
     }
 
-    /// Writes the identity. This is the last step of creating a store.
+    /// Writes the file `store.id`, which is the last step of creating a store.
     pub(crate) fn name(&self, id: Uuid) -> Result<()> {
         self.io(self.entry, folder::sync_all(&self.path(self.entry)))?;
         let identity = Identity::new(self.engine, id);
         self.io(IDENTITY_FILE, folder::write(&self.path(IDENTITY_FILE), &identity.to_string()))
     }
 
-    /// Removes the creation marker. While the marker exists, the name `store.id` may not be durable: the process that
-    /// wrote it may have been killed before it synced the folder.
+    /// Removes the creation marker. While the marker exists, the name `store.id` might not be durable: the process that
+    /// wrote the file `store.id` may have been killed before it synced the folder.
     pub(crate) fn remove_marker(&self) -> Result<()> {
         if !self.exists(CREATION_MARKER_FILE)? {
             return Ok(());
@@ -264,27 +268,27 @@ impl StoreFolder {
     }
 }
 
-/// The contents of a store's folder.
+/// What a store's folder contains, found by [`StoreFolder::inspect`].
 pub(crate) enum FolderContents {
-    /// No store.
+    /// The folder contains no store.
     Nothing,
-    /// A store whose creation was interrupted. No process has used it yet.
+    /// The folder contains a store whose creation was interrupted. No process has used an unfinished store yet.
     Unfinished,
-    /// An engine's files without `store.id`.
+    /// The folder contains the engine's files, but no `store.id`.
     Unnamed,
-    /// A store with this id.
+    /// The folder contains a complete store with this id.
     Complete(Uuid),
 }
 
-/// The name of the identity file.
+/// The name of the file that contains a store's identity.
 pub(crate) const IDENTITY_FILE: &str = "store.id";
 
-/// The layout of a new folder, and the newest layout that this program reads.
+/// The layout version of a newly created store folder, and the newest layout that this program reads.
 pub(crate) const FOLDER_FORMAT: u32 = 1;
-/// The oldest layout that this program reads.
+/// The oldest layout version of a store folder that this program reads.
 const OLDEST_FOLDER_FORMAT: u32 = 1;
 
-/// Returns true for a layout that this program reads.
+/// Returns true if this program can read store folders of the layout version `format`.
 pub(crate) fn is_known(format: u32) -> bool {
     (OLDEST_FOLDER_FORMAT..=FOLDER_FORMAT).contains(&format)
 }
@@ -293,20 +297,21 @@ pub(crate) fn is_known(format: u32) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) engine: String,
-    /// The layout of the folder.
+    /// The layout version of the store's folder.
     pub(crate) format: u32,
-    /// The store's id, which a row of its table repeats. Nil if the layout is unknown and has no id.
+    /// The store's id, which a row of the store's table repeats. The nil UUID if the folder's layout is unknown and the
+    /// file `store.id` contains no id.
     pub(crate) id: Uuid,
 }
 
 impl Identity {
-    /// Creates the identity of a store of `engine` in the newest layout.
+    /// Creates the identity of a store of `engine` in the newest folder layout.
     pub(crate) fn new(engine: &str, id: Uuid) -> Self {
         Self { engine: engine.to_owned(), format: FOLDER_FORMAT, id }
     }
 
-    /// Parses the file; `None` if it is damaged. In an unknown layout the id is optional, because its lines may have
-    /// another meaning.
+    /// Parses the content of `store.id`; returns `None` if the content is damaged. In an unknown layout the id is
+    /// optional, because the lines of the file may have another meaning.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut engine = None;
         let mut format = None;
@@ -327,8 +332,8 @@ impl Identity {
     }
 }
 
-/// Returns the engine that the file `store.id` in a folder names, even if the rest of the file is damaged; `None` if it
-/// names no engine.
+/// Returns the engine that the file `store.id` in a folder names, even if the rest of the file is damaged; `None` if
+/// the file is missing or names no engine.
 pub fn engine_in(folder: &Path) -> Option<String> {
     let text = fs::read_to_string(folder.join(IDENTITY_FILE)).ok()?;
     text.lines().find_map(|line| line.strip_prefix("engine ")).map(|engine| engine.trim().to_owned())

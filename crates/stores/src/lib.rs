@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use driver::{ConfigResult, Drivers, Location};
 
-/// The drivers of Margay's stores, in the order in which help and errors list them.
+/// The drivers of Margay's stores, in the order in which help and errors list the drivers.
 pub fn drivers() -> Drivers {
     Drivers::new([
         &backend_sled::DRIVER as _,
@@ -14,7 +14,7 @@ pub fn drivers() -> Drivers {
     ])
 }
 
-/// Parses a store URL with these drivers.
+/// Parses a store URL with Margay's [drivers](drivers()).
 ///
 /// # Errors
 /// See [`Drivers::parse`].
@@ -22,7 +22,7 @@ pub fn at(url: &str) -> ConfigResult<Location> {
     drivers().parse(url)
 }
 
-/// Returns the store of an engine in a folder.
+/// Returns the location of the store of an engine in a folder.
 ///
 /// # Errors
 /// See [`Drivers::of_engine`].

@@ -1,4 +1,4 @@
-//! Tests of store URLs, and of recognizing the store in a folder.
+//! Tests parsing store URLs and recognizing the store in a folder.
 
 use std::fs;
 

@@ -1,5 +1,5 @@
-//! The calls of a shared store. Each call runs in a task of its own, which keeps the store open. A watch resumes after
-//! a hand-over: its only state is a revision.
+//! Implements reads, writes and watches of a shared store. Each call runs in a separate task, which keeps the store
+//! open. A watch resumes after a hand-over, because a revision is the watch's only state.
 
 use async_trait::async_trait;
 use futures::StreamExt;
@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::{OpenGuard, SharedStore};
 
-/// A task that is aborted when this handle is dropped.
+/// A task that is aborted when the `AbortingTask` is dropped.
 struct AbortingTask<T>(JoinHandle<T>);
 
 impl<T> Drop for AbortingTask<T> {
@@ -23,8 +23,8 @@ impl<T> Drop for AbortingTask<T> {
 }
 
 impl SharedStore {
-    /// Runs `work` on the open store in a task. The task continues if the caller stops polling, and is aborted if the
-    /// caller drops this future.
+    /// Runs `work` on the open store in a separate task. The task continues if the caller stops polling, and is aborted
+    /// if the caller drops the future.
     ///
     /// # Errors
     /// Any error of opening the store or of `work`.
@@ -37,7 +37,7 @@ impl SharedStore {
             return Err(self.replaced(Operation::Open));
         }
         let mut task = AbortingTask(tokio::spawn(work(kept)));
-        // The task panicked, or the runtime is shutting down.
+        // The error for a call whose task panicked, or whose runtime is shutting down.
         let lost = || self.error(ErrorKind::Closed, Operation::Open).with_outcome(Outcome::Unknown);
         let done = (&mut task.0).await.unwrap_or_else(|_| Err(lost()));
         self.yield_now().await;
@@ -60,30 +60,31 @@ impl SharedStore {
         .await
     }
 
-    /// Returns false if the store's format has no bounds on its history; true also if there is no store yet.
+    /// Returns whether the store keeps its own bounds on its history, which depends on the store's format. Returns true
+    /// if there is no store yet.
     pub async fn has_bounds_of_its_own(&self) -> bool {
         let has_leases = self.with_embedded(|store, _| async move { Ok(store.has_leases()) }).await;
         has_leases.unwrap_or_else(|error| *error.kind() != ErrorKind::Unsupported)
     }
 
-    /// Checks that there is room for writes of every purpose.
+    /// Checks that the store has room for writes of every purpose, not only for releases.
     ///
     /// # Errors
-    /// `NoSpace` if there is not; any error of opening the store.
+    /// `NoSpace` if there is no room; any error of opening the store.
     pub async fn check_room(&self) -> Result<()> {
         self.with_store(|kept| async move { kept.open()?.check_room().await }).await
     }
 
-    /// Watches the store of a generation.
+    /// Watches the store, provided that the store still has the generation `generation`.
     ///
     /// # Errors
-    /// `RevisionRegressed` if another store has taken its place; any error of a watch.
+    /// `RevisionRegressed` if a different store is at the location now; any error of a watch.
     pub async fn watch_of(&self, generation: u64, request: WatchRequest) -> Result<WatchStream> {
         watch_on(self.clone(), Some(generation), request).await
     }
 
-    /// Watches the store until it is closed. Fails if a generation is given and the store has another one. Returns the
-    /// store's generation with the stream.
+    /// Watches the store until it is closed. Fails if `of` is a generation that differs from the store's generation.
+    /// Returns the store's generation and the stream of events.
     ///
     /// # Errors
     /// See [`watch_of`](Self::watch_of).
@@ -99,7 +100,8 @@ impl SharedStore {
     }
 }
 
-/// Each call keeps the store open. To open the store, it waits as long as for the lock.
+/// Each call keeps the store open. If the store is closed, a call waits until the deadline that
+/// [`SharedStoreOptions`](super::SharedStoreOptions) gives.
 #[async_trait]
 impl Store for SharedStore {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
@@ -111,8 +113,8 @@ impl Store for SharedStore {
         self.with_store(move |kept| async move { kept.store(purpose)?.txn(txn).await }).await
     }
 
-    /// Not supported for a holder that yields between two calls: a watch makes no further calls, so the store would
-    /// stay open.
+    /// `watch` is not supported for a process that yields the store between two calls: a watch makes no further calls,
+    /// so the store would stay open.
     async fn watch(&self, request: WatchRequest) -> Result<WatchStream> {
         if self.shared.holding.yields_after.is_some() {
             return Err(self.error(ErrorKind::Unsupported, Operation::Watch));
@@ -125,29 +127,30 @@ impl Store for SharedStore {
     }
 }
 
-/// Watches the store, or the store of a generation, and resumes the watch after each hand-over.
+/// Watches the store and resumes the watch after each hand-over. If `of` is a generation, only the store of this
+/// generation is watched.
 ///
 /// # Errors
-/// `RevisionRegressed` if another store has taken its place; any error of a watch.
+/// `RevisionRegressed` if a different store is at the location now; any error of a watch.
 async fn watch_on(shared_store: SharedStore, of: Option<u64>, request: WatchRequest) -> Result<WatchStream> {
     let wants_progress = request.progress == Progress::Report;
-    // Progress reports give the revision at which a quiet watch resumes after a hand-over. By then, the history since
-    // its start may be compacted.
+    // Progress reports give the revision at which a watch without events resumes after a hand-over. The history since
+    // the start of the watch may be compacted before the hand-over.
     let request = request.with_progress(Progress::Report);
     let (generation, stream) = shared_store.watch_open(of, request.clone()).await?;
     let cursor = ResumableWatch { shared_store, generation, request, wants_progress, stream: Some(stream) };
     Ok(unfold(cursor, |mut cursor| async move { cursor.next().await.map(|item| (item, cursor)) }).boxed())
 }
 
-/// A watch that resumes after a hand-over.
+/// A watch of a shared store that resumes after a hand-over.
 struct ResumableWatch {
     shared_store: SharedStore,
     generation: u64,
-    /// The request for the batches that have not been delivered yet.
+    /// The request for the event batches that have not been delivered yet.
     request: WatchRequest,
-    /// Whether the client wants progress reports.
+    /// Whether the client of the watch wants progress reports.
     wants_progress: bool,
-    /// The watch on the open store; `None` once it has ended.
+    /// The watch on the open store; `None` once the watch has ended.
     stream: Option<WatchStream>,
 }
 
@@ -162,8 +165,8 @@ impl ResumableWatch {
                     }
                 }
                 Some(Err(error)) if *error.kind() == ErrorKind::Closed => {
-                    // Boxed because this future is large and hand-overs are rare. Otherwise each of thousands of
-                    // watches would reserve its size.
+                    // The future of `resume` is boxed because it is large and hand-overs are rare. Without the box,
+                    // each of thousands of watches would reserve memory for this future.
                     if let Err(error) = Box::pin(self.resume()).await {
                         self.stream = None;
                         return Some(Err(error));

@@ -1,8 +1,8 @@
-//! Keeps the open store, counts its uses, and decides who may close it.
+//! Keeps the open store, counts the calls that use the store, and decides which task may close the store.
 //!
-//! A waiting future is never granted a permit. It would keep the permit from the grant until its next poll, which may
-//! never come. Instead, a caller that finds the store closed waits for a state change and tries again. Its use begins
-//! in the poll that returns it.
+//! A waiting future is never granted a permit. A future would keep the permit from the grant until the future's next
+//! poll, which may never come. Instead, a caller that finds the store closed waits for a state change and tries again.
+//! A use of the store begins in the same poll that returns the `StoreUse` to the caller.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use driver::Opened;
 /// Minimum and maximum time that waiting callers get after a hand-over, before the next hand-over.
 const CALLER_SHARE: RangeInclusive<Duration> = Duration::from_millis(5)..=Duration::from_millis(250);
 
-/// The open store, its users, and the turn to close or open it.
+/// The open store, the number of its users, and the right to close or open the store.
 pub(super) struct StoreGate {
     state: watch::Sender<GateState>,
     turn: Arc<Mutex<()>>,
@@ -25,30 +25,30 @@ pub(super) struct StoreGate {
 struct GateState {
     store: Option<Arc<Box<dyn Opened>>>,
     users: usize,
-    /// True while a task closes or opens the store. No use can begin meanwhile.
+    /// True while a task closes or opens the store. No new use of the store can begin while `is_turning` is true.
     is_turning: bool,
-    /// True once the store is closed for good.
+    /// True once the store is closed permanently.
     has_ended: bool,
     opened_at: Instant,
-    /// The store stays open until this instant, for the callers that waited for it.
+    /// The instant until which the store stays open for the callers that waited through a hand-over.
     share_end: Instant,
 }
 
-/// The state of the store when a caller tries to use it.
+/// What a caller finds when it tries to use the store: an open store, or the reason why the store is not open.
 pub(super) enum GateStatus {
     Open(StoreUse),
     /// The store is closed, and no task is opening it.
     Closed,
     /// A task is closing or opening the store.
     Turning,
-    /// The store is closed for good.
+    /// The store is closed permanently.
     Ended,
 }
 
-/// A use of the open store. The store is not closed while this exists.
+/// A use of the open store. The store is not closed while a `StoreUse` exists.
 pub(super) struct StoreUse {
     gate: Arc<StoreGate>,
-    /// `None` only during drop.
+    /// The open store; `None` only during drop.
     store: Option<Arc<Box<dyn Opened>>>,
 }
 
@@ -68,7 +68,7 @@ impl StoreGate {
         Arc::new(Self { state: watch::Sender::new(state), turn: Arc::default() })
     }
 
-    /// Begins a use of the store if it is open.
+    /// Begins a use of the store if the store is open.
     pub(super) fn enter(self: &Arc<Self>) -> GateStatus {
         let mut found = GateStatus::Closed;
         self.state.send_if_modified(|state| {
@@ -86,7 +86,8 @@ impl StoreGate {
         found
     }
 
-    /// Waits until no task closes or opens the store. Then begins a use, or reports that the store is closed.
+    /// Waits until no task closes or opens the store. Then begins a use of the store, or reports that the store is
+    /// closed.
     pub(super) async fn wait(self: &Arc<Self>) -> GateStatus {
         let mut changes = None;
         loop {
@@ -94,16 +95,16 @@ impl StoreGate {
                 GateStatus::Turning => {}
                 found => return found,
             }
-            // Retry once after subscribing: a change before the subscription would be missed.
+            // Retry once after subscribing: a state change before the subscription would be missed.
             match &mut changes {
                 None => changes = Some(self.state.subscribe()),
-                // The sender lives as long as the gate, so this cannot fail.
+                // Waiting for a state change cannot fail, because the sender lives as long as the gate.
                 Some(changes) => _ = watch::Receiver::changed(changes).await,
             }
         }
     }
 
-    /// Closes the gate for good: no further use can begin.
+    /// Closes the gate permanently: no further use of the store can begin.
     pub(super) fn end(&self) {
         self.state.send_modify(|state| state.has_ended = true);
     }
@@ -111,16 +112,17 @@ impl StoreGate {
     /// Waits until the store is open.
     pub(super) async fn wait_until_open(&self) {
         let is_open = |state: &GateState| state.store.is_some() && !state.is_turning;
-        // The sender lives as long as the gate, so this cannot fail.
+        // Waiting for a state change cannot fail, because the sender lives as long as the gate.
         let _ = self.state.subscribe().wait_for(is_open).await;
     }
 
-    /// Calls `look` on the open store without beginning a use. `look` must not block.
+    /// Calls `look` on the open store without beginning a use; returns `None` if the store is closed. `look` must not
+    /// block.
     pub(super) fn peek<T>(&self, look: impl FnOnce(&dyn Opened) -> T) -> Option<T> {
         self.state.borrow().store.as_deref().map(|store| look(&**store))
     }
 
-    /// Returns for how long the store has been open; `None` if it is closed.
+    /// Returns how long the store has been open; `None` if the store is closed.
     pub(super) fn open_for(&self) -> Option<Duration> {
         let state = self.state.borrow();
         state.store.as_ref().map(|_| state.opened_at.elapsed())
@@ -132,14 +134,15 @@ impl StoreGate {
         state.store.is_none() && !state.is_turning
     }
 
-    /// Waits until the callers that waited through the last hand-over have had their share of time.
+    /// Waits until the callers that waited through the last hand-over have had the store for their share of time.
     pub(super) async fn share(&self) {
         let end = self.state.borrow().share_end;
         sleep_until(end.into()).await;
     }
 
-    /// Waits for other turns and for all uses to end. No use can begin until the turn is dropped. Await this only in a
-    /// task that the holder itself spawned: such a task is polled until it ends.
+    /// Waits until all other turns and all uses of the store have ended. No new use can begin until the returned turn
+    /// is dropped. Await this function only in a task that the `SharedStore` itself has spawned: such a task is polled
+    /// until it ends.
     pub(super) async fn turn(self: &Arc<Self>) -> HandOverTurn {
         let alone = Arc::clone(&self.turn).lock_owned().await;
         self.state.send_if_modified(|state| {
@@ -160,7 +163,8 @@ impl StoreUse {
 
 impl Drop for StoreUse {
     fn drop(&mut self) {
-        // Drop the handle before the count reaches zero, so that the turn then has the only handle.
+        // Drop the handle before the count of users reaches zero, so that the task that waits for the turn then has the
+        // only handle.
         self.store = None;
         self.gate.state.send_if_modified(|state| {
             state.users -= 1;
@@ -174,7 +178,7 @@ impl HandOverTurn {
         self.gate.state.borrow().store.is_some()
     }
 
-    /// Takes the store out of the gate, so that the turn can close it.
+    /// Takes the store out of the gate, so that the task that has the turn can close the store.
     pub(super) fn take(&mut self) -> Option<Box<dyn Opened>> {
         let mut store = None;
         self.gate.state.send_if_modified(|state| {
@@ -184,7 +188,7 @@ impl HandOverTurn {
         store.and_then(Arc::into_inner)
     }
 
-    /// Puts an open store into the gate.
+    /// Puts an open store into the gate, so that calls can use the store once the turn has ended.
     pub(super) fn put(&mut self, store: Box<dyn Opened>) {
         self.gate.state.send_if_modified(|state| {
             state.store = Some(Arc::new(store));
@@ -196,7 +200,7 @@ impl HandOverTurn {
 
 impl Drop for HandOverTurn {
     fn drop(&mut self) {
-        // Without this share, processes that arrive one after another would have the store nearly all the time.
+        // Without this share of time, a series of arriving processes would have the store nearly all the time.
         let has_callers = self.gate.state.receiver_count() > 0;
         let share = if has_callers {
             self.begun.elapsed().clamp(*CALLER_SHARE.start(), *CALLER_SHARE.end())

@@ -1,14 +1,16 @@
-//! A store that this process keeps open and lends to other processes. The daemon lends it when they wait for it, a long
-//! reader between two of its calls, and the main plugin while another program works.
+//! Keeps a store open in this process and lends the store to other processes. The daemon lends the store when other
+//! processes wait for the store lock. A long reader lends the store between two calls, and the main plugin lends it
+//! while another program runs.
 //!
 //! Each call has an [`OpenGuard`], which keeps the store open. A hand-over waits until all guards are dropped, closes
-//! the store, lets the waiting processes have it, and opens it again. Calls that arrive meanwhile wait for the end of
-//! the hand-over. Watches resume after it, since a revision is their only state. They end with an error if another
-//! store is then at this location.
+//! the store, waits until the queued processes have had the store, and opens it again. Calls that arrive during a
+//! hand-over wait for the end of the hand-over. Watches resume after a hand-over, since a revision is a watch's only
+//! state. A watch ends with an error if a different store is at the location after the hand-over.
 //!
 //! The owner of a future may stop polling it: a stream whose client does not read, or an arm of a `select!` while
-//! another arm runs. So no future that is returned to a caller may have an [`OpenGuard`] across an `await`, or wait for
-//! a lock that a hand-over needs. Code that keeps the store open runs in a task of its own.
+//! another arm runs. For this reason, a future that is returned to a caller must not keep an [`OpenGuard`] across an
+//! `await`, and must not wait for a lock that a hand-over needs. Code that keeps the store open runs in a separate
+//! task.
 
 mod calls;
 mod gate;
@@ -28,19 +30,21 @@ use self::gate::{GateStatus, HandOverTurn, StoreGate, StoreUse};
 use crate::maintenance::{self, QueueFile, open_here};
 use crate::served;
 
-/// After a Yield frame, how long the holder waits for that process to queue for the store lock.
+/// After a Yield frame, how long a process that has the store open waits until the sender of the frame has queued for
+/// the store lock.
 const YIELD_GRACE: Duration = Duration::from_millis(20);
-/// Maximum time that a failed call spends to find out which process has the store.
+/// Maximum time that a failed call spends on finding the process that has the store open.
 const HOLDER_SEARCH_TIMEOUT: Duration = Duration::from_millis(500);
-/// Interval at which a hand-over checks whether the announced process has queued.
+/// Interval at which a hand-over checks whether the process that announced itself has queued for the store lock.
 const HOLDER_SEARCH_INTERVAL: Duration = Duration::from_millis(1);
-/// A store that this process keeps open and lends to other processes. Clones are handles to one store.
+/// A store that this process keeps open and lends to other processes. Clones of a `SharedStore` are handles to the same
+/// store.
 #[derive(Clone)]
 pub struct SharedStore {
     shared: Arc<SharedInner>,
-    /// The purpose of this handle's transactions.
+    /// The purpose of the transactions that are sent through this handle.
     purpose: Purpose,
-    /// The generation of the store that this handle works on; `None` for any store at this location.
+    /// The only store generation that this handle accepts; `None` if the handle accepts any store at the location.
     pinned: Option<u64>,
 }
 
@@ -48,37 +52,37 @@ struct SharedInner {
     location: Location,
     name: String,
     gate: Arc<StoreGate>,
-    /// The store that was opened last.
+    /// The identity and generation of the store that was opened last.
     seen: Mutex<CurrentStore>,
     holding: SharedStoreOptions,
-    /// The oldest revision that clients of etcd's API may read, as of the last time the store was open.
+    /// The oldest revision that clients of etcd's API may read, as known when the store was last open.
     oldest_for_clients: AtomicI64,
 }
 
-/// The store that was opened last, and its generation.
+/// The identity, generation and queue file of the store that was opened last.
 #[derive(Clone)]
 struct CurrentStore {
     identity: StoreIdentity,
     /// The two halves of an embedded store's id.
     halves: (u64, u64),
-    /// Grows when another store takes the place of this one.
+    /// The generation of the store: a number that grows when a different store is found at the location.
     generation: u64,
-    /// The queue of processes that wait for the store lock.
+    /// The queue file of the processes that wait for the store lock.
     queued: Option<Arc<QueueFile>>,
 }
 
-/// A use of the open store, which stays open until this is dropped.
+/// A use of the open store. The store stays open until the guard is dropped.
 ///
-/// Drop it before you ask for another guard, since a hand-over may wait in between. Only a task that runs to its end on
-/// its own may have one.
+/// Drop the guard before you request another guard: a waiting hand-over lets no new use begin until all guards are
+/// dropped. Only a task that runs to its end on its own may have a guard.
 pub struct OpenGuard {
     used: StoreUse,
-    /// The generation of the store: it grows when another store takes its place.
+    /// The generation of the store: a number that grows when a different store is found at the location.
     pub generation: u64,
 }
 
 impl OpenGuard {
-    /// Returns the store for writes of this purpose, regardless of the purpose that it was opened for.
+    /// Returns the store for writes of this purpose, regardless of the purpose for which the store was opened.
     ///
     /// # Errors
     /// `Closed`, which does not happen while this guard exists.
@@ -90,9 +94,9 @@ impl OpenGuard {
         })
     }
 
-    /// The open store.
+    /// Returns the open store.
     pub fn open(&self) -> Result<&dyn Opened> {
-        // A guard is only created with an open store.
+        // The error `Closed` never occurs: a guard is only created with an open store.
         self.used.store().ok_or_else(|| Error::new(ErrorKind::Closed, Operation::Open, "store"))
     }
 }
@@ -129,11 +133,11 @@ impl SharedStore {
         }
     }
 
-    /// Opens the store at this location and returns a handle to it. Calls fail with `RevisionRegressed` if another
-    /// store takes its place.
+    /// Opens the store at this location and returns a handle to it. Calls fail with `RevisionRegressed` if a different
+    /// store is found at this location later.
     ///
     /// # Errors
-    /// `Locked` if other processes have the store for all of `wait`; any error of opening it.
+    /// `Locked` if other processes have the store for the whole time `wait`; any error of opening the store.
     pub(crate) async fn begin(location: Location, holding: SharedStoreOptions, wait: Duration) -> Result<Self> {
         let shared_store = Self::new(location, holding);
         let mut turn = shared_store.shared.gate.turn().await;
@@ -142,7 +146,7 @@ impl SharedStore {
         Ok(Self { pinned: Some(shared_store.generation()), ..shared_store })
     }
 
-    /// Returns a handle whose transactions only release. They still succeed when the disk is full.
+    /// Returns a handle for transactions that only release addresses. Releases still succeed when the disk is full.
     #[must_use]
     pub fn to_release(&self) -> Self {
         Self { purpose: Purpose::Release, ..self.clone() }
@@ -156,7 +160,8 @@ impl SharedStore {
     /// Returns the identity of the store that was opened last, and its generation. Opens the store first if it is
     /// closed and no hand-over is running.
     pub async fn identity(&self) -> (StoreIdentity, u64) {
-        // If the store cannot be opened again, for example because it was moved away, the last identity is outdated.
+        // If the store was closed, its last known identity may be outdated, for example because the store was moved
+        // away.
         if self.seen().identity == StoreIdentity::Nothing || self.shared.gate.is_given_up() {
             match self.keep_open(Instant::now() + Duration::from_millis(500)).await {
                 Ok(kept) => drop(kept),
@@ -175,12 +180,13 @@ impl SharedStore {
         self.seen().identity
     }
 
-    /// The generation of the store that was opened last. It grows when another store takes its place.
+    /// The generation of the store that was opened last: a number that grows when a different store is found at the
+    /// location.
     pub fn generation(&self) -> u64 {
         self.place().1
     }
 
-    /// The two halves of the id of the embedded store that was opened last, and its generation.
+    /// The two halves of the id of the embedded store that was opened last, and the store's generation.
     pub fn place(&self) -> ((u64, u64), u64) {
         let seen = self.shared.seen.lock().unwrap_or_else(PoisonError::into_inner);
         (seen.halves, seen.generation)
@@ -194,10 +200,10 @@ impl SharedStore {
         Error::new(kind, operation, self.shared.name.clone())
     }
 
-    /// Waits until the store is open, and keeps it open.
+    /// Waits until the store is open, and returns a guard that keeps the store open.
     ///
     /// # Errors
-    /// `Locked` if other processes have the store until `until`; any error of opening it.
+    /// `Locked` if other processes have the store until the deadline `until`; any error of opening the store.
     pub async fn keep_open(&self, until: Instant) -> Result<OpenGuard> {
         let locked = || self.error(ErrorKind::Locked, Operation::Open);
         loop {
@@ -207,8 +213,8 @@ impl SharedStore {
                 Ok(GateStatus::Closed | GateStatus::Turning) => {}
                 Err(_) => return Err(locked()),
             }
-            // A call that waits in vain finds out which process has the store and names it in its error. That takes
-            // extra time.
+            // If the wait for the store times out, the error names the process that has the store. Finding this process
+            // takes extra time.
             let opened = self.run_to_end(move |shared_store| async move { shared_store.open_until(until).await });
             match timeout_at((until + HOLDER_SEARCH_TIMEOUT).into(), opened).await {
                 Ok(Some(opened)) => opened?,
@@ -235,8 +241,8 @@ impl SharedStore {
         let location = &self.shared.location;
         let options = options.clone().with_wait(wait);
         let open = match open_here(location, &options).await {
-            // The store can be opened for releases only. It refuses other writes until the space reserved for releases
-            // is restored.
+            // On a full disk, open the store for releases only. The store refuses other writes until the space reserved
+            // for releases is restored.
             Err(error) if *error.kind() == ErrorKind::NoSpace && *opens_when_full => {
                 open_here(location, &options.with_purpose(Purpose::Release)).await?
             }
@@ -281,7 +287,7 @@ impl SharedStore {
         self.shared.gate.wait_until_open().await;
     }
 
-    /// Returns true if a process waits for the lock, or if another folder is at the path where the store was opened.
+    /// Returns true if a process waits for the store lock, or if a different folder is now at the store's path.
     pub fn is_wanted(&self) -> bool {
         let Some(folder) = self.shared.location.path() else { return false };
         if self.shared.gate.peek(|_| ()).is_none() {
@@ -292,13 +298,13 @@ impl SharedStore {
             StoreIdentity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) != Some(queue),
             _ => false,
         };
-        // This process itself has the first ticket of the queue.
+        // The first ticket of the queue belongs to this process itself.
         is_moved || seen.queued.is_some_and(|queued| queued.count() > 1)
     }
 
-    /// Closes the store for the processes that wait for its lock, and opens it again. After an announcement, waits at
-    /// most 20 ms for the process to queue. Callers that waited through the previous hand-over first get the store for
-    /// as long as that took, at most 250 ms.
+    /// Closes the store for the processes that wait for the store lock, and opens the store again. If a process has
+    /// announced itself, waits at most 20 ms until the process has queued. Before the hand-over, callers that waited
+    /// through the previous hand-over get the store for as long as the previous hand-over took, at most 250 ms.
     pub async fn hand_over(&self, announced: YieldAnnouncement) {
         self.run_to_end(move |shared_store| async move { shared_store.hand_over_at_once(announced).await }).await;
     }
@@ -316,11 +322,11 @@ impl SharedStore {
                 sleep(HOLDER_SEARCH_INTERVAL).await;
             }
         }
-        // The processes that wait now get the lock before this one does.
+        // Processes that already wait for the store lock get it before this process does.
         self.reopen_after_hand_over(&mut turn).await;
     }
 
-    /// Closes the store for other processes until the next call.
+    /// Closes the store, so that other processes can open it. The next call opens the store again.
     pub async fn release_store(&self) {
         self.run_to_end(|shared_store| async move {
             let mut turn = shared_store.shared.gate.turn().await;
@@ -329,7 +335,7 @@ impl SharedStore {
         .await;
     }
 
-    /// Closes the store for other processes. Returns false if it was not open.
+    /// Closes the store, so that other processes can open it. Returns false if the store was not open.
     async fn close_for_others(&self, turn: &mut HandOverTurn) -> bool {
         let Some(open) = turn.take() else { return false };
         self.shared.holding.observer.handed_over();
@@ -345,7 +351,8 @@ impl SharedStore {
         }
     }
 
-    /// At the end of a call, releases the store if a process waits and the store has been open for long enough.
+    /// At the end of a call, closes the store if a process waits for the store lock and the store has been open for
+    /// long enough.
     async fn yield_now(&self) {
         let (Some(least), Some(open_for)) = (self.shared.holding.yields_after, self.shared.gate.open_for()) else {
             return;
@@ -355,8 +362,8 @@ impl SharedStore {
         }
     }
 
-    /// Returns the oldest revision that clients of etcd's API may read. While another process has the store, this is
-    /// the last known value.
+    /// Returns the oldest revision that clients of etcd's API may read. While another process has the store, the last
+    /// known revision is returned.
     pub fn oldest_for_clients(&self) -> Revision {
         let now = self.shared.gate.peek(|open| Some(open.embedded()?.status().oldest_for_clients.get())).flatten();
         let kept = &self.shared.oldest_for_clients;
@@ -375,8 +382,9 @@ impl SharedStore {
         defragmented.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
 
-    /// Runs `work` in a task that completes even if the caller is dropped. A half-closed store would keep its lock for
-    /// as long as a watch has it. Returns `None` if `work` panicked or the runtime is shutting down.
+    /// Runs `work` in a task that completes even if the caller is dropped. If closing the store could be interrupted,
+    /// the store would keep its lock while a watch still has a handle to the store. Returns `None` if `work` panicked
+    /// or the runtime is shutting down.
     async fn run_to_end<T: Send + 'static, F: Future<Output = T> + Send + 'static>(
         &self,
         work: impl FnOnce(Self) -> F,
@@ -395,21 +403,21 @@ impl SharedStore {
         shrunk.map(drop)
     }
 
-    /// The error for a client that works on a store whose place another store has taken.
+    /// Returns the error for a client whose store was replaced by a different store at the same location.
     pub fn replaced(&self, operation: Operation) -> Error {
         self.error(ErrorKind::RevisionRegressed, operation).with_detail("another store took its place; begin anew")
     }
 
-    /// Closes the store once all calls that keep it open have ended. The next call opens it again.
+    /// Closes the store once all calls that keep the store open have ended. The next call opens the store again.
     ///
     /// # Errors
-    /// The engine's error. Every acknowledged commit is durable even then.
+    /// The engine's error. Every acknowledged commit is durable even if closing the store fails.
     pub async fn close(&self) -> Result<()> {
         let closed = self.run_to_end(|shared_store| async move { shared_store.close_at_once().await }).await;
         closed.unwrap_or_else(|| Err(self.error(ErrorKind::Closed, Operation::Open)))
     }
 
-    /// Closes the store for good. Later calls fail with `Closed`.
+    /// Closes the store permanently. Later calls fail with `Closed`.
     ///
     /// # Errors
     /// See [`close`](Self::close).
@@ -431,13 +439,13 @@ impl SharedStore {
 /// Whether the process that wants the store has announced that it will queue for the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum YieldAnnouncement {
-    /// The process announced itself, and may not be in the queue yet.
+    /// The process has announced itself, but might not be in the queue for the store lock yet.
     Yes,
-    /// The process already waits in the queue.
+    /// The process already waits in the queue for the store lock.
     No,
 }
 
-/// Stands in for a wait that overflows the clock; longer than any process lives.
+/// The maximum wait if the deadline would overflow the clock; no process runs this long.
 const UNLIMITED_WAIT: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 /// Minimum time that a long reader keeps the store before it yields to a waiting process.
 pub const MIN_HOLD_DURATION: Duration = Duration::from_millis(10);
@@ -447,23 +455,24 @@ pub const MIN_HOLD_DURATION: Duration = Duration::from_millis(10);
 pub struct SharedStoreOptions {
     /// The options with which the store is opened each time.
     pub options: OpenOptions,
-    /// The deadline for all waits for the store.
+    /// The deadline for all waits for the store; with `None`, each wait is only limited by [`OpenOptions::wait`].
     pub until: Option<Instant>,
-    /// Once the store has been open for this long, the end of a call yields it to a waiting process. With `None`, only
-    /// [`SharedStore::hand_over`](SharedStore::hand_over) and
-    /// [`SharedStore::release_store`](SharedStore::release_store) do.
+    /// Once the store has been open for this long, the store is yielded to a waiting process at the end of a call. With
+    /// `None`, only [`SharedStore::hand_over`](SharedStore::hand_over) and
+    /// [`SharedStore::release_store`](SharedStore::release_store) yield the store.
     pub yields_after: Option<Duration>,
-    /// If the disk is too full to open the store for all purposes, opens it for releases, which may use the space
-    /// reserved for them.
+    /// Whether the store is opened for releases only if the disk is too full to open it for all purposes. Releases may
+    /// use reserved disk space.
     pub opens_when_full: bool,
-    /// The bounds on its history that a store of format 2 gets when opened; `None` keeps the store's own.
+    /// The bounds on its history that a store of format 2 gets when it is opened; with `None`, the store keeps its own
+    /// bounds.
     pub history: Option<Retention>,
     /// Receives the events of the store.
     pub observer: Arc<dyn SharedStoreObserver>,
 }
 
 impl SharedStoreOptions {
-    /// Options for a store that is opened with `options` and only handed over on request.
+    /// Creates options for a store that is opened with `options` and only handed over on request.
     pub fn new(options: OpenOptions) -> Self {
         Self { options, until: None, yields_after: None, opens_when_full: false, history: None, observer: Arc::new(()) }
     }
@@ -471,7 +480,7 @@ impl SharedStoreOptions {
     /// Returns the instant until which a call waits for the store.
     pub(crate) fn wait_deadline(&self) -> Instant {
         let now = Instant::now();
-        // A wait that overflows the clock counts as unlimited.
+        // If the deadline would overflow the clock, the wait counts as unlimited.
         let end = now.checked_add(self.options.wait).unwrap_or(now + UNLIMITED_WAIT);
         self.until.map_or(end, |until| until.min(end))
     }
@@ -485,11 +494,12 @@ pub trait SharedStoreObserver: Send + Sync {
     fn handed_over(&self) {}
     /// The store is about to be closed at the owner's request. The next call may open it again.
     fn released(&self) {}
-    /// A wait begins that must not count as a hang: for another process, or for an engine that is opening.
+    /// A wait begins that must not count as a hang: a wait for another process, or for an engine that is opening the
+    /// store.
     fn wait_begins(&self) {}
     /// The wait that [`wait_begins`](Self::wait_begins) announced has ended.
     fn wait_ends(&self) {}
-    /// A commit took this long to become durable on the disk.
+    /// A commit became durable on the disk after the duration `took`.
     fn synced(&self, took: Duration) {
         let _ = took;
     }
@@ -497,7 +507,7 @@ pub trait SharedStoreObserver: Send + Sync {
 
 impl SharedStoreObserver for () {}
 
-/// Notifies the observer of the begin and the end of a wait that must not count as a hang.
+/// Notifies the observer of the start and the end of a wait that must not count as a hang.
 struct WaitNotice<'o>(&'o dyn SharedStoreObserver);
 
 impl<'o> WaitNotice<'o> {

@@ -1,5 +1,6 @@
-//! Tests of the requirements on an [`Engine`], as a test program: how its [`Table`](kv_mvcc::Table) orders, commits and
-//! shows rows, and what happens to its store when files are missing, damaged, or another program's.
+//! Tests the requirements on an [`Engine`], as a test program: how the engine's [`Table`](kv_mvcc::Table) orders,
+//! commits and shows rows, and what happens to the engine's store when files are missing, damaged, or made by another
+//! program.
 //!
 //! ```no_run
 //! # use std::path::Path;
@@ -18,7 +19,7 @@
 //! }
 //! ```
 //!
-//! The crate `conformance` tests a whole store on the engine.
+//! The crate `conformance` tests a complete store on an engine.
 
 #![allow(clippy::unwrap_used, reason = "a failed run panics")]
 
@@ -41,7 +42,7 @@ use crate::{CommitLog, Create, Engine, OpenOptions, open_blocking};
 /// A requirement on engines. The function panics if the engine violates it.
 type Duty = fn(&dyn Engine);
 
-/// Runs all tests with the arguments of `cargo test`.
+/// Runs all tests of the requirements on `engine`, with the command-line arguments of `cargo test`.
 pub fn main(engine: impl Engine + Copy + 'static) -> ExitCode {
     let trial = |&(name, duty): &(&str, Duty)| {
         Trial::test(name, move || {
@@ -56,7 +57,7 @@ pub fn main(engine: impl Engine + Copy + 'static) -> ExitCode {
 
 type RawRow = (Vec<u8>, Vec<u8>);
 
-/// The requirements on tables, by name.
+/// The requirements on an engine's table, each with its test name.
 const TABLE_DUTIES: &[(&str, Duty)] = &[
     ("table_is_empty_when_new", table_is_empty_when_new),
     ("table_orders_rows_by_unsigned_bytes", table_orders_rows_by_unsigned_bytes),
@@ -171,7 +172,7 @@ fn commit_keeps_large_rows_and_batches(engine: &dyn Engine) {
     assert_eq!(scan(&*view, b"k", b"l").len(), 1000);
 }
 
-/// Within one view, readers beside a writer must see all of a commit or nothing of it.
+/// While a writer commits, each view must show either all rows of a commit or none of them.
 fn view_is_snapshot(engine: &dyn Engine) {
     let fixture = EngineFixture::new(engine);
     let table = fixture.open();
@@ -223,12 +224,12 @@ pub(crate) fn run<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(future)
 }
 
-/// Opens the store, or creates it.
+/// Opens or creates the store of `engine` in the folder `path`.
 pub(crate) fn create(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
     open_blocking(engine, path, &OpenOptions::default().with_create(Create::IfMissing))
 }
 
-/// Opens an existing store.
+/// Opens the existing store of `engine` in the folder `path`.
 pub(crate) fn open(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
     open_blocking(engine, path, &OpenOptions::default())
 }
@@ -236,7 +237,7 @@ pub(crate) fn open(engine: &dyn Engine, path: &Path) -> Result<MvccStore> {
 /// The number of keys that one [`step`] writes.
 const KEYS_PER_STEP: usize = 5;
 
-/// The value that step `n` writes to all its keys. Some values are short, some are longer than a row.
+/// The value that [`step`] number `n` writes to all its keys. Some values are short, and some are longer than a row.
 fn value(n: u64) -> Vec<u8> {
     let length = [9, 300, 4000, 20_000][usize::try_from(n % 4).unwrap()];
     n.to_be_bytes().into_iter().cycle().take(length).collect()
@@ -248,7 +249,8 @@ pub(crate) async fn step(store: &MvccStore, n: u64) -> Result<()> {
     store.txn(Txn::new().with_success(ops)).await.map(drop)
 }
 
-/// Checks that the store contains the result of the steps before `n`. Returns the first difference.
+/// Checks that the store contains the keys and values that the [steps](step) before step `n` wrote. Returns the first
+/// difference between the expected and the actual rows.
 async fn check(store: &MvccStore, n: u64) -> Result<Result<(), String>> {
     let response = store.list(Range::All).await?;
     let mut expected: Vec<(Vec<u8>, Vec<u8>)> = (n.saturating_sub(20)..n)

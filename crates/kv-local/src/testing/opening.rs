@@ -1,4 +1,5 @@
-//! Tests of opening stores: missing, new, in use, another program's, and damaged in ways that look like a new store.
+//! Tests the opening of a store that is missing, new, open in another process, made by another program, or damaged in a
+//! way that looks like a new store.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -12,7 +13,7 @@ use super::open;
 use super::{Duty, check, create, run, step};
 use crate::{Create, Engine, OpenOptions, open_blocking};
 
-/// The requirements on opening, by name.
+/// The requirements on opening a store, each with its test name.
 pub(crate) const DUTIES: &[(&str, Duty)] = &[
     ("store_is_named_and_not_made_when_missing", store_is_named_and_not_made_when_missing),
     ("store_stays_same_when_reopened", store_stays_same_when_reopened),
@@ -30,7 +31,7 @@ pub(crate) const DUTIES: &[(&str, Duty)] = &[
     ("store_files_are_private", store_files_are_private),
 ];
 
-/// The requirement on an engine behind a journal.
+/// An additional requirement, for engines behind a journal.
 pub(crate) const JOURNAL_DUTY: (&str, Duty) =
     ("store_is_refused_without_its_journal", store_is_refused_without_its_journal);
 
@@ -49,7 +50,7 @@ fn engine_file(engine: &dyn Engine, path: &Path) -> PathBuf {
     path.join(engine.files()[0])
 }
 
-/// Creates a store with one step in it.
+/// Creates a store that contains the keys of one [`step`].
 fn small_store(engine: &dyn Engine, path: &Path) {
     let store = create(engine, path).unwrap();
     run(async {
@@ -58,7 +59,7 @@ fn small_store(engine: &dyn Engine, path: &Path) {
     });
 }
 
-/// Creates a temporary folder with a [`small_store`] in it, and returns the store's path with it.
+/// Creates a temporary folder with a [`small_store`]. Returns the folder and the store's path.
 fn folder_with_store(engine: &dyn Engine) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -179,7 +180,7 @@ fn file_in_place_of_store_is_named(engine: &dyn Engine) {
         assert!(error.to_string().contains("in the way"), "{error}");
     }
     assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
-    // Put folders where files should be.
+    // Test folders at the paths where the store's files should be.
     let store = folder.path().join("store");
     small_store(engine, &store);
     for name in ["queue", "store.id"] {
@@ -194,7 +195,8 @@ fn file_in_place_of_store_is_named(engine: &dyn Engine) {
     assert_whole(engine, &store);
 }
 
-/// A store that has lost a part must never be taken for a new one. It must work again once the part is restored.
+/// A store that has lost one of its files must never be mistaken for a new store. The store must work again once the
+/// file is restored.
 fn store_is_never_made_anew_when_damaged(engine: &dyn Engine) {
     let (folder, path) = folder_with_store(engine);
     for name in engine.files() {
@@ -217,8 +219,8 @@ fn store_is_never_made_anew_when_damaged(engine: &dyn Engine) {
     }
 }
 
-/// The newest commits of an engine behind a journal are only in the journal. The store must be refused without it, even
-/// if `head`, which records them, is gone too.
+/// The newest commits of an engine behind a journal are only in the journal. A store without its journal must be
+/// refused, even if the file `head`, which records the newest revision, is also gone.
 fn store_is_refused_without_its_journal(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     let (journal, head) = (path.join("journal"), path.join("head"));
@@ -245,7 +247,7 @@ fn store_is_refused_without_its_journal(engine: &dyn Engine) {
             assert_whole(engine, &path);
         }
     }
-    // Losing only `head` must lose nothing.
+    // If only the file `head` is lost, the store must lose no data.
     fs::remove_file(&head).unwrap();
     assert_whole(engine, &path);
 }
@@ -274,7 +276,7 @@ fn identity_is_refused_when_foreign(engine: &dyn Engine) {
     assert_whole(engine, &path);
 }
 
-/// A lost `store.id` must be restored from the rows, and only from them.
+/// A lost `store.id` must be restored from the store's rows, and from no other source.
 fn identity_is_restored_when_lost(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     let identity = path.join("store.id");
@@ -289,7 +291,8 @@ fn identity_is_restored_when_lost(engine: &dyn Engine) {
     assert!(!identity.exists());
 }
 
-/// The remains of an interrupted creation: the marker, and some of the engine's files.
+/// If creating a store was interrupted, the folder contains the creation marker and maybe some of the engine's files;
+/// the creation must start again.
 fn creation_starts_again_when_unfinished(engine: &dyn Engine) {
     let folder = tempfile::tempdir().unwrap();
     for leftover in
@@ -327,8 +330,8 @@ fn creation_starts_again_when_unfinished(engine: &dyn Engine) {
     }
 }
 
-/// Creating a store must end with the removal of the marker. A complete store that still has the marker must open and
-/// lose it.
+/// Creating a store must end with the removal of the creation marker. A complete store that still has the creation
+/// marker must open, and opening the store must remove the marker.
 fn creation_mark_is_removed_when_store_is_complete(engine: &dyn Engine) {
     let (_folder, path) = folder_with_store(engine);
     fs::write(path.join("creating"), "").unwrap();
@@ -336,7 +339,7 @@ fn creation_mark_is_removed_when_store_is_complete(engine: &dyn Engine) {
     assert!(!path.join("creating").exists());
 }
 
-/// Only the owner may access the store's files and folders, including those created later.
+/// Only the owner may access the store's files and folders, including files and folders that are created later.
 fn store_files_are_private(engine: &dyn Engine) {
     fn collect(path: &Path, found: &mut u32) {
         let metadata = fs::metadata(path).unwrap();
