@@ -58,8 +58,8 @@ async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) 
         Err(TryLockError::Error(error)) => return Err(error),
     }
     tracing::debug!(path = %path.display(), "waiting for the lock of this host");
-    // The kernel gives the lock to waiting processes in order. After a timeout, the thread that waits for the lock
-    // continues until the process ends.
+    // The kernel gives the lock to waiting processes in order. After a timeout, the thread that waits for the lock may
+    // wait until the process ends.
     let locked = pin!(timeout(wait, spawn_blocking(move || file.lock().map(|()| file))));
     let locked = match select(locked, pin!(meanwhile)).await {
         Either::Left((locked, _)) => locked,
