@@ -203,7 +203,7 @@ pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
         ipam_core::Error::Bridge(error @ BridgeError::GatewayInUse { .. }) => {
             CniError::internal(error.to_string()).into()
         }
-        // The code tells the runtime to repeat the call later, because the locked store was not changed.
+        // While an import locks the store, nothing is changed, and the code tells the runtime to repeat the call later.
         ipam_core::Error::ImportLocked(filling) => CniError::new(Code::TryAgain, filling.to_string()).into(),
         ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
         error => {

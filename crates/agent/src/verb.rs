@@ -259,7 +259,7 @@ impl Add {
         if let Some(vm) = &self.vm {
             let answer = Box::pin(ipam.assign_to_vm(&self.request, vm, deadline)).await;
             match answer.map_err(|error| explain(error, NetworkRules::Calico))? {
-                // If persistence of virtual machines' addresses is off, the pod gets addresses like any other pod.
+                // If addresses of virtual machines are not kept, the pod gets addresses like any other pod.
                 VmAnswer::Off => {}
                 VmAnswer::First(assigned) => return Ok(assigned),
                 // The result reports the addresses that a virtual machine keeps as /32 or /128.

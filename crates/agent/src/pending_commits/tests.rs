@@ -176,7 +176,8 @@ fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     bytes
 }
 
-/// Writes a pending commit for two attachments to two files, one for each attachment, and returns the paths.
+/// Writes the file of a pending commit for two attachments, with a hard link for the second one, and returns both
+/// paths.
 fn leave_for_two(folder: &Path, note: &[u8], steps: &str) -> [PathBuf; 2] {
     let paths = ["c", "d"].map(|container| folder.join(format!("{}old{FILE_SUFFIX}", prefix(&attachment(container)))));
     fs::write(&paths[0], for_two(note, steps)).unwrap();
@@ -330,7 +331,8 @@ fn notes_are_kept_and_ignored_when_unreadable() {
 #[test]
 fn earlier_version_note_for_several_counts_until_done() {
     let note = in_first_form(&note());
-    // A transaction is pending after the steps "closed" and "found", also if excluded steps follow.
+    // In these files the finder's steps complete "closed" and "found", so the transaction is pending. Excluded steps
+    // after these two steps change nothing.
     let pending_after = ["c", "cv", "cf", "cvf", "cfd", "cvfd"];
     let settled_after = ["", "v", "vc", "vf", "vcd", "cd", "cdf", "cdvf"];
     for (steps, is_pending) in
@@ -345,8 +347,7 @@ fn earlier_version_note_for_several_counts_until_done() {
                 assert_eq!(found.iter().any(|found| found.txn == txn()), is_pending, "{steps}, {container}");
                 assert_eq!(path.exists(), is_pending, "{steps}, {container}");
             }
-            // Each attachment finds the file under its own name, even after the other attachment has removed the other
-            // file.
+            // Each attachment removes only its own link, so the other attachment still finds the file.
             ids(pending(&intents, &attachment(container))).iter().for_each(|id| intents.forget(id));
         }
         assert_eq!(folder.path().read_dir().unwrap().count(), 0);
