@@ -8,7 +8,7 @@ use ipnet::IpNet;
 /// address.
 pub(crate) const IPV4_NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 
-/// Defines the plan of one container's network.
+/// The plan of one container's network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The name of the pair's end that stays on the host, for example `calic1`.
