@@ -1,8 +1,8 @@
 //! Converts requests, answers and errors between etcd's messages and this project's types.
 //!
 //! For the answer of a read, this module also filters by revision, sorts, and then applies the limit, because a store
-//! does neither. The table of [`Refusal`] has the code and text of each error of etcd that this crate uses. Go clients
-//! compare the texts (`rpctypes`), so the texts must equal etcd's.
+//! neither filters by revision nor sorts. The table of [`Refusal`] has the code and text of each error of etcd that
+//! this crate uses. Go clients compare the texts (`rpctypes`), so the texts must equal etcd's.
 
 use std::cmp::Ordering;
 

@@ -359,7 +359,7 @@ impl LeaseClock {
         if !is_there(&self.loaded.borrow()) {
             self.sooner.notify_one();
         }
-        // The wait can fail only by the timeout, because the clock that sends `loaded` is borrowed here.
+        // The wait can fail only by the timeout, because `self` keeps the sender of `loaded` alive.
         matches!(timeout(LEASES_KNOWN_TIMEOUT, self.loaded.subscribe().wait_for(is_there)).await, Ok(Ok(_)))
     }
 

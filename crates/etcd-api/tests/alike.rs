@@ -319,7 +319,7 @@ fn compactions(side: &mut Side) -> BoxFuture<'_, Outcome> {
     .boxed()
 }
 
-/// Checks a server without users: a client with a password gets an error, and a client without a password works.
+/// Deletes an unknown user: without users, both servers must answer with an error.
 fn users(side: &mut Side) -> BoxFuture<'_, Outcome> {
     async move {
         let removed = side.client.user_delete("unknown").await.map(|_| ());

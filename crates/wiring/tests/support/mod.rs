@@ -1,6 +1,6 @@
 //! Creates the hosts and containers of the tests, which are network namespaces.
 
-#![allow(dead_code)] // Each test program uses a part.
+#![allow(dead_code)] // Each test program uses only a part of this module.
 
 use std::any::Any;
 use std::fs::{self, File};
