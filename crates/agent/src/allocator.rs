@@ -130,8 +130,8 @@ enum DaemonReply {
 }
 
 impl DaemonAllocator {
-    /// Creates an allocator for a call that already has the store open. The session also carries out the verbs that the
-    /// daemon leaves to the plugin.
+    /// Creates an allocator for a call that already has the store open. If the daemon leaves a verb to the plugin, the
+    /// verb runs on the session's store.
     pub fn within(session: Arc<Session>) -> Self {
         Self { direct: DirectAllocator::within(session) }
     }
@@ -363,8 +363,8 @@ async fn lock_host(at: &StoreAccess, verb: &Verb, store: Arc<dyn Store>) -> Opti
     if is_due { HostLock::take(&at.lock_file, at.patience, connect_store(store)).await } else { None }
 }
 
-/// Connects to a cluster's store by sending a first request. Without this request, connecting would take a third of the
-/// time for which each of sixteen concurrent calls holds the host lock.
+/// Connects to a cluster's store by sending a first request. If the first request were sent under the host lock,
+/// connecting would take a third of the time for which each of sixteen concurrent calls holds the host lock.
 async fn connect_store(store: Arc<dyn Store>) {
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::KeysOnly);
     // The error is dropped here, because the verb's own requests get the same error and report it.

@@ -23,7 +23,7 @@ pub enum Code {
     Decode,
     /// 7: the configuration has a setting that cannot be carried out.
     InvalidConfig,
-    /// 8: the given network namespace cannot be that of a container.
+    /// 8: the given network namespace cannot belong to a container.
     InvalidNetns,
     /// 11: the call changed nothing, and the same call may succeed a little later.
     TryAgain,

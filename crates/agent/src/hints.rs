@@ -50,7 +50,7 @@ struct HintFile<T> {
 struct FullNetworks {
     /// When the first of the full blocks or pools was read, in Unix seconds.
     since: u64,
-    /// Each full block with its mod revision, or each full pool with 0.
+    /// The full blocks, each with its mod revision, or the full pools, each with 0.
     written: BTreeMap<IpNet, i64>,
 }
 

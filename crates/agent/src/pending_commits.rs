@@ -21,8 +21,8 @@
 //! A file of a pending commit has fixed magic bytes, the number of the file's form, a CRC-32 of the content, and the
 //! content. This version of Margay writes form 3: store, attachment and transaction in the encoding of the daemon's
 //! socket ([`wire::encode`]), with a checksum that also covers the form's number. The types of `kv` may grow. Each
-//! addition to the types of a transaction needs a new form of the file; without a new form, a test with the bytes of
-//! form 3 fails.
+//! addition to the types of a transaction needs a new form of a pending commit's file; without a new form, a test with
+//! the bytes of form 3 fails.
 //!
 //! Earlier versions of Margay wrote forms 1 and 2, and this version can only read these two forms. Form 1 encodes the
 //! `LegacyRecord` types. Form 2 is for several attachments: the length of the content precedes the checksum, the other
@@ -252,10 +252,12 @@ fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
 const MAGIC: &[u8] = b"margay-intent";
 /// The form of the files that this version of Margay writes.
 const CURRENT_FORM: u8 = 3;
-/// The forms that earlier versions of Margay wrote: for one attachment, and for several attachments.
+/// The forms of the files that earlier versions of Margay wrote: form 1 for one attachment, form 2 for several
+/// attachments.
 const FIRST_FORM: u8 = 1;
 const SEVERAL_FORM: u8 = 2;
-/// Maximum number of bytes that decoding a file of form 1 or 2 may read. No pending commit in these forms is larger.
+/// Maximum number of bytes that decoding a file of form 1 or 2 may read. No pending commit in form 1 or 2 is larger
+/// than this limit.
 const MAX_DECODED_BYTES: usize = 4 * 1024 * 1024;
 const LEGACY_BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_DECODED_BYTES>> =
     bincode::config::standard().with_limit::<MAX_DECODED_BYTES>();

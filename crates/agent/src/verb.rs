@@ -120,7 +120,7 @@ pub struct Gc {
 pub struct Quarantine {
     /// The attachment to which an ADD has just assigned the addresses.
     pub attachment: Attachment,
-    /// Each address with the reason for its quarantine.
+    /// The addresses to quarantine, each with the reason for its quarantine.
     pub found: Vec<(IpAddr, String)>,
 }
 
@@ -348,9 +348,10 @@ impl Gc {
 }
 
 /// Converts the result of a verb into the daemon's answer. After a store error the plugin opens the store itself, for
-/// two reasons. Only the plugin decides which errors count as success. On an embedded store, a DEL of the plugin may
-/// use reserved space when the disk is full. The plugin also repeats an ADD that found no free address: only the plugin
-/// scans the machine, and the scan may permit the release of addresses that are left from earlier boots.
+/// two reasons. Only the plugin decides which store errors count as success for a verb. On an embedded store, a DEL of
+/// the plugin may use reserved space when the disk is full. The plugin also repeats an ADD that found no free address:
+/// only the plugin scans the machine, and the scan may permit the release of addresses that are left from earlier
+/// boots.
 impl From<Result<Self, VerbFailure>> for Answer {
     fn from(done: Result<Self, VerbFailure>) -> Self {
         match done {

@@ -9,9 +9,9 @@ use std::path::Path;
 use crc::{CRC_32_ISO_HDLC, Crc, Table};
 use uuid::Uuid;
 
-/// The checksum of the files' contents and names. This table-based implementation is used because faster
-/// implementations query the processor in every process. In a virtual machine this query takes longer than the checksum
-/// of a few kilobytes.
+/// The checksum of the files' contents and names. This constant uses a table-based implementation of CRC-32, because
+/// faster implementations query the processor's features in every process. In a virtual machine, querying the processor
+/// takes longer than the checksum of a few kilobytes.
 pub(crate) static CRC_32: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 
 /// Creates a new file (mode 0600), and its folder if it is missing (mode 0700). A concurrent reader may see only a part

@@ -23,7 +23,7 @@ pub struct StoreGeneration {
     pub cluster: u64,
     /// The id of the only member.
     pub member: u64,
-    /// A number that grows whenever another store replaces the current one.
+    /// A number that grows whenever another store replaces the current store.
     pub generation: u64,
 }
 
@@ -49,7 +49,7 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// Returns the name and URLs of the cluster's only member.
     fn identity(&self) -> MemberIdentity;
 
-    /// Returns which store is open. This method must be cheap, because the API calls it for every answer.
+    /// Returns which store is open. The method must be cheap, because the API calls it for every answer.
     fn place(&self) -> StoreGeneration;
 
     /// Returns the disk space of the store.

@@ -39,7 +39,7 @@ use limits::{Limits, MAX_REQUEST_BYTES};
 use watch::WatchService;
 
 /// The version that `Maintenance.Status` reports. Clients trust the progress reports of watches only from a server of
-/// at least this version. This API deserves the trust, because its progress reports are never ahead of an event.
+/// at least this version. The trust is justified, because the progress reports of this API are never ahead of an event.
 pub const VERSION: &str = "3.5.13";
 
 /// Maximum number of streams per connection that the client has reset before the server accepted them. The limit is

@@ -3,7 +3,7 @@
 //!
 //! A progress report is never ahead of an event: the task reports a revision only after every watch of the stream has
 //! delivered all events up to the revision (k3s-io/kine#731 shows the damage of an early report). A progress report is
-//! never behind an event: the revision of a report is at least that of the newest event on the stream.
+//! never behind an event: the revision of a report is at least the revision of the newest event on the stream.
 //!
 //! The service uses small buffers, because a client may open a separate stream for each watch. Two buffers of the
 //! default size (8 KiB each) would take half of the memory of a watch with its own stream.

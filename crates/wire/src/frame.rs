@@ -48,7 +48,7 @@ pub enum FrameKind {
     Keys = b'k',
     /// The client is about to wait for the store lock. The body is empty, and there is no answer.
     Yield = b'y',
-    /// The answer to a request. A watch has one answer for each item.
+    /// The answer to a request. The daemon sends one answer for each item of a watch.
     Answer = b'a',
 }
 

@@ -365,7 +365,7 @@ pub(crate) fn link_local_addresses(socket: &NetlinkSocket, index: u32) -> Result
 /// Adds a route to the host's end of a pair for each address and prefix.
 ///
 /// Felix adds the same routes and may be faster, so an existing identical route is no error. After an existing route,
-/// this function continues with the other addresses, unlike Calico's plugin. The function also adds routes that
+/// this function continues with the other addresses, unlike Calico's plugin. This function also adds routes that
 /// Calico's plugin would leave to Felix.
 ///
 /// # Errors
@@ -389,8 +389,8 @@ fn add_host_routes(host: &NetlinkSocket, name: &str, index: u32, reached: &[IpNe
     Ok(())
 }
 
-/// Checks that the existing route to a destination is identical to the route that could not be added. Otherwise returns
-/// a text that names the conflicting route.
+/// Checks that the existing route to a destination is identical to the route that could not be added. If the routes
+/// differ, the error names the conflicting route.
 fn find_conflict(host: &NetlinkSocket, name: &str, index: u32, destination: IpNet) -> Result<(), String> {
     let mut other = String::new();
     for route in

@@ -1,9 +1,9 @@
 //! Disconnects a container from the network.
 //!
-//! The kernel removes a pair of interfaces immediately, with the pair's addresses and routes. Then the kernel holds the
-//! removing thread for 15 ms or more, until no processor can still see the pair (`rcu_barrier` in `netdev_run_todo`). A
-//! process ends only when all its threads have left the kernel. Therefore a second process removes the pair, and the
-//! caller does not wait for the end of that process.
+//! The kernel removes a pair of interfaces immediately, with the pair's addresses and routes. After the removal, the
+//! kernel holds the removing thread for 15 ms or more, until no processor can still see the pair (`rcu_barrier` in
+//! `netdev_run_todo`). A process ends only when all its threads have left the kernel. Therefore a second process
+//! removes the pair, and the caller does not wait for the end of that process.
 
 use std::io;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Defines this crate's errors, whose texts are those of Calico's plugin.
+//! Defines this crate's errors, which have the same texts as the errors of Calico's plugin.
 
 use std::fmt;
 use std::io;
@@ -7,8 +7,8 @@ use nix::libc;
 
 /// Why the network of a container could not be set up, inspected or taken down.
 ///
-/// The error's text is that of Calico's plugin for the same failure, without a prefix, so that a CNI plugin can print
-/// the text unchanged.
+/// The error has the text that Calico's plugin uses for the same failure, without a prefix, so that a CNI plugin can
+/// print the text unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
     /// The kernel refused a step, or a precondition of a step does not hold.

@@ -46,7 +46,7 @@ fn table(store: &str) -> String {
     "margay-".chars().chain(name).take(MAX_TABLE_NAME_BYTES).collect()
 }
 
-/// Makes the rule set of a store on this host match these pools in one transaction. Packets from the pools in
+/// Makes the rule set of a store on this host match the store's pools, in one transaction. Packets from the pools in
 /// `masqueraded` leave with the host's address; `pools` are all pools of the store. If an address family has no
 /// masqueraded pool, the table of that family is removed.
 ///
@@ -136,7 +136,7 @@ fn wanted_rules(family: IpFamily, masqueraded: &[IpNet], pools: &[IpNet]) -> Vec
     to.into_iter().map(ChainRule::Keep).chain(from.into_iter().map(ChainRule::Masquerade)).collect()
 }
 
-/// Returns whether the error is that of a kernel without nf_tables, or without this address family.
+/// Returns whether the error means that the kernel lacks nf_tables or the address family.
 fn is_unknown(errno: Errno) -> bool {
     [Errno::WRONG, Errno::NOT_SUPPORTED, Errno::NO_PROTOCOL, Errno::NO_FAMILY].contains(&errno)
 }

@@ -75,7 +75,7 @@ impl NetNamespace {
         Ok(Self::open(Path::new(OsStr::new(OWN_NAMESPACE)))?)
     }
 
-    /// Moves this thread into the network namespace.
+    /// Moves the calling thread into the network namespace.
     pub(crate) fn enter(&self) -> Result<(), Error> {
         setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|errno| {
             Error::failed(&format!("error switching to ns {}", self.path.display()), Errno::from(errno))

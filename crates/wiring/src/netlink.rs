@@ -145,8 +145,8 @@ impl NetlinkSocket {
     /// Carries out all requests or none of them, as an nfnetlink batch between the two messages `begin` and `end`. The
     /// error has the failure text of the first refused request, and the kernel's reason.
     ///
-    /// If the kernel accepts no batch at all, it answers the message `begin`. Otherwise the kernel answers the last
-    /// request.
+    /// If the kernel accepts no batch at all, it answers the message `begin`. If the kernel accepts the batch, it
+    /// answers the last request.
     pub(crate) fn batch(
         &self,
         begin: &NetlinkRequest,

@@ -137,7 +137,8 @@ struct Talk {
 
 fn talk(from: &Netns, to: &Netns, target: &str) -> Talk {
     let target = ip(target);
-    // The kernel chooses the port. A fixed port could briefly be in use by a process that another test has just forked.
+    // The kernel chooses the port. A port that an earlier test has used may briefly be held by a process that another
+    // test has just forked.
     let server = to.inside(|| UdpSocket::bind(SocketAddr::new(target, 0)).unwrap());
     let port = server.local_addr().unwrap().port();
     let any = if target.is_ipv4() { "0.0.0.0" } else { "::" };

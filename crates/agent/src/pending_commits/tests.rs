@@ -331,8 +331,8 @@ fn notes_are_kept_and_ignored_when_unreadable() {
 #[test]
 fn earlier_version_note_for_several_counts_until_done() {
     let note = in_first_form(&note());
-    // In these files the finder's steps complete "closed" and "found", so the transaction is pending. Excluded steps
-    // after these two steps change nothing.
+    // With the steps that a finder appends, each of the following files has "closed" before "void" and "found" before
+    // "done", so the transaction is pending.
     let pending_after = ["c", "cv", "cf", "cvf", "cfd", "cvfd"];
     let settled_after = ["", "v", "vc", "vf", "vcd", "cd", "cdf", "cdvf"];
     for (steps, is_pending) in
@@ -347,7 +347,7 @@ fn earlier_version_note_for_several_counts_until_done() {
                 assert_eq!(found.iter().any(|found| found.txn == txn()), is_pending, "{steps}, {container}");
                 assert_eq!(path.exists(), is_pending, "{steps}, {container}");
             }
-            // Each attachment removes only its own link, so the other attachment still finds the file.
+            // Each attachment removes only its own hard link, so the other attachment still finds the pending commit.
             ids(pending(&intents, &attachment(container))).iter().for_each(|id| intents.forget(id));
         }
         assert_eq!(folder.path().read_dir().unwrap().count(), 0);
