@@ -1,8 +1,7 @@
-//! The allocator of a plugin, and its two implementations.
+//! Carries out CNI verbs for a plugin: the trait [`Allocator`] and its two implementations.
 //!
-//! [`DaemonAllocator`] sends a verb to the daemon `margay serve`, if the store has one. If there is no daemon or
-//! anything is wrong with it, [`DirectAllocator`] opens the store, carries out the verb in one commit, and closes the
-//! store.
+//! [`DaemonAllocator`] sends a verb to the daemon `margay serve`, if the store has one. If there is no daemon or the
+//! daemon fails, [`DirectAllocator`] opens the store, carries out the verb in one commit, and closes the store.
 
 use std::io;
 use std::net::IpAddr;
@@ -26,20 +25,20 @@ use crate::verb::{Add, Answer, Check, CheckAnswer, Del, Gc, GcSummary, Quarantin
 
 /// Carries out verbs on a store, after the protocol layer has checked them.
 ///
-/// Calls are synchronous, and a process makes one. An implementation opens the store at the location and closes it
-/// before it returns, because the process may end right after.
+/// A plugin process makes a single, synchronous call. An implementation opens the store at the location and closes the
+/// store before it returns, because the process may end right after the call.
 pub trait Allocator {
-    /// Carries out a verb, and returns an answer of that verb's kind.
+    /// Carries out a verb on a store, and returns an answer of the kind that belongs to this verb.
     ///
     /// # Errors
-    /// The plugin prints the error unchanged, and the runtime will call again. On a Calico network the texts are
-    /// Calico's, with code 999. A CHECK has code 11 if the store could not be reached.
+    /// The plugin prints the error unchanged, and the runtime repeats the verb later. On a Calico network the error has
+    /// Calico's text and code 999. The error of a CHECK has code 11 if the store could not be reached.
     fn call(&self, at: &StoreAccess, verb: &Verb) -> Result<Answer>;
 }
 
 impl dyn Allocator + '_ {
     /// Carries out an ADD. Returns `None` if the labels of the pod's namespace choose a pool and the request lacks
-    /// them.
+    /// these labels.
     ///
     /// # Errors
     /// Any error of [`call`](Allocator::call).
@@ -79,7 +78,8 @@ impl dyn Allocator + '_ {
     /// Checks whether this ADD could be carried out (STATUS).
     ///
     /// # Errors
-    /// The reason why no ADD can be carried out: the store, or the configuration. The plugin prints it with code 50.
+    /// The reason why no ADD can be carried out: the store, or the configuration. The plugin prints this error with
+    /// code 50.
     pub fn status(&self, at: &StoreAccess, add: Add) -> Result<()> {
         if self.call(at, &Verb::Status(Box::new(add)))? == Answer::NamespaceWanted {
             tracing::info!("STATUS cannot check the pools: the allowed pools depend on the pod's namespace");
@@ -98,7 +98,7 @@ impl dyn Allocator + '_ {
         }
     }
 
-    /// Carries out the quarantine step of an ADD with a probe.
+    /// Releases the addresses that a probe found in use during an ADD, and puts these addresses into quarantine.
     ///
     /// # Errors
     /// Any error of [`call`](Allocator::call).
@@ -107,31 +107,31 @@ impl dyn Allocator + '_ {
     }
 }
 
-/// Returns the error for an answer to another verb, which no allocator gives.
+/// Returns the internal error for an allocator that answers a different verb than it was asked.
 fn wrong_answer_error(answer: &Answer) -> CniError {
     CniError::internal(format!("the allocator answered another verb: {answer:?}"))
 }
 
-/// An allocator that sends verbs to the store's daemon. If there is no daemon, or it does not carry out the verb, the
-/// plugin opens the store itself.
+/// An allocator that sends verbs to the store's daemon. If no daemon carries out the verb, the plugin opens the store
+/// itself.
 #[derive(Clone, Debug, Default)]
 pub struct DaemonAllocator {
     direct: DirectAllocator,
 }
 
-/// The outcome of a request to the daemon.
+/// The outcome of sending a verb to the daemon.
 #[derive(Debug)]
 enum DaemonReply {
     Answer(Answer),
     /// The daemon did not receive the request.
     NotRunning,
-    /// The daemon received the request, and its outcome is unknown.
+    /// The daemon received the request, but the outcome of the request is unknown.
     Lost,
 }
 
 impl DaemonAllocator {
-    /// Creates an allocator for a call that already has the store open. Verbs that the daemon leaves to the plugin run
-    /// in the session.
+    /// Creates an allocator for a call that already has the store open. If the daemon leaves a verb to the plugin, the
+    /// verb runs on the session's store.
     pub fn within(session: Arc<Session>) -> Self {
         Self { direct: DirectAllocator::within(session) }
     }
@@ -143,12 +143,12 @@ impl Allocator for DaemonAllocator {
             return self.direct.call(at, verb);
         }
         let begun = Instant::now();
-        // The connection with the yield request must stay open until this process has opened the store.
+        // The connection that carries the yield request must stay open until this process has opened the store.
         let (repeated, _announced) = match ask_daemon(at, verb) {
             DaemonReply::Answer(Answer::Refused(error)) => return Err(error),
             DaemonReply::Answer(answer) if verb.is_answered_by(&answer) => return Ok(answer),
             DaemonReply::Answer(answer) => {
-                // The log line keeps the former name of this answer.
+                // The log prints `Answer::Declined` under the former name of the variant.
                 let answer = format!("{answer:?}").replacen("Declined(", "ByYourself(", 1);
                 tracing::debug!(%answer, "the margay daemon declined the call; opening the store directly");
                 (verb.as_repeat(), ask_daemon_to_yield(&at.location))
@@ -169,8 +169,8 @@ impl Allocator for DaemonAllocator {
 }
 
 impl Verb {
-    /// Returns the verb to repeat after the daemon may have carried it out. A repeated ADD returns the addresses that
-    /// the daemon may have assigned.
+    /// Returns the verb that the plugin carries out after the daemon may already have carried out the same verb. A
+    /// repeated ADD returns the addresses that the daemon may have assigned.
     fn as_repeat(&self) -> Option<Self> {
         let Self::Add(add) = self else { return None };
         let mut add = add.clone();
@@ -179,7 +179,8 @@ impl Verb {
     }
 }
 
-/// Sends a verb to the daemon, and waits for the answer while the daemon is alive, at most for the verb's budget.
+/// Sends a verb to the daemon and waits for the answer, at most for the verb's budget and only while the daemon is
+/// alive.
 fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
     let within = verb.budget(at);
     let end = Instant::now() + within;
@@ -210,7 +211,7 @@ fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
     }
 }
 
-/// Asks the daemon of an embedded store to hand it over. The connection must stay open until this process has opened
+/// Asks the daemon of an embedded store to yield the store. The connection must stay open until this process has opened
 /// the store.
 fn ask_daemon_to_yield(location: &Location) -> Option<DaemonConnection> {
     let socket = socket(location).filter(|_| location.path().is_some())?;
@@ -221,7 +222,7 @@ fn ask_daemon_to_yield(location: &Location) -> Option<DaemonConnection> {
 
 /// Time limit of a STATUS.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(900);
-/// The part of [`STATUS_TIMEOUT`] for which a STATUS waits for the store lock. After a wait in vain, the search for the
+/// The part of [`STATUS_TIMEOUT`] for which a STATUS waits for the store lock. If the wait fails, the search for the
 /// lock holder takes another 300 ms.
 const STATUS_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
@@ -234,7 +235,7 @@ pub struct DirectAllocator {
 
 impl DirectAllocator {
     /// Creates an allocator on a store that the caller has open. The allocator uses this store for every call, whatever
-    /// location the call names, and does not close it.
+    /// location the call names, and never closes the store.
     pub fn on(store: Arc<dyn Store>) -> Self {
         Self { given: Some(store), session: None }
     }
@@ -244,8 +245,8 @@ impl DirectAllocator {
         Self { given: None, session: Some(session) }
     }
 
-    /// Opens the store, carries out the verb, and closes the store. If the close fails, the verb has committed already,
-    /// so the failure is logged and is not an error.
+    /// Opens the store, carries out the verb, and closes the store. A failure to close the store is only logged,
+    /// because the verb has already committed.
     fn carry_out(&self, at: &StoreAccess, verb: &Verb) -> Result<Answer, VerbFailure> {
         let location = &at.location;
         if let Some(session) = &self.session
@@ -278,7 +279,7 @@ impl DirectAllocator {
                 }
                 Err(error) => Err(error.into()),
             };
-            // The next call need not wait until the store is closed.
+            // The host lock is released first, because the next call need not wait until the store is closed.
             drop(lock);
             if let Err(error) = open.close().await {
                 tracing::warn!(%error, "the store could not be closed cleanly");
@@ -309,12 +310,12 @@ impl Allocator for DirectAllocator {
 }
 
 impl Verb {
-    /// The time limit of the verb.
+    /// Returns the time limit of the verb.
     pub(crate) fn budget(&self, at: &StoreAccess) -> Duration {
         if matches!(self, Self::Status(_)) { STATUS_TIMEOUT } else { at.budget() }
     }
 
-    /// Returns the options by which the store is opened for the verb.
+    /// Returns the options with which the allocator opens the store for the verb.
     fn options(&self, location: &Location, wait: Duration) -> OpenOptions {
         let (create, wait) = match self {
             Self::Add(add) if add.makes_store() => (Create::IfMissing, wait),
@@ -324,7 +325,7 @@ impl Verb {
         in_place(create.with_wait(wait).with_purpose(self.purpose()))
     }
 
-    /// Returns an answer in place of a failure that this verb tolerates.
+    /// Converts a failure that this verb tolerates into an answer.
     fn recover_failure(&self, location: &Location, failure: VerbFailure) -> Result<Answer> {
         match (self, failure) {
             (Self::Add(_) | Self::Status(_), VerbFailure::NamespaceWanted) => Ok(Answer::NamespaceWanted),
@@ -356,27 +357,27 @@ impl Verb {
     }
 }
 
-/// Takes the host lock if the verb needs it on a cluster's store.
+/// Takes the host lock if the verb needs the lock and the store is a cluster's.
 async fn lock_host(at: &StoreAccess, verb: &Verb, store: Arc<dyn Store>) -> Option<HostLock> {
     let is_due = at.location.is_shared() && verb.takes_host_lock();
     if is_due { HostLock::take(&at.lock_file, at.patience, connect_store(store)).await } else { None }
 }
 
-/// Connects to a cluster's store by a first request. Without that, the connection would take a third of the time for
-/// which a call holds the host lock when sixteen calls run at once.
+/// Connects to a cluster's store by sending a first request. If the first request were sent under the host lock,
+/// connecting would take a third of the time for which each of sixteen concurrent calls holds the host lock.
 async fn connect_store(store: Arc<dyn Store>) {
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::KeysOnly);
-    // The call itself gets the same error and reports it.
+    // The error is dropped here, because the verb's own requests get the same error and report it.
     let _ = store.range(request).await;
 }
 
-/// Returns whether an error means that there is no store yet. A cluster always has a store: there, the missing thing is
-/// a credential file.
+/// Returns whether an error means that there is no store yet. A cluster always has a store, so `Missing` on a cluster
+/// means a missing credential file.
 pub fn is_no_store(error: &kv::Error, location: &Location) -> bool {
     *error.kind() == ErrorKind::Missing && !location.is_shared()
 }
 
-/// Fails if the first ADD could not create the store.
+/// Checks that the first ADD can create the store.
 fn check_can_create(location: &Location) -> Result<(), VerbFailure> {
     let runtime = Builder::new_current_thread().enable_time().build();
     let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;

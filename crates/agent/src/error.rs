@@ -1,4 +1,4 @@
-//! The error that a runtime gets, and the conversion of other errors into it.
+//! Defines the error that a plugin prints for the runtime, and converts other errors into that error.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 /// A result whose error is a [`CniError`] by default.
 pub type Result<T, E = CniError> = std::result::Result<T, E>;
 
-/// The kind of an error, as a number: the CNI specification's well-known codes.
+/// The kind of a CNI error: mostly the CNI specification's well-known codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Code {
-    /// 1: the plugin does not support the version of the configuration, or the verb in that version.
+    /// 1: the plugin does not support the configuration's CNI version, or does not support the verb in that version.
     IncompatibleVersion,
-    /// 4: the environment lacks a variable or has a bad one.
+    /// 4: a CNI environment variable is missing or has an invalid value.
     InvalidEnvironment,
     /// 5: reading standard input failed.
     Io,
@@ -23,27 +23,28 @@ pub enum Code {
     Decode,
     /// 7: the configuration has a setting that cannot be carried out.
     InvalidConfig,
-    /// 8: a container cannot have this network namespace.
+    /// 8: the given network namespace cannot belong to a container.
     InvalidNetns,
-    /// 11: nothing was done; the same call may succeed a little later.
+    /// 11: the call changed nothing, and the same call may succeed a little later.
     TryAgain,
     /// 50: an ADD could not be carried out now (STATUS only).
     Unavailable,
-    /// 100: the datastore does not answer a test.
+    /// 100: the datastore does not answer a test request.
     Unreachable,
-    /// 999: everything else.
+    /// 999: any error without a more specific code.
     Internal,
-    /// Any other number, from the error of an IPAM plugin.
+    /// Any other code, taken from the error of an IPAM plugin.
     Other(u32),
 }
 
 impl Code {
-    /// Returns the code for a number that another plugin answered. 0 is no error code and becomes [`Code::Internal`].
+    /// Returns the code for the number in another plugin's error. The number 0 is no error code and becomes
+    /// [`Code::Internal`].
     pub fn of(number: u32) -> Self {
         if number == 0 { Self::Internal } else { Self::Other(number) }
     }
 
-    /// The number of the code in JSON.
+    /// Returns the number that represents the code in JSON.
     pub fn number(self) -> u32 {
         match self {
             Self::IncompatibleVersion => 1,
@@ -61,7 +62,8 @@ impl Code {
     }
 }
 
-/// An error in CNI's form. It never contains the whole configuration, which may have secrets.
+/// An error in the form of the CNI specification. The error never contains the whole configuration, because the
+/// configuration may have secrets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniError {
     code: Code,
@@ -100,31 +102,31 @@ impl CniError {
         Self::internal(message)
     }
 
-    /// Replaces the code.
+    /// Replaces the code of the error.
     #[must_use]
     pub fn with_code(mut self, code: Code) -> Self {
         self.code = code;
         self
     }
 
-    /// Replaces the details: what to do, or the wrong value. Empty details are not printed.
+    /// Replaces the details of the error: a remedy, or the wrong value. Empty details are not printed.
     #[must_use]
     pub fn with_details(mut self, details: impl Into<String>) -> Self {
         self.details = details.into();
         self
     }
 
-    /// The kind of the error.
+    /// Returns the code of the error.
     pub fn code(&self) -> Code {
         self.code
     }
 
-    /// The text that says what is wrong.
+    /// Returns the text that says what is wrong.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// The remedy, or the wrong value; may be empty.
+    /// Returns the remedy or the wrong value; may be empty.
     pub fn details(&self) -> &str {
         &self.details
     }
@@ -140,7 +142,7 @@ impl fmt::Display for CniError {
 impl StdError for CniError {}
 
 impl From<kv::Error> for CniError {
-    /// Converts a store error. The code is 11 if nothing happened and the same call may succeed a little later.
+    /// Converts a store error. The code is 11 if the store is unchanged and the same call may succeed a little later.
     fn from(error: kv::Error) -> Self {
         let transient = error.kind().is_transient() || matches!(error.kind(), kv::ErrorKind::Conflict { .. });
         let again = transient && error.outcome() == kv::Outcome::NotApplied;
@@ -148,7 +150,7 @@ impl From<kv::Error> for CniError {
     }
 }
 
-/// The rules of a network.
+/// The rules for a network's addresses and error texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkRules {
     /// Calico's rules and error texts.
@@ -162,9 +164,9 @@ pub enum NetworkRules {
 pub enum VerbFailure {
     /// Any store error.
     Store(kv::Error),
-    /// The labels of the pod's namespace must be looked up first.
+    /// The labels of the pod's namespace are needed to choose a pool, and the request lacks these labels.
     NamespaceWanted,
-    /// No address is free, unless leftovers of earlier boots can be released.
+    /// No address is free, unless addresses that are left from earlier boots can be released.
     NoRoom(CniError),
     /// Any other error.
     Cni(CniError),
@@ -201,7 +203,7 @@ pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
         ipam_core::Error::Bridge(error @ BridgeError::GatewayInUse { .. }) => {
             CniError::internal(error.to_string()).into()
         }
-        // Nothing was done, and the runtime calls again.
+        // While an import locks the store, nothing is changed, and the code tells the runtime to repeat the call later.
         ipam_core::Error::ImportLocked(filling) => CniError::new(Code::TryAgain, filling.to_string()).into(),
         ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
         error => {
@@ -241,7 +243,7 @@ mod tests {
         assert_eq!(code(kv::ErrorKind::Locked, kv::Operation::Open), Code::TryAgain);
         assert_eq!(code(kv::ErrorKind::Conflict { attempts: 100 }, kv::Operation::Transact), Code::TryAgain);
         assert_eq!(code(kv::ErrorKind::Corrupt, kv::Operation::Open), Code::Internal);
-        // The transaction may have been carried out.
+        // After a timeout, the transaction may have been carried out, so the code must not be `TryAgain`.
         assert_eq!(code(kv::ErrorKind::Timeout, kv::Operation::Transact), Code::Internal);
     }
 

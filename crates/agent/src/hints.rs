@@ -1,9 +1,11 @@
-//! Hints in files: the blocks that this node used last in a network. [`ipam_core::hints`] explains their purpose.
+//! Keeps hints in files: the blocks that this node used last in a network. [`ipam_core::hints`] explains the purpose of
+//! hints.
 //!
-//! The files are in a folder in memory (`/run`) that only its owner can read. There is one small file for each store,
-//! network and node. A file that is unreadable, damaged or about something else counts as absent. This costs one round
-//! trip, and the next ADD rewrites the file. After an ADD has found a whole pool claimed, a second file lists the full
-//! blocks for a minute. If a network has several pools, a third file lists the full pools for a minute.
+//! The hint files are in a folder in memory (`/run`) that only the folder's owner can read. There is one small hint
+//! file for each store, network and node. A hint file that is unreadable, damaged or about another store, network or
+//! node counts as absent. A missing hint file costs an ADD one round trip, and the ADD rewrites the file. After an ADD
+//! has found all blocks of a pool claimed, a second file lists the full blocks for a minute. If a network has several
+//! pools, a third file lists the full pools for a minute.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -21,13 +23,13 @@ use crate::whole_file;
 
 pub(crate) const HINTS_FOLDER: &str = "/run/margay/hints";
 
-/// The folder in which the plugin and `margay gc` list the blocks in which a node holds addresses.
+/// The folder of the files in which the plugin and `margay gc` list the blocks where a node holds addresses.
 const HELD_BLOCKS_FOLDER: &str = "/run/margay";
 
-/// Size limit of a hint, which has some names and a few dozen networks.
+/// Maximum size of a hint file, in bytes. A hint has three names and at most a few dozen networks.
 const MAX_HINT_BYTES: u64 = 64 * 1024;
 
-/// Hints in the files of a folder.
+/// Hints about one store, kept in the files of a folder.
 #[derive(Clone, Debug)]
 pub(crate) struct FileHints {
     folder: PathBuf,
@@ -43,12 +45,12 @@ struct HintFile<T> {
     blocks: T,
 }
 
-/// Full blocks or full pools.
+/// The full blocks or the full pools of a network.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct FullNetworks {
-    /// Unix seconds when the first of them was read.
+    /// When the first of the full blocks or pools was read, in Unix seconds.
     since: u64,
-    /// Each block with its mod revision. Pools have revision 0.
+    /// The full blocks, each with its mod revision, or the full pools, each with 0.
     written: BTreeMap<IpNet, i64>,
 }
 
@@ -67,9 +69,9 @@ impl FullKind {
     }
 }
 
-/// How long full blocks and pools are remembered, in seconds after the first of them was read.
+/// How long a list of full blocks or pools is used, in seconds since its first entry was read.
 const MAX_FULL_AGE_SECONDS: u64 = 60;
-/// Size limit of a list of full blocks, which has tens of thousands of networks at most.
+/// Maximum size of the file that lists full blocks, in bytes. The list has at most tens of thousands of blocks.
 const MAX_FULL_BYTES: u64 = 4 * 1024 * 1024;
 
 fn unix_now() -> u64 {
@@ -77,7 +79,7 @@ fn unix_now() -> u64 {
 }
 
 impl FileHints {
-    /// Creates hints in this folder about the store of this name. The folder is created when a hint is first written.
+    /// Creates hints in this folder about the store of this name. The first hint that is written creates the folder.
     pub(crate) fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
         Self { folder: folder.into(), store: store.into() }
     }
@@ -90,7 +92,7 @@ impl FileHints {
         format!("{}-{}", kind.prefix(), self.name(attachment))
     }
 
-    /// Reads the blocks in a file, if the file is about this store and the attachment's network and node.
+    /// Reads the blocks in a hint file, if the file is about this store and the attachment's network and node.
     fn read<T: DeserializeOwned>(&self, name: &str, attachment: &Attachment, most: u64) -> Option<T> {
         let bytes = whole_file::read(&self.folder.join(name), most).ok()?;
         let hint: HintFile<T> = serde_json::from_slice(&bytes).ok()?;
@@ -107,13 +109,14 @@ impl FileHints {
         }
     }
 
-    /// Reads the full blocks or pools in a file, unless the first of them was read too long ago.
+    /// Reads the full blocks or pools in a hint file, unless the file's first entry is older than
+    /// [`MAX_FULL_AGE_SECONDS`].
     fn full_at(&self, kind: FullKind, attachment: &Attachment, now: u64) -> Option<FullNetworks> {
         let full: FullNetworks = self.read(&self.full_name(kind, attachment), attachment, MAX_FULL_BYTES)?;
         (now.checked_sub(full.since)? < MAX_FULL_AGE_SECONDS).then_some(full)
     }
 
-    /// Adds full blocks or pools to a file.
+    /// Adds full blocks or pools to the hint file that lists them.
     fn add_full(&self, kind: FullKind, attachment: &Attachment, more: impl Iterator<Item = (IpNet, i64)>) {
         let now = unix_now();
         let full = self.full_at(kind, attachment, now);
@@ -167,7 +170,8 @@ impl Hints for FileHints {
     }
 }
 
-/// Hints about full pools only. An embedded store answers all other questions without a round trip.
+/// Hints about full pools only. The other hints would save an embedded store nothing, because it is read without a
+/// round trip.
 #[derive(Debug)]
 pub(crate) struct FullPoolHints(pub(crate) FileHints);
 
@@ -241,7 +245,7 @@ mod tests {
                 .is_some_and(|full| full.since == since)
         );
         assert!(hints.full_at(FullKind::Blocks, &one, since + MAX_FULL_AGE_SECONDS).is_none());
-        // After the clock was set back, the age of the file is unknown.
+        // After the clock was set back, the age of the hint file is unknown.
         assert!(hints.full_at(FullKind::Blocks, &one, since - 1).is_none());
         fs::write(folder.path().join(hints.full_name(FullKind::Blocks, &one)), "nonsense").unwrap();
         assert_eq!(hints.recall_full(&one), FullBlocks::new());
@@ -280,7 +284,7 @@ mod tests {
         }
         hints.remember(&one, &blocks(&["10.0.0.0/26"]));
         assert_eq!(fs::read(&path).unwrap(), whole);
-        // If the folder cannot be created, no hint is remembered, and no call fails.
+        // If the hints' folder cannot be created, no hint is remembered, and no call fails.
         let nowhere = FileHints::new(path.join("hints"), "etcd://h:1");
         nowhere.remember(&one, &blocks(&["10.0.0.0/26"]));
         assert_eq!(nowhere.recall(&one), []);

@@ -1,4 +1,4 @@
-//! The lock that Calico's plugins on this host take while they work on the cluster's store.
+//! Takes the file lock that Calico's plugins on this host hold while they work on the cluster's store.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
@@ -13,20 +13,20 @@ use tokio::time::timeout;
 
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A lock on a file (`flock`) that ends on drop, or with the process.
+/// A lock on a file (`flock`) that is released on drop, or when the process ends.
 ///
-/// The lock keeps Margay and Calico's plugins on this host from disturbing each other, which saves repeated commits.
-/// Correctness does not depend on it, because every commit is guarded. So a call waits in a fair queue, but not for
-/// long.
+/// The lock prevents conflicting commits of Margay and Calico's plugins on this host, which would have to be repeated.
+/// Correctness does not depend on the lock, because every commit compares the revisions of what it changes. A call
+/// therefore waits only a short time for the lock. Waiting calls get the lock in the order of their arrival.
 #[derive(Debug)]
 pub struct HostLock {
     _file: File,
 }
 
 impl HostLock {
-    /// Takes the lock. Returns `None` after 2 s or a fifth of `budget`, or if the lock file cannot be used. The call
-    /// then continues without the lock, and the log says why. If another process holds the lock, `meanwhile` runs until
-    /// the lock is free.
+    /// Takes the host lock. Returns `None` after 2 s or a fifth of `budget`, whichever is shorter, or if the lock file
+    /// cannot be used. On `None`, the caller continues without the lock, and the log says why. If another process holds
+    /// the lock, `meanwhile` runs until the lock is free.
     pub async fn take(path: &Path, budget: Duration, meanwhile: impl Future<Output = ()>) -> Option<Self> {
         match lock(path, LOCK_TIMEOUT.min(budget / 5), meanwhile).await {
             Ok(Some(file)) => return Some(Self { _file: file }),
@@ -41,9 +41,9 @@ impl HostLock {
     }
 }
 
-/// Returns `None` if other processes hold the lock for the whole wait.
+/// Locks the file at a path. Returns `None` if other processes hold the lock for the whole wait.
 async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) -> io::Result<Option<File>> {
-    // Calico's plugin also creates the file, and opens it for writing.
+    // Calico's plugin also creates the lock file if it is missing, and opens the file for writing.
     let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o750).open(path);
     let file = match (open(), path.parent()) {
         (Err(error), Some(folder)) if error.kind() == ErrorKind::NotFound => {
@@ -58,7 +58,8 @@ async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) 
         Err(TryLockError::Error(error)) => return Err(error),
     }
     tracing::debug!(path = %path.display(), "waiting for the host lock");
-    // The kernel serves waiting processes in order. After a timeout, the waiting thread ends with the process.
+    // The kernel gives the lock to waiting processes in order. After a timeout, the thread that waits for the lock may
+    // wait until the process ends.
     let locked = pin!(timeout(wait, spawn_blocking(move || file.lock().map(|()| file))));
     let locked = match select(locked, pin!(meanwhile)).await {
         Either::Left((locked, _)) => locked,

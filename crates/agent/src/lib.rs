@@ -2,10 +2,10 @@
 //!
 //! # Inside
 //!
-//! `verb` has the requests, the answers, and the work on an open store. `allocator` has `DaemonAllocator`, which asks
-//! the daemon, and its fallback `DirectAllocator`, which opens the store. `session` keeps the store open over several
-//! steps of one call. The other modules are for a node's files in `/run`: hints, pending commits, and whether the node
-//! may write.
+//! The module `verb` has the verbs' requests and answers, and carries out each verb on an open store. The module
+//! `allocator` has `DaemonAllocator`, which sends verbs to the daemon, and the fallback `DirectAllocator`, which opens
+//! the store. The module `session` keeps the store open for all steps of one call. Three other modules read and write a
+//! node's files in `/run`: `hints`, `pending_commits`, and `rights` (whether the node may write).
 
 mod allocator;
 mod error;

@@ -1,9 +1,11 @@
-//! Pending commits of assignments, in files. [`ipam_core::pending_commits`] explains their purpose.
+//! Keeps the pending commits of assignments in files. [`ipam_core::pending_commits`] explains the purpose of pending
+//! commits.
 //!
-//! The files are in a folder in memory (`/run`) that only its owner can read. There is one file for each transaction
-//! whose outcome is unknown. A file's name begins with a checksum of its attachment, so that an attachment's files are
-//! found without opening the others. The file is complete before the transaction is sent, and its checksum proves that.
-//! Nothing is synced: a pending commit must outlive the process, but a crash of the machine ends its containers, too.
+//! The files of pending commits are in a folder in memory (`/run`) that only the folder's owner can read. There is one
+//! file for each transaction whose outcome is unknown. The name of a file begins with a checksum of the attachment, so
+//! that an attachment's files are found without opening other files. The allocator writes the whole file before it
+//! sends the transaction, and a checksum in the file proves that the file is complete. The files are not synced to a
+//! disk: a pending commit must outlive the process, but a crash of the machine also ends the containers.
 //!
 //! | Found | Done |
 //! |---|---|
@@ -16,16 +18,18 @@
 //!
 //! # The bytes of a file
 //!
-//! A file has a fixed beginning, the version of its form, a CRC-32 of its content, and the content. This version of
-//! Margay writes form 3: store, attachment and transaction in the encoding of the daemon's socket ([`wire::encode`]),
-//! with a checksum that also covers the form. The types of `kv` may grow. Each addition to the types of a transaction
-//! needs a new form here; a test with the bytes of this form fails otherwise.
+//! A file of a pending commit has fixed magic bytes, the number of the file's form, a CRC-32 of the content, and the
+//! content. This version of Margay writes form 3: store, attachment and transaction in the encoding of the daemon's
+//! socket ([`wire::encode`]), with a checksum that also covers the form's number. The types of `kv` may grow. Each
+//! addition to the types of a transaction needs a new form of a pending commit's file; without a new form, a test with
+//! the bytes of form 3 fails.
 //!
-//! Earlier versions wrote two other forms, which are only read. Form 1 encodes the `LegacyRecord` types. Form 2 is for
-//! several attachments: the length of the content precedes the checksum, the other attachments are at the end of the
-//! content, and steps follow the content. Steps are bytes that processes append to the file. Of two steps that exclude
-//! each other, the first one counts. Steps exist because an attachment may have been released before the transaction
-//! was first sent. The transaction would then assign an address that no later call releases.
+//! Earlier versions of Margay wrote forms 1 and 2, and this version can only read these two forms. Form 1 encodes the
+//! `LegacyRecord` types. Form 2 is for several attachments: the length of the content precedes the checksum, the other
+//! attachments are at the end of the content, and steps follow the content. Steps are single bytes that processes
+//! append to the file. If two steps exclude each other, only the first of the two steps counts. Steps exist because an
+//! attachment may have been released before the transaction was first sent. Without steps, such a late transaction
+//! would assign an address that no later call releases.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -46,18 +50,18 @@ use crate::whole_file::{self, CRC_32};
 /// The folder of the plugin's pending commits.
 pub const PENDING_COMMITS_FOLDER: &str = "/run/margay/intents";
 
-/// Suffix of the names of complete files.
+/// Suffix of the file name of every pending commit.
 const FILE_SUFFIX: &str = ".intent";
-/// A file that is created and removed to check whether pending commits can be written.
+/// The name of a file that is created and removed to check whether pending commits can be written.
 const TRIAL_FILE: &str = "trial";
-/// Size limit of a pending commit, which has a transaction of limited size and some names.
+/// Maximum size of a pending commit's file, in bytes. A file has some names, and a transaction of limited size.
 const MAX_RECORD_BYTES: u64 = 2 * 1024 * 1024;
 
-/// Separates the address of a store from its cluster's id, in hexadecimal digits, in the name of a store. The id is
-/// missing if the cluster had not answered the writer yet, or if an earlier version wrote the pending commit.
+/// Separates the store's address from the cluster's id (in hexadecimal digits) in a store's name. The id is missing if
+/// the cluster had not answered the writer yet, or if an earlier version of Margay wrote the pending commit.
 const CLUSTER_SEPARATOR: &str = " cluster ";
 
-/// Splits the name of a store into its address and its cluster's id.
+/// Splits the name of a store into the store's address and the cluster's id.
 fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
     match store.rsplit_once(CLUSTER_SEPARATOR).map(|(address, id)| (address, u64::from_str_radix(id, 16))) {
         Some((address, Ok(id))) => (address, Some(id)),
@@ -65,7 +69,7 @@ fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
     }
 }
 
-/// Pending commits in the files of a folder.
+/// The pending commits of one store, kept in the files of a folder.
 #[derive(Clone, Debug)]
 pub struct PendingCommitFolder {
     folder: PathBuf,
@@ -76,18 +80,18 @@ pub struct PendingCommitFolder {
 struct PendingCommitFile {
     id: PendingCommitId,
     record: CommitRecord,
-    /// Offset of the steps in a file for several attachments.
+    /// Offset of the steps in a file of form 2; `None` for the other forms.
     steps: Option<usize>,
 }
 
 impl PendingCommitFolder {
-    /// Creates pending commits in this folder for the store at this address. They are never sent to another store. The
-    /// folder is created when the first pending commit is recorded.
+    /// Creates a handle on this folder for the pending commits of the store at this address. The pending commits are
+    /// never sent to another store. The first pending commit that is recorded creates the folder.
     pub fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
         Self { folder: folder.into(), store: store.into(), cluster: None }
     }
 
-    /// Also finds the pending commits of this cluster under other addresses.
+    /// Makes the folder also find pending commits that were recorded for this cluster under other addresses.
     pub(crate) fn with_cluster(mut self, cluster: Option<Arc<dyn ClusterStore>>) -> Self {
         self.cluster = cluster;
         self
@@ -96,18 +100,18 @@ impl PendingCommitFolder {
     /// Checks that a pending commit can be recorded.
     ///
     /// # Errors
-    /// Any error of the write.
+    /// Any error of writing or removing the trial file.
     pub(crate) fn check(&self) -> io::Result<()> {
         whole_file::replace(&self.folder, TRIAL_FILE, &[0; 4096])?;
         match fs::remove_file(self.folder.join(TRIAL_FILE)) {
-            // Another process has made the same check.
+            // Another process makes the same check and has removed the trial file.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             done => done,
         }
     }
 
-    /// Returns the name of the store in a pending commit: its address, and the cluster's id if the cluster has
-    /// answered.
+    /// Returns the name by which a pending commit records the store: the store's address, and the cluster's id if the
+    /// cluster has answered.
     fn name_of_store(&self) -> String {
         match self.cluster.as_ref().and_then(|cluster| cluster.cluster_id()) {
             Some(id) => format!("{}{CLUSTER_SEPARATOR}{id:x}", self.store),
@@ -115,8 +119,8 @@ impl PendingCommitFolder {
         }
     }
 
-    /// Returns whether a pending commit is on this store. If its address differs and the cluster has not answered yet,
-    /// queries the cluster for its id.
+    /// Returns whether a pending commit was recorded for this store. If the recorded address differs from this store's
+    /// address and the cluster has not answered yet, queries the cluster for the cluster's id.
     async fn is_here(&self, id: &PendingCommitId, store: &str) -> io::Result<bool> {
         let (address, noted) = address_and_cluster(store);
         let is_here = match (noted, &self.cluster) {
@@ -133,7 +137,8 @@ impl PendingCommitFolder {
         Ok(is_here)
     }
 
-    /// Returns the pending commits of an attachment under exactly this address. Changes nothing.
+    /// Returns the pending commits of an attachment that were recorded under exactly this store's address, without
+    /// changing any file.
     ///
     /// # Errors
     /// Any error of [`PendingCommits::pending`].
@@ -164,13 +169,14 @@ impl PendingCommitFolder {
     }
 }
 
-/// Reads the pending commit in a file, if it is intact and for this attachment, and the offset of its steps.
+/// Reads the pending commit in a file, and the offset of the file's steps. Returns `None` if the file is damaged or for
+/// another attachment.
 fn read(path: &Path, attachment: &Attachment) -> Option<(CommitRecord, Option<usize>)> {
     match whole_file::read(path, MAX_RECORD_BYTES)
         .and_then(|bytes| CommitRecord::decode(&bytes).map_err(io::Error::other))
     {
         Ok((record, steps)) => record.is_of(attachment).then_some((record, steps)),
-        // The writer has just learned the outcome and removed the file.
+        // The writer of the pending commit has just learned the outcome and removed the file.
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "skipping an unreadable record of a pending commit");
@@ -206,7 +212,7 @@ impl PendingCommits for PendingCommitFolder {
             match steps.map_or(Ok(true), |steps| is_pending(&self.folder.join(&id.0), steps)) {
                 Ok(true) => pending.push(PendingCommit { id, txn: record.txn }),
                 Ok(false) => self.forget(&id),
-                // The writer has just removed the file.
+                // The writer of the pending commit has just removed the file.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -215,23 +221,25 @@ impl PendingCommits for PendingCommitFolder {
     }
 }
 
-/// Returns the prefix of the names of an attachment's files. Another attachment's files may have the same prefix; their
-/// content names their attachment.
+/// Returns the prefix of the names of an attachment's files. The files of two attachments may have the same prefix, so
+/// each file's content also names the attachment.
 fn prefix(attachment: &Attachment) -> String {
     let Attachment { network, container, interface, node, .. } = attachment;
     whole_file::name_of(&[network, container, interface, node]) + "-"
 }
 
-/// Closed: the writer sends the transaction from now on. Void: a finder came first, and the transaction is never sent.
+/// "Closed" means that the writer sends the transaction from now on. "Void" means that a finder came before the writer,
+/// and the transaction is never sent.
 const STEP_CLOSED: u8 = b'c';
 const STEP_VOID: u8 = b'v';
-/// Done: the writer has learned the outcome and removes the file for all attachments. Found: a finder came first, and
-/// each attachment settles the transaction.
+/// "Done" means that the writer has learned the outcome and removes the file for all attachments. "Found" means that a
+/// finder came before the writer, and each attachment settles the transaction.
 const STEP_DONE: u8 = b'd';
 const STEP_FOUND: u8 = b'f';
 
-/// Appends a finder's steps. Returns whether the transaction was sent and its outcome is unknown. Otherwise there is
-/// nothing to settle, now or later: a writer that is still alive does nothing that these steps exclude.
+/// Appends a finder's steps to a file of form 2. Returns whether the transaction was sent and its outcome is unknown.
+/// If the result is `false`, the transaction never needs settling: a writer that is still alive does nothing that the
+/// appended steps exclude.
 fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
     OpenOptions::new().append(true).open(path)?.write_all(&[STEP_VOID, STEP_FOUND])?;
     let record = whole_file::read(path, MAX_RECORD_BYTES)?;
@@ -240,19 +248,22 @@ fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
     Ok(first([STEP_CLOSED, STEP_VOID]) == Some(STEP_CLOSED) && first([STEP_DONE, STEP_FOUND]) == Some(STEP_FOUND))
 }
 
-/// The bytes at the beginning of every file.
+/// Magic bytes at the start of every pending commit's file.
 const MAGIC: &[u8] = b"margay-intent";
-/// The form that this version writes.
+/// The form of the files that this version of Margay writes.
 const CURRENT_FORM: u8 = 3;
-/// The first form, and the form for several attachments.
+/// The forms of the files that earlier versions of Margay wrote: form 1 for one attachment, form 2 for several
+/// attachments.
 const FIRST_FORM: u8 = 1;
 const SEVERAL_FORM: u8 = 2;
-/// Limit for decoding these two forms. No pending commit of theirs is larger.
+/// Maximum number of bytes that decoding a file of form 1 or 2 may read. No pending commit in form 1 or 2 is larger
+/// than this limit.
 const MAX_DECODED_BYTES: usize = 4 * 1024 * 1024;
 const LEGACY_BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_DECODED_BYTES>> =
     bincode::config::standard().with_limit::<MAX_DECODED_BYTES>();
 
-/// A transaction with its store and its attachments. Only earlier versions wrote records with several attachments.
+/// The content of a pending commit's file: a transaction, the name of the store, and the attachments. Only earlier
+/// versions of Margay wrote records with several attachments.
 #[derive(Clone, Debug, PartialEq)]
 struct CommitRecord {
     store: String,
@@ -263,16 +274,16 @@ struct CommitRecord {
 /// Network, container, interface and node of an attachment.
 type AttachmentNames = (String, String, String, String);
 
-/// The reason why bytes are no pending commit, or why a transaction cannot be recorded as one.
+/// The reason why a file contains no readable pending commit, or why a transaction cannot be recorded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum RecordError {
-    /// The bytes are something else, or are cut off.
+    /// The file does not contain a pending commit, or is truncated.
     #[error("it is no note, or is cut off")]
     Foreign,
-    /// This version cannot read the form.
+    /// This version of Margay cannot read the file's form.
     #[error("it has form {0}, which this version does not know")]
     OtherVersion(u8),
-    /// The checksum is wrong, or the content cannot be decoded.
+    /// The checksum of the file is wrong, or the content cannot be decoded.
     #[error("it is damaged")]
     Damaged,
     /// The record is for several attachments, or is too long.
@@ -300,7 +311,7 @@ impl CommitRecord {
         Ok(bytes)
     }
 
-    /// Decodes a record, and returns the offset of its steps if it is for several attachments.
+    /// Decodes a record from the bytes of a file. For a file of form 2, also returns the offset of the steps.
     fn decode(bytes: &[u8]) -> Result<(Self, Option<usize>), RecordError> {
         let (version, mut rest) =
             bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first).ok_or(RecordError::Foreign)?;
@@ -345,7 +356,8 @@ impl CommitRecord {
     }
 }
 
-/// Returns the checksum of a version and the content after it. The content of one version may decode as another's.
+/// Returns the checksum of a form's number and the content after the number. The checksum includes the number because
+/// the content of one form might also decode as the content of another form.
 fn checksum_with(version: u8, content: &[u8]) -> u32 {
     let mut digest = CRC_32.digest();
     digest.update(&[version]);

@@ -1,9 +1,9 @@
 //! Checks for STATUS whether this node can write the keys that an ADD on etcd writes.
 //!
-//! The check is a transaction that changes nothing ([`Txn::trial`]), but the members of the cluster agree on it like on
-//! a write. Runtimes send STATUS every few seconds. So the result is kept for a minute in a file in memory (`/run`),
-//! for each login, network and node. An ADD removes the file earlier if it contradicts the kept result: a store error
-//! removes either result, a success removes a refusal.
+//! The check is a transaction that changes nothing ([`Txn::trial`]), but the members of the cluster agree on this
+//! transaction like on a write. Runtimes send STATUS every few seconds, so the result of the check is kept for a minute
+//! in a file in memory (`/run`), for each login, network and node. An ADD with a store error removes the file, whatever
+//! the kept result is. A successful ADD removes the file if the kept result is a refusal.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,34 +19,34 @@ use crate::hints::HINTS_FOLDER;
 use crate::pending_commits::{PENDING_COMMITS_FOLDER, PendingCommitFolder};
 use crate::whole_file;
 
-/// How long a result is used, in seconds.
+/// How long STATUS reuses the result of an earlier check, in seconds.
 const MAX_AGE_SECONDS: u64 = 60;
-/// Size limit of a file. A refusal names a key and some endpoints.
+/// Maximum size of a result's file, in bytes. The longest content is a refusal, which names a key and some endpoints.
 const MAX_RECORD_BYTES: u64 = 64 * 1024;
 
-/// The rights of a node to write in a network.
+/// The right of a node to write a network's keys, as last checked.
 #[derive(Debug)]
 pub struct WriteRights {
     folder: PathBuf,
     whose: RightsSubject,
 }
 
-/// The login, network and node of a result.
+/// The login, network and node to which a kept result applies.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RightsSubject {
-    /// A name of the endpoints and the login.
+    /// A name that stands for the cluster's endpoints and the login.
     access: String,
     network: String,
     node: String,
 }
 
-/// The content of a file.
+/// The content of a result's file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RightsRecord {
     whose: RightsSubject,
-    /// When the rights were checked, in Unix seconds.
+    /// When the node's rights were checked, in Unix seconds.
     at: u64,
-    /// Why an ADD would be refused; `None` if it would not.
+    /// Why etcd would refuse an ADD; `None` if etcd would accept an ADD.
     refusal: Option<String>,
 }
 
@@ -55,7 +55,7 @@ fn unix_now() -> u64 {
 }
 
 impl WriteRights {
-    /// Returns the rights of a cluster's node in a network, or `None` for any other store.
+    /// Returns the rights of a node in a network of a cluster's store, or `None` for an embedded store.
     pub fn of(location: &Location, network: &str, node: &str) -> Option<Self> {
         if !location.is_shared() {
             return None;
@@ -69,7 +69,7 @@ impl WriteRights {
         format!("rights-{}.json", whole_file::name_of(&[access, network, node]))
     }
 
-    /// Returns the result if it is less than a minute old.
+    /// Returns the kept result of a check that is less than a minute old.
     fn recall(&self, now: u64) -> Option<RightsRecord> {
         let bytes = whole_file::read(&self.folder.join(self.name()), MAX_RECORD_BYTES).ok()?;
         let tried: RightsRecord = serde_json::from_slice(&bytes).ok()?;
@@ -84,20 +84,20 @@ impl WriteRights {
         }
     }
 
-    /// Discards the result, so that the next STATUS asks the cluster again.
+    /// Discards the kept result of the check, so that the next STATUS asks the cluster again.
     pub(crate) fn forget(&self) {
-        // A file that cannot be removed is used for a minute at most.
+        // If the file cannot be removed, STATUS uses the kept result for at most a minute more.
         let _ = fs::remove_file(self.folder.join(self.name()));
     }
 
-    /// Discards a refusal after an ADD has succeeded, so that STATUS does not contradict the ADD.
+    /// Discards a kept refusal after an ADD has succeeded, so that STATUS does not contradict the ADD.
     pub(crate) fn forget_refusal(&self) {
         if self.recall(unix_now()).is_some_and(|tried| tried.refusal.is_some()) {
             self.forget();
         }
     }
 
-    /// Checks that this node can write `keys`, unless that was checked less than a minute ago.
+    /// Checks that this node can write `keys`. A result that is less than a minute old replaces the check.
     ///
     /// # Errors
     /// The reason why the node cannot write; any store error.
@@ -160,7 +160,7 @@ mod tests {
             one.remember(1000, refusal.clone());
             assert_eq!(one.recall(1059).map(|tried| tried.refusal), Some(refusal));
             assert_eq!(one.recall(1060), None);
-            // After the clock was set back, the age of the file is unknown.
+            // After the clock was set back, the age of the kept result is unknown.
             assert_eq!(one.recall(999), None);
             assert_eq!(rights(&folder, "other").recall(1000), None);
         }

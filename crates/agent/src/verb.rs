@@ -1,5 +1,5 @@
-//! The verbs of plugins: their requests and answers, which the daemon's socket also carries, and the work of each verb
-//! on an open store.
+//! Defines the verbs of plugins with their requests and answers, and carries out each verb on an open store. The
+//! daemon's socket carries the same requests and answers.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ use crate::rights::WriteRights;
 /// A verb for the daemon, and its time limit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VerbRequest {
-    /// Time limit of the verb. After it, the daemon starts no work for the verb.
+    /// Time limit of the verb. After this time, the daemon starts no work for the verb.
     pub within: Duration,
     /// The file that Calico's plugins on this host lock while they work on a cluster's store.
     pub lock_file: PathBuf,
@@ -30,36 +30,38 @@ pub struct VerbRequest {
     pub verb: Verb,
 }
 
-/// A verb with its request. The protocol layer has made all checks that need no store.
+/// A verb with its request. The protocol layer has already made all checks of the request that need no store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Verb {
-    /// Assigns everything that is requested, or nothing.
+    /// Assigns all requested addresses, or none of them.
     ///
-    /// An attachment that repeats its request gets the same answer. Only on a Calico network a repeated request for a
-    /// given address is an error, as it is for Calico. The returned addresses are committed: they stay assigned until a
-    /// DEL, even if the result never reaches the runtime.
+    /// If an attachment repeats its request, the answer is the same. Only on a Calico network a repeated request for a
+    /// specific address is an error, as with Calico's plugin. The returned addresses are committed: the addresses stay
+    /// assigned until a DEL, even if the result never reaches the runtime.
     Add(Box<Add>),
-    /// Releases the addresses that the attachment holds. If there are none, or there is no store, the release succeeds.
+    /// Releases the addresses that the attachment holds. The release succeeds even if the attachment holds no address
+    /// or there is no store.
     Del(Del),
-    /// Compares the addresses that the attachment expects with the recorded ones. Changes nothing. Other addresses, or
-    /// none, are no error here, and neither is a store that other processes keep locked.
+    /// Compares the addresses that the attachment expects with the recorded addresses, without changing the store.
+    /// Differing or missing addresses are part of the answer, not an error. If other processes keep the store locked,
+    /// the answer is [`CheckAnswer::Unknown`].
     Check(Check),
-    /// Checks whether this ADD could be carried out. Changes nothing. Neither a store that other processes keep locked
-    /// nor the lack of a free address is an error.
+    /// Checks whether this ADD could be carried out, without changing the store. The check succeeds even if other
+    /// processes keep the store locked or no address is free.
     Status(Box<Add>),
-    /// Releases the addresses that the node holds in the network for attachments that are not in the list. If there are
-    /// none, or there is no store, the release succeeds. Addresses that are too young, of unknown age or without
+    /// Releases the addresses that the node holds in the network for attachments that are not in the list. The release
+    /// succeeds even if there is no such address or no store. Addresses that are too young, of unknown age or without
     /// Margay's attributes are kept and counted.
     Gc(Gc),
-    /// Releases addresses of an attachment that devices on the wire use, and puts them into quarantine, in one
-    /// commit. This is a step of an ADD with a probe.
+    /// Releases addresses of an attachment that devices on the wire use, and quarantines the addresses in the same
+    /// commit. An ADD sends this verb after its probe has found such devices.
     Quarantine(Quarantine),
 }
 
 /// The request of an ADD.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Add {
-    /// The addresses to assign, and their attachment.
+    /// The addresses to assign, and the attachment that gets the addresses.
     pub request: AssignRequest,
     /// The virtual machine whose address the pod gets, on a Calico network. Only the plugin itself serves pods of
     /// virtual machines.
@@ -75,10 +77,11 @@ pub struct Del {
     /// The handle under which old versions of Calico recorded the container: `<namespace>.<pod>`, or the bare container
     /// id.
     pub old_handle: String,
-    /// The addresses that the runtime reports for the attachment, if any. Their blocks are read first. All addresses of
-    /// the attachment are released.
+    /// The addresses that the runtime reports for the attachment, if any. The blocks of these addresses are read first.
+    /// A DEL releases all addresses of the attachment, including addresses that are not in this list.
     pub addresses: Vec<IpAddr>,
-    /// The stored endpoint to delete, in the same commit unless the pod has a virtual machine.
+    /// The stored endpoint to delete. The endpoint is deleted in the commit that releases the addresses, unless the pod
+    /// has a virtual machine.
     pub endpoint: Option<EndpointToDelete>,
     /// The pod's namespace, if the runtime names it.
     pub namespace: Option<String>,
@@ -93,7 +96,7 @@ pub struct Del {
 pub struct Check {
     /// The attachment whose addresses are compared.
     pub attachment: Attachment,
-    /// The handle under which old versions of Calico recorded the container.
+    /// The handle under which old versions of Calico recorded the container: see [`Del::old_handle`].
     pub old_handle: String,
     /// The addresses that the attachment expects to have.
     pub addresses: Vec<IpAddr>,
@@ -106,18 +109,18 @@ pub struct Gc {
     pub network: String,
     /// The node's name.
     pub node: String,
-    /// The attachments that exist, as container ids and interfaces. An empty list means that there are none.
+    /// The attachments that exist, as container ids and interfaces. An empty list means that no attachment exists.
     pub valid: BTreeSet<(String, String)>,
     /// The time of the call, in nanoseconds since 1970.
     pub now: i128,
 }
 
-/// Addresses of an attachment that devices use, each with the reason for its quarantine.
+/// The request of a quarantine: addresses of an attachment that other devices on the wire use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quarantine {
-    /// The attachment to which the addresses were just assigned.
+    /// The attachment to which an ADD has just assigned the addresses.
     pub attachment: Attachment,
-    /// Each address with the reason for its quarantine.
+    /// The addresses to quarantine, each with the reason for its quarantine.
     pub found: Vec<(IpAddr, String)>,
 }
 
@@ -126,28 +129,28 @@ pub struct Quarantine {
 pub enum Answer {
     /// The addresses that an ADD has assigned.
     Assigned(Vec<AssignedAddress>),
-    /// The addresses that a DEL has released, or a quarantine has taken away.
+    /// The addresses that a DEL or a quarantine has released.
     Released(Vec<IpAddr>),
     /// The result of a CHECK.
     Checked(CheckAnswer),
-    /// The ADD of a STATUS could be carried out.
+    /// The answer to a STATUS whose ADD could be carried out.
     Ready,
     /// The result of a GC.
     Collected(GcSummary),
-    /// The labels of the pod's namespace choose a pool. The plugin looks them up and sends the request again.
+    /// The labels of the pod's namespace choose a pool. The plugin looks these labels up and sends the request again.
     NamespaceWanted,
-    /// The daemon cannot carry out the verb, for this reason. The plugin opens the store itself.
+    /// The reason why the daemon cannot carry out the verb. The plugin then opens the store itself.
     Declined(String),
-    /// The verb has failed.
+    /// The error with which the verb has failed.
     Refused(CniError),
 }
 
 /// The result of a CHECK.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CheckAnswer {
-    /// The comparison with the recorded addresses.
+    /// The comparison of the expected with the recorded addresses.
     Compared(CheckResult),
-    /// The store was not queried, or could not answer, for this reason.
+    /// The reason why the store was not queried or could not answer.
     Unknown(String),
 }
 
@@ -156,11 +159,12 @@ pub enum CheckAnswer {
 pub struct GcSummary {
     /// The released addresses.
     pub released: Vec<IpAddr>,
-    /// Number of addresses that were released or assigned again meanwhile.
+    /// Number of addresses that other calls released or reassigned during the GC.
     pub changed: usize,
-    /// Number of addresses younger than a minute. The list of attachments may be older.
+    /// Number of addresses that were kept because they are younger than a minute: the list of attachments may be older
+    /// than the assignment.
     pub young: usize,
-    /// Number of addresses whose age is unreadable, or whose time is in the future.
+    /// Number of addresses that were kept because their assignment time is unreadable or in the future.
     pub undated: usize,
     /// Number of the node's addresses without Margay's attributes.
     pub unmarked: usize,
@@ -173,7 +177,7 @@ impl From<AssignRequest> for Add {
 }
 
 impl Add {
-    /// Returns whether the ADD creates the store and the pools if they are missing.
+    /// Returns whether the ADD creates a missing store and missing pools.
     pub fn makes_store(&self) -> bool {
         !self.request.define.is_empty()
     }
@@ -184,7 +188,7 @@ impl Add {
 }
 
 impl Verb {
-    /// The name of the verb, in CNI's spelling.
+    /// Returns the name of the verb in CNI's spelling.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Add(_) => "ADD",
@@ -196,17 +200,19 @@ impl Verb {
         }
     }
 
-    /// The purpose of the verb's writes. DEL and GC may use the space on the disk that is reserved for releases.
+    /// Returns the purpose of the verb's writes. DEL and GC may use the space on the disk that is reserved for
+    /// releases.
     pub fn purpose(&self) -> Purpose {
         if matches!(self, Self::Del(_) | Self::Gc(_)) { Purpose::Release } else { Purpose::Any }
     }
 
-    /// Returns whether the verb writes for one attachment. Calico's plugin holds the host lock during these verbs.
+    /// Returns whether the verb writes for one attachment. Calico's plugin holds the host lock while it writes for one
+    /// attachment.
     pub fn takes_host_lock(&self) -> bool {
         matches!(self, Self::Add(_) | Self::Del(_) | Self::Quarantine(_))
     }
 
-    /// Returns whether only the plugin itself can carry out the verb.
+    /// Returns whether only the plugin itself, not the daemon, can carry out the verb.
     pub(crate) fn needs_the_plugin(&self) -> bool {
         match self {
             Self::Add(add) => add.vm.is_some(),
@@ -228,11 +234,11 @@ impl Verb {
         )
     }
 
-    /// Carries out the verb on the open store at a location. A plugin without the daemon, the session of the main
-    /// plugin, and the daemon all use this function.
+    /// Carries out the verb on the open store at a location. Three callers use this function: a plugin without a
+    /// daemon, the session of the main plugin, and the daemon.
     ///
     /// # Errors
-    /// Any store error, or the error for the runtime.
+    /// [`VerbFailure::Store`] for any store error; otherwise the error that the plugin prints for the runtime.
     pub async fn carry_out(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<Answer, VerbFailure> {
         match self {
             Self::Add(add) => add.assign(ipam, deadline).await.map(Answer::Assigned),
@@ -253,10 +259,10 @@ impl Add {
         if let Some(vm) = &self.vm {
             let answer = Box::pin(ipam.assign_to_vm(&self.request, vm, deadline)).await;
             match answer.map_err(|error| explain(error, NetworkRules::Calico))? {
-                // The pod gets addresses like any other pod.
+                // If addresses of virtual machines are not kept, the pod gets addresses like any other pod.
                 VmAnswer::Off => {}
                 VmAnswer::First(assigned) => return Ok(assigned),
-                // The result shows kept addresses as single addresses.
+                // The result reports the addresses that a virtual machine keeps as /32 or /128.
                 VmAnswer::Kept(kept) => {
                     return Ok(kept.into_iter().map(|one| AssignedAddress { block: one.ip.into(), ..one }).collect());
                 }
@@ -265,8 +271,8 @@ impl Add {
         ipam.assign(&self.request, deadline).await.map_err(|error| explain(error, self.rules()))
     }
 
-    /// Checks whether the ADD could be carried out. A full pool is no failure: runtimes evict the pods of a node that
-    /// is out of service, while a pod without a free address only has to wait.
+    /// Checks whether the ADD could be carried out. A full pool is no failure: a runtime evicts the pods of a node
+    /// whose STATUS fails, but a pod without a free address only has to wait.
     async fn would_assign(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<(), VerbFailure> {
         match ipam.would_assign(&self.request, deadline).await {
             Ok(trial) => {
@@ -310,7 +316,7 @@ impl Check {
     async fn compare(&self, ipam: &Ipam, deadline: Deadline) -> Result<CheckAnswer, VerbFailure> {
         let Self { attachment, old_handle, addresses } = self;
         match ipam.compare(attachment, std::slice::from_ref(old_handle), addresses, deadline).await {
-            // Another program has written this document. It proves nothing.
+            // A malformed document was written by another program and proves nothing about the addresses.
             Err(ipam_core::Error::Malformed(error)) => Ok(CheckAnswer::Unknown(error.to_string())),
             Err(error) => Err(explain(error, NetworkRules::Calico)),
             Ok(comparison) => Ok(CheckAnswer::Compared(comparison)),
@@ -319,7 +325,7 @@ impl Check {
 }
 
 impl Gc {
-    /// Releases the addresses of attachments that are gone, in one commit for each block.
+    /// Releases the addresses of attachments that no longer exist, in one commit for each block.
     async fn collect(&self, ipam: &Ipam, deadline: Deadline) -> Result<GcSummary, VerbFailure> {
         let failed = |error| explain(error, NetworkRules::Calico);
         let Ok(now) = OffsetDateTime::from_unix_timestamp_nanos(self.now) else { return Ok(GcSummary::default()) };
@@ -341,10 +347,11 @@ impl Gc {
     }
 }
 
-/// Converts a result into the daemon's answer. After a store error the plugin opens the store itself: the plugin
-/// decides which errors count as success, and on an embedded store its DEL has space on a full disk. The plugin also
-/// repeats an ADD that found no free address: only the plugin scans the machine, and it may release the leftovers of
-/// earlier boots.
+/// Converts the result of a verb into the daemon's answer. After a store error the plugin opens the store itself, for
+/// two reasons. Only the plugin decides which store errors count as success for a verb. On an embedded store, a DEL of
+/// the plugin may use reserved space when the disk is full. The plugin also repeats an ADD that found no free address:
+/// only the plugin scans the machine, and the scan may permit the release of addresses that are left from earlier
+/// boots.
 impl From<Result<Self, VerbFailure>> for Answer {
     fn from(done: Result<Self, VerbFailure>) -> Self {
         match done {

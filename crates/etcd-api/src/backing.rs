@@ -1,4 +1,4 @@
-//! The parts of a store that the API needs besides its keys.
+//! Defines what the API needs from a store besides keys and values: identity, sizes, leases and maintenance.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -15,40 +15,41 @@ pub struct MemberIdentity {
     pub urls: Vec<String>,
 }
 
-/// Identifies one of the stores that have followed each other behind the API. Stores made from the same files have the
-/// same ids, but different generations.
+/// Identifies one of the stores that have replaced each other behind the API. Two stores that were made from the same
+/// files have the same ids, but different generations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreGeneration {
-    /// The id of the cluster. A restored store has another id, so that clients notice the change.
+    /// The id of the cluster. A restored store has another cluster id, so that clients notice the change.
     pub cluster: u64,
     /// The id of the only member.
     pub member: u64,
-    /// A number that grows whenever another store replaces the current one.
+    /// A number that grows whenever another store replaces the current store.
     pub generation: u64,
 }
 
 /// The disk space of a store, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreSizes {
-    /// The size of the files.
+    /// The size of the store's files.
     pub total: u64,
-    /// The part of the files that is in use.
+    /// The number of bytes in use in the store's files.
     pub used: u64,
 }
 
-/// A store behind the API.
+/// A store that the API serves to clients.
 #[async_trait]
 pub trait Backing: Debug + Send + Sync + 'static {
-    /// The store of keys and values.
+    /// Returns the store of keys and values.
     fn store(&self) -> Arc<dyn kv::Store>;
 
-    /// The same store for transactions without puts. On a full disk, it may still accept these when it refuses others.
+    /// Returns a second handle to the store, for transactions without puts. On a full disk, this handle may accept
+    /// transactions that [`store`](Self::store) refuses.
     fn store_to_release(&self) -> Arc<dyn kv::Store>;
 
-    /// The name and URLs of the member.
+    /// Returns the name and URLs of the cluster's only member.
     fn identity(&self) -> MemberIdentity;
 
-    /// Returns which store is open. Every answer calls this, so it must be cheap.
+    /// Returns which store is open. The method must be cheap, because the API calls it for every answer.
     fn place(&self) -> StoreGeneration;
 
     /// Returns the disk space of the store.
@@ -57,19 +58,20 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// The store cannot be reached or measured.
     async fn sizes(&self) -> kv::Result<StoreSizes>;
 
-    /// Checks that there is space for puts.
+    /// Checks that the disk has space for puts.
     ///
     /// # Errors
-    /// `NoSpace` if there is none; any error of reaching the store.
+    /// `NoSpace` if the disk has no space for puts; any error of reaching the store.
     async fn check_room(&self) -> kv::Result<()>;
 
-    /// Raises the oldest revision that clients of the API may read. A store without a separate mark for them compacts.
+    /// Raises the oldest revision that clients of the API may read. A store that does not keep a separate oldest
+    /// revision for API clients is compacted.
     ///
     /// # Errors
     /// Any error of a compaction.
     async fn compact(&self, to: Revision) -> kv::Result<()>;
 
-    /// The oldest revision that clients of the API may read; unset if all can.
+    /// Returns the oldest revision that clients of the API may read; unset if clients may read all revisions.
     fn oldest(&self) -> Revision;
 
     /// Grants a lease durably.
@@ -78,10 +80,11 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// `Unsupported`, with advice, if the store keeps no leases; any store error.
     async fn grant(&self, lease: Lease) -> kv::Result<GrantOutcome>;
 
-    /// Revokes a lease of this store and deletes its keys in one transaction. Returns the revision of that transaction.
+    /// Revokes a lease of the store `of` and deletes the lease's keys in one transaction. Returns the revision of the
+    /// transaction.
     ///
     /// # Errors
-    /// `LeaseNotFound`; `RevisionRegressed` if another store has replaced this one; any store error.
+    /// `LeaseNotFound`; `RevisionRegressed` if another store has replaced the store `of`; any store error.
     async fn revoke(&self, id: LeaseId, of: StoreGeneration) -> kv::Result<Revision>;
 
     /// Lists all granted leases.
@@ -90,13 +93,13 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// Any store error.
     async fn leases(&self) -> kv::Result<Vec<Lease>>;
 
-    /// Lists the keys of a lease in ascending order.
+    /// Lists the keys that are attached to a lease, in ascending order.
     ///
     /// # Errors
     /// Any store error.
     async fn leased(&self, id: LeaseId) -> kv::Result<Vec<Key>>;
 
-    /// Shrinks the store's files by their unused space. Other requests wait meanwhile.
+    /// Shrinks the store's files by their unused space. Other requests wait until the files are shrunk.
     ///
     /// # Errors
     /// Any store error.

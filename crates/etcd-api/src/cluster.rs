@@ -1,7 +1,7 @@
-//! The services Cluster, Maintenance and Auth: a cluster that always has one member, and no users.
+//! Implements the services Cluster, Maintenance and Auth for a cluster that always has one member and no users.
 //!
-//! `etcd-client` does not export two of the messages of Auth, so its trait cannot be implemented. The service here
-//! dispatches on the name of the method.
+//! The crate `etcd-client` does not export two of the messages of the service Auth, so the trait for Auth cannot be
+//! implemented. Instead, [`AuthService`] dispatches on the name of the method.
 
 use std::convert::Infallible;
 use std::future::{Future, ready};
@@ -88,7 +88,8 @@ impl PbMaintenanceService for Api {
         }))
     }
 
-    /// NOSPACE is active while the disk has no space for puts. Requests cannot raise or clear it.
+    /// The alarm NOSPACE is active while the disk has no space for puts. Requests can neither raise nor clear the
+    /// alarm.
     async fn alarm(&self, request: Request<PbAlarmRequest>) -> Result<Response<PbAlarmResponse>, Status> {
         const ACTIVATE: i32 = 1;
         const NOSPACE: i32 = 1;
@@ -96,7 +97,7 @@ impl PbMaintenanceService for Api {
             return Err(unsupported("raising an alarm"));
         }
         let now = self.recent_revision().await?;
-        // While another process has the store, no alarm is reported.
+        // While another process has the store, the answer has no alarm.
         let is_full = match timeout(STORE_WAIT_TIMEOUT, self.backing.check_room()).await {
             Ok(Err(error)) if *error.kind() == ErrorKind::NoSpace => true,
             Ok(Err(error)) => return Err(status(&error)),
@@ -149,7 +150,7 @@ struct AuthStatusResponse {
     auth_revision: u64,
 }
 
-/// The service Auth. There are no users, and clients cannot create any.
+/// The service Auth. The API has no users, and clients cannot create users.
 #[derive(Clone, Debug)]
 pub(crate) struct AuthService(pub(crate) Api);
 
@@ -167,7 +168,7 @@ impl Service<http::Request<Body>> for AuthService {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        // Clients cannot enable authentication either, because they cannot create the users that it requires.
+        // Clients cannot enable authentication, because authentication requires users and clients cannot create users.
         match request.uri().path() {
             "/etcdserverpb.Auth/AuthStatus" => {
                 let status = AuthStatus(self.0.clone());

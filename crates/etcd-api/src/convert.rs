@@ -1,8 +1,8 @@
 //! Converts requests, answers and errors between etcd's messages and this project's types.
 //!
-//! For the answers of reads, this module also does what etcd offers and a store does not: filters by revision, orders,
-//! and a limit after both. All of etcd's errors are in one table with code and text. Go clients compare the texts
-//! (`rpctypes`), so the texts are an interface.
+//! For the answer of a read, this module also filters by revision, sorts, and then applies the limit, because a store
+//! neither filters by revision nor sorts. The table of [`Refusal`] has the code and text of each error of etcd that
+//! this crate uses. Go clients compare the texts (`rpctypes`), so the texts must equal etcd's.
 
 use std::cmp::Ordering;
 
@@ -16,8 +16,8 @@ use kv::{
 };
 use tonic::{Code, Status};
 
-/// Returns the range of a key and an end. An empty end selects the key alone; an end of one zero byte has no upper
-/// bound.
+/// Converts a key and a range end into a range. An empty end selects only the key; an end of one zero byte selects all
+/// keys from the key on.
 ///
 /// # Errors
 /// `EmptyKey` for a key without bytes.
@@ -31,7 +31,7 @@ pub(crate) fn range(key: Vec<u8>, end: Vec<u8>) -> Result<Range, Refusal> {
     }
 }
 
-/// Converts an entry.
+/// Converts a stored entry into etcd's message.
 pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
     PbKeyValue {
         key: kv.key.as_bytes().to_vec(),
@@ -43,18 +43,19 @@ pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
     }
 }
 
-/// A transaction and the shapes of its answers: one for each operation of each branch, in order. Only reads have a
-/// shape.
+/// A transaction for the store, and the shapes of the reads' answers. The lists `success` and `failure` have one item
+/// for each operation of the branch, in order. The item is `None` unless the operation is a read.
 pub(crate) struct TranslatedTxn {
     pub(crate) txn: Txn,
     pub(crate) success: Vec<Option<ReadShape>>,
     pub(crate) failure: Vec<Option<ReadShape>>,
 }
 
-/// Translates a transaction.
+/// Converts etcd's transaction request into a transaction for the store.
 ///
 /// # Errors
-/// etcd's refusal of a malformed request; `unsupported` for a transaction within the transaction.
+/// etcd's refusal of a malformed request; the error of [`unsupported`] for a nested transaction and other operations
+/// that the store does not offer.
 pub(crate) fn txn(request: PbTxnRequest) -> Result<TranslatedTxn, Status> {
     let compares = request.compare.into_iter().map(compare).collect::<Result<Vec<_>, _>>()?;
     let (success, of_success) = branch(request.success)?;
@@ -78,7 +79,8 @@ fn branch(ops: Vec<PbTxnRequestOp>) -> Result<(Vec<Op>, Vec<Option<ReadShape>>),
     Ok(translated.into_iter().unzip())
 }
 
-/// Converts a put within a transaction, where the stored value cannot be read first.
+/// Converts a put within a transaction. `ignore_value` and `ignore_lease` are refused, because they would require
+/// reading the key before the transaction.
 fn put_op(put: PbPutRequest) -> Result<Op, Status> {
     if put.ignore_value || put.ignore_lease {
         return Err(unsupported("ignore_value and ignore_lease within a transaction"));
@@ -86,7 +88,7 @@ fn put_op(put: PbPutRequest) -> Result<Op, Status> {
     put_of(put)
 }
 
-/// Converts a put.
+/// Converts a put request into an operation of the store.
 ///
 /// # Errors
 /// `EmptyKey` for a key without bytes.
@@ -98,7 +100,7 @@ pub(crate) fn put_of(put: PbPutRequest) -> Result<Op, Status> {
     Ok(Op::Put { key: Key::new(put.key), value: Value::new(put.value), prev, lease: LeaseId::new(put.lease) })
 }
 
-/// Converts a deletion.
+/// Converts a deletion request into an operation of the store.
 ///
 /// # Errors
 /// `EmptyKey` for a key without bytes.
@@ -118,7 +120,7 @@ fn range_op(read: PbRangeRequest, shape: &ReadShape) -> Result<Op, Status> {
 }
 
 fn compare(compare: PbCompare) -> Result<Compare, Status> {
-    /// `CompareResult` and `CompareTarget` of etcd's protocol.
+    /// The values of `CompareResult` in etcd's protocol, in order, and one value of `CompareTarget`.
     const OPS: [CompareOp; 4] = [CompareOp::Equal, CompareOp::Greater, CompareOp::Less, CompareOp::NotEqual];
     const VALUE: i32 = 3;
     let unknown = || Status::invalid_argument("etcdserver: unknown compare");
@@ -129,7 +131,7 @@ fn compare(compare: PbCompare) -> Result<Compare, Status> {
         (2, Some(PbTargetUnion::ModRevision(revision))) => Target::ModRevision(Revision::new(revision)),
         (VALUE, Some(PbTargetUnion::Value(value))) => Target::Value(Value::new(value)),
         (4, Some(PbTargetUnion::Lease(lease))) => Target::Lease(lease),
-        // A message without the number means zero.
+        // A compare without a number means a comparison with zero.
         (0, None) => Target::Version(0),
         (1, None) => Target::CreateRevision(Revision::UNSET),
         (2, None) => Target::ModRevision(Revision::UNSET),
@@ -139,7 +141,7 @@ fn compare(compare: PbCompare) -> Result<Compare, Status> {
     Ok(Compare::new(range(compare.key, compare.range_end)?, *op, target))
 }
 
-/// `SortOrder` of etcd's protocol, without `NONE`.
+/// The values of `SortOrder` in etcd's protocol, without `NONE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SortDirection {
     Ascending,
@@ -167,7 +169,7 @@ pub(crate) struct ReadShape {
 }
 
 impl ReadShape {
-    /// Reads the shape from a request.
+    /// Returns the shape that a range request asks for.
     pub(crate) fn of(request: &PbRangeRequest) -> Self {
         let by = match request.sort_target {
             1 => SortField::Version,
@@ -177,10 +179,10 @@ impl ReadShape {
             _ => SortField::Key,
         };
         let sort = match (request.sort_order, by) {
-            // A store returns keys in this order.
+            // No sorting is needed, because a store returns keys in ascending order.
             (0 | 1, SortField::Key) => None,
             (2, by) => Some((by, SortDirection::Descending)),
-            // A target other than the key without an order means ascending.
+            // If a request has a sort target other than the key but no sort order, the order is ascending.
             (_, by) => Some((by, SortDirection::Ascending)),
         };
         Self {
@@ -193,17 +195,18 @@ impl ReadShape {
         }
     }
 
-    /// Returns whether the answer needs neither filters nor an order of its own.
+    /// Returns whether the store's answer needs neither filtering nor sorting.
     fn is_plain(&self) -> bool {
         self.sort.is_none() && self.mod_revisions == (0, 0) && self.create_revisions == (0, 0)
     }
 
-    /// The limit for the store: none if the answer is filtered or sorted afterwards.
+    /// Returns the limit for the store's read. The limit is 0 (none) if the answer is filtered or sorted after the
+    /// read.
     pub(crate) fn limit_of_store(&self) -> i64 {
         if self.is_plain() { self.limit } else { 0 }
     }
 
-    /// The content that the store must return for each key.
+    /// Returns the content that the store must return for each key.
     pub(crate) fn content_of_store(&self) -> Content {
         let sorts_by_value = matches!(self.sort, Some((SortField::Value, _)));
         match (self.count_only, self.keys_only) {
@@ -213,7 +216,7 @@ impl ReadShape {
         }
     }
 
-    /// Builds the answer. As in etcd, `count` is the number of keys in the range before any filter.
+    /// Builds the answer to a read. As in etcd, `count` is the number of keys in the range before any filter.
     pub(crate) fn answer(&self, found: RangeResponse, header: Option<PbResponseHeader>) -> PbRangeResponse {
         let RangeResponse { mut kvs, count, mut more, .. } = found;
         if !self.is_plain() {
@@ -240,7 +243,7 @@ impl ReadShape {
     }
 
     fn wants(&self, kv: &Kv) -> bool {
-        // 0 means no bound.
+        // The bound 0 stands for no bound.
         let within =
             |revision: i64, (from, to): (i64, i64)| (from == 0 || revision >= from) && (to == 0 || revision <= to);
         within(kv.mod_revision.get(), self.mod_revisions) && within(kv.create_revision.get(), self.create_revisions)
@@ -261,7 +264,7 @@ fn ordered(by: SortField, order: SortDirection, one: &Kv, other: &Kv) -> Orderin
     }
 }
 
-/// A refusal that has a code and text of etcd.
+/// A refusal of a request. Each refusal has etcd's gRPC code and error text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
     EmptyKey,
@@ -286,7 +289,7 @@ pub(crate) enum Refusal {
 }
 
 impl Refusal {
-    /// The code and text of etcd 3.4.
+    /// Returns the gRPC code and error text that etcd 3.4 uses for the refusal.
     pub(crate) const fn parts(self) -> (Code, &'static str) {
         match self {
             Self::EmptyKey => (Code::InvalidArgument, "etcdserver: key is not provided"),
@@ -323,14 +326,15 @@ impl From<Refusal> for Status {
     }
 }
 
-/// Returns the error of a method that is not offered, with what to do instead.
+/// Returns the error for a method or option that this API does not offer. `what` names the method and may name an
+/// alternative.
 pub(crate) fn unsupported(what: &str) -> Status {
     let (code, text) = Refusal::NotSupportedHere.parts();
     Status::new(code, format!("{text}: {what}"))
 }
 
-/// Converts a store error into a status. A write with an unknown outcome gets a code that clients treat as unknown. A
-/// definite failure never gets a code that makes clients retry.
+/// Converts a store error into a status. For a write with an unknown outcome, the status has a code that clients treat
+/// as an unknown outcome. For a definite failure, the status never has a code that makes clients retry.
 pub(crate) fn status(error: &Error) -> Status {
     let refusal = match error.kind() {
         ErrorKind::InvalidArgument(InvalidArgument::EmptyKey) => Refusal::EmptyKey,

@@ -1,4 +1,4 @@
-//! The service KV.
+//! Implements the service KV.
 
 use std::pin::Pin;
 
@@ -15,7 +15,8 @@ use tonic::{Request, Response, Status};
 use crate::Api;
 use crate::convert::{self, ReadShape, Refusal, TranslatedTxn, status, unsupported};
 
-/// Maximum number of attempts of a put that keeps the stored value, in case other writers change the key first.
+/// Maximum number of attempts of a put that keeps the stored value or lease. An attempt fails if another writer changes
+/// the key between the read and the write.
 const ATTEMPTS: usize = 16;
 
 #[async_trait]
@@ -31,7 +32,7 @@ impl PbKvService for Api {
             .with_limit(shape.limit_of_store())
             .with_content(shape.content_of_store());
         let found = self.backing.store().range(read).await.map_err(|error| status(&error))?;
-        // The read has opened the store, so its oldest revision is known.
+        // The store's oldest revision is checked after the read, because the read opens the store.
         self.check_past(past)?;
         let header = self.header(found.revision);
         Ok(Response::new(shape.answer(found, header)))
@@ -95,7 +96,7 @@ impl PbKvService for Api {
     async fn compact(&self, request: Request<PbCompactionRequest>) -> Result<Response<PbCompactionResponse>, Status> {
         let revision = Revision::new(request.into_inner().revision);
         if !revision.is_set() {
-            // etcd treats everything before its first revision as compacted.
+            // etcd treats all revisions before its first revision as compacted.
             return Err(Refusal::Compacted.into());
         }
         self.backing.compact(revision).await.map_err(|error| status(&error))?;
@@ -105,7 +106,8 @@ impl PbKvService for Api {
 }
 
 impl Api {
-    /// Refuses revisions below the oldest one for clients, even if the store still has them.
+    /// Refuses a revision that is less than the oldest revision for clients, even if the store can still read the
+    /// revision.
     fn check_past(&self, revision: i64) -> Result<(), Status> {
         let is_past = revision > 0 && revision < self.backing.oldest().get();
         if is_past { Err(Refusal::Compacted.into()) } else { Ok(()) }
@@ -117,8 +119,8 @@ impl Api {
         store.txn(txn).await.map_err(|error| status(&error))
     }
 
-    /// Carries out a put that keeps the stored value or lease. Reads the key first, and repeats if another writer
-    /// changes it meanwhile.
+    /// Carries out a put that keeps the stored value or lease. Reads the key first, and repeats the put if another
+    /// writer changes the key between the read and the write.
     async fn put_what_is_there(&self, put: PbPutRequest) -> Result<kv::TxnResponse, Status> {
         for _ in 0..ATTEMPTS {
             let mut again = put.clone();

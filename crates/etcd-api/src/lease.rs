@@ -1,10 +1,11 @@
-//! The service Lease, and the clock that decides when each lease ends.
+//! Implements the service Lease, and the clock that decides when each lease ends.
 //!
-//! The remaining times are only in memory, as in etcd. After a start every lease has its full time again, and a renewal
-//! writes nothing.
+//! The remaining times of leases are only in memory, as in etcd. After a start every lease has its full time again, and
+//! a renewal does not write to the store.
 //!
-//! The clock continues while another process has the store. A lease that ends meanwhile is revoked afterwards, and
-//! cannot be renewed. When another store replaces this one, the clock restarts with the leases of that store.
+//! The clock continues while another process has the store. A lease that ends while another process has the store
+//! cannot be renewed, and is revoked once this process has the store again. When a new store replaces the current
+//! store, the clock restarts with the leases of the new store.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -28,11 +29,12 @@ use crate::backing::{Backing, StoreGeneration};
 use crate::convert::{Refusal, status};
 use crate::{Api, STORE_WAIT_TIMEOUT};
 
-/// Minimum time to live, in seconds. A shorter one is raised to it, like in an etcd with default settings.
+/// Minimum time to live of a lease, in seconds. A shorter requested time is raised to this minimum, as in etcd with
+/// default settings.
 const MIN_TTL_SECONDS: i64 = 2;
 /// How long `LeaseTimeToLive` and `LeaseLeases` wait for the store while another process has it.
 const STORE_TIMEOUT: Duration = Duration::from_secs(1);
-/// etcd's time to live of a lease that does not exist.
+/// The time to live that etcd reports for a lease that does not exist.
 const EXPIRED_TTL: i64 = -1;
 
 #[async_trait]
@@ -48,7 +50,8 @@ impl PbLeaseService for Api {
         if ttl > Lease::MAX_TTL {
             return Err(Refusal::LeaseTooLong.into());
         }
-        // If the client disconnects while another process has the store, nothing has been granted yet.
+        // The grant waits for the store here. If the client disconnects while another process has the store, the lease
+        // is not granted.
         self.revision().await?;
         self.leases_are_known().await?;
         let lease = Lease { id: LeaseId::new(id).unwrap_or_else(|| self.free_lease_id()), ttl };
@@ -118,16 +121,17 @@ impl Api {
         if self.clock.is_loaded(&*self.backing).await { Ok(()) } else { Err(Refusal::Timeout.into()) }
     }
 
-    /// Waits up to `patience` for the store, then until the clock has loaded its leases, and returns a recent revision.
-    /// A process that has the store may replace it. While the store is away, the clock keeps the previous leases, and
-    /// their time continues.
+    /// Waits up to `patience` for the store, then until the clock has loaded the store's leases, and returns a recent
+    /// revision. The leases may have to be loaded again, because another process that has the store may replace it.
+    /// While another process has the store, the clock keeps the previous leases, and the time of these leases
+    /// continues.
     async fn revision_of_leases(&self, patience: Duration) -> Result<Revision, Status> {
         let recent = self.revision_within(patience).await?;
         self.leases_are_known().await?;
         Ok(recent)
     }
 
-    /// Returns a random id that no lease has.
+    /// Returns a random lease id that no lease has.
     fn free_lease_id(&self) -> LeaseId {
         loop {
             let id = LeaseId::new(fastrand::i64(1..));
@@ -137,7 +141,8 @@ impl Api {
         }
     }
 
-    /// Grants a lease. The clock reserves the lease before the store has it, so that the lease ends in any case.
+    /// Grants a lease. The clock reserves the lease before the store grants the lease, so that every lease in the store
+    /// has an end.
     async fn grant(&self, lease: Lease) -> Result<(), Status> {
         if !self.clock.reserve(lease) {
             return Err(Refusal::LeaseExists.into());
@@ -165,7 +170,7 @@ impl Api {
         }
     }
 
-    /// Revokes a lease. If the outcome is unknown, the lease can no longer be renewed.
+    /// Revokes a lease for a client. If the outcome of the revocation is unknown, the lease can no longer be renewed.
     async fn revoke(&self, id: LeaseId) -> Result<Revision, Status> {
         let revoked = self.backing.revoke(id, self.backing.place()).await;
         match &revoked {
@@ -176,7 +181,7 @@ impl Api {
         revoked.map_err(|error| status(&error))
     }
 
-    /// Restores the full time of a lease. The answer for a missing lease has a time of 0.
+    /// Restores the full time of a lease for a client. The answer for a missing lease has a time to live of 0.
     async fn renew(&self, id: i64) -> Result<PbLeaseKeepAliveResponse, Status> {
         let header = self.header(self.revision_of_leases(STORE_WAIT_TIMEOUT).await?);
         let renewed = LeaseId::new(id).and_then(|id| self.clock.renew(id));
@@ -184,27 +189,27 @@ impl Api {
     }
 }
 
-/// Returns whole seconds, rounded down like in etcd.
+/// Converts a duration to whole seconds, rounded down as in etcd.
 fn seconds(time: Duration) -> i64 {
     i64::try_from(time.as_secs()).unwrap_or(i64::MAX)
 }
 
-/// How often the clock checks whether another store has replaced this one.
+/// How often the clock checks whether another store has replaced the current store.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(5);
 /// How long the clock waits before it retries a failed revocation.
 const REVOKE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
-/// How long a request waits until the leases are loaded.
+/// How long a request waits until the clock has loaded the leases of the current store.
 const LEASES_KNOWN_TIMEOUT: Duration = Duration::from_secs(10);
-/// A wait that never ends in practice (100 years).
+/// A duration that never passes in practice (100 years).
 const UNLIMITED_WAIT: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// The remaining times of all leases.
+/// Tracks the remaining times of all leases, and revokes each lease when its time ends.
 #[derive(Debug)]
 pub(crate) struct LeaseClock {
     times: Mutex<HashMap<LeaseId, LeaseTime>>,
-    /// When the clock checks the leases next. A lease that ends earlier must wake it.
+    /// When the clock checks the leases next. A grant of a lease that ends earlier must wake the clock.
     next_scan: Mutex<Instant>,
-    /// Wakes the clock before `next_scan`.
+    /// Notifies the clock to check the leases before `next_scan`.
     sooner: Notify,
     /// The store whose leases are loaded; `None` before the first load.
     loaded: watch::Sender<Option<StoreGeneration>>,
@@ -215,17 +220,17 @@ pub(crate) struct LeaseClock {
 struct LeaseTime {
     ttl: Duration,
     end: Instant,
-    /// The state of the grant. Renewals do not change it.
+    /// The state of the lease's grant. Renewals do not change the state.
     granted: GrantState,
-    /// The earliest time of the next attempt to revoke the lease, after a failed attempt.
+    /// The earliest time of an attempt to revoke the lease. A failed attempt postpones this time.
     revoke_from: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrantState {
-    /// The grant is in progress. The lease can neither end nor be renewed.
+    /// The grant is in progress. Until the grant has finished, the lease can neither end nor be renewed.
     Pending,
-    /// When this process granted or loaded the lease.
+    /// The time at which this process granted or loaded the lease.
     Since(Instant),
 }
 
@@ -261,7 +266,7 @@ impl LeaseTime {
         self.is_there() && self.due() <= now
     }
 
-    /// When the lease must be revoked.
+    /// Returns the time at which the clock must try to revoke the lease.
     fn due(&self) -> Instant {
         self.end.max(self.revoke_from)
     }
@@ -280,7 +285,7 @@ impl LeaseClock {
         self.next_scan.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reserves the id of a lease that is about to be granted. Returns `false` if the id is taken.
+    /// Reserves the id of a lease that is about to be granted. Returns `false` if another lease has the id.
     fn reserve(&self, lease: Lease) -> bool {
         let mut times = self.times();
         if times.contains_key(&lease.id) {
@@ -290,7 +295,7 @@ impl LeaseClock {
         true
     }
 
-    /// Starts the time of a lease that exists or may exist.
+    /// Starts the time of a lease that the store has or may have.
     pub(crate) fn begin(&self, lease: Lease) {
         let time = LeaseTime::begin(lease.ttl, GrantState::Since(Instant::now()));
         self.times().insert(lease.id, time);
@@ -299,7 +304,7 @@ impl LeaseClock {
         }
     }
 
-    /// Removes a lease that does not exist, or no longer exists.
+    /// Removes a lease that the store does not have from the clock.
     fn forget(&self, id: LeaseId) {
         self.times().remove(&id);
     }
@@ -312,7 +317,7 @@ impl LeaseClock {
         self.sooner.notify_one();
     }
 
-    /// Removes a lease, and loads all leases from the store again.
+    /// Removes a lease from the clock, and makes the clock load all leases from the store again.
     fn reload(&self, id: LeaseId) {
         self.forget(id);
         self.loaded.send_replace(None);
@@ -327,7 +332,7 @@ impl LeaseClock {
         Some(TimeLeft { ttl: time.ttl, left: time.ttl })
     }
 
-    /// Returns the times of a lease, or `None` if the lease was never granted or is revoked.
+    /// Returns the full and the remaining time of a lease, or `None` if the lease was never granted or is revoked.
     pub(crate) fn left(&self, id: LeaseId) -> Option<TimeLeft> {
         let (times, now) = (self.times(), Instant::now());
         let time = times.get(&id).filter(|time| time.is_there())?;
@@ -347,17 +352,18 @@ impl LeaseClock {
         self.times().contains_key(&id)
     }
 
-    /// Waits until the leases of the current store are loaded. Returns `false` after [`LEASES_KNOWN_TIMEOUT`].
+    /// Waits until the leases of the current store are loaded. Returns `false` if they are not loaded within
+    /// [`LEASES_KNOWN_TIMEOUT`].
     async fn is_loaded(&self, backing: &dyn Backing) -> bool {
         let is_there = |loaded: &Option<StoreGeneration>| *loaded == Some(backing.place());
         if !is_there(&self.loaded.borrow()) {
             self.sooner.notify_one();
         }
-        // The clock lives as long as its handles, so the only failure is the timeout.
+        // The wait can fail only by the timeout, because `self` keeps the sender of `loaded` alive.
         matches!(timeout(LEASES_KNOWN_TIMEOUT, self.loaded.subscribe().wait_for(is_there)).await, Ok(Ok(_)))
     }
 
-    /// Revokes every lease when its time ends. Never returns.
+    /// Revokes every lease when its time ends. The future never completes.
     pub(crate) async fn run(&self, backing: &dyn Backing) {
         loop {
             let place = backing.place();
@@ -370,15 +376,16 @@ impl LeaseClock {
             }
             let ended = self.ended();
             if ended.is_empty() {
-                // The clock checks again in both cases.
+                // The clock checks the leases again after the timeout and after a notification.
                 let _ = timeout(self.next(), self.sooner.notified()).await;
             }
             for id in ended {
                 if backing.place() != place {
-                    // Another store has replaced this one.
+                    // The ended leases belong to a store that another store has replaced.
                     break;
                 }
-                // A client may have revoked the lease and granted another one with the same id.
+                // The lease is checked again, because a client may have revoked it and granted a new lease with the
+                // same id.
                 if self.times().get(&id).is_some_and(|time| time.has_ended(Instant::now())) {
                     self.revoke(backing, place, id).await;
                 }
@@ -404,12 +411,13 @@ impl LeaseClock {
         }
     }
 
-    /// Loads all leases of the store and restarts their time.
+    /// Loads all leases of the store and restarts the time of each lease.
     async fn load(&self, backing: &dyn Backing, place: StoreGeneration) -> kv::Result<()> {
         let begun = Instant::now();
         let leases = backing.leases().await?;
         let mut times = self.times();
-        // The list may be older than a grant that is in progress or has just been confirmed.
+        // Recently granted leases are kept, because the list may be older than a grant that is in progress or has just
+        // been confirmed.
         times.retain(|_, time| match time.granted {
             GrantState::Pending => true,
             GrantState::Since(since) => since >= begun,
@@ -422,7 +430,8 @@ impl LeaseClock {
         Ok(())
     }
 
-    /// Returns the leases whose time has ended, in the order in which they are due. They cannot be renewed any more.
+    /// Returns the leases whose time has ended and that can no longer be renewed, in the order in which their
+    /// revocation is due.
     fn ended(&self) -> Vec<LeaseId> {
         let (times, now) = (self.times(), Instant::now());
         let due = times.iter().filter(|(_, time)| time.has_ended(now));
@@ -434,7 +443,8 @@ impl LeaseClock {
     /// Returns the time until the next lease ends, at most [`CLOCK_INTERVAL`].
     fn next(&self) -> Duration {
         let now = Instant::now();
-        // A lease that is granted from here on either compares with the new time, or is included here.
+        // `next_scan` is locked before the leases are read. A concurrently granted lease is therefore either included
+        // in `due`, or compared with the new `next_scan`.
         let mut next_scan = self.next_scan();
         let due = self.times().values().filter(|time| time.is_there()).map(LeaseTime::due).min();
         *next_scan = due.unwrap_or(now + CLOCK_INTERVAL).min(now + CLOCK_INTERVAL);

@@ -2,11 +2,11 @@
 //!
 //! # Inside
 //!
-//! etcd's v3 API in front of a store. The crate only translates: the store decides what happens, and this crate
-//! presents the results as etcd's clients expect them, down to the texts of errors.
+//! Serves etcd's v3 API for a store. The crate only translates: the store carries out each request, and the crate
+//! presents the results as etcd's clients expect them, including the texts of errors.
 //!
-//! [`Api`] has the services. [`Backing`] has everything that they need besides [`kv::Store`]. The crate is independent
-//! of engines and of IPAM.
+//! The type [`Api`] implements the gRPC services. The trait [`Backing`] has the methods that the services need besides
+//! [`kv::Store`]. The crate is independent of storage engines and of IPAM.
 //!
 mod backing;
 mod cluster;
@@ -38,19 +38,19 @@ use lease::LeaseClock;
 use limits::{Limits, MAX_REQUEST_BYTES};
 use watch::WatchService;
 
-/// The version that `Maintenance.Status` reports. Clients trust progress reports only from this version on. Here,
-/// reports are never ahead of an event.
+/// The version that `Maintenance.Status` reports. Clients trust the progress reports of watches only from a server of
+/// at least this version. The trust is justified, because the progress reports of this API are never ahead of an event.
 pub const VERSION: &str = "3.5.13";
 
-/// Maximum number of streams per connection that the client has reset and the server has not noticed yet. A program
-/// that drops calls is not an attack.
+/// Maximum number of streams per connection that the client has reset before the server accepted them. The limit is
+/// high because a client that drops many calls is not an attack.
 const MAX_PENDING_RESETS: usize = 10_000;
 
-/// Maximum number of open streams per connection. With the default of 200, clients that open a stream for each watch
-/// would have to wait.
+/// Maximum number of open streams per connection. With the default limit of 200 streams, clients that open a stream for
+/// each watch would have to wait.
 const MAX_STREAMS_PER_CONNECTION: u32 = 10_000;
 
-/// Maximum number of open watches of all clients. Each takes about 3 KiB of memory.
+/// Maximum number of open watches of all clients. Each watch takes about 3 KiB of memory.
 const MAX_WATCHES: usize = 20_000;
 
 /// Default interval of a watch's progress reports, as in etcd.
@@ -58,17 +58,17 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10 * 60);
 /// Minimum interval of a watch's progress reports, as in etcd.
 const MIN_REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How long a request about the server itself waits for the store, which another process may have for a moment. After
-/// that, the header has the newest revision of earlier answers.
+/// How long a request about the server itself waits for the store while another process has it. After this time, the
+/// header has the newest revision of earlier answers.
 const STORE_WAIT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// etcd's services over a store. Cheap to clone.
+/// Implements etcd's gRPC services for a store. An `Api` is cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Api {
     backing: Arc<dyn Backing>,
-    /// The newest revision of an answer, and the id of its cluster.
+    /// The newest revision in any earlier answer, and the id of the cluster that this answer named.
     newest: Arc<Mutex<Option<(u64, Revision)>>>,
-    /// Permits for further watches.
+    /// Permits for opening further watches.
     watches: Arc<Semaphore>,
     clock: Arc<LeaseClock>,
     limits: Limits,
@@ -76,7 +76,7 @@ pub struct Api {
 }
 
 impl Api {
-    /// Creates the services over this store.
+    /// Creates the services for this store.
     pub fn new(backing: Arc<dyn Backing>) -> Self {
         let watches = Arc::new(Semaphore::new(MAX_WATCHES));
         let report_interval = REPORT_INTERVAL;
@@ -96,14 +96,15 @@ impl Api {
         Self { report_interval: interval.max(MIN_REPORT_INTERVAL), ..self }
     }
 
-    /// Revokes leases when their time ends. Never returns. Requests about leases wait until this runs.
+    /// Revokes leases when their time ends. The future never completes. Requests about leases wait until this future is
+    /// polled.
     pub async fn end_leases(&self) {
         self.clock.run(&*self.backing).await;
     }
 
-    /// Returns all services, for a gRPC server.
+    /// Returns the routes of all services, for a gRPC server.
     pub fn routes(&self) -> Routes {
-        // As in etcd, an answer may be as large as the stored data.
+        // The size of an answer is unlimited, because an answer may be as large as the stored data, as in etcd.
         Routes::new(
             PbKvServer::new(self.clone())
                 .max_decoding_message_size(MAX_REQUEST_BYTES)
@@ -117,9 +118,9 @@ impl Api {
         .add_service(health())
     }
 
-    /// Returns a gRPC server with all services, for any kind of connection. TCP connections need `set_nodelay`, which
-    /// only the caller can set. A connection should have a [`ClientShare`] as its `ConnectInfo`; without it each
-    /// request has a share of its own.
+    /// Returns a gRPC server with all services, for any kind of connection. The caller must call `set_nodelay` on each
+    /// TCP connection. A connection should have a [`ClientShare`] as its `ConnectInfo`; without a share of the
+    /// connection, each request gets a separate share.
     pub fn server(&self) -> Router<impl Layer<Routes, Service = LimitedService<Routes>> + Clone + use<>> {
         let limits = self.limits.clone();
         Server::builder()
@@ -146,7 +147,8 @@ impl Api {
         Ok(found.revision)
     }
 
-    /// Returns [`Self::revision_within`] for a request that must be answered at once.
+    /// Returns the revision of [`Self::revision_within`] for a request that must be answered without waiting for
+    /// another process.
     async fn recent_revision(&self) -> Result<Revision, Status> {
         self.revision_within(STORE_WAIT_TIMEOUT).await
     }
@@ -168,7 +170,7 @@ impl Api {
     }
 }
 
-/// Returns the service `grpc.health.v1.Health`, which reports that the server serves.
+/// Returns the service `grpc.health.v1.Health`, which always reports the status `SERVING`.
 fn health() -> HealthServer<HealthService> {
     HealthServer::new(HealthService::from_health_reporter(HealthReporter::new()))
 }

@@ -1,5 +1,6 @@
-//! Limits on unanswered requests: their number, their bytes in memory, and the time for a complete message. The server
-//! refuses a client beyond its share with etcd's text for too many requests. Other clients are not affected.
+//! Limits the number of unanswered requests, their bytes in memory, and the time in which a message must arrive. If a
+//! client exceeds its share, the server refuses the client's request with etcd's text for too many requests. The
+//! requests of other clients are not affected.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,21 +19,22 @@ use tower_service::Service;
 
 use crate::convert::Refusal;
 
-/// Maximum size of a request in bytes, as in etcd: 1.5 MiB, and some room for the encoding around keys and values.
+/// Maximum size of a request in bytes, as in etcd: 1.5 MiB, and 512 KiB for the encoding around keys and values.
 pub(crate) const MAX_REQUEST_BYTES: usize = 1_572_864 + 512 * 1024;
 
-/// Maximum number of open requests of all clients. A stream of watches counts as one.
+/// Maximum number of open requests of all clients. A stream of watches counts as one request.
 const MAX_OPEN_REQUESTS: usize = 20_000;
-/// Maximum size of a client's unanswered messages in bytes: about sixteen of the longest.
+/// Maximum total size of a client's unanswered messages in bytes, enough for about sixteen messages of the maximum
+/// size.
 const MAX_CLIENT_BYTES: usize = 32 * 1024 * 1024;
-/// Maximum size of all clients' unanswered messages in bytes.
+/// Maximum total size of all clients' unanswered messages in bytes.
 const MAX_TOTAL_BYTES: usize = 256 * 1024 * 1024;
-/// Maximum time between two parts of a message, and from the start of a request with one message to that message.
+/// Maximum time to wait for the next part of a message, or for the first part of a request's only message.
 const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Length of the prefix of a gRPC message: a flag and the message's length.
+/// Length of the prefix of a gRPC message in bytes. The prefix has a flag and the message's length.
 const GRPC_PREFIX_BYTES: usize = 5;
 
-/// A connection's share of the limits. Its requests have it in their extensions.
+/// A connection's share of the limits. Each request of a connection has the connection's share in its extensions.
 #[derive(Clone, Debug)]
 pub struct ClientShare {
     bytes: Arc<Semaphore>,
@@ -44,7 +46,7 @@ impl Default for ClientShare {
     }
 }
 
-/// The limits of all requests together.
+/// The limits for the requests of all clients together.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     open: Arc<Semaphore>,
@@ -110,18 +112,18 @@ where
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await;
-            // The message of the request has been processed.
+            // Returns the permits for the request's bytes, because the message has been processed.
             drop(answered);
             answer
         })
     }
 }
 
-/// Number of messages of a request.
+/// The number of messages that a request may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MessageCount {
     One,
-    /// Further messages arrive while the request is answered.
+    /// The client may send further messages while the server answers the request.
     Many,
 }
 
@@ -131,7 +133,8 @@ impl MessageCount {
     }
 }
 
-/// Permits for the bytes of messages: from the client's share and from the limit of all clients.
+/// Permits for the bytes of unanswered messages. Each item has a permit from the client's share, and a permit from the
+/// limit of all clients.
 type BytePermits = Arc<Mutex<Vec<[OwnedSemaphorePermit; 2]>>>;
 
 /// The body of a request that is still being received.
@@ -141,19 +144,20 @@ struct IncomingBody {
     client: ClientShare,
     all: Arc<Semaphore>,
     held: BytePermits,
-    /// The received part of the next message's prefix.
+    /// The bytes of the next message's prefix that have been received.
     header: Vec<u8>,
-    /// Number of bytes missing from the current message.
+    /// Number of bytes of the current message that have not been received.
     rest: usize,
-    /// Whether any message has begun.
+    /// Whether the prefix of any message has been received.
     begun: bool,
-    /// The timeout of the wait for the next part.
+    /// The timeout of waiting for the next part of a message.
     end: Option<Pin<Box<Sleep>>>,
     _open: OwnedSemaphorePermit,
 }
 
 impl IncomingBody {
-    /// Returns whether the client still has to send a part of a message.
+    /// Returns whether the client still has to send a part of a message that has begun, or the only message of the
+    /// request.
     fn is_owed(&self) -> bool {
         self.rest > 0 || !self.header.is_empty() || (self.messages == MessageCount::One && !self.begun)
     }
@@ -162,7 +166,7 @@ impl IncomingBody {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Counts the bytes of a part of the body.
+    /// Counts the bytes of a part of the request's body.
     ///
     /// # Errors
     /// The refusal of a message that exceeds the client's share or the limit of all clients.
@@ -174,7 +178,8 @@ impl IncomingBody {
                 part.advance(taken);
                 self.rest -= taken;
                 if self.rest == 0 && self.messages == MessageCount::Many {
-                    // The message has been processed, or waits in a bounded queue.
+                    // A complete message of a stream no longer needs permits, because it has been processed or waits in
+                    // a bounded queue.
                     self.held().clear();
                 }
                 continue;
@@ -195,7 +200,7 @@ impl IncomingBody {
     fn begin(&mut self, length: u32) -> Result<(), Status> {
         self.begun = true;
         self.rest = length as usize;
-        // The decoder refuses a longer message with a specific text.
+        // The decoder refuses a message that is longer than MAX_REQUEST_BYTES with a more specific text.
         if self.rest > MAX_REQUEST_BYTES {
             return Ok(());
         }
@@ -253,7 +258,7 @@ mod tests {
     const PUT: &str = "/etcdserverpb.KV/Put";
     const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
-    /// A request that is being sent.
+    /// A request whose body the test is still sending.
     struct Sending {
         parts: UnboundedSender<Bytes>,
         answer: JoinHandle<Code>,
@@ -282,7 +287,7 @@ mod tests {
             Self { parts, answer }
         }
 
-        /// Sends the prefix of a message of this length, and `up_to` bytes of the message.
+        /// Sends the prefix of a message of length `length`, and the first `up_to` bytes of the message.
         fn send(&self, length: usize, up_to: usize) {
             let prefix = u32::try_from(length).unwrap().to_be_bytes();
             for part in [&[0][..], &prefix, &vec![7; up_to]] {

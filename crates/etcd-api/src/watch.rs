@@ -1,12 +1,12 @@
-//! The service Watch. One task for each gRPC stream owns all watches of that stream, and only this task sends on the
-//! stream.
+//! Implements the service Watch. For each gRPC stream there is one task that owns all watches of the stream, and only
+//! this task sends on the stream.
 //!
-//! Therefore a progress report is never ahead of an event: the task reports a revision once every watch of the stream
-//! has delivered all events up to it (k3s-io/kine#731 shows the damage of an early report). A report is never behind an
-//! event either: its revision is at least that of the newest event on the stream.
+//! A progress report is never ahead of an event: the task reports a revision only after every watch of the stream has
+//! delivered all events up to the revision (k3s-io/kine#731 shows the damage of an early report). A progress report is
+//! never behind an event: the revision of a report is at least the revision of the newest event on the stream.
 //!
-//! The service has small buffers. A client may open a stream for each watch, and the usual two buffers of 8 KiB each
-//! would take half of the memory of such a watch.
+//! The service uses small buffers, because a client may open a separate stream for each watch. Two buffers of the
+//! default size (8 KiB each) would take half of the memory of a watch with its own stream.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
@@ -37,19 +37,19 @@ use crate::limits::MAX_REQUEST_BYTES;
 /// The answers on a stream of watches.
 pub(crate) type WatchAnswers = Pin<Box<dyn Stream<Item = Result<PbWatchResponse, Status>> + Send>>;
 
-/// Maximum number of messages that wait for a client that does not read. After that its watches wait, too, without
-/// losing events.
+/// Maximum number of messages that wait for a client that does not read. When this queue is full, the client's watches
+/// also wait, without losing events.
 const MAX_QUEUED_MESSAGES: usize = 16;
-/// How long a requested report may wait for slower watches. Later events then wait for the report.
+/// How long a requested progress report may wait for slower watches. After this time, later events wait for the report.
 const PROGRESS_TIMEOUT: Duration = Duration::from_millis(300);
-/// Maximum number of events that wait for a report. With more, the report is dropped, and the client requests another
-/// one.
+/// Maximum number of items that wait for a progress report. If more items wait, the report is dropped, and the client
+/// must request another report.
 const MAX_HELD_BACK_EVENTS: usize = 256;
 /// The watch id of messages about a whole stream.
 const NO_WATCH_ID: i64 = -1;
 
 impl Api {
-    /// Starts the task of a stream of watches, and returns its answers.
+    /// Starts the task that owns the watches of a stream, and returns the stream's answers.
     pub(crate) fn watches(&self, requests: Streaming<PbWatchRequest>) -> WatchAnswers {
         let (answers, sent) = mpsc::channel(MAX_QUEUED_MESSAGES);
         let session = WatchSession {
@@ -74,21 +74,21 @@ struct WatchSession {
     changes: SelectAll<BoxStream<'static, (i64, kv::Result<Batch>)>>,
     cursors: BTreeMap<i64, ClientWatch>,
     next_id: i64,
-    /// The report that the client has requested.
+    /// The progress report that the client has requested.
     requested: Option<PendingProgress>,
-    /// The revision of the newest event that was sent.
+    /// The revision of the newest event that was sent on the stream.
     newest: Revision,
-    /// Items of watches that wait for the requested report.
+    /// Items of watches that are sent only after the requested report.
     held_back: VecDeque<(i64, kv::Result<Batch>)>,
 }
 
-/// A requested report of progress.
+/// A progress report that a client has requested and that was not sent yet.
 #[derive(Clone, Copy)]
 struct PendingProgress {
-    /// The minimum revision of the report.
+    /// The minimum revision of the progress report.
     revision: Revision,
     since: Instant,
-    /// The revision of a report that was requested after events began to wait for this one.
+    /// The revision of a second report, which was requested after events began to wait for the first report.
     later: Option<Revision>,
 }
 
@@ -98,7 +98,7 @@ impl PendingProgress {
     }
 }
 
-/// A client's request for a watch.
+/// A client's request to create a watch.
 struct WatchToCreate {
     id: i64,
     key: Vec<u8>,
@@ -110,7 +110,7 @@ struct WatchToCreate {
     filters: Vec<i32>,
 }
 
-/// The stream ends: the client has disconnected, or has received an error.
+/// The reason to end a stream: the client has disconnected, or has received an error.
 struct StreamEnded;
 
 impl WatchSession {
@@ -123,7 +123,7 @@ impl WatchSession {
                 request = request(&mut next, &mut requests) => match request {
                     Some(request) => {
                         if is_progress(&request) {
-                            // One report answers all progress requests that have arrived.
+                            // A single report answers all progress requests that have arrived.
                             next = skip_progress(&mut requests);
                         }
                         self.handle_request(request).await
@@ -168,7 +168,8 @@ impl WatchSession {
             Some(PbWatchRequestUnion::ProgressRequest(_)) => {
                 let now = self.now().await?;
                 match &mut self.requested {
-                    // The events after this revision wait for the pending report, so a second report follows it.
+                    // Events after the pending report's revision are held back until the report is sent; a second
+                    // report then covers these events.
                     Some(requested) if requested.since.elapsed() >= PROGRESS_TIMEOUT => requested.later = Some(now),
                     Some(requested) => requested.revision = now.max(requested.revision),
                     None => self.requested = Some(PendingProgress::at(now)),
@@ -248,16 +249,16 @@ impl WatchSession {
         self.report_requested().await
     }
 
-    /// Returns the revision of a report that is overdue, so that later events must wait for it. Otherwise quiet
-    /// watches, which each report every 200 ms at different times, would never all reach the newest event of a busy
-    /// watch.
+    /// Returns the revision of an overdue progress report; later events must wait for this report. Without the wait,
+    /// quiet watches would never all reach the newest event of a busy watch, because each watch of the store reports
+    /// its progress every 200 ms at a different time.
     fn overdue(&self) -> Option<Revision> {
         let requested = self.requested.filter(|requested| requested.since.elapsed() >= PROGRESS_TIMEOUT)?;
         Some(requested.revision.max(self.newest))
     }
 
     async fn forward_item(&mut self, id: i64, item: kv::Result<Batch>) -> Result<(), StreamEnded> {
-        // An item may arrive just before the end of a watch that its client has canceled.
+        // After a client has canceled a watch, an item of this watch may still arrive.
         let Some(cursor) = self.cursors.get_mut(&id) else { return Ok(()) };
         match item {
             Ok(batch) if batch.is_progress() => {
@@ -279,8 +280,8 @@ impl WatchSession {
                         let now = self.now().await?;
                         self.compacted(id, now, compact_revision, false).await
                     }
-                    // Another store has replaced this one, so everything that the client has read is outdated. It must
-                    // list again.
+                    // Another store has replaced the store of the watch. Everything that the client has read is
+                    // outdated, so the client must list the keys again.
                     ErrorKind::RevisionRegressed => {
                         (self.requested, self.newest) = (None, Revision::UNSET);
                         let now = self.now().await?;
@@ -292,8 +293,9 @@ impl WatchSession {
         }
     }
 
-    /// Reports the requested revision, or that of the newest event if it is greater, once every watch has delivered all
-    /// events up to it. As in etcd there is no report while a watch has not begun.
+    /// Sends the requested progress report once every watch has delivered all events up to the report's revision. The
+    /// report has the requested revision or the revision of the newest event, whichever is greater. As in etcd, the
+    /// report is dropped if the start revision of any watch is in the future.
     async fn report_requested(&mut self) -> Result<(), StreamEnded> {
         if let Some(requested) = self.requested {
             let revision = requested.revision.max(self.newest);
@@ -312,7 +314,7 @@ impl WatchSession {
         Ok(())
     }
 
-    /// Reports the progress of each watch whose client wants reports.
+    /// Sends a progress report for each watch that was created with periodic reports.
     async fn report_each(&mut self) -> Result<(), StreamEnded> {
         let reports: Vec<(i64, Revision)> = self
             .cursors
@@ -326,7 +328,7 @@ impl WatchSession {
         Ok(())
     }
 
-    /// Refuses to create a watch: confirms and cancels it in one message.
+    /// Refuses to create a watch by confirming and canceling the watch in one message.
     async fn refuse(&mut self, now: Revision, reason: &str) -> Result<(), StreamEnded> {
         let refused = PbWatchResponse {
             watch_id: NO_WATCH_ID,
@@ -338,7 +340,8 @@ impl WatchSession {
         self.send(refused).await
     }
 
-    /// Ends a watch whose next revision is compacted. As in etcd, only the compact revision shows the reason.
+    /// Ends a watch whose next revision is compacted. As in etcd, the message gives the reason only by its compact
+    /// revision.
     async fn compacted(&mut self, id: i64, now: Revision, mark: Revision, is_new: bool) -> Result<(), StreamEnded> {
         if is_new {
             self.send(PbWatchResponse { watch_id: id, created: true, ..self.message(now) }).await?;
@@ -370,7 +373,8 @@ impl WatchSession {
     }
 }
 
-/// Returns the next request of a client: the one that was read ahead, or a new one. `None` at the end of the stream.
+/// Returns the next request of a client: the request that was read ahead, or a new request. Returns `None` at the end
+/// of the stream.
 async fn request(
     next: &mut Option<PbWatchRequest>,
     requests: &mut Streaming<PbWatchRequest>,
@@ -385,29 +389,31 @@ fn is_progress(request: &PbWatchRequest) -> bool {
     matches!(request.request_union, Some(PbWatchRequestUnion::ProgressRequest(_)))
 }
 
-/// Skips the progress requests that have arrived, and returns the first other request. Unskipped requests could wait
-/// until the connection ends, because the server limits the number of unread messages.
+/// Skips the progress requests that have arrived, and returns the first other request. If the progress requests were
+/// not skipped, later requests could wait until the connection ends, because the server limits the number of unread
+/// messages.
 fn skip_progress(requests: &mut Streaming<PbWatchRequest>) -> Option<PbWatchRequest> {
     loop {
         match requests.message().now_or_never() {
             Some(Ok(Some(request))) if is_progress(&request) => {}
             Some(Ok(Some(request))) => return Some(request),
-            // The next read finds the end of the stream again.
+            // At the end of the stream, the next read of a request also finds the end.
             _ => return None,
         }
     }
 }
 
-/// Returns the range of a watch, or `None` if it can have no keys. An empty key stands for the smallest possible key.
+/// Returns the range of a watch, or `None` if the range cannot contain a key. An empty key stands for the smallest
+/// possible key.
 fn range(key: Vec<u8>, end: Vec<u8>) -> Option<Range> {
     let key = if key.is_empty() { vec![0] } else { key };
     convert::range(key, end).ok().filter(|range| !range.is_empty())
 }
 
-/// Maximum size of keys and values in a message of a watch with fragments, in bytes. A single larger event is sent
-/// whole.
+/// Maximum size of keys and values in a message of a watch with fragments, in bytes. A larger event is sent in a
+/// message of its own.
 const MAX_FRAGMENT_BYTES: usize = 1_572_864;
-/// `FilterType` and `Event.EventType` of etcd's protocol.
+/// Values of `FilterType` and `Event.EventType` in etcd's protocol.
 const FILTER_NO_PUT: i32 = 0;
 const FILTER_NO_DELETE: i32 = 1;
 const EVENT_TYPE_DELETE: i32 = 1;
@@ -417,14 +423,14 @@ const EVENT_TYPE_DELETE: i32 = 1;
 struct ClientWatch {
     filters: Vec<i32>,
     fragments: bool,
-    /// Whether the client gets periodic progress reports.
+    /// Whether the client gets periodic progress reports for this watch.
     pub(crate) reports: bool,
-    /// All events up to this revision were sent.
+    /// The revision up to which all events of the watch were sent.
     pub(crate) reached: Revision,
-    /// The revision at which a future watch begins; unset for any other watch.
+    /// The start revision of a watch that was created with a future start revision; unset for any other watch.
     pub(crate) begin: Revision,
     pub(crate) end: AbortHandle,
-    /// The permit of the watch.
+    /// The permit that counts the watch among all open watches.
     _place: OwnedSemaphorePermit,
 }
 
@@ -448,9 +454,9 @@ impl ClientWatch {
         }
     }
 
-    /// Returns the messages for the events of one revision; none if the client filters all of them. `header` has that
-    /// revision. As in etcd, previous entries are omitted unless the revision is above `oldest`, the oldest revision
-    /// that can be read.
+    /// Returns the messages for a watch's events at one revision; no messages if the client filters all of these
+    /// events. `header` is the header for this revision. As in etcd, previous entries are omitted unless the revision
+    /// is greater than `oldest`, the oldest revision that can be read.
     pub(crate) fn messages(
         &mut self,
         id: i64,
@@ -504,14 +510,14 @@ fn translated(event: Event) -> PbEvent {
     }
 }
 
-/// Initial size of a buffer.
+/// Initial size of an encoding or decoding buffer, in bytes.
 const INITIAL_BUFFER_BYTES: usize = 256;
-/// Size at which buffered messages are sent together.
+/// Number of buffered bytes at which the encoder sends the buffered messages.
 const FLUSH_BYTES: usize = 32 * 1024;
 
 type Prost = ProstCodec<PbWatchResponse, PbWatchRequest>;
 
-/// A Protobuf codec with small buffers.
+/// A Protobuf codec with small buffers for messages of watches.
 #[derive(Debug, Default)]
 struct SmallBufferCodec;
 

@@ -1,7 +1,8 @@
-//! Sends equal calls of etcd's client library to a real etcd and to this API, and compares answers, codes and texts.
+//! Sends equal requests from etcd's client library to a real etcd and to this API, and compares answers, error codes
+//! and error texts.
 //!
-//! Revisions are relative to the revision at the start of a case. Features of newer versions than the tested etcd are
-//! excluded.
+//! The compared revisions are relative to the revision at the start of a case. Cases exclude features that the tested
+//! version of etcd lacks.
 
 #[path = "alike/progress.rs"]
 mod progress;
@@ -20,10 +21,10 @@ use kv_mvcc::MemoryTable;
 use support::Server;
 use testkit::server::Etcd;
 
-/// One side of the comparison.
+/// One side of the comparison: etcd or this API.
 struct Side {
     client: Client,
-    /// The revision at the start of the case.
+    /// The server's revision at the start of the case.
     base: i64,
     said: Vec<String>,
 }
@@ -31,7 +32,7 @@ struct Side {
 type Outcome<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 impl Side {
-    /// Records an answer, or the code and the text of a refusal.
+    /// Records an answer of the server, or the code and the text of a refusal.
     fn note<T: Debug>(&mut self, about: &str, answer: Result<T, Error>) {
         let said = match answer {
             Ok(answer) => format!("{answer:?}"),
@@ -101,7 +102,7 @@ impl Side {
         self.note(about, answer);
     }
 
-    /// Watches until `most` events or the end of the watch.
+    /// Watches keys until `most` events have arrived or the watch has ended, and records the events.
     async fn watch(&mut self, key: &str, options: WatchOptions, most: usize) -> Outcome {
         let mut stream = self.client.watch(key, Some(options)).await?;
         let mut seen = 0;
@@ -109,7 +110,7 @@ impl Side {
             let Some(message) = stream.next().await else { break };
             match message {
                 Ok(message) => {
-                    // The server decides how many events are in a message.
+                    // Events are recorded one by one, because each server decides how many events are in a message.
                     for event in message.events() {
                         let kind = if event.event_type() == EventType::Put { "put" } else { "delete" };
                         let (kv, prev) = (event.kv().map(|kv| self.kv(kv)), event.prev_kv().map(|kv| self.kv(kv)));
@@ -140,7 +141,7 @@ impl Side {
 
 type Case = for<'s> fn(&'s mut Side) -> BoxFuture<'s, Outcome>;
 
-/// Puts `a` to `d`, and overwrites `b`.
+/// Puts the keys `a` to `d`, and then overwrites `b`.
 async fn some_keys(side: &mut Side) {
     for (key, value) in [("a", "3"), ("b", "1"), ("c", "2"), ("d", "2"), ("b", "9")] {
         side.put(key, value, PutOptions::new()).await;
@@ -254,7 +255,7 @@ fn leases(side: &mut Side) -> BoxFuture<'_, Outcome> {
         for id in [7, -3, 99] {
             let reported = side.client.lease_time_to_live(id, Some(LeaseTimeToLiveOptions::new().with_keys())).await;
             let reported = reported.map(|lease| {
-                // etcd keeps these keys in a map, whose order varies.
+                // The keys are sorted, because etcd keeps a lease's keys in a map with a varying order.
                 let mut keys = lease.keys().to_vec();
                 keys.sort_unstable();
                 (lease.ttl() > 0, lease.granted_ttl(), keys)
@@ -294,7 +295,7 @@ fn watches(side: &mut Side) -> BoxFuture<'_, Outcome> {
         side.watch("b", WatchOptions::new().with_start_revision(base + 1), 2).await?;
         side.compact("compact", base + 4).await;
         side.watch("", all(), 6).await?;
-        // Entries from before the compact revision cannot be read.
+        // The previous entries of events at the compact revision cannot be read.
         side.compact("compact", base + 5).await;
         side.watch("", WatchOptions::new().with_all_keys().with_start_revision(base + 5).with_prev_key(), 2).await?;
         Ok(())
@@ -318,7 +319,7 @@ fn compactions(side: &mut Side) -> BoxFuture<'_, Outcome> {
     .boxed()
 }
 
-/// Without users, clients with a password get an error, and continue without the password.
+/// Deletes an unknown user: without users, both servers must answer with an error.
 fn users(side: &mut Side) -> BoxFuture<'_, Outcome> {
     async move {
         let removed = side.client.user_delete("unknown").await.map(|_| ());

@@ -1,4 +1,4 @@
-//! All conformance cases on Margay's etcd adapter and this API, over a store in memory.
+//! Runs the conformance cases on Margay's etcd adapter, connected to this API over a store in memory.
 
 mod support;
 
@@ -66,7 +66,8 @@ impl Fixture for Fresh {
 }
 
 fn main() -> ExitCode {
-    // The server is in this process, and the store is in its memory.
+    // The ignored cases do not apply, because the server runs in this process and the store is in this process's
+    // memory.
     let here = ["H16_bounded_room", "X10_use_after_close", "D10_power_cuts", "D14_closed_under_writers"];
     let elsewhere = ["M02_take_turns_and_count", "M05_watched_from_elsewhere"];
     let ignored = [conformance::WITHOUT_SERVERS, conformance::WITHOUT_FILES, &here, &elsewhere].concat();

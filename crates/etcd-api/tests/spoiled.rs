@@ -1,4 +1,4 @@
-//! Leases over a store that fails, or is replaced by another store.
+//! Tests leases on a store that fails, and on a store that another store replaces.
 
 mod support;
 
@@ -17,10 +17,10 @@ use tokio::time::{Instant, sleep};
 
 type Done<T = ()> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Time limit for every step.
+/// Time limit for every step of a test.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A store that does not revoke one lease, grants slowly, and can be replaced by another store.
+/// A store that refuses to revoke one lease, grants leases slowly, and can be replaced by another store.
 #[derive(Debug)]
 struct Spoiled {
     inner: Memory,
@@ -126,7 +126,8 @@ async fn lease_that_cannot_be_revoked_delays_no_other() -> Done {
     server.stop().await
 }
 
-/// The clock reads the leases of the other store while a grant is in progress, before and after the commit.
+/// Replaces the store while a grant is in progress, before and after the commit of the grant, so that the clock loads
+/// the leases of the other store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_grant_meeting_another_store_ends_in_time() -> Done {
     let generation = Arc::<AtomicU64>::default();
@@ -141,7 +142,7 @@ async fn lease_grant_meeting_another_store_ends_in_time() -> Done {
     for pause in [200, 400] {
         sleep(Duration::from_millis(pause)).await;
         generation.fetch_add(1, Ordering::SeqCst);
-        // This request waits until the leases of the other store are loaded.
+        // The request for all leases waits until the leases of the other store are loaded.
         client.leases().await?;
     }
     granting.await??;

@@ -1,4 +1,5 @@
-//! A blocking client. The plugin sends one request and ends.
+//! Connects to a daemon's socket with a blocking client. The client does not need to be asynchronous, because a plugin
+//! sends one request and ends.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,14 +14,15 @@ use serde::de::DeserializeOwned;
 use crate::frame::{Frame, FrameKind, Hello, MAX_ANSWER_BODY_BYTES, StallReport};
 use crate::peer;
 
-/// A daemon counts as frozen when it has sent nothing for this long, or when its store has finished nothing for this
-/// long.
+/// How long a daemon may send nothing, or its store may finish no operation, before the client considers the daemon
+/// frozen.
 pub const FROZEN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Minimum time to wait for bytes. A client that was scheduled too late still reads the bytes that have arrived.
+/// Minimum time to wait for bytes from the daemon, so that a client that was scheduled too late still reads the bytes
+/// that have arrived.
 const MIN_READ_TIMEOUT: Duration = Duration::from_millis(1);
 
-/// A connection to a daemon that has greeted.
+/// A connection to a daemon that has sent its greeting.
 #[derive(Debug)]
 pub struct DaemonConnection {
     stream: UnixStream,
@@ -31,12 +33,13 @@ pub struct DaemonConnection {
 }
 
 impl DaemonConnection {
-    /// Connects to a daemon's socket within `within`, and at most [`FROZEN_TIMEOUT`]. Waits while the backlog of the
-    /// socket is full. `is_trusted` returns whether the daemon may run as this user.
+    /// Connects to a daemon's socket within `within`, and at most [`FROZEN_TIMEOUT`]. While the backlog of the socket
+    /// is full, waits. The function `is_trusted` decides whether the client accepts a daemon that runs as this user.
     ///
     /// # Errors
-    /// `NotFound` and `ConnectionRefused` if there is no daemon; `PermissionDenied` if its user is not trusted;
-    /// `TimedOut` and `WouldBlock` if it does not greet in time; `InvalidData` if its version differs.
+    /// `NotFound` and `ConnectionRefused` if there is no daemon; `PermissionDenied` if the daemon's user is not
+    /// trusted; `TimedOut` and `WouldBlock` if the daemon does not greet in time; `InvalidData` if the daemon's frame
+    /// version differs.
     pub fn open(socket: &Path, within: Duration, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
         let end = Instant::now() + within.min(FROZEN_TIMEOUT);
         let mut stream = dial(socket, end)?;
@@ -51,9 +54,9 @@ impl DaemonConnection {
     /// [`FROZEN_TIMEOUT`].
     ///
     /// # Errors
-    /// `TimedOut` and `WouldBlock` if the daemon is frozen or has not answered in time; any error of the stream. The
-    /// request may have been carried out anyway. Once the connection is dropped, the daemon does nothing more for the
-    /// request, except to finish a commit that it has started.
+    /// `TimedOut` and `WouldBlock` if the daemon is frozen or has not answered in time; any error of the stream. After
+    /// any of these errors, the request may still have been carried out. Once the connection is dropped, the daemon
+    /// stops working on the request, except that it finishes a commit that it has started.
     pub fn ask<T: DeserializeOwned>(
         mut self,
         kind: FrameKind,
@@ -78,7 +81,7 @@ impl DaemonConnection {
         }
     }
 
-    /// The time at which the daemon counts as frozen, unless it shows progress before.
+    /// Returns the time from which the client considers the daemon frozen, unless the daemon shows progress before.
     fn frozen_at(&self) -> Instant {
         self.alive_at + FROZEN_TIMEOUT
     }
@@ -92,7 +95,8 @@ impl DaemonConnection {
     }
 }
 
-/// Connects before `end`. The system lets the call wait while the backlog is full: a busy daemon soon makes room.
+/// Connects to a socket before `end`. While the socket's backlog is full, the kernel lets `connect` wait, because a
+/// busy daemon soon accepts connections again.
 fn dial(socket: &Path, end: Instant) -> io::Result<UnixStream> {
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&stream, Timeout::Send, Some(left(end)?))?;
@@ -121,7 +125,7 @@ fn read(stream: &mut UnixStream, end: Instant) -> io::Result<Frame> {
 /// Returns the time left until `end`.
 fn left(end: Instant) -> io::Result<Duration> {
     let left = end.saturating_duration_since(Instant::now());
-    // The kernel takes a timeout of zero for none, and its timeouts have no nanoseconds.
+    // The kernel reads a socket timeout of zero as no timeout, and rounds timeouts to microseconds.
     if left < Duration::from_micros(1) { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
@@ -150,7 +154,7 @@ mod tests {
         send(stream, &Frame::new(FrameKind::Hello, &Hello::new(StoreIdentity::Nothing)).unwrap());
     }
 
-    /// Sends a request that a fake daemon serves after its greeting.
+    /// Sends a request to a fake daemon that greets and then runs `serve`, and returns the answer.
     fn asked(serve: impl FnOnce(&mut UnixStream) + Send + 'static) -> io::Result<String> {
         let (_folder, opened) = served(|mut stream| {
             greet(&mut stream);
@@ -197,7 +201,7 @@ mod tests {
 
     #[test]
     fn daemon_is_left_when_frozen() {
-        // The end of a stream is a different error.
+        // The fake daemon keeps the stream open, because the end of the stream would be a different error.
         let silent = |stream: UnixStream| {
             thread::sleep(FROZEN_TIMEOUT * 3);
             drop(stream);

@@ -1,4 +1,5 @@
-//! Frames (a version, a kind, a length and a body), and [`Hello`], the body of the daemon's first frame.
+//! Encodes and decodes frames (a version, a kind, a length and a body), and defines [`Hello`], the body of the daemon's
+//! first frame.
 //!
 //! ```text
 //! byte 0     the version of the frame format, see FRAME_VERSION
@@ -20,9 +21,10 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 /// The version of the frame format. Programs with different versions do not exchange requests.
 pub const FRAME_VERSION: u8 = 4;
-/// Maximum size of a request's body, in bytes. A store request has at most 1.5 MiB, and a list of attachments has less.
+/// Maximum size of a request's body, in bytes. A store request has at most 1.5 MiB, and a GC's list of attachments is
+/// shorter.
 pub const MAX_REQUEST_BODY_BYTES: usize = 4 << 20;
-/// Maximum size of an answer's body, in bytes. The answer of a store has no limit of its own.
+/// Maximum size of an answer's body, in bytes. A store does not limit the size of its answers.
 pub const MAX_ANSWER_BODY_BYTES: usize = 1 << 30;
 
 const HEADER_BYTES: usize = 6;
@@ -38,15 +40,15 @@ pub enum FrameKind {
     Hello = b'h',
     /// The daemon has received the request. The body is empty.
     Taken = b't',
-    /// The daemon works on a verb, or the verb is queued: a [`StallReport`]. Sent every second until the answer.
+    /// A [`StallReport`] that the daemon sends every second while a verb is queued or in progress.
     Alive = b'l',
-    /// A verb of the plugin.
+    /// A plugin's request for a verb.
     Verb = b'v',
-    /// A store request: [`keys::TimedRequest`](crate::keys::TimedRequest).
+    /// A request to the store: a [`keys::TimedRequest`](crate::keys::TimedRequest).
     Keys = b'k',
     /// The client is about to wait for the store lock. The body is empty, and there is no answer.
     Yield = b'y',
-    /// The answer to a request. A watch has one answer for each item.
+    /// The answer to a request. The daemon sends one answer for each item of a watch.
     Answer = b'a',
 }
 
@@ -60,12 +62,12 @@ impl FrameKind {
 /// The progress of the daemon's store while a verb waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StallReport {
-    /// Time since the store last finished an operation, but at most the time since the request arrived. Zero while
-    /// another process has the store.
+    /// Time since the store last finished an operation, but at most the time since the request arrived. The time is
+    /// zero while another process has the store open.
     pub stalled_for: Duration,
 }
 
-/// One frame.
+/// A frame that was received or will be sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     /// The kind of the frame, which decides the type of the body.
@@ -74,10 +76,10 @@ pub struct Frame {
 }
 
 impl Frame {
-    /// Creates a frame with this body.
+    /// Creates a frame of this kind with an encoded body.
     ///
     /// # Errors
-    /// `InvalidInput` if the body is too long, or cannot be encoded.
+    /// `InvalidInput` if the body is longer than [`MAX_ANSWER_BODY_BYTES`], or cannot be encoded.
     pub fn new(kind: FrameKind, body: &impl Serialize) -> io::Result<Self> {
         Ok(Self { kind, body: encode(body)? })
     }
@@ -91,13 +93,13 @@ impl Frame {
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER_BYTES + self.body.len());
         bytes.extend([FRAME_VERSION, self.kind as u8]);
-        // No body is longer than MAX_ANSWER_BODY_BYTES.
+        // The conversion never fails, because no body is longer than MAX_ANSWER_BODY_BYTES.
         bytes.extend(u32::try_from(self.body.len()).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend(&self.body);
         bytes
     }
 
-    /// Decodes the body.
+    /// Decodes the body of the frame as a `T`.
     ///
     /// # Errors
     /// `InvalidData` if the body is no encoding of a `T`.
@@ -108,7 +110,8 @@ impl Frame {
     /// Reads a frame whose body has at most `limit` bytes. Returns `None` at the end of the stream.
     ///
     /// # Errors
-    /// `InvalidData` for bytes that are no frame; `UnexpectedEof` for a part of a frame; any error of the stream.
+    /// `InvalidData` if the bytes are no frame; `UnexpectedEof` if the stream ends within a frame; any error of the
+    /// stream.
     pub async fn read(stream: &mut (impl AsyncRead + Unpin), limit: usize) -> io::Result<Option<Self>> {
         let mut header = [0; HEADER_BYTES];
         if stream.read(&mut header[..1]).await? == 0 {
@@ -117,7 +120,7 @@ impl Frame {
         stream.read_exact(&mut header[1..]).await?;
         let (kind, length) = parse(header, limit)?;
         let mut body = Vec::new();
-        // The memory grows with the received bytes, not with the announced length.
+        // The buffer grows with the received bytes, because the announced length may be wrong.
         stream.take(length as u64).read_to_end(&mut body).await?;
         Self::from_body(kind, body, length).map(Some)
     }
@@ -131,7 +134,7 @@ impl Frame {
         if bytes.is_empty() { Ok(frame) } else { Err(malformed("bytes behind a frame")) }
     }
 
-    /// [`read`](Self::read) for a blocking stream. The end of the stream is an error.
+    /// Reads a frame like [`read`](Self::read), but from a blocking stream. The end of the stream is an error.
     pub(crate) fn read_blocking(stream: &mut impl Read, limit: usize) -> io::Result<Self> {
         let mut header = [0; HEADER_BYTES];
         stream.read_exact(&mut header)?;
@@ -145,7 +148,7 @@ impl Frame {
         if body.len() < length { Err(ErrorKind::UnexpectedEof.into()) } else { Ok(Self { kind, body }) }
     }
 
-    /// Returns the frame if it is of this kind.
+    /// Returns the frame itself if the frame is of this kind.
     ///
     /// # Errors
     /// `InvalidData` if the frame is of another kind.
@@ -157,7 +160,7 @@ impl Frame {
     }
 }
 
-/// Encodes a value. The order of fields and variants is part of the encoding.
+/// Encodes a value. The encoding depends on the order of the type's fields and variants.
 ///
 /// # Errors
 /// `InvalidInput` if the encoding is longer than [`MAX_ANSWER_BODY_BYTES`], or the value cannot be encoded.
@@ -170,7 +173,7 @@ pub fn encode(what: &impl Serialize) -> io::Result<Vec<u8>> {
     }
 }
 
-/// Decodes a value from bytes that are exactly its encoding.
+/// Decodes a value from bytes that contain exactly one encoded value.
 ///
 /// # Errors
 /// `InvalidData` if the bytes are no encoding of a `T`.
@@ -200,7 +203,7 @@ pub fn malformed(what: impl Into<String>) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what.into())
 }
 
-/// The identity of a file in the kernel.
+/// The identity of a file: the numbers by which the kernel distinguishes files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileId {
     /// The number of the file's device.
@@ -215,13 +218,13 @@ impl FileId {
         Self { device: metadata.dev(), inode: metadata.ino() }
     }
 
-    /// Returns the identity of the file at a path, or `None` if it has no readable metadata.
+    /// Returns the identity of the file at a path, or `None` if the file's metadata cannot be read.
     pub fn at(path: &Path) -> Option<Self> {
         path.metadata().ok().as_ref().map(Self::of)
     }
 }
 
-/// The identity of a daemon's store.
+/// The identity of the store that a daemon serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StoreIdentity {
     /// There is no store at the daemon's location.
@@ -230,8 +233,8 @@ pub enum StoreIdentity {
     Embedded {
         /// The id of the store.
         id: String,
-        /// The file `queue` in the store's folder. If a client finds a different file there, its store is not the
-        /// daemon's.
+        /// The identity of the file `queue` in the store's folder. If a client finds a different file under that name,
+        /// the client's store is not the daemon's.
         queue: FileId,
     },
     /// A cluster's store.
@@ -247,7 +250,7 @@ pub enum StoreIdentity {
 pub struct Hello {
     /// The version of the daemon's program, on which the bodies of requests depend.
     pub program: String,
-    /// The process id of the daemon in its own namespace.
+    /// The process id of the daemon in the daemon's own PID namespace.
     pub process: u32,
     /// The identity of the daemon's store.
     pub store: StoreIdentity,
@@ -264,7 +267,7 @@ impl Hello {
         self.program == env!("CARGO_PKG_VERSION")
     }
 
-    /// Returns whether the daemon has the embedded store in this folder.
+    /// Returns whether the daemon serves the embedded store in this folder.
     pub fn has_store_in(&self, folder: &Path) -> bool {
         match &self.store {
             StoreIdentity::Embedded { queue, .. } => FileId::at(&folder.join("queue")) == Some(*queue),
@@ -312,7 +315,7 @@ mod tests {
     fn frame_body_is_refused_when_of_another_type() {
         assert!(Frame::new(FrameKind::Verb, &1_u8).unwrap().decode::<String>().is_err());
         assert!(Frame::new(FrameKind::Verb, &(1_u8, 2_u8)).unwrap().decode::<u8>().is_err(), "bytes are left");
-        // An impossible length must not allocate memory.
+        // Decoding an impossible length must fail before it allocates memory.
         assert!(Frame::new(FrameKind::Verb, &u64::MAX).unwrap().decode::<Vec<u8>>().is_err());
     }
 

@@ -1,4 +1,4 @@
-//! The requests to a [`kv::Store`], and their answers.
+//! Defines the requests to a [`kv::Store`] that a client sends to the daemon, and the daemon's answers.
 
 use std::fmt;
 use std::time::{Duration, SystemTime};
@@ -9,10 +9,10 @@ use kv::{
 };
 use serde::{Deserialize, Serialize};
 
-/// A store request and its time limit.
+/// A request to a store, and the time limit of the request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimedRequest {
-    /// Time limit of the request. After it, the daemon starts no work for the request.
+    /// Time limit of the request. After this time, the daemon starts no work for the request.
     pub within: Duration,
     /// The request to carry out.
     pub request: Request,
@@ -21,38 +21,39 @@ pub struct TimedRequest {
 /// A request to a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Request {
-    /// [`kv::Store::range`].
+    /// A call of [`kv::Store::range`].
     Range(RangeRequest),
-    /// [`kv::Store::txn`].
+    /// A call of [`kv::Store::txn`].
     Txn(Txn, Purpose),
-    /// [`kv::Store::watch`]. Each item is an answer of its own, and the connection ends with the watch.
+    /// A call of [`kv::Store::watch`]. The daemon sends each item of the watch as a separate answer, and closes the
+    /// connection when the watch ends.
     Watch(WatchRequest),
-    /// [`kv::Store::compact`].
+    /// A call of [`kv::Store::compact`].
     Compact(Revision),
-    /// Asks for the oldest revision that can be read, and its time.
+    /// Asks for the oldest revision that can be read, and the time of that revision.
     Oldest,
 }
 
 /// The answer to a [`Request`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StoreReply {
-    /// The answer to a range.
+    /// The answer to a range request.
     Range(RangeResponse),
     /// The answer to a transaction.
     Txn(TxnResponse),
-    /// The watch is registered.
+    /// The confirmation that the store has registered the watch.
     Watching,
     /// A batch of events of a watch.
     Happened(Batch),
     /// The answer to a compaction.
     Compacted,
-    /// The oldest revision that can be read, and its time if known.
+    /// The oldest revision that can be read, and the time of that revision if known.
     Oldest(Revision, Option<SystemTime>),
-    /// The request failed, or the watch has ended.
+    /// The error with which the request failed or the watch ended.
     Failed(ErrorReply),
 }
 
-/// A [`kv::Error`] in the form in which it is sent.
+/// A [`kv::Error`] in the form in which the daemon sends it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorReply {
     kind: ErrorKind,
@@ -63,7 +64,7 @@ pub struct ErrorReply {
     source: Option<ErrorCause>,
 }
 
-/// The text of an error's source, and the source of that.
+/// The text of an error's source, and the source of that source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct ErrorCause {
     text: String,

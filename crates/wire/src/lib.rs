@@ -2,13 +2,15 @@
 //!
 //! # Inside
 //!
-//! The private socket of `margay serve`: its name, its frames, and the rules for both ends of a connection.
+//! Implements the private socket of `margay serve`: the socket's name, the frames, and the client's end of a
+//! connection.
 //!
-//! A connection carries [frames](Frame). The daemon sends the first one, a [`Hello`]. The client compares it with the
-//! store that it wants, and continues without the daemon if they differ. Then the client sends requests, one after the
-//! other. For each request the daemon sends `Taken` at once and an answer at the end. While a verb waits for its
-//! answer, the daemon also sends `Alive` every second, so that the client can distinguish a busy daemon from a frozen
-//! one. [`keys`] has the requests to a [`kv::Store`]. The requests for verbs are types of the plugin.
+//! A connection carries [frames](Frame). The daemon sends the first frame, a [`Hello`]. The client compares the `Hello`
+//! with the store that the client wants, and continues without the daemon if the two differ. If the daemon serves the
+//! wanted store, the client sends requests, one after the other. For each request the daemon immediately sends `Taken`,
+//! and an answer at the end. While a verb waits for its answer, the daemon also sends `Alive` every second, so that the
+//! client can distinguish a busy daemon from a frozen one. The module [`keys`] has the requests to a [`kv::Store`]. The
+//! types of the requests for verbs belong to the plugin.
 //!
 //! Both ends check the user of the other process, which must be root or the store's owner.
 

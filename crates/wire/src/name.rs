@@ -1,13 +1,14 @@
-//! The name of a daemon's socket, which is derived from the store.
+//! Derives the name of a daemon's socket from the location of the daemon's store.
 
 use std::ffi::OsStr;
 use std::fmt::Write;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
-/// The folder of the sockets.
+/// The folder of the daemons' sockets.
 pub const SOCKET_FOLDER: &str = "/run/margay/serve";
-/// Maximum length of a name. A longer name is replaced by a hash, because the path of a socket has at most 107 bytes.
+/// Maximum length of a socket's name in bytes. A hash replaces a longer name, because the path of a socket has at most
+/// 107 bytes.
 const MAX_NAME_BYTES: usize = 60;
 
 /// Returns the path of the socket with this name.
@@ -15,14 +16,15 @@ pub fn socket(name: &str) -> PathBuf {
     Path::new(SOCKET_FOLDER).join(format!("{name}.sock"))
 }
 
-/// Returns the name for an embedded store in this folder, in the spelling of `systemd-escape --path`. The folder must
-/// be an absolute path without symbolic links.
+/// Returns the socket's name for an embedded store in this folder, in the spelling of `systemd-escape --path`. The
+/// folder must be an absolute path without symbolic links.
 pub fn of_folder(folder: &Path) -> String {
     let name = escaped(folder);
     if name.len() <= MAX_NAME_BYTES { name } else { hashed("store", folder.as_os_str()) }
 }
 
-/// Returns the name for a cluster with this login: see [`StoreIdentity::Cluster`](crate::StoreIdentity::Cluster).
+/// Returns the socket's name for a cluster with this login: see
+/// [`StoreIdentity::Cluster`](crate::StoreIdentity::Cluster).
 pub fn of_cluster(access: &str) -> String {
     hashed("etcd", OsStr::new(access))
 }
@@ -46,8 +48,8 @@ fn escaped(path: &Path) -> String {
     if name.is_empty() { "-".to_owned() } else { name }
 }
 
-/// Returns a name of a kind and 16 digits of a 64-bit FNV-1a hash. If two stores have the same name, the daemon's
-/// greeting distinguishes them.
+/// Returns a socket's name that consists of a kind and the 16 hexadecimal digits of a 64-bit FNV-1a hash. If two stores
+/// have the same name, the daemon's greeting distinguishes them.
 fn hashed(kind: &str, text: &OsStr) -> String {
     let hash = text
         .as_bytes()
@@ -72,7 +74,7 @@ mod tests {
             ("/ä", "\\xc3\\xa4"),
         ] {
             assert_eq!(of_folder(Path::new(path)), name, "{path}");
-            // Some machines lack systemd-escape.
+            // The comparison is skipped on machines without systemd-escape.
             if let Ok(said) = Command::new("systemd-escape").args(["--path", path]).output() {
                 assert_eq!(String::from_utf8_lossy(&said.stdout).trim(), name, "{path}");
             }

@@ -1,4 +1,4 @@
-//! The process at the other end of a connection.
+//! Queries the kernel about the process at the other end of a connection.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -6,7 +6,8 @@ use std::os::fd::AsFd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt;
 
-/// Returns the user of the process at the other end, as of its connect or listen.
+/// Returns the user id of the process at the other end of a connection, as of that process's call of `connect` or
+/// `listen`.
 ///
 /// # Errors
 /// Any system error.
@@ -14,13 +15,14 @@ pub fn uid(stream: impl AsFd) -> io::Result<u32> {
     Ok(sockopt::socket_peercred(stream)?.uid.as_raw())
 }
 
-/// Returns whether the other end has closed the connection or its process has ended. The kernel reports this at once.
+/// Returns whether the process at the other end of a connection has ended or has closed the connection. The call does
+/// not wait.
 pub fn is_gone(stream: impl AsFd) -> bool {
     let mut polled = [PollFd::new(&stream, PollFlags::RDHUP)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     match poll(&mut polled, Some(&now)) {
         Ok(_) => polled[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL),
-        // A failed call proves nothing; an interrupted call has not waited.
+        // A failed or interrupted `poll` does not prove that the other end is gone.
         Err(_) => false,
     }
 }

@@ -1,4 +1,4 @@
-//! Connects a container to the network, and adds the host's routes to it.
+//! Connects a container to the network, and adds the host's routes to the container.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
@@ -17,35 +17,36 @@ use crate::netlink::{NetlinkRequest, NetlinkSocket};
 use crate::plan::{Device, IPV4_NEXT_HOP, NextHop, OldInterface, Plan};
 use crate::sysctl;
 
-/// The link-local address that the kernel derives from the MAC address of a host end (EUI-64).
+/// The link-local address that the kernel derives (EUI-64) from the MAC address that every host end gets.
 const HOST_LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0xecee, 0xeeff, 0xfeee, 0xeeee);
 
-/// Time limit for the kernel to accept a MAC address, as in Calico's plugin.
+/// How long to wait until the host's end has the requested MAC address, as in Calico's plugin.
 const MAC_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for the kernel to give the host's end a link-local address. Calico's plugin waits 500 ms, which is too
 /// short for a machine under load.
 const LINK_LOCAL_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long an interface stays down to get a new link-local address.
+/// How long the host's end stays down so that the kernel assigns a new link-local address.
 const DOWN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The result of [`connect`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectResult {
-    /// The MAC address of the container's end, in lower case with colons. If the plan has an address, the whole of
-    /// that.
+    /// The MAC address of the container's end, in lower case with colons. If the plan has a longer MAC address than the
+    /// kernel uses, this field has the whole address of the plan.
     pub mac: String,
 }
 
 /// Connects a container to the network.
 ///
-/// First removes an interface with the name of the host's end, if the plan says so. If a later step fails, the pair
-/// that this call made is removed again with its addresses and routes. Older interfaces stay.
+/// First removes an existing interface with the name of the host's end, if [`Plan::old_interface`] permits the removal.
+/// If a later step fails, this function removes the pair that it has created, with the pair's addresses and routes. The
+/// function removes no other interfaces.
 ///
 /// # Errors
 ///
-/// The first step that failed, in the words of Calico's plugin; [`Error::Taken`]; [`Error::TimedOut`] after the
-/// deadline. In the last case a thread removes the pair as soon as the kernel allows it. If the process ends before
-/// that, the pair stays.
+/// [`Error::Failed`] for the first step that failed, in the words of Calico's plugin; [`Error::Taken`];
+/// [`Error::TimedOut`] after the deadline. After the deadline, a thread removes the pair as soon as the kernel permits
+/// the removal. If the process ends before the removal, the pair remains.
 pub fn connect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<ConnectResult, Error> {
     for name in [&plan.host_interface, &plan.interface] {
         check_name(name).map_err(|errno| Error::failed("", errno))?;
@@ -67,7 +68,7 @@ fn late(interface: &str) -> Error {
     Error::TimedOut(format!("timed out setting up device {interface:?} in netns"))
 }
 
-/// A pair that is removed on drop, unless [`keep`](Self::keep) is called.
+/// A new pair of interfaces. Dropping this value removes the pair, unless [`keep`](Self::keep) was called.
 struct InterfacePair {
     container: NetlinkSocket,
     end: Link,
@@ -91,11 +92,11 @@ impl Drop for InterfacePair {
     }
 }
 
-/// The host's end of a pair.
+/// The host's end of a new pair of interfaces.
 struct HostEnd {
     index: u32,
-    /// The address by which the container reaches the host's end. `None` stands for any address, after the kernel chose
-    /// the MAC address.
+    /// The link-local address by which the container reaches the host's end. `None` if the kernel has chosen the MAC
+    /// address of the host's end, so that the link-local address is unknown.
     link_local: Option<Ipv6Addr>,
 }
 
@@ -107,8 +108,9 @@ struct ConnectTask {
 }
 
 impl ConnectTask {
-    /// Carries out all steps, on a thread that starts in the host's namespace. The order is that of Calico's plugin:
-    /// settings before an interface is up, and routes in the container before its addresses.
+    /// Carries out all steps of [`connect`], on a thread that starts in the host's namespace. The steps have the same
+    /// order as in Calico's plugin: an interface's settings before the interface is set up, and the container's routes
+    /// before the container's addresses.
     fn run(&self) -> Result<(ConnectResult, InterfacePair), Error> {
         let (plan, host) = (&self.plan, NetlinkSocket::route()?);
         self.remove_old(&host)?;
@@ -153,8 +155,8 @@ impl ConnectTask {
         }
     }
 
-    /// Returns whether an interface of the host is the end of a pair whose other end is in another container. May leave
-    /// the thread in the container's namespace.
+    /// Returns whether an interface of the host is the end of a pair whose other end is in another container. The
+    /// thread may be in the container's namespace when the function returns.
     fn belongs_to_another(&self, old: &Link) -> Result<bool, Error> {
         if !old.is_of_a_pair() || !old.other_is_elsewhere {
             return Ok(false);
@@ -166,7 +168,7 @@ impl ConnectTask {
         }
     }
 
-    /// Creates the pair. The thread must be in the container's namespace.
+    /// Creates the pair of interfaces. The thread must be in the container's namespace.
     fn make_pair(&self, host: &NetlinkSocket) -> Result<InterfacePair, Error> {
         let container = NetlinkSocket::route()?;
         let request = |device| messages::pair(&self.plan, device, &self.host, &self.container);
@@ -181,8 +183,8 @@ impl ConnectTask {
                 Err(errno) => return Err(refused(errno)),
             }
         }
-        // The same message also requests the index of the new interface. If the name was taken, the second answer is
-        // about another interface; the first answer then is an error.
+        // The message has two requests: to create the pair, and to look up the index of the container's end. If the
+        // name was taken, the second answer is about an older interface, but then the first answer is an error.
         let mut answers = container
             .exchange(&[request(Device::Veth), messages::look_up(&self.plan.interface)])
             .map_err(refused)?
@@ -198,15 +200,16 @@ impl ConnectTask {
         match found {
             Ok(end) => Ok(InterfacePair { container, end, kept: false }),
             Err(errno) => {
-                // The name was free before, so the interface with this name is the new one.
+                // The name was free before, so the interface that now has this name is the container's end of the new
+                // pair.
                 let _ = container.one(messages::remove_named(name));
                 Err(not_found(name, errno))
             }
         }
     }
 
-    /// Finds the host's end and checks its MAC address. The pair was created with that address, but other software on
-    /// the host may change it.
+    /// Finds the host's end and makes sure that it has [`HOST_MAC`]. The pair was created with this MAC address, but
+    /// other software on the host may change the address.
     fn host_end(&self, host: &NetlinkSocket) -> Result<HostEnd, Error> {
         let name = &self.plan.host_interface;
         let find = || look_up(host, name).map_err(|errno| not_found(name, errno));
@@ -266,7 +269,7 @@ impl ConnectTask {
             let failure = "failed to add route inside the container".to_owned();
             requests.push(messages::route(IpAddr::from(IPV4_NEXT_HOP).into(), index).with_failure(failure));
         }
-        // A host end with another MAC address answers only by ARP.
+        // If the host's end has another MAC address than [`HOST_MAC`], the container finds the next hop only by ARP.
         if plan.has_ipv4() && plan.next_hop == NextHop::Known && host_end.link_local.is_some() {
             let failure = format!("failed to tell the container how to reach {IPV4_NEXT_HOP}");
             requests.push(messages::neighbour(index, IPV4_NEXT_HOP, &HOST_MAC).with_failure(failure));
@@ -329,7 +332,7 @@ impl ConnectTask {
         }
     }
 
-    /// Makes the kernel assign a new link-local address.
+    /// Makes the kernel assign a new link-local address to the host's end.
     fn renew_link_local(&self, host: &NetlinkSocket, end: &HostEnd) -> Result<(), Error> {
         let name = &self.plan.host_interface;
         let down = messages::down(end.index).with_failure(format!("failed to set {name:?} down"));
@@ -361,12 +364,13 @@ pub(crate) fn link_local_addresses(socket: &NetlinkSocket, index: u32) -> Result
 
 /// Adds a route to the host's end of a pair for each address and prefix.
 ///
-/// Felix adds the same routes, and may be faster: an existing route is no error. Unlike Calico's plugin, this function
-/// then continues with the other addresses, and also adds routes that the plugin would leave to Felix.
+/// Felix adds the same routes and may be faster, so an existing identical route is no error. After an existing route,
+/// this function continues with the other addresses, unlike Calico's plugin. This function also adds routes that
+/// Calico's plugin would leave to Felix.
 ///
 /// # Errors
 ///
-/// Another interface has a route with the same destination, or the kernel refuses the route.
+/// The kernel refuses the route, or there is already a different route to the same destination.
 fn add_host_routes(host: &NetlinkSocket, name: &str, index: u32, reached: &[IpNet]) -> Result<(), Error> {
     let requests: Vec<NetlinkRequest> = reached.iter().map(|network| messages::route(*network, index)).collect();
     let failed =
@@ -385,7 +389,8 @@ fn add_host_routes(host: &NetlinkSocket, name: &str, index: u32, reached: &[IpNe
     Ok(())
 }
 
-/// Explains why a route already exists. An identical route is no error.
+/// Checks that the existing route to a destination is identical to the route that could not be added. If the routes
+/// differ, the error names the conflicting route.
 fn find_conflict(host: &NetlinkSocket, name: &str, index: u32, destination: IpNet) -> Result<(), String> {
     let mut other = String::new();
     for route in
@@ -409,12 +414,13 @@ fn find_conflict(host: &NetlinkSocket, name: &str, index: u32, destination: IpNe
     ))
 }
 
-/// Returns whether a route of the host has the scope of this crate's routes. In IPv6 the kernel has no link scope.
+/// Returns whether a route of the host has the scope of this crate's routes. Every IPv6 route counts, because the
+/// kernel has no link scope for IPv6.
 pub(crate) fn scope_is_link(route: &Route) -> bool {
     route.scope == RT_SCOPE_LINK || route.destination.addr().is_ipv6()
 }
 
-/// Lists the routes of a family in the main table.
+/// Lists the routes of an address family in the main routing table.
 pub(crate) fn main_table(socket: &NetlinkSocket, family: AddressFamily) -> Result<Vec<Route>, Errno> {
     let mut routes = Vec::new();
     for payload in socket.list(&messages::routes(family))? {
@@ -430,7 +436,7 @@ fn look_up_by_number(socket: &NetlinkSocket, index: u32) -> Option<Link> {
     messages::read_link(&socket.one(messages::link_by_number(index)).ok()?).ok()
 }
 
-/// Returns a scope in the spelling of Go's netlink library.
+/// Returns a route's scope in the spelling of Go's netlink library.
 fn scope_text(scope: u8) -> String {
     match scope {
         RT_SCOPE_UNIVERSE => "universe".to_owned(),
@@ -442,7 +448,8 @@ fn scope_text(scope: u8) -> String {
     }
 }
 
-/// Pauses between checks. They start short, so that the usual case loses little time, and double up to `longest`.
+/// Pauses between repeated checks. The first pause is short, so that the usual case loses little time, and each later
+/// pause doubles, up to `longest`.
 struct Backoff {
     next: Duration,
     longest: Duration,

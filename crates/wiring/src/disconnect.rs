@@ -1,9 +1,9 @@
 //! Disconnects a container from the network.
 //!
-//! The kernel removes a pair at once, with its addresses and routes. Then it holds the removing thread until no
-//! processor can still see the pair (`rcu_barrier` in `netdev_run_todo`), 15 ms and more. A process ends only when all
-//! its threads have left the kernel. So another process removes the pair, and may still be in the kernel when the
-//! caller ends. The caller does not wait for it.
+//! The kernel removes a pair of interfaces immediately, with the pair's addresses and routes. After the removal, the
+//! kernel holds the removing thread for 15 ms or more, until no processor can still see the pair (`rcu_barrier` in
+//! `netdev_run_todo`). A process ends only when all its threads have left the kernel. Therefore a second process
+//! removes the pair, and the caller does not wait for the end of that process.
 
 use std::io;
 use std::path::Path;
@@ -17,26 +17,27 @@ use crate::messages;
 use crate::namespace::{NamespaceError, NetNamespace, run_in_thread};
 use crate::netlink::NetlinkSocket;
 
-/// The pause before the second check of the interface. Later pauses double, up to [`MAX_POLL_INTERVAL`]. The kernel
-/// answers a check only while no process changes interfaces.
+/// The pause before the second check whether the interface is gone. Later pauses double, up to [`MAX_POLL_INTERVAL`].
+/// The kernel answers a check only while no process changes interfaces.
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(100);
 const MAX_POLL_INTERVAL: Duration = Duration::from_micros(800);
 
-/// Starts a process that calls [`remove_interface`] with this name and exits with its result. The process must be in
-/// the network namespace of the thread that starts it, and must not inherit the caller's open files.
+/// Starts a process that calls [`remove_interface`] with this name and exits with the returned status. The process must
+/// run in the network namespace of the thread that calls this function, and must not inherit the caller's open files.
 pub type StartRemover = fn(interface: &str) -> io::Result<Child>;
 
-/// Removes an interface of any kind from a container, with its other end and the host's routes to it. A missing
-/// interface, an empty path and a path that leads nowhere are no errors.
+/// Removes an interface of any kind from a container, with the interface's other end and the host's routes to the
+/// container. A missing interface, an empty path and a path that does not exist are no errors.
 ///
-/// After a successful return, the interface and its other end are gone from both namespaces. The started process may
-/// still be in the kernel. If the process cannot be started, the calling process removes the interface itself.
+/// After a successful return, the interface and its other end are gone from both namespaces. The process that `start`
+/// has started may still be in the kernel. If that process cannot be started, the calling process removes the interface
+/// itself.
 ///
 /// # Errors
 ///
-/// The path leads to something that is no namespace, the kernel refuses the removal, or the deadline passes.
+/// The path leads to a file that is no network namespace, the kernel refuses the removal, or the deadline passes.
 pub fn disconnect(namespace: &Path, interface: &str, deadline: Instant, start: StartRemover) -> Result<(), Error> {
-    // The kernel has no interface with a name that it refuses.
+    // A name that the kernel refuses cannot be the name of an existing interface.
     if namespace.as_os_str().is_empty() || check_name(interface).is_err() {
         return Ok(());
     }
@@ -66,13 +67,12 @@ pub fn remove_interface(name: &str) -> u8 {
     }
 }
 
-/// Removes an interface from the namespace of this thread. Another process removes it, while this one checks whether it
-/// is gone.
+/// Starts a process that removes an interface from the namespace of this thread, and waits until the interface is gone.
 fn remove(name: &str, start: StartRemover) -> Result<(), Error> {
     let refused = |errno| Error::failed("failed to clean up workload's pod interface inside netns", errno);
     let socket = NetlinkSocket::route()?;
     let is_gone = || socket.one(messages::look_up(name)) == Err(Errno::NO_DEVICE);
-    // A repeated DEL finds no interface, and starts no process.
+    // A repeated DEL finds no interface and must not start a process.
     if is_gone() {
         return Ok(());
     }
@@ -86,7 +86,7 @@ fn remove(name: &str, start: StartRemover) -> Result<(), Error> {
         match remover.try_wait().map(|ended| ended.map(|status| status.code())) {
             Ok(None) => pause = pause.saturating_mul(2).min(MAX_POLL_INTERVAL),
             Ok(Some(Some(number))) if number != 0 => return Err(refused(Errno(number))),
-            // The process was killed, or the interface exists again.
+            // The removing process was killed, or an interface of this name exists again.
             Ok(Some(_)) | Err(_) => return remove_here(name).map_err(refused),
         }
     }

@@ -1,4 +1,4 @@
-//! Errors in the words of Calico's plugin.
+//! Defines this crate's errors, which have the same texts as the errors of Calico's plugin.
 
 use std::fmt;
 use std::io;
@@ -7,13 +7,13 @@ use nix::libc;
 
 /// Why the network of a container could not be set up, inspected or taken down.
 ///
-/// The text is that of Calico's plugin for the same failure, without a prefix, so that a CNI plugin can print it
-/// unchanged.
+/// The error has the text that Calico's plugin uses for the same failure, without a prefix, so that a CNI plugin can
+/// print the text unchanged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// The kernel refused a step, or a precondition does not hold.
+    /// The kernel refused a step, or a precondition of a step does not hold.
     Failed(String),
-    /// The deadline passed.
+    /// The call did not finish before its deadline.
     TimedOut(String),
     /// The host's interface of this name belongs to another container: see [`OldInterface`](crate::OldInterface).
     Taken(String),
@@ -50,7 +50,7 @@ impl Errno {
     pub(crate) const BUSY: Self = Self(libc::EAGAIN);
     pub(crate) const WRONG: Self = Self(libc::EINVAL);
     pub(crate) const TOO_LONG: Self = Self(libc::ERANGE);
-    /// An unreadable answer of the kernel.
+    /// The number for an answer of the kernel that cannot be parsed.
     pub(crate) const GARBLED: Self = Self(libc::EBADMSG);
 }
 
@@ -67,8 +67,8 @@ impl From<nix::errno::Errno> for Errno {
 }
 
 impl fmt::Display for Errno {
-    /// Writes Go's text for the number, since Calico's plugin is written in Go. The texts of C libraries differ from
-    /// Go's and from each other.
+    /// Writes Go's text for the error number, because Calico's plugin is written in Go. The error texts of C libraries
+    /// differ from Go's and from each other.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.0 {
             libc::EPERM => "operation not permitted",

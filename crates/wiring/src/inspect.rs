@@ -16,8 +16,8 @@ use crate::netlink::NetlinkSocket;
 use crate::plan::{IPV4_NEXT_HOP, Plan};
 use crate::sysctl;
 
-/// Compares the network of a container with its plan, and changes nothing. Returns a sentence for each difference.
-/// Without differences the network is as [`connect`](crate::connect) left it.
+/// Compares the network of a container with the container's plan, without changing the network. Returns a sentence for
+/// each difference. If there are no differences, the network is as [`connect`](crate::connect) has set it up.
 ///
 /// # Errors
 ///
@@ -57,7 +57,7 @@ impl Inspection {
         Ok(self.differences)
     }
 
-    /// Inspects the host's end. The thread must be in the host's namespace.
+    /// Compares the host's end of the pair with the plan. The thread must be in the host's namespace.
     fn host_end(&mut self, host: &NetlinkSocket) -> Result<Option<Link>, Error> {
         let name = self.plan.host_interface.clone();
         let Some(link) = find(host, &name)? else {
@@ -96,7 +96,7 @@ impl Inspection {
             return Ok(None);
         };
         self.link("in the container", &link);
-        // The kernel keeps the first six bytes of a longer address.
+        // The comparison uses the first six bytes of a longer MAC address, because the kernel keeps only these bytes.
         if let Some(wanted) = &self.plan.mac
             && wanted.get(..link.mac.len()) != Some(link.mac.as_slice())
         {
@@ -112,7 +112,7 @@ impl Inspection {
         Ok(Some(link))
     }
 
-    /// Checks the properties that both ends share.
+    /// Checks the properties that both ends of the pair must have.
     fn link(&mut self, place: &str, link: &Link) {
         let name = &link.name;
         if !link.is_of_a_pair() {
@@ -188,7 +188,7 @@ impl Inspection {
         Ok(())
     }
 
-    /// Compares a setting of the namespace of this thread.
+    /// Compares a kernel setting in this thread's network namespace with the wanted value.
     fn setting(&mut self, place: &str, key: &str, wanted: &str) {
         let is = sysctl::read(key).unwrap_or_else(|| "unknown".to_owned());
         if is != wanted {
@@ -197,7 +197,7 @@ impl Inspection {
         }
     }
 
-    /// The families in which the container has an address.
+    /// Returns the address families in which the container has an address.
     fn families(&self) -> impl Iterator<Item = AddressFamily> + use<> {
         let families = [(self.plan.has_ipv4(), AddressFamily::Inet), (self.plan.has_ipv6(), AddressFamily::Inet6)];
         families.into_iter().filter_map(|(wanted, family)| wanted.then_some(family))
@@ -208,7 +208,7 @@ impl Inspection {
     }
 }
 
-/// Returns the interface with this name, or `None` if there is none.
+/// Returns the interface with this name, or `None` if no interface has this name.
 fn find(socket: &NetlinkSocket, name: &str) -> Result<Option<Link>, Error> {
     match look_up(socket, name) {
         Ok(link) => Ok(Some(link)),

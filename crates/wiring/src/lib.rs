@@ -1,15 +1,16 @@
 //! Sets up the network of one container by netlink, like Calico's main CNI plugin: interfaces, addresses, routes and
 //! kernel settings. The crate is independent of stores, CNI and runtimes.
 //!
-//! A container gets a pair of interfaces. One end is in the container's network namespace and has the addresses. The
-//! other end stays on the host, with a host route for each address. The container sends all packets to a next hop that
-//! no machine has, and the host's end answers for it.
+//! A container gets a pair of interfaces. One end of the pair is in the container's network namespace and has the
+//! container's addresses. The other end of the pair stays on the host, with a host route for each address. The
+//! container sends all packets to a next hop whose address no machine has, and the host's end answers for that address.
 //!
-//! [`masquerade`] translates the source addresses of packets that containers send to the world.
+//! The module [`masquerade`] translates the source addresses of packets that containers send to destinations outside
+//! all pools.
 //!
-//! The crate is synchronous. It uses one netlink socket for each of the two namespaces, sends requests together where
-//! their order allows it, and runs no other program. Only for [`disconnect`] the caller starts a second process of its
-//! own program.
+//! The crate is synchronous. The crate uses one netlink socket for each of the two namespaces, puts several requests
+//! into one message where possible, and runs no other program. Only [`disconnect`] needs a second process, for which
+//! the caller starts the caller's own program again.
 
 mod connect;
 mod disconnect;

@@ -1,4 +1,4 @@
-//! Interfaces: checks of names, texts of MAC addresses, lookups and lists, and the removal of host interfaces.
+//! Looks up, lists and removes network interfaces, checks interface names, and formats MAC addresses.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -12,8 +12,8 @@ use crate::netlink::NetlinkSocket;
 /// Maximum length of an interface name in bytes (`IFNAMSIZ` without the terminating zero).
 const MAX_NAME_BYTES: usize = 15;
 
-/// Rejects a name that the kernel rejects or would replace: for an empty name or a name with `%`, it chooses another
-/// one.
+/// Rejects an interface name that the kernel would reject or replace. For an empty name or a name with `%`, the kernel
+/// chooses another name.
 pub(crate) fn check_name(name: &str) -> Result<(), Errno> {
     let strange = |letter: char| matches!(letter, '/' | ':' | '%') || letter.is_whitespace() || letter.is_control();
     if name.len() > MAX_NAME_BYTES {
@@ -30,7 +30,7 @@ pub(crate) fn look_up(socket: &NetlinkSocket, name: &str) -> Result<Link, Errno>
     messages::read_link(&socket.one(messages::look_up(name))?)
 }
 
-/// Returns the error for a missing interface that must exist.
+/// Returns the error for an interface that must exist but was not found.
 pub(crate) fn not_found(name: &str, errno: Errno) -> Error {
     // Calico's library uses this text.
     let reason = if errno == Errno::NO_DEVICE { "Link not found".to_owned() } else { errno.to_string() };
@@ -52,7 +52,7 @@ pub(crate) fn mac_text(mac: &[u8]) -> String {
 ///
 /// # Errors
 ///
-/// The namespace cannot be entered, the kernel does not answer, or the deadline passes.
+/// The namespace cannot be entered, the kernel does not answer the lookup, or the deadline passes.
 pub fn has_interface(namespace: &Path, name: &str, deadline: Instant) -> Result<bool, Error> {
     let container = NetNamespace::open(namespace)?;
     let name = name.to_owned();
@@ -68,7 +68,7 @@ pub fn has_interface(namespace: &Path, name: &str, deadline: Instant) -> Result<
     })
 }
 
-/// The host's end of a pair (veth or netkit).
+/// The host's end of a pair of interfaces (veth or netkit).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostInterface {
     /// The name of the interface.
@@ -77,7 +77,7 @@ pub struct HostInterface {
     pub index: u32,
 }
 
-/// Removes the host's end of a pair, and with it the whole pair. A missing interface is no error.
+/// Removes both ends of a pair of interfaces, given the host's end. A missing interface is no error.
 ///
 /// # Errors
 ///
@@ -89,11 +89,11 @@ pub fn remove_host_interface(interface: &HostInterface) -> Result<(), Error> {
     }
 }
 
-/// Lists the interfaces of the host that are ends of pairs.
+/// Lists the interfaces of the host that are ends of veth or netkit pairs.
 ///
 /// # Errors
 ///
-/// The kernel refuses to list them.
+/// The kernel refuses to list the interfaces.
 pub fn host_interfaces() -> Result<Vec<HostInterface>, Error> {
     let host = NetlinkSocket::route()?;
     let failed = |errno: Errno| Error::failed("failed to list the interfaces of the host", errno);

@@ -1,22 +1,22 @@
-//! Masquerading: an nftables rule set translates the source addresses of packets that the containers of a store send to
-//! the world.
+//! Masquerades packets from pools: an nftables rule set translates the source addresses of packets that the containers
+//! of a store send to destinations outside all pools.
 //!
 //! Packets to any pool keep their source address, so that containers see each other's addresses. All other packets from
-//! a masqueraded pool get the address of the interface by which they leave. Packets to the host itself do not pass
-//! these rules.
+//! a masqueraded pool get the address of the interface by which they leave the host. Packets to the host itself do not
+//! pass the rules.
 //!
-//! The rules of a store are in the tables `ip margay-NAME` and `ip6 margay-NAME`. Only this store uses these tables,
-//! and no other table is read or changed. The kernel translates addresses if any table says so, so these rules work
-//! beside those of Docker, firewalld or iptables. A program that removes all rules of nftables (`nft flush ruleset`)
-//! also removes these; the next [`ensure`] restores them.
+//! The rules of a store are in the tables `ip margay-NAME` and `ip6 margay-NAME`. Only this store uses the two tables,
+//! and this module reads and changes no other table. The kernel translates a packet's address if the rules of any table
+//! require the translation, so the rules work beside those of Docker, firewalld or iptables. A program that removes all
+//! nftables rules (`nft flush ruleset`) also removes the rules of this module, and the next [`ensure`] restores them.
 //!
-//! Each table has one chain of the type `nat`, which sees packets that are about to leave. Its first rules exempt
-//! packets by destination. The other rules masquerade packets by source. nft shows a comment for each rule, and the
-//! comments identify a rule set.
+//! Each table has one chain of the type `nat`, which processes packets that are about to leave the host. The first
+//! rules of the chain exempt packets by destination. The other rules of the chain masquerade packets by source. Each
+//! rule has a comment, which nft shows, and the comments of a chain identify its rule set.
 //!
-//! The messages are made by netlink-packet-netfilter (MIT), of the same project as the crates for interfaces and
-//! routes. Other crates are unsuitable: nftables runs the program nft, nftnl needs a C library, rustables is under the
-//! GPL, and nf_tables has had one release.
+//! The crate netlink-packet-netfilter (MIT) encodes the netlink messages; it belongs to the same project as the crates
+//! for interfaces and routes. Other crates for nftables are unsuitable: nftables runs the program nft, nftnl needs a C
+//! library, rustables is under the GPL, and nf_tables has had one release.
 
 use std::collections::BTreeSet;
 
@@ -39,27 +39,27 @@ use crate::netlink::{NetlinkRequest, NetlinkSocket};
 /// Maximum length of a table name that the kernel accepts, in bytes.
 const MAX_TABLE_NAME_BYTES: usize = 255;
 
-/// Returns the name of a store's tables, with characters that nft can read.
+/// Returns the name of a store's tables, and replaces characters that nft cannot read by `_`.
 fn table(store: &str) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() || "._-".contains(letter) { letter } else { '_' };
     let name = store.chars().map(plain);
     "margay-".chars().chain(name).take(MAX_TABLE_NAME_BYTES).collect()
 }
 
-/// Makes the rule set of a store on this host match these pools in one transaction. Packets from the pools in
-/// `masqueraded` leave under the host's address; `pools` are all pools. If a family has no masqueraded pool, its table
-/// is removed.
+/// Makes the rule set of a store on this host match the store's pools, in one transaction. Packets from the pools in
+/// `masqueraded` leave with the host's address; `pools` are all pools of the store. If an address family has no
+/// masqueraded pool, the table of that family is removed.
 ///
-/// Programs that use the same name for `store` share one rule set. A call that changes nothing costs two read requests.
-/// Rules are identified by their comments, so a rule that was edited by hand and kept its comment stays. Any number of
-/// callers may run at once; the pools of the last one count.
+/// Programs that use the same name for `store` share one rule set. A call that finds the wanted rules costs two read
+/// requests. The comments identify the rules, so the function keeps a rule that was edited by hand if the comment is
+/// unchanged. Any number of callers may run concurrently; the rules then match the pools of the last caller.
 ///
-/// The caller needs `CAP_NET_ADMIN`, and the kernel needs nf_tables with NAT. If either is missing, the call fails only
-/// if there is a pool to masquerade.
+/// The caller needs `CAP_NET_ADMIN`, and the kernel needs nf_tables with NAT. If the capability or the kernel feature
+/// is missing, the call fails only if there is a pool to masquerade.
 ///
 /// # Errors
 ///
-/// The kernel's refusal, with advice. Nothing has changed then.
+/// The kernel refused the rules; the error's text has advice. After an error, the rules are unchanged.
 pub fn ensure(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(), Error> {
     let table = table(store);
     let socket = match NetlinkSocket::open(NETLINK_NETFILTER) {
@@ -86,8 +86,8 @@ pub fn ensure(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<(),
     apply(&socket, &changes)
 }
 
-/// Calls [`ensure`] if this host already has a rule set of the store, else changes nothing. Use this function in
-/// programs that change pools and cannot determine whether containers run on this host.
+/// Calls [`ensure`] if this host already has a rule set of the store, and otherwise changes nothing. Use this function
+/// in programs that change pools and cannot determine whether containers run on this host.
 ///
 /// # Errors
 ///
@@ -96,7 +96,7 @@ pub fn refresh(store: &str, masqueraded: &[IpNet], pools: &[IpNet]) -> Result<()
     if has_tables(&table(store))? { ensure(store, masqueraded, pools) } else { Ok(()) }
 }
 
-/// Returns whether there is a table of this name. A kernel without nf_tables has none.
+/// Returns whether this host has an nftables table of this name. Returns `false` on a kernel without nf_tables.
 fn has_tables(table: &str) -> Result<bool, Error> {
     let failed = |errno| failed("failed to read the tables of nftables", errno);
     let socket = match NetlinkSocket::open(NETLINK_NETFILTER) {
@@ -122,7 +122,8 @@ fn apply(socket: &NetlinkSocket, changes: &[NetlinkRequest]) -> Result<(), Error
     apply_batch(socket, changes).map_err(|(what, errno)| failed(&what, errno))
 }
 
-/// Returns the rules of a family. Their order depends on the networks only. There are none if nothing is masqueraded.
+/// Returns the wanted rules of an address family. The order of the rules depends only on the networks. If no pool of
+/// the family is masqueraded, returns no rules.
 fn wanted_rules(family: IpFamily, masqueraded: &[IpNet], pools: &[IpNet]) -> Vec<ChainRule> {
     let of_family = |networks: &mut dyn Iterator<Item = &IpNet>| -> BTreeSet<IpNet> {
         networks.filter(|network| IpFamily::of(network) == family).map(IpNet::trunc).collect()
@@ -135,7 +136,7 @@ fn wanted_rules(family: IpFamily, masqueraded: &[IpNet], pools: &[IpNet]) -> Vec
     to.into_iter().map(ChainRule::Keep).chain(from.into_iter().map(ChainRule::Masquerade)).collect()
 }
 
-/// Returns whether the error is that of a kernel without nf_tables, or without this family.
+/// Returns whether the error means that the kernel lacks nf_tables or the address family.
 fn is_unknown(errno: Errno) -> bool {
     [Errno::WRONG, Errno::NOT_SUPPORTED, Errno::NO_PROTOCOL, Errno::NO_FAMILY].contains(&errno)
 }
@@ -143,7 +144,7 @@ fn is_unknown(errno: Errno) -> bool {
 fn failed(what: &str, errno: Errno) -> Error {
     let advice = match errno {
         Errno::NOT_PERMITTED => "; it takes root, or CAP_NET_ADMIN in the host's network namespace",
-        // A missing part of nf_tables is reported as not found.
+        // For a missing module of nf_tables, the kernel reports "not found".
         errno if is_unknown(errno) || errno == Errno::NOT_FOUND => {
             "; the kernel needs nf_tables with NAT (modules nf_tables, nft_chain_nat and nft_masq), or no pool may have \
              natOutgoing"
@@ -157,19 +158,19 @@ const CHAIN: &str = "outgoing";
 /// The priority of source address translation (`NF_IP_PRI_NAT_SRC`, in nft `srcnat`).
 const PRIORITY: u32 = 100;
 
-/// The flags attribute of the expression `masq`, and its flag for a random port. Without it, two connections that start
-/// at the same time may get the same port, and the second one fails.
+/// The flags attribute of the expression `masq`, and its flag for a random port. Without this flag, two connections
+/// that start at the same time may get the same port, and the second connection then fails.
 const MASQ_FLAGS: u16 = 1;
 const RANDOM_FULLY: u32 = 1 << 4;
-/// The base of offsets into the network header (`NFT_PAYLOAD_NETWORK_HEADER`).
+/// The base for offsets of a payload expression into the network header (`NFT_PAYLOAD_NETWORK_HEADER`).
 const NETWORK_HEADER: u32 = 1;
-/// The attributes that are read from replies.
+/// The attributes that this module reads from the kernel's replies.
 const TABLE_NAME: u16 = 1;
 const RULE_USERDATA: u16 = 7;
-/// The type of a comment in the user data of a rule, in nft's encoding.
+/// The type number that nft gives to a comment in the user data of a rule.
 const COMMENT: u8 = 0;
 
-/// An address family. Each has a table of its own, because a kernel without IPv6 has no IPv6 tables.
+/// An address family. Each address family has a separate table, because a kernel without IPv6 has no IPv6 tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IpFamily {
     Ipv4,
@@ -190,7 +191,7 @@ impl IpFamily {
         }
     }
 
-    /// Returns a table's name with its family, in nft's spelling.
+    /// Returns a table's address family and name in nft's spelling.
     fn spelled(self, table: &str) -> String {
         match self {
             Self::Ipv4 => format!("ip {table}"),
@@ -198,7 +199,7 @@ impl IpFamily {
         }
     }
 
-    /// Returns the offsets of source and destination in a packet's header, in bytes.
+    /// Returns the offsets of the source and the destination address in a packet's header, in bytes.
     fn offsets(self) -> (u32, u32) {
         match self {
             Self::Ipv4 => (12, 16),
@@ -207,17 +208,17 @@ impl IpFamily {
     }
 }
 
-/// A rule of the chain.
+/// A rule in the chain of a store's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ChainRule {
     /// Packets to this network keep their source address.
     Keep(IpNet),
-    /// Packets from this network leave under the host's address.
+    /// Packets from this network leave with the host's address.
     Masquerade(IpNet),
 }
 
 impl ChainRule {
-    /// Returns the text that nft shows with the rule. The text identifies the rule.
+    /// Returns the comment that nft shows with the rule. The comment identifies the rule.
     fn comment(self) -> String {
         match self {
             Self::Keep(network) => format!("margay: keep what goes to {network}"),
@@ -225,11 +226,12 @@ impl ChainRule {
         }
     }
 
-    /// Returns the comment in the kernel's form.
+    /// Returns the rule's comment as the user data that the kernel stores with the rule.
     fn user_data(self) -> Vec<u8> {
         let mut text = self.comment().into_bytes();
         text.push(0);
-        // A network and a few words are shorter than nft's limit of 128 bytes.
+        // The conversion never fails, because a comment with a network and a few words is shorter than nft's limit of
+        // 128 bytes.
         let length = u8::try_from(text.len()).unwrap_or(u8::MAX);
         [vec![COMMENT, length], text].concat()
     }
@@ -270,19 +272,20 @@ impl ChainRule {
     }
 }
 
-/// Ends the chain for a packet.
+/// Returns the expressions that end the chain for a packet.
 fn leave_chain() -> Expressions {
     let verdict = DataAttribute::Verdict(vec![VerdictAttribute::Code(Verdict::Return)]);
     Expressions::Immediate(vec![Immediate::DestinationRegister(Register::Verdict), Immediate::Data(verdict)])
 }
 
-/// Replaces a packet's source address by that of the interface by which it leaves.
+/// Returns the expressions that replace a packet's source address by the address of the interface by which the packet
+/// leaves.
 fn translate_source() -> Expressions {
     let flags = DefaultNla::new(MASQ_FLAGS, RANDOM_FULLY.to_be_bytes().to_vec());
     Expressions::Other { expression_type: "masq".to_owned(), attributes: vec![flags] }
 }
 
-/// Returns the requests that leave a table with exactly these rules, whatever it had before.
+/// Returns the requests after which a table has exactly these rules, whatever the table had before.
 fn replace_table(family: IpFamily, table: &str, rules: &[ChainRule]) -> Vec<NetlinkRequest> {
     let spelled = family.spelled(table);
     let chain = ChainMessage {
@@ -311,8 +314,8 @@ fn replace_table(family: IpFamily, table: &str, rules: &[ChainRule]) -> Vec<Netl
     requests
 }
 
-/// Returns the requests that remove a table. The first one creates the table, because the removal of a missing table
-/// fails.
+/// Returns the requests that remove a table. The first request creates the table, because the removal of a missing
+/// table fails.
 fn remove_table(family: IpFamily, table: &str) -> Vec<NetlinkRequest> {
     let message = NfTablesMessage::DeleteTable(TableMessage { attributes: named(table) });
     let failure = format!("failed to remove the nftables table {}", family.spelled(table));
@@ -325,7 +328,7 @@ fn make_table(family: IpFamily, table: &str) -> NetlinkRequest {
     table_request(family, NLM_F_CREATE, message).with_failure(failure)
 }
 
-/// Applies all changes, or none.
+/// Carries out all requests in one transaction, or none of them.
 fn apply_batch(socket: &NetlinkSocket, requests: &[NetlinkRequest]) -> Result<(), (String, Errno)> {
     let control = |message| {
         let subsystem = NetfilterSubsystem::NfTables;
@@ -335,14 +338,14 @@ fn apply_batch(socket: &NetlinkSocket, requests: &[NetlinkRequest]) -> Result<()
     socket.batch(&begin, requests, &control(ControlMessage::BatchEnd.into()))
 }
 
-/// Returns the user data of the rules in a table's chain, in their order.
+/// Returns the user data of all rules in a table's chain, in the order of the rules.
 fn read_rules(socket: &NetlinkSocket, family: IpFamily, table: &str) -> Result<Vec<Vec<u8>>, Errno> {
     let message = NfTablesMessage::GetRule(RuleMessage { attributes: of_chain(table) });
     let listed = socket.list(&table_request(family, 0, message))?;
     listed.iter().map(|payload| Ok(attribute(payload, RULE_USERDATA)?.unwrap_or_default())).collect()
 }
 
-/// Returns whether this table exists.
+/// Returns whether a table of this name exists in an address family.
 fn has_table(socket: &NetlinkSocket, family: IpFamily, table: &str) -> Result<bool, Errno> {
     let message = NfTablesMessage::GetTable(TableMessage { attributes: Vec::new() });
     let ours = [table.as_bytes(), b"\0"].concat();
@@ -356,7 +359,7 @@ fn has_table(socket: &NetlinkSocket, family: IpFamily, table: &str) -> Result<bo
 
 /// Returns the value of an attribute in an nftables message.
 fn attribute(payload: &[u8], kind: u16) -> Result<Option<Vec<u8>>, Errno> {
-    // The family, the version, and two unused bytes.
+    // The attributes follow a header of four bytes: the family, the version, and two unused bytes.
     let attributes = payload.get(4..).ok_or(Errno::GARBLED)?;
     for attribute in NlasIterator::new(attributes) {
         let attribute = attribute.map_err(|_| Errno::GARBLED)?;

@@ -1,8 +1,8 @@
-//! Requests for interfaces, addresses and routes, and the kernel's replies.
+//! Encodes requests for interfaces, addresses and routes, and decodes the kernel's replies.
 //!
-//! Only the few attributes that are needed are read from a reply, directly from the bytes. The full parser of
-//! `netlink-packet-route` supports every kind of interface and traffic control, and would make a plugin nearly 400 KB
-//! larger.
+//! This module reads only the few attributes that the crate needs, directly from the bytes of a reply. The full parser
+//! of `netlink-packet-route` supports every kind of interface and traffic control, and would make a plugin's executable
+//! nearly 400 KB larger.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd;
@@ -30,11 +30,13 @@ use crate::namespace::NetNamespace;
 use crate::netlink::NetlinkRequest;
 use crate::plan::{Device, Plan};
 
-/// The MAC address of every host end. Host ends may share an address, because no network has more than one of them.
+/// The MAC address of every host end. All host ends may have the same MAC address, because no two host ends are on the
+/// same link.
 pub(crate) const HOST_MAC: [u8; 6] = [0xee; 6];
 
-/// Creates the pair of a plan. A veth pair is requested in the container, a netkit pair on the host, whose end must be
-/// the first. The request names the namespace of the other end.
+/// Returns the request that creates the pair of a plan. The request for a veth pair must be sent in the container's
+/// namespace. The request for a netkit pair must be sent on the host, because the first end of a netkit pair must be
+/// the host's end. The request names the namespace of the pair's other end.
 pub(crate) fn pair(plan: &Plan, device: Device, host: &NetNamespace, container: &NetNamespace) -> NetlinkRequest {
     let queues = plan.queues.max(1);
     let mut both = vec![LinkAttribute::NumTxQueues(queues), LinkAttribute::NumRxQueues(queues)];
@@ -70,21 +72,21 @@ pub(crate) fn pair(plan: &Plan, device: Device, host: &NetNamespace, container: 
     NetlinkRequest::change(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &first)
 }
 
-/// Reads the interface with this name.
+/// Returns the request that reads the interface with this name.
 pub(crate) fn look_up(name: &str) -> NetlinkRequest {
     let mut message = without_statistics();
     message.attributes.push(LinkAttribute::IfName(name.to_owned()));
     NetlinkRequest::tell(RTM_GETLINK, &message)
 }
 
-/// Reads the interface with this index.
+/// Returns the request that reads the interface with this index.
 pub(crate) fn link_by_number(index: u32) -> NetlinkRequest {
     let mut message = without_statistics();
     message.header.index = index;
     NetlinkRequest::tell(RTM_GETLINK, &message)
 }
 
-/// Lists all interfaces.
+/// Returns the request that lists all interfaces.
 pub(crate) fn interfaces() -> NetlinkRequest {
     NetlinkRequest::tell(RTM_GETLINK, &without_statistics())
 }
@@ -95,14 +97,14 @@ fn without_statistics() -> LinkMessage {
     message
 }
 
-/// Removes the interface with this name.
+/// Returns the request that removes the interface with this name.
 pub(crate) fn remove_named(name: &str) -> NetlinkRequest {
     let mut message = LinkMessage::default();
     message.attributes.push(LinkAttribute::IfName(name.to_owned()));
     NetlinkRequest::change(RTM_DELLINK, 0, &message)
 }
 
-/// Removes the interface with this index.
+/// Returns the request that removes the interface with this index.
 pub(crate) fn remove(index: u32) -> NetlinkRequest {
     NetlinkRequest::change(RTM_DELLINK, 0, &interface(index))
 }
@@ -120,7 +122,7 @@ pub(crate) fn down(index: u32) -> NetlinkRequest {
     NetlinkRequest::change(RTM_SETLINK, 0, &message)
 }
 
-/// Sets the MAC address of an interface.
+/// Returns the request that sets the MAC address of an interface.
 pub(crate) fn mac(index: u32, mac: &[u8]) -> NetlinkRequest {
     let mut message = interface(index);
     message.attributes.push(LinkAttribute::Address(mac.to_vec()));
@@ -133,7 +135,7 @@ fn interface(index: u32) -> LinkMessage {
     message
 }
 
-/// Adds an address to an interface, as /32 or /128.
+/// Returns the request that adds an address to an interface, as /32 or /128.
 pub(crate) fn address(index: u32, address: IpAddr) -> NetlinkRequest {
     let mut message = AddressMessage::default();
     message.header.family = family(address);
@@ -143,7 +145,8 @@ pub(crate) fn address(index: u32, address: IpAddr) -> NetlinkRequest {
     NetlinkRequest::change(RTM_NEWADDR, NLM_F_CREATE | NLM_F_EXCL, &message)
 }
 
-/// Lists the addresses of an interface in a family. A kernel before 4.20 lists the addresses of all interfaces.
+/// Returns the request that lists the addresses of an interface in an address family. A kernel before 4.20 lists the
+/// addresses of all interfaces.
 pub(crate) fn addresses(index: u32, family: AddressFamily) -> NetlinkRequest {
     let mut message = AddressMessage::default();
     message.header.family = family;
@@ -151,17 +154,18 @@ pub(crate) fn addresses(index: u32, family: AddressFamily) -> NetlinkRequest {
     NetlinkRequest::tell(RTM_GETADDR, &message)
 }
 
-/// Adds a route to the main table that leads directly to an interface.
+/// Returns the request that adds a route to the main table that leads directly to an interface.
 pub(crate) fn route(destination: IpNet, index: u32) -> NetlinkRequest {
     new_route(destination, index, RouteScope::Link, None)
 }
 
-/// Adds a route to the main table that leads through a next hop.
+/// Returns the request that adds a route to the main table that leads through a next hop.
 pub(crate) fn route_via(destination: IpNet, next_hop: IpAddr, index: u32) -> NetlinkRequest {
     new_route(destination, index, RouteScope::Universe, Some(next_hop))
 }
 
-/// Adds a route to the main table that rejects packets to a network, unless a more specific route accepts them.
+/// Returns the request that adds a route to the main table that rejects packets to a network, unless a more specific
+/// route accepts the packets.
 pub(crate) fn unreachable(destination: IpNet) -> NetlinkRequest {
     let message = route_message(destination, RouteScope::Universe, RouteType::Unreachable);
     NetlinkRequest::change(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_REPLACE, &message)
@@ -186,7 +190,7 @@ fn new_route(destination: IpNet, index: u32, scope: RouteScope, next_hop: Option
     NetlinkRequest::change(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL, &message)
 }
 
-/// Adds a permanent neighbour entry: the MAC address of an IPv4 address.
+/// Returns the request that adds a permanent neighbour entry: the MAC address of an IPv4 address.
 pub(crate) fn neighbour(index: u32, address: Ipv4Addr, mac: &[u8]) -> NetlinkRequest {
     let mut message = NeighbourMessage::default();
     message.header.family = AddressFamily::Inet;
@@ -200,7 +204,8 @@ pub(crate) fn neighbour(index: u32, address: Ipv4Addr, mac: &[u8]) -> NetlinkReq
     NetlinkRequest::change(RTM_NEWNEIGH, NLM_F_CREATE | NLM_F_REPLACE, &message)
 }
 
-/// Lists the routes of a family in the main table. A kernel before 4.20 lists the routes of all tables.
+/// Returns the request that lists the routes of an address family in the main table. A kernel before 4.20 lists the
+/// routes of all tables.
 pub(crate) fn routes(family: AddressFamily) -> NetlinkRequest {
     let mut message = RouteMessage::default();
     message.header.address_family = family;
@@ -212,7 +217,7 @@ pub(crate) fn family(address: IpAddr) -> AddressFamily {
     if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
 }
 
-/// Sizes of `ifinfomsg`, `ifaddrmsg` and `rtmsg`, which precede the attributes.
+/// Sizes in bytes of the headers `ifinfomsg`, `ifaddrmsg` and `rtmsg`, which precede the attributes in a reply.
 const LINK_HEADER_BYTES: usize = 16;
 const ADDRESS_HEADER_BYTES: usize = 8;
 const ROUTE_HEADER_BYTES: usize = 12;
@@ -225,16 +230,17 @@ pub(crate) struct Link {
     pub(crate) up: bool,
     pub(crate) mac: Vec<u8>,
     pub(crate) mtu: u32,
-    /// For example `veth`; empty for hardware.
+    /// The kernel's name for the kind of interface, for example `veth`; empty for hardware.
     pub(crate) kind: String,
-    /// The index of the linked interface in its own namespace. For a pair, this is the other end.
+    /// The index of the linked interface in the linked interface's namespace. For an end of a pair, the linked
+    /// interface is the other end.
     pub(crate) other: Option<u32>,
     /// Whether the linked interface is in another network namespace.
     pub(crate) other_is_elsewhere: bool,
 }
 
 impl Link {
-    /// Returns whether this is one end of a veth or netkit pair.
+    /// Returns whether this interface is one end of a veth or netkit pair.
     pub(crate) fn is_of_a_pair(&self) -> bool {
         matches!(self.kind.as_str(), "veth" | "netkit")
     }
@@ -284,7 +290,7 @@ pub(crate) fn read_address(payload: &[u8]) -> Result<InterfaceAddress, Errno> {
             _ => {}
         }
     }
-    // In IPv4 the interface's own address is `IFA_LOCAL`. In IPv6 there is only `IFA_ADDRESS`.
+    // For IPv4 the attribute `IFA_LOCAL` has the interface's own address. For IPv6 there is only `IFA_ADDRESS`.
     let address = local.or(address).ok_or(Errno::GARBLED)?;
     let prefix = payload.get(1).copied().ok_or(Errno::GARBLED)?;
     Ok(InterfaceAddress { index: number(payload.get(4..))?, address, prefix })
@@ -308,23 +314,23 @@ pub(crate) fn read_route(payload: &[u8]) -> Result<Route, Errno> {
     Ok(Route { table, destination, scope, next_hop, index })
 }
 
-/// Iterates over the attributes after a header, with their types.
+/// Iterates over the attributes after a header, as pairs of an attribute's type and value.
 pub(crate) fn attributes(payload: &[u8], header: usize) -> impl Iterator<Item = (u16, &[u8])> {
     let behind = payload.get(header..).unwrap_or_default();
     NlasIterator::new(behind).map_while(Result::ok).filter_map(|attribute| {
-        // The value is a slice of the payload, which outlives the attribute.
+        // The value must be a slice of the payload, because the payload outlives the attribute.
         let (kind, length) = (attribute.kind(), attribute.value_length());
         let value = attribute.into_inner().get(4..)?.get(..length)?;
         Some((kind, value))
     })
 }
 
-/// Reads the number at the beginning of the bytes.
+/// Reads a `u32` in native byte order at the beginning of the bytes.
 fn number(bytes: Option<&[u8]>) -> Result<u32, Errno> {
     bytes.and_then(<[u8]>::first_chunk).copied().map(u32::from_ne_bytes).ok_or(Errno::GARBLED)
 }
 
-/// Reads a text that may end with a zero byte.
+/// Decodes a text, without a zero byte at its end.
 pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.strip_suffix(&[0]).unwrap_or(bytes)).into_owned()
 }

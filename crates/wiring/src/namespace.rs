@@ -1,4 +1,4 @@
-//! Network namespaces, and threads that work in them.
+//! Opens and enters network namespaces, and runs work on threads that may change their namespace.
 
 use std::any::Any;
 use std::ffi::OsStr;
@@ -17,7 +17,7 @@ use nix::sys::statfs::{FsType, NSFS_MAGIC, PROC_SUPER_MAGIC, statfs};
 
 use crate::error::{Errno, Error};
 
-/// The network namespace of the thread that opens this path.
+/// The path of the network namespace of the thread that opens the path.
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
 /// An open network namespace.
@@ -27,9 +27,9 @@ pub(crate) struct NetNamespace {
 }
 
 pub(crate) enum NamespaceError {
-    /// The path does not exist.
+    /// There is no file at the namespace's path.
     Gone(Error),
-    /// The path leads to something else, or cannot be opened.
+    /// The path leads to a file that is no namespace, or the file cannot be opened.
     Other(Error),
 }
 
@@ -41,8 +41,8 @@ impl From<NamespaceError> for Error {
 }
 
 impl NetNamespace {
-    /// Opens a namespace. The type of the file system is checked first: the path may lead to anything, for example a
-    /// pipe, and opening that could do harm.
+    /// Opens a network namespace. The type of the file system is checked first, because the path may lead to any file,
+    /// for example to a pipe, and opening such a file could do harm.
     pub(crate) fn open(path: &Path) -> Result<Self, NamespaceError> {
         match statfs(path).map(|about| about.filesystem_type()) {
             Ok(NSFS_MAGIC | PROC_SUPER_MAGIC) => {}
@@ -70,41 +70,43 @@ impl NetNamespace {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// Opens the namespace of this thread.
+    /// Opens the network namespace of this thread.
     pub(crate) fn own() -> Result<Self, Error> {
         Ok(Self::open(Path::new(OsStr::new(OWN_NAMESPACE)))?)
     }
 
-    /// Moves this thread into the namespace.
+    /// Moves the calling thread into the network namespace.
     pub(crate) fn enter(&self) -> Result<(), Error> {
         setns(&self.file, CloneFlags::CLONE_NEWNET).map_err(|errno| {
             Error::failed(&format!("error switching to ns {}", self.path.display()), Errno::from(errno))
         })
     }
 
-    /// The open file, by which requests name the namespace.
+    /// Returns the open file whose descriptor requests use to name the namespace.
     pub(crate) fn file(&self) -> &File {
         &self.file
     }
 }
 
-/// Where a thread sends its result. Sending succeeds only if the result is received.
+/// The channel to which a thread sends its result. Sending succeeds only if [`run_in_thread`] receives the result.
 pub(crate) type ResultSender<T> = SyncSender<Result<T, Error>>;
 
-/// Runs `work` on a new thread, and returns the first result that it sends.
+/// Runs `work` on a new thread, and returns the first result that the thread sends.
 ///
-/// A thread that was in another namespace is not reused. The thread may continue after its first result and after the
-/// deadline, because a thread that waits in the kernel cannot be stopped. Results after the deadline are dropped.
+/// Each call uses a new thread, because a thread that has entered another namespace must not be reused. The thread may
+/// continue after its first result and after the deadline, because a thread that waits in the kernel cannot be stopped.
+/// A result that is sent after the deadline is dropped.
 ///
 /// # Errors
 ///
-/// The error that the thread sends; `late` if it sends nothing before the deadline; a panic of the thread.
+/// The error that the thread sends; the error of `late` if the thread sends no result before the deadline; an error for
+/// a panic of the thread.
 pub(crate) fn run_in_thread<T: Send + 'static>(
     deadline: Instant,
     late: impl FnOnce() -> Error,
     work: impl FnOnce(&ResultSender<T>) + Send + 'static,
 ) -> Result<T, Error> {
-    // Without a buffer, a sent result is either received or returned to the sender.
+    // The channel has no buffer, so a sent result is either received or returned to the sender.
     let (sender, receiver) = sync_channel(0);
     let thread = thread::Builder::new().name("wiring".to_owned()).spawn(move || work(&sender));
     let thread = thread.map_err(|error| Error::failed("failed to start a thread", Errno::from(&error)))?;

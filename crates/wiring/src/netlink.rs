@@ -1,8 +1,9 @@
-//! Netlink sockets, with as few system calls as possible.
+//! Sends requests to the kernel over netlink sockets, with as few system calls as possible.
 //!
-//! A message may have several requests. The kernel processes them in order before the send returns. It reports each
-//! failed request and continues with the next one. So only the last request of a message needs an acknowledgement:
-//! after it, every request without an error has succeeded.
+//! A message may have several requests. The kernel processes the requests of a message in order before `send` returns.
+//! The kernel reports each failed request and continues with the next request. Therefore only the last request of a
+//! message needs an acknowledgement: once the acknowledgement has arrived, every request without an error has
+//! succeeded.
 
 use std::cell::{Cell, RefCell};
 
@@ -15,31 +16,32 @@ use nix::sys::socket::sockopt::SndBufForce;
 
 use crate::error::{Errno, Error};
 
-/// Message types that every netlink family has (`linux/netlink.h`).
+/// The numbers of message types that every netlink protocol has (`linux/netlink.h`).
 const ERROR_MESSAGE: u16 = 2;
 const DONE_MESSAGE: u16 = 3;
 
-/// Maximum size of a part of a listing from the kernel.
+/// Maximum size of one message from the kernel, in bytes. A long listing has several messages.
 const MAX_PART_BYTES: usize = 32 * 1024;
-/// Maximum number of times that a listing is requested, because changes during a listing invalidate it.
+/// Maximum number of attempts to get a consistent listing. A change during a listing makes the listing inconsistent.
 const MAX_LISTING_ATTEMPTS: usize = 5;
-/// Size of a message that fits into the default send buffer of a socket.
+/// Size of the longest message that fits into the default send buffer of a socket, in bytes.
 const DEFAULT_SEND_BUFFER_BYTES: usize = 32 * 1024;
 
-/// A request to the kernel.
+/// A netlink request to the kernel.
 #[derive(Debug)]
 pub(crate) struct NetlinkRequest {
     kind: u16,
     flags: u16,
-    /// `NLM_F_ACK` if the kernel does not answer otherwise.
+    /// `NLM_F_ACK` if the kernel answers the request only with an acknowledgement, otherwise 0.
     confirm: u16,
     body: Vec<u8>,
-    /// The text of the error if the kernel refuses the request.
+    /// The text that precedes the kernel's reason in the error if the kernel refuses the request; may be empty.
     failure: String,
 }
 
 impl NetlinkRequest {
-    /// Creates a request of a type (`RTM_..`) for a change, with flags (`NLM_F_..`) in addition to the usual ones.
+    /// Creates a request of a type (`RTM_..`) for a change, with flags (`NLM_F_..`) in addition to the flags of every
+    /// request.
     pub(crate) fn change(kind: u16, flags: u16, body: &impl Emitable) -> Self {
         let mut bytes = vec![0; body.buffer_len()];
         body.emit(&mut bytes);
@@ -51,7 +53,8 @@ impl NetlinkRequest {
         Self { confirm: 0, ..Self::change(kind, 0, body) }
     }
 
-    /// Sets the text that precedes the reason if the kernel refuses the request. The default is the reason alone.
+    /// Sets the text that precedes the kernel's reason if the kernel refuses the request. By default, the error has
+    /// only the reason.
     pub(crate) fn with_failure(mut self, failure: String) -> Self {
         self.failure = failure;
         self
@@ -68,16 +71,17 @@ impl NetlinkRequest {
         message.resize(from + header.buffer_len(), 0);
         header.emit(&mut message[from..]);
         message.extend_from_slice(&self.body);
-        // The next request begins at a multiple of four.
+        // Each request in a message must begin at a multiple of four bytes.
         message.resize(message.len().next_multiple_of(4), 0);
         Ok(())
     }
 }
 
-/// The kernel's answer to one request: the reply (may be empty), or the reason of its refusal.
+/// The kernel's answer to one request: the reply (may be empty), or the reason for refusing the request.
 pub(crate) type Reply = Result<Vec<u8>, Errno>;
 
-/// A socket to the kernel. It belongs to the network namespace in which it was opened, whichever thread uses it.
+/// A netlink socket to the kernel. The socket belongs to the network namespace in which it was opened, whichever thread
+/// uses the socket.
 pub(crate) struct NetlinkSocket {
     socket: netlink_sys::Socket,
     sequence: Cell<u32>,
@@ -91,16 +95,17 @@ impl NetlinkSocket {
         Ok(Self { socket, sequence: Cell::new(0), buffer: RefCell::new(Vec::with_capacity(MAX_PART_BYTES)) })
     }
 
-    /// Opens a socket for interfaces, addresses and routes.
+    /// Opens a netlink socket for interfaces, addresses and routes, in the network namespace of this thread.
     pub(crate) fn route() -> Result<Self, Error> {
         let opened = Self::open(netlink_sys::protocols::NETLINK_ROUTE);
         let socket = opened.map_err(|errno| Error::failed("failed to open a netlink socket", errno))?;
-        // With this option the kernel filters listings. A kernel before 4.20 lists everything, and the callers filter.
+        // With the option for strict checking, the kernel filters listings. A kernel before 4.20 lists all entries, and
+        // the callers filter the listing.
         let _ = socket.socket.set_netlink_get_strict_chk(true);
         Ok(socket)
     }
 
-    /// Sends requests in one message, and returns the answer to each.
+    /// Sends requests in one message, and returns the answer to each request.
     pub(crate) fn exchange(&self, requests: &[NetlinkRequest]) -> Result<Vec<Reply>, Errno> {
         let Some(last) = requests.len().checked_sub(1) else { return Ok(Vec::new()) };
         let first = self.sequence.get().wrapping_add(1);
@@ -129,18 +134,19 @@ impl NetlinkSocket {
         Ok(answers)
     }
 
-    /// Like [`exchange`](Self::exchange), but all requests must succeed. The first refused request determines the
-    /// error.
+    /// Sends requests like [`exchange`](Self::exchange), but fails unless all requests succeed. The first refused
+    /// request determines the error.
     pub(crate) fn all(&self, requests: &[NetlinkRequest]) -> Result<Vec<Vec<u8>>, Error> {
         let answers = self.exchange(requests).map_err(|errno| Error::failed("failed to talk to the kernel", errno))?;
         let answers = answers.into_iter().zip(requests);
         answers.map(|(answer, request)| answer.map_err(|errno| Error::failed(&request.failure, errno))).collect()
     }
 
-    /// Carries out all requests or none of them, between two messages that begin and end the batch (nfnetlink). The
+    /// Carries out all requests or none of them, as an nfnetlink batch between the two messages `begin` and `end`. The
     /// error has the failure text of the first refused request, and the kernel's reason.
     ///
-    /// The kernel answers the beginning of the batch if it accepts no batch at all, and otherwise the last request.
+    /// If the kernel accepts no batch at all, it answers the message `begin`. If the kernel accepts the batch, it
+    /// answers the last request.
     pub(crate) fn batch(
         &self,
         begin: &NetlinkRequest,
@@ -156,7 +162,8 @@ impl NetlinkSocket {
             let sequence = u32::try_from(at).map_err(|_| talk(Errno::TOO_LONG))?.wrapping_add(first);
             request.write(&mut message, confirm, sequence).map_err(talk)?;
         }
-        // The kernel accepts a batch in one message only. If the buffer cannot be enlarged, the send fails.
+        // The kernel accepts a batch only in a single message. If the send buffer cannot be enlarged, sending the batch
+        // fails.
         if message.len() > DEFAULT_SEND_BUFFER_BYTES {
             let _ = setsockopt(&self.socket, SndBufForce, &(4 * message.len()));
         }
@@ -180,12 +187,12 @@ impl NetlinkSocket {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Sends one request, and returns its answer.
+    /// Sends one request, and returns the kernel's answer.
     pub(crate) fn one(&self, request: NetlinkRequest) -> Reply {
         self.exchange(&[request])?.pop().unwrap_or(Err(Errno::GARBLED))
     }
 
-    /// Lists everything that the kernel reports for a request.
+    /// Returns all entries of the listing that the kernel sends for a request. Repeats an inconsistent listing.
     pub(crate) fn list(&self, request: &NetlinkRequest) -> Result<Vec<Vec<u8>>, Errno> {
         for _ in 1..MAX_LISTING_ATTEMPTS {
             if let Some(listed) = self.list_once(request)? {
@@ -195,7 +202,7 @@ impl NetlinkSocket {
         self.list_once(request)?.ok_or(Errno::BUSY)
     }
 
-    /// Lists everything once. Returns `None` if a change during the listing made it inconsistent.
+    /// Requests a listing once. Returns `None` if a change during the listing made the listing inconsistent.
     fn list_once(&self, request: &NetlinkRequest) -> Result<Option<Vec<Vec<u8>>>, Errno> {
         let sequence = self.sequence.get().wrapping_add(1);
         let mut message = Vec::new();
@@ -229,10 +236,10 @@ impl NetlinkSocket {
         self.socket.send(message, 0).map(drop).map_err(|error| Errno::from(&error))
     }
 
-    /// Receives one message from the kernel, and calls `show` for each part of it.
+    /// Receives one message from the kernel, and calls `show` for each part of the message.
     ///
-    /// The kernel has answered before the send returns, or sends more of a listing on demand. So this never waits: an
-    /// answer that is not available now will not come.
+    /// The kernel's answer is ready when `send` returns; for a listing, the kernel produces the rest as it is read.
+    /// Therefore this function never waits: an answer that is not available now will never arrive.
     fn receive(&self, mut show: impl FnMut(&NetlinkBuffer<&[u8]>, &[u8]) -> Result<(), Errno>) -> Result<(), Errno> {
         let mut buffer = self.buffer.borrow_mut();
         buffer.clear();
@@ -250,7 +257,7 @@ impl NetlinkSocket {
     }
 }
 
-/// Returns the reason in a final message of the kernel, or `None` on success.
+/// Returns the reason for a refusal from the kernel's last message about a request, or `None` on success.
 fn refusal(payload: &[u8]) -> Result<Option<Errno>, Errno> {
     let code = payload.first_chunk().copied().map(i32::from_ne_bytes).ok_or(Errno::GARBLED)?;
     Ok((code != 0).then_some(Errno(code.wrapping_neg())))

@@ -1,37 +1,39 @@
-//! The plan of one container's network.
+//! Defines the plan of one container's network.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
-/// The next hop of a container's IPv4 routes. No machine has this address: the host's end answers for every address.
+/// The next hop of a container's IPv4 routes. No machine has this address, because the host's end answers for every
+/// address.
 pub(crate) const IPV4_NEXT_HOP: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
 
 /// The plan of one container's network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The name of the end that stays on the host, for example `calic1`.
+    /// The name of the pair's end that stays on the host, for example `calic1`.
     pub host_interface: String,
-    /// The treatment of an existing interface of that name.
+    /// The treatment of an existing host interface with the name `host_interface`.
     pub old_interface: OldInterface,
-    /// The name of the end in the container, `CNI_IFNAME`.
+    /// The name of the pair's end in the container, from `CNI_IFNAME`.
     pub interface: String,
-    /// The MTU of both ends in bytes; 0 for the kernel's default.
+    /// The MTU of both ends of the pair in bytes; 0 for the kernel's default.
     pub mtu: u32,
-    /// Number of send queues and of receive queues of both ends; 0 means 1.
+    /// Number of send queues and of receive queues of each end of the pair; 0 means 1.
     pub queues: u32,
-    /// The kind of the pair.
+    /// The kind of the pair of interfaces.
     pub device: Device,
     /// The MAC address of the container's end; `None` for the kernel's choice. The kernel uses the first six bytes of a
     /// longer address.
     pub mac: Option<Vec<u8>>,
     /// The addresses of the container, as /32 and /128, in the order in which they are added.
     pub addresses: Vec<IpAddr>,
-    /// Networks that belong to the container as a whole. The host routes them to the container. Unused addresses of a
-    /// network are unreachable in the container, so that packets to them do not go back and forth.
+    /// Networks that belong to the container as a whole. The host routes these networks to the container. In the
+    /// container, the unused addresses of these networks are unreachable, so that packets to unused addresses do not
+    /// loop between the container and the host.
     pub prefixes: Vec<IpNet>,
-    /// Destinations that the container reaches through the host. A route is used only if the container has an address
-    /// of its family.
+    /// Destinations that the container reaches through the host. A destination is ignored unless the container has an
+    /// address of the same family.
     pub routes: Vec<IpNet>,
     /// Whether the container forwards packets between its interfaces.
     pub forwarding: Forwarding,
@@ -42,21 +44,21 @@ pub struct Plan {
 /// The treatment of a host interface that already has the wanted name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OldInterface {
-    /// The interface is removed, whatever it is: the name belongs to this workload only.
+    /// The existing interface is always removed, because its name belongs to this workload only.
     Removed,
-    /// The interface is removed, unless its other end is in the network namespace of another container. In that case
-    /// the call fails with [`Error::Taken`](crate::Error::Taken).
+    /// The existing interface is removed, unless its other end is in the network namespace of another container. If
+    /// another container has the other end, the call fails with [`Error::Taken`](crate::Error::Taken).
     KeptIfInUse,
 }
 
 /// How a container finds the next hop of its IPv4 routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NextHop {
-    /// By ARP. The host's proxy ARP answers, which requires that the host has a route to the next hop by another
-    /// interface, for example a default route. Calico works like this.
+    /// The container finds the next hop by ARP, as with Calico, and the host's proxy ARP answers. Proxy ARP requires
+    /// that the host has a route to the next hop by another interface, for example a default route.
     Asked,
-    /// By a permanent neighbour entry with the MAC address of the host's end. This also works on a host without a
-    /// default route.
+    /// The container has a permanent neighbour entry with the MAC address of the host's end. A neighbour entry also
+    /// works on a host without a default route.
     Known,
 }
 
@@ -69,17 +71,18 @@ pub enum Device {
     Netkit,
 }
 
-/// Whether a container forwards packets. The setting applies to the families in which the container has an address.
+/// Whether a container forwards packets. The setting applies to the address families in which the container has an
+/// address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Forwarding {
     /// The container forwards packets.
     On,
-    /// The container does not forward packets, even if its namespace did before.
+    /// The container does not forward packets, even if its namespace forwarded packets before.
     Off,
 }
 
 impl Forwarding {
-    /// Returns the value for the kernel's settings.
+    /// Returns the value to write to the kernel's forwarding settings.
     pub(crate) fn value(self) -> &'static str {
         match self {
             Self::On => "1",

@@ -1,4 +1,4 @@
-//! Removes a container's interface with a second process, which may fail in every way.
+//! Tests the removal of a container's interface by a second process, and each failure of that process.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;

@@ -1,7 +1,8 @@
-//! Tests masquerading with packets: containers of two pools on a host, and a world without routes to the pools.
+//! Tests masquerading with packets: containers of two pools on a host, and another machine ("the world") without routes
+//! to the pools.
 //!
-//! Each test has a host of its own: a thread in a new network namespace. The containers and the world are namespaces,
-//! too, each kept by a sleeping process.
+//! Each test has its own host: a thread in a new network namespace. The containers and the world are network
+//! namespaces, too, and a sleeping process keeps each of these namespaces.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -22,7 +23,8 @@ use nix::sched::{CloneFlags, setns};
 use support::{Netns, on_a_host, shell};
 use wiring::{Device, Forwarding, NextHop, OldInterface, Plan, connect, ensure_forwarding, masquerade};
 
-/// The addresses of a family: the host and the world on one link, and two pools with two containers and one.
+/// The addresses of one address family: a host and the world on one link, a pool with two containers, and a pool with
+/// one container.
 struct Family {
     host: &'static str,
     world: &'static str,
@@ -45,13 +47,13 @@ const IPV6: Family = Family {
     pools: ["fd80::/64", "fd81:0:0:0:8000::/65"],
     pods: ["fd80::1", "fd80::ffff:2", "fd81::8000:0:0:1"],
 };
-/// Set for the process that runs without privileges.
+/// The name of an environment variable that is set for the process without privileges.
 const POWERLESS: &str = "MARGAY_TEST_POWERLESS";
 /// The name of the store whose rules are tested.
 const STORE: &str = "lab";
-/// Number of concurrent callers.
+/// Number of threads that call the masquerade functions concurrently.
 const CALLERS: usize = 16;
-/// Time limit for a packet.
+/// Time limit for the arrival of a packet.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
@@ -125,23 +127,24 @@ impl Place {
     }
 }
 
-/// The result of a packet from one namespace to another, and an answer.
+/// The result of sending a packet from one namespace to another and waiting for the answer.
 #[derive(Debug, PartialEq, Eq)]
 struct Talk {
-    /// The source address of the first packet at its destination.
+    /// The source address that the receiver of the packet saw.
     from: IpAddr,
     answered: bool,
 }
 
 fn talk(from: &Netns, to: &Netns, target: &str) -> Talk {
     let target = ip(target);
-    // The kernel chooses the port. A process that another test has just forked may briefly hold an earlier port.
+    // The kernel chooses the port. A port that an earlier test has used may briefly be held by a process that another
+    // test has just forked.
     let server = to.inside(|| UdpSocket::bind(SocketAddr::new(target, 0)).unwrap());
     let port = server.local_addr().unwrap().port();
     let any = if target.is_ipv4() { "0.0.0.0" } else { "::" };
     let client = from.inside(|| UdpSocket::bind(SocketAddr::new(ip(any), 0)).unwrap());
     server.set_read_timeout(Some(PATIENCE)).unwrap();
-    // An answer without a route fails in `send_to`, so an answer that was sent will arrive.
+    // If an answer has no route, `send_to` fails, so every answer that was sent will arrive.
     client.set_read_timeout(Some(PATIENCE)).unwrap();
     client.send_to(b"there", (target, port)).unwrap();
     let mut buffer = [0; 16];
@@ -214,7 +217,7 @@ fn rules_follow_pools() {
     assert_eq!(made(&pools[..1], &pools), 1 + 1 + 3);
     masquerade::refresh(STORE, &pools[..1], &pools[..1]).unwrap();
     assert_eq!(listed().len(), 1 + 1 + 2);
-    // As if another program had emptied the chain.
+    // Removing all rules has the same effect as another program that empties the chain.
     let before = listed().len();
     masquerade::ensure(STORE, &[], &[]).unwrap();
     assert_eq!(made(&pools[..1], &pools[..1]), before);
@@ -237,7 +240,7 @@ fn rules_stay_whole_when_many_set_at_once() {
     for _ in 0..20 {
         all(&|_| masquerade::ensure(STORE, &pools, &pools).unwrap());
         assert_eq!(listed().len(), 2 + 2 + 4 + 2);
-        // If callers see different pools, the rules match the pools of one of them.
+        // If callers pass different pools, the rules match the pools of one caller.
         all(&|caller| masquerade::ensure(STORE, &pools[caller % 2..], &pools[caller % 2..]).unwrap());
         assert!([2 + 2 + 4 + 2, 2 + 2 + 2 + 2].contains(&listed().len()), "{}", listed().len());
         all(&|_| masquerade::ensure(STORE, &[], &[]).unwrap());
@@ -252,7 +255,7 @@ fn rules_are_none_when_nothing_to_masquerade() {
     assert_eq!(listed().len(), 0);
 }
 
-/// The rules of a program that uses iptables are nftables rules as well, in tables of their own.
+/// Checks that the rules of iptables remain, because iptables also uses nftables, in separate tables.
 fn rules_leave_other_tables() {
     shell("iptables-nft -t nat -A POSTROUTING -s 10.99.0.0/16 -j MASQUERADE");
     let before = listed();
@@ -266,7 +269,7 @@ fn rules_leave_other_tables() {
 
 fn rules_are_apart_for_each_store() {
     let (first, second) = (nets(&["10.65.0.0/16"]), nets(&["10.66.0.0/24"]));
-    // nft cannot read this name unchanged.
+    // The store's name has a character that nft cannot read in the name of a table.
     let other = r"var-lib-other\x2dlab.sled";
     masquerade::ensure(STORE, &first, &first).unwrap();
     let before = listed();
@@ -281,7 +284,7 @@ fn rules_are_apart_for_each_store() {
     assert_eq!(listed(), before);
 }
 
-/// A process without privileges in the network runs this program again.
+/// Runs this test program again in a process without `CAP_NET_ADMIN`.
 fn rules_error_says_so_without_privilege() {
     let mut process = Command::new("setpriv");
     process.args(["--inh-caps", "-net_admin", "--bounding-set", "-net_admin"]);
@@ -292,7 +295,8 @@ fn rules_error_says_so_without_privilege() {
     assert_eq!(done.status.code(), Some(1));
 }
 
-/// The work of that process: without a pool to masquerade there is no error; with one there is.
+/// The part of the test that runs in the process without privileges. A call fails only if there is a pool to
+/// masquerade.
 fn try_without_power() -> ExitCode {
     let pools = nets(&["10.65.0.0/16"]);
     masquerade::ensure(STORE, &[], &pools).unwrap();
@@ -307,13 +311,13 @@ fn try_without_power() -> ExitCode {
 
 /// Lists all tables, chains and rules of this thread's network namespace in the kernel's form.
 fn listed() -> Vec<Vec<u8>> {
-    // NFT_MSG_GETTABLE, NFT_MSG_GETCHAIN, NFT_MSG_GETRULE.
+    // The message types are NFT_MSG_GETTABLE, NFT_MSG_GETCHAIN and NFT_MSG_GETRULE.
     [1, 4, 7].into_iter().flat_map(|kind| ask(kind, NLM_F_DUMP)).collect()
 }
 
-/// Returns the generation of the rules, which changes with every change.
+/// Returns the kernel's generation of the nftables rules, which differs after every change of the rules.
 fn generation() -> Vec<u8> {
-    // NFT_MSG_GETGEN. The answer ends with the name of the process.
+    // The message type is NFT_MSG_GETGEN. The answer ends with the name of the process.
     ask(16, 0).pop().unwrap()
 }
 
@@ -337,7 +341,7 @@ fn ask(kind: u8, flags: u16) -> Vec<Vec<u8>> {
             if kind == 3 {
                 return messages;
             }
-            // Of nftables' own header, keep only the family: the rest is a part of the generation.
+            // Keeps only the family of the nftables header, because the rest of the header depends on the generation.
             messages.push([&rest[16..17], &rest[20..length]].concat());
             rest = &rest[length.next_multiple_of(4).min(rest.len())..];
         }

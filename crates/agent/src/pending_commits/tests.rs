@@ -1,4 +1,5 @@
-//! Pending commits in files: fixed bytes, the files that are found, and files that are no pending commits.
+//! Tests pending commits in files: the fixed bytes of each form, the search for files, and files that are no pending
+//! commits.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -46,7 +47,7 @@ fn note() -> CommitRecord {
     CommitRecord::new("etcd://h:1", &attachment("c"), &txn())
 }
 
-/// Encodes a pending commit in form 1, which earlier versions wrote.
+/// Encodes a pending commit in form 1, which earlier versions of Margay wrote.
 fn in_first_form(note: &CommitRecord) -> Vec<u8> {
     let mut content = Vec::new();
     let mut form = FirstForm(&mut content);
@@ -64,7 +65,7 @@ fn in_first_form(note: &CommitRecord) -> Vec<u8> {
     bytes
 }
 
-/// Writes the content of form 1.
+/// Writes the content of a pending commit in form 1.
 struct FirstForm<'b>(&'b mut Vec<u8>);
 
 impl FirstForm<'_> {
@@ -160,12 +161,11 @@ impl FirstForm<'_> {
     }
 }
 
-/// Turns a pending commit of form 1 into form 2, as an earlier version wrote it for its attachment and the container
-/// `d`, with these steps.
+/// Converts a pending commit from form 1 to form 2, with these steps and a second attachment: the container `d`.
 fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     const BEFORE_THE_REST: usize = 13 + 1 + 4;
     let mut rest = note[BEFORE_THE_REST..].to_vec();
-    // One more attachment. Each of its names follows its length.
+    // The bytes of a second attachment: each of the four names follows the name's length.
     rest.extend(b"\x01\x03net\x01d\x04eth0\x01n");
     let mut bytes = note[..13].to_vec();
     bytes.push(2);
@@ -176,7 +176,8 @@ fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     bytes
 }
 
-/// Writes a pending commit for two attachments under the names of both, and returns the paths.
+/// Writes the file of a pending commit for two attachments, with a hard link for the second one, and returns both
+/// paths.
 fn leave_for_two(folder: &Path, note: &[u8], steps: &str) -> [PathBuf; 2] {
     let paths = ["c", "d"].map(|container| folder.join(format!("{}old{FILE_SUFFIX}", prefix(&attachment(container)))));
     fs::write(&paths[0], for_two(note, steps)).unwrap();
@@ -184,13 +185,13 @@ fn leave_for_two(folder: &Path, note: &[u8], steps: &str) -> [PathBuf; 2] {
     paths
 }
 
-/// Returns the pending commits of an attachment on a store that need not be queried.
+/// Returns the pending commits of an attachment, without querying a cluster.
 fn pending(intents: &PendingCommitFolder, attachment: &Attachment) -> io::Result<Vec<PendingCommit>> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(intents.pending(attachment))
 }
 
-/// Records a transaction for this container.
+/// Records a transaction as the pending commit of this container.
 fn record(intents: &PendingCommitFolder, container: &str, txn: &Txn) -> PendingCommitId {
     intents.record(&attachment(container), txn).unwrap()
 }
@@ -199,7 +200,8 @@ fn ids(pending: io::Result<Vec<PendingCommit>>) -> Vec<PendingCommitId> {
     pending.unwrap().into_iter().map(|pending| pending.id).collect()
 }
 
-/// Users have files with these bytes. If this test fails, the form has changed and needs another version.
+/// Checks that the bytes of a pending commit's file never change, because users have such files. If this test fails,
+/// the form has changed and needs a new number.
 #[test]
 fn note_bytes_never_change() {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -289,7 +291,7 @@ fn notes_are_found_by_cluster_when_address_changes() {
     assert_eq!(intents.name_of_store(), "etcd://h:1");
     let named = CommitRecord::new("etcd://h:1 cluster 1f", &attachment("c"), &txn()).encode().unwrap();
     whole_file::create(folder.path(), &format!("{}1{FILE_SUFFIX}", prefix(&attachment("c"))), &named).unwrap();
-    // Without a cluster to query, only the address counts.
+    // Without a cluster to query, only the store's address decides whether a pending commit is found.
     assert_eq!(ids(pending(&intents, &attachment("c"))).len(), 1);
     assert_eq!(intents.recorded_here(&attachment("c")).unwrap().len(), 1);
     let elsewhere = PendingCommitFolder::new(folder.path(), "etcd://h:2");
@@ -315,7 +317,7 @@ fn notes_are_kept_and_ignored_when_unreadable() {
     let path = folder.path().join(&id.0);
     let whole = fs::read(&path).unwrap();
     let prefix = prefix(&attachment("c"));
-    // A file that has only the prefix of this attachment, and files that do not belong in the folder.
+    // The folder also has a file of another attachment with the same prefix, and files that are no pending commits.
     let foreign = CommitRecord::new("etcd://h:1", &attachment("d"), &Txn::new()).encode().unwrap();
     fs::write(folder.path().join(format!("{prefix}1{FILE_SUFFIX}")), foreign).unwrap();
     fs::write(folder.path().join(format!("{prefix}2{FILE_SUFFIX}")), &whole[..whole.len() / 2]).unwrap();
@@ -329,7 +331,8 @@ fn notes_are_kept_and_ignored_when_unreadable() {
 #[test]
 fn earlier_version_note_for_several_counts_until_done() {
     let note = in_first_form(&note());
-    // Closed and found, closed and done, and each also with steps that come too late.
+    // With the steps that a finder appends, each of the following files has "closed" before "void" and "found" before
+    // "done", so the transaction is pending.
     let pending_after = ["c", "cv", "cf", "cvf", "cfd", "cvfd"];
     let settled_after = ["", "v", "vc", "vf", "vcd", "cd", "cdf", "cdvf"];
     for (steps, is_pending) in
@@ -344,15 +347,15 @@ fn earlier_version_note_for_several_counts_until_done() {
                 assert_eq!(found.iter().any(|found| found.txn == txn()), is_pending, "{steps}, {container}");
                 assert_eq!(path.exists(), is_pending, "{steps}, {container}");
             }
-            // The other attachment still finds the file.
+            // Each attachment removes only its own hard link, so the other attachment still finds the pending commit.
             ids(pending(&intents, &attachment(container))).iter().for_each(|id| intents.forget(id));
         }
         assert_eq!(folder.path().read_dir().unwrap().count(), 0);
     }
 }
 
-/// A writer that is still alive does not send a transaction that a finder has made void, and does not remove a file
-/// that a finder settles.
+/// Checks the steps that a finder appends. A living writer does not send a transaction that a finder has made void, and
+/// does not remove a file that a finder settles.
 #[test]
 fn earlier_version_note_gets_steps_its_writer_looks_at() {
     let folder = tempfile::tempdir().unwrap();
@@ -380,7 +383,7 @@ async fn earlier_version_note_is_settled_by_each_attachment() {
     let sound = ipam(Arc::new(store.clone()));
     sound.create_pool(&NewPool::new("v4", "10.0.0.0/24".parse().unwrap()), None, soon()).await.unwrap();
     sound.assign(&one("before"), soon()).await.unwrap();
-    // The first transaction passes. Later ones are held back.
+    // The store carries out the first transaction and holds back all later transactions.
     let asked = AtomicU32::new(0);
     let late = FaultyStore::new(store.clone(), move |operation| {
         (operation == Operation::Txn && asked.fetch_add(1, SeqCst) > 0).then_some(Fault::Held)
@@ -392,7 +395,7 @@ async fn earlier_version_note_is_settled_by_each_attachment() {
     leave_for_two(folder.path(), &in_first_form(&sent), "c");
     fs::remove_file(note).unwrap();
 
-    // The release of `d` sends the transaction again. So `c` has an address until its own release.
+    // The release of `d` sends the transaction again, so the container `c` has an address until its own release.
     assert_eq!(sound.release_attachment(&attachment("d"), &[], soon()).await.unwrap(), Vec::<std::net::IpAddr>::new());
     assert_eq!(folder.path().read_dir().unwrap().count(), 1);
     assert_eq!(sound.release_attachment(&attachment("c"), &[], soon()).await.unwrap().len(), 1);

@@ -1,4 +1,4 @@
-//! Progress reports, beside events of other watches and for watches that have not begun.
+//! Tests progress reports while other watches have events, and for watches with a future start revision.
 
 use std::time::Duration;
 
@@ -9,10 +9,11 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Outcome;
 use super::support::Server;
 
-/// The watch id of messages about a whole stream.
+/// The watch id of messages about a whole stream of watches.
 const NO_WATCH: i64 = -1;
 
-/// A busy watch and several quiet ones, which report automatically at different times.
+/// Requests progress reports on a stream with one busy watch and several quiet watches. The quiet watches of the store
+/// report their progress at different times.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn progress_report_is_never_behind_event() -> Outcome {
     let server = Server::start(&MemoryTable::new()).await?;
@@ -66,7 +67,7 @@ async fn progress_report_is_absent_before_watch_began() -> Outcome {
     let mut other = client.watch("a", Some(options(0))).await?;
     future.message().await?;
     future.request_progress().await?;
-    // By then the other watch has reported twice.
+    // Waits until the other watch has sent two progress reports.
     for report in 0..3 {
         let message = other.message().await?.ok_or("the stream has ended")?;
         assert_eq!((message.created(), message.header().map(|header| header.revision())), (report == 0, Some(now)));
@@ -74,7 +75,7 @@ async fn progress_report_is_absent_before_watch_began() -> Outcome {
     assert!(timeout(Duration::from_millis(1), future.message()).await.is_err());
     let status = client.status().await?;
     assert_eq!(status.header().map(|header| header.revision()), Some(now));
-    // After a watch has begun, it reports like any other.
+    // Once the store has reached the start revision of a watch, the watch reports progress like any other watch.
     for value in ["2", "3", "4"] {
         client.put("a", value, None::<PutOptions>).await?;
     }

@@ -1,4 +1,4 @@
-//! A server of the API over a store in memory, on a free loopback port.
+//! Starts a server of the API for a store in memory, on a free loopback port.
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// A server that runs until it is stopped.
+/// A server of the API that runs until it is stopped.
 #[derive(Debug)]
 pub(crate) struct Server {
     address: SocketAddr,
@@ -24,18 +24,18 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a server for the store on this table.
+    /// Starts a server of the API for the store on this table.
     ///
     /// # Errors
-    /// There is no free port, or the table is damaged.
+    /// No loopback port is free, or the table is damaged.
     pub(crate) async fn start(table: &MemoryTable) -> Result<Self, Error> {
         Self::start_behind(table, |backing| Arc::new(backing)).await
     }
 
-    /// Starts a server whose store is wrapped by `spoil`.
+    /// Starts a server of the API for the store on this table, wrapped by `spoil`.
     ///
     /// # Errors
-    /// There is no free port, or the table is damaged.
+    /// No loopback port is free, or the table is damaged.
     pub(crate) async fn start_behind(
         table: &MemoryTable,
         spoil: impl FnOnce(Memory) -> Arc<dyn Backing>,
@@ -59,12 +59,12 @@ impl Server {
         Ok(Self { address, store, task })
     }
 
-    /// The URL of the server.
+    /// Returns the URL of the server.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Stops the server, and closes the store.
+    /// Stops the server and closes the server's store.
     ///
     /// # Errors
     /// Any store error.

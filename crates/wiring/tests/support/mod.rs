@@ -1,6 +1,6 @@
-//! The hosts and containers of the tests, which are network namespaces.
+//! Creates the hosts and containers of the tests, which are network namespaces.
 
-#![allow(dead_code)] // Each test program uses a part.
+#![allow(dead_code)] // Each test program uses only a part of this module.
 
 use std::any::Any;
 use std::fs::{self, File};
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use nix::sched::{CloneFlags, setns, unshare};
 
-/// Runs a test on a thread in a new network namespace, and returns the message of a panic.
+/// Runs a test on a thread in a new network namespace. If the test panics, returns the panic's message as the error.
 pub(crate) fn on_a_host(test: fn()) -> Result<(), String> {
     let run = || {
         unshare(CloneFlags::CLONE_NEWNET).unwrap();
@@ -26,7 +26,7 @@ pub(crate) fn said(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// A network namespace.
+/// A network namespace that a child process keeps.
 pub(crate) struct Netns(pub(crate) Child);
 
 impl Netns {
@@ -47,7 +47,7 @@ impl Netns {
         format!("/proc/{}/ns/net", self.0.id()).into()
     }
 
-    /// Runs `work` in the namespace.
+    /// Runs `work` on a thread in the network namespace.
     pub(crate) fn inside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         let namespace = File::open(self.path()).unwrap();
         let run = || {
