@@ -314,7 +314,7 @@ impl<S: Store> Store for TracedStore<S> {
                 tracing::debug!(target: STORE, compares, ops, bytes, ?elapsed, %revision, succeeded, "ran a transaction");
             }
             Err(error) => {
-                tracing::debug!(target: STORE, compares, ops, bytes, ?elapsed, %error, "a transaction failed")
+                tracing::debug!(target: STORE, compares, ops, bytes, ?elapsed, %error, "a transaction failed");
             }
         }
         answer
