@@ -1,5 +1,6 @@
-//! A store on fjall, a log-structured merge tree in pure Rust. This second example shows that [`kv_mvcc::Table`] also
-//! fits an engine of another kind than [SQLite](https://sqlite.org). `table.rs` keeps rows in one keyspace.
+//! A store on fjall, a log-structured merge tree in pure Rust. The crate shows that [`kv_mvcc::Table`] also fits an
+//! engine that works differently from [SQLite](https://sqlite.org). `table.rs` keeps the store's rows in one fjall
+//! keyspace.
 
 mod error;
 mod table;

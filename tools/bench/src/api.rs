@@ -1,5 +1,5 @@
-//! Measures etcd's API over an embedded store (`margay serve --listen`) beside Debian's etcd, with one client library
-//! over TCP.
+//! Measures the etcd API of `margay serve --listen` on an embedded store, beside Debian's etcd. The same client library
+//! calls both servers over TCP.
 
 use std::any::Any;
 use std::fs;
@@ -20,28 +20,28 @@ use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 use testkit::server::{Etcd, dead_address};
 
-/// The number of keys, and the size of each value.
+/// The number of keys in each store.
 const KEYS: u32 = 100_000;
 const VALUE_BYTES: usize = 1024;
-/// How many keys are put in one transaction while a store is filled.
+/// The number of keys that one transaction puts while a store is filled.
 const FILL: u32 = 128;
-/// Each number of clients, with the lower bound of redb's rate divided by etcd's.
+/// The numbers of concurrent clients. The second number is the lower bound of redb's rate divided by etcd's rate.
 const CLIENTS: [(usize, f64); 3] = [(1, 1.0), (16, 0.8), (256, 0.7)];
-/// The number of rounds, and how long each contender puts in each: 60 s in total.
+/// The number of measuring rounds.
 const ROUNDS: usize = 6;
 const ROUND: Duration = Duration::from_secs(10);
 /// The number of watches on keys that never change.
 const WATCHES: usize = 1000;
-/// How many clients put beside these watches.
+/// The number of clients that put keys while the idle watches exist.
 const BESIDE: usize = 16;
 
-/// A server of etcd's API.
+/// A running server of etcd's API.
 struct Server {
     name: &'static str,
     url: String,
-    /// The process id, for reading its memory.
+    /// The id of the server's process, with which its memory usage is read.
     process: u32,
-    /// Ends the process when dropped.
+    /// Ends the server's process when dropped.
     _running: Box<dyn Any>,
 }
 
@@ -75,7 +75,7 @@ impl Server {
         }
     }
 
-    /// A field of the process's `/proc` status, in MiB.
+    /// Returns a field of the process's `/proc` status, in MiB.
     fn mib(&self, field: &str) -> Outcome<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process))?;
         let line = status.lines().find_map(|line| line.strip_prefix(field)).ok_or("no such field")?;
@@ -92,7 +92,8 @@ impl Server {
         Ok(())
     }
 
-    /// Lets this many clients put for a round. Returns the puts per second and the time of each put.
+    /// Runs one round in which the given number of clients put keys. Returns the puts per second and the duration of
+    /// each put.
     async fn put(&self, clients: usize) -> Outcome<(f64, Times)> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut putting = JoinSet::new();
@@ -200,7 +201,7 @@ async fn puts(servers: &[Server], findings: &mut Findings) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures the memory after a start, with watches and with a list of all keys, and the cost of idle watches.
+/// Measures the server's memory after a start, with watches and with a list of all keys, and the cost of idle watches.
 async fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for engine in ["redb", "sled"] {
