@@ -1,4 +1,4 @@
-//! Measures the etcd store beside bare calls of etcd's client library, on one server and in turns.
+//! Measures the etcd store beside bare calls of etcd's client library, on one etcd server and in turns.
 
 use std::future::Future;
 use std::time::Instant;

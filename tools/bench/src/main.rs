@@ -33,7 +33,6 @@ use crate::findings::Findings;
 
 /// The program does not use the C library's allocator, because hundreds of simulated hosts and bare clients allocate
 /// from all threads at the same time.
-/// library's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -194,7 +193,7 @@ fn main() -> Outcome<()> {
     wish.file.map_or(Ok(()), |file| findings.write(&file))
 }
 
-/// Waits until the disk is idle before a part starts, so that earlier writes do not slow the part.
+/// Syncs all disks before a part starts, so that earlier writes do not slow the part.
 fn settle() {
     nix::unistd::sync();
     std::thread::sleep(Duration::from_secs(2));

@@ -1,5 +1,5 @@
-//! Helpers for the tests of several crates. Each part has a feature, so that a crate's tests do not compile stores that
-//! they do not use.
+//! Contains helpers for the tests of several crates. Each part has a feature, so that the tests of a crate do not
+//! compile stores that these tests do not use.
 //!
 //! | feature | contents |
 //! |---|---|

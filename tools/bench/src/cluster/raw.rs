@@ -54,7 +54,7 @@ impl Store for Recorder {
     }
 }
 
-/// The size and age of one key's value in a commit.
+/// The size of a value that a commit puts, and whether the put creates its key.
 #[derive(Clone, Copy, Debug)]
 struct Put {
     bytes: usize,

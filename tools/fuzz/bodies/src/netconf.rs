@@ -12,7 +12,6 @@ use time::OffsetDateTime;
 
 /// Runs the target `netconf` on the plugin's standard input. A first byte other than `{` chooses the CNI verb and the
 /// plugin's program name.
-/// under which the plugin runs.
 pub fn netconf(data: &[u8]) {
     let (choice, text) = match data {
         [choice, text @ ..] if *choice != b'{' => (*choice, text),
