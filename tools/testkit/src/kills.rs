@@ -19,7 +19,7 @@ const KILL_WITHIN: u64 = 30;
 /// Maximum life of a container, in milliseconds.
 const LIFE: u64 = 20;
 
-/// Adds and deletes containers and kills a third of the ADDs. Each container gets a DEL, and an ADD may find no free
+/// Adds and deletes containers and kills a third of the ADDs. Each container gets a DEL. An ADD may find no free
 /// address. Two containers that live at the same time must not share the value that `has` reads from their results.
 pub fn values_stay_unique<T: Ord + Debug + Send>(conf: &Value, has: impl Fn(&Outcome) -> T + Sync) {
     let living: Mutex<BTreeMap<T, String>> = Mutex::default();

@@ -1,5 +1,5 @@
-//! The command line of `torture`, the plan of a run (the store, the number of operations and the seed) and the report
-//! of a run.
+//! Parses the command line of `torture`, plans a run (the store, the number of operations and the seed), and prints the
+//! report of a run.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the program prints its results")]
 
@@ -161,12 +161,12 @@ fn failed(error: &dyn std::error::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// How workers run and how they die.
+/// How the workers of a run are executed, and how a worker dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// Tasks of this process, on a store that injects faults. A death is a dropped future.
+    /// Workers are tasks of this process, on a store that injects faults. A worker's death is a dropped future.
     InProcess,
-    /// Processes that are killed with SIGKILL.
+    /// Workers are processes that are killed with SIGKILL.
     Processes,
 }
 
@@ -176,20 +176,21 @@ pub enum Reach {
     /// Workers open the store's files.
     #[default]
     Files,
-    /// `margay serve` holds the store. Workers connect to the daemon, and open the files if it does not answer.
+    /// The daemon `margay serve` holds the store. Workers connect to the daemon, and open the store's files if the
+    /// daemon does not answer.
     Daemon,
-    /// `margay serve` holds the store. Workers use etcd's API only.
+    /// The daemon `margay serve` holds the store. Workers use only etcd's API.
     Api,
 }
 
-/// What a run does: the store, the number of operations, the workers and the seed.
+/// The plan of a run: the store, the number of operations, the workers and the seed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {
     drivers: Drivers,
     /// The driver of the store. Each run creates the store: in memory, in a temporary folder, or on a new etcd.
     driver: &'static dyn Driver,
-    /// How workers run.
+    /// How the workers are executed.
     pub mode: Mode,
     /// The minimum number of operations.
     pub ops: u64,
@@ -201,7 +202,7 @@ pub struct Plan {
     pub workers: usize,
     /// How worker processes reach an embedded store.
     pub way: Reach,
-    /// The part that is broken on purpose. Used only with [`Mode::InProcess`].
+    /// The part of the run that is broken on purpose. Only [`Mode::InProcess`] uses this field.
     pub sabotage: Sabotage,
 }
 
@@ -219,12 +220,12 @@ impl Plan {
         Ok(Self { drivers: drivers.clone(), driver, mode, ops, seed, nodes, workers, way, sabotage })
     }
 
-    /// The name of the store.
+    /// Returns the name of the store.
     pub(crate) fn store(&self) -> &'static str {
         self.driver.facts().name
     }
 
-    /// The processes or machines that can share the store.
+    /// Returns which processes or machines can share the store.
     pub(crate) fn scope(&self) -> Scope {
         self.driver.facts().scope
     }
@@ -248,7 +249,7 @@ impl Plan {
 pub struct Report {
     /// The plan of the run.
     pub plan: Plan,
-    /// How often each event happened, by name.
+    /// The number of times that each event happened, by the event's name.
     pub counts: BTreeMap<String, u64>,
     /// The number of checked revisions.
     pub revisions: i64,
@@ -257,7 +258,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// The number of times that an event happened.
+    /// Returns the number of times that an event happened.
     pub fn count(&self, what: &str) -> u64 {
         self.counts.get(what).copied().unwrap_or(0)
     }
