@@ -14,7 +14,7 @@ use kv_mvcc::Table;
 
 pub use table::FjallTable;
 
-/// Fjall as an engine of [`kv_local`].
+/// The engine of [`kv_local`] that keeps a store's rows in fjall.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fjall;
 

@@ -1,4 +1,4 @@
-//! Ordered rows in one keyspace of fjall.
+//! Keeps ordered rows in one keyspace of fjall.
 
 use std::fmt;
 use std::ops::{Bound, ControlFlow};

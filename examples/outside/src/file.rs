@@ -45,7 +45,7 @@ impl FileTable {
         self.folder.join("all")
     }
 
-    /// Writes all rows to a draft, then renames the draft over the file.
+    /// Writes all rows to a draft file, then renames the draft over the table's file.
     fn write(&self, rows: &RowMap) -> io::Result<()> {
         let rows = bincode::encode_to_vec(rows, config::standard()).map_err(io::Error::other)?;
         let draft = self.folder.join("draft");

@@ -1,4 +1,4 @@
-//! A table in memory with cheap snapshots: a commit copies the rows only while a snapshot still uses them.
+//! Keeps a table in memory with cheap snapshots: a commit copies the rows only while a snapshot still uses them.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;

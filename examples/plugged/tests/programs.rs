@@ -1,4 +1,4 @@
-//! Tests Margay's programs on a plugged store, which one line in [`plugged::drivers`] adds to them.
+//! Tests Margay's programs on a plugged store. One line in [`plugged::drivers`] adds the plugged store to the programs.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -17,7 +17,7 @@ fn kind(operation: Operation, error: &rusqlite::Error) -> ErrorKind {
         // store is damaged.
         Some(ErrorCode::Unknown | ErrorCode::SchemaChanged | ErrorCode::ConstraintViolation) => ErrorKind::Corrupt,
         None => ErrorKind::Corrupt,
-        // After any other failed write, the commit may or may not have happened.
+        // After any other failed write, it is unknown whether the commit happened.
         Some(_) if operation == Operation::Txn => ErrorKind::CommitIo,
         Some(_) => ErrorKind::Io,
     }

@@ -68,7 +68,7 @@ impl Server {
         loop {
             let mut client = Client::connect([&self.url], None).await?;
             match client.status().await {
-                // The daemon opens its private socket shortly before it offers the API.
+                // The daemon opens its private socket shortly before the daemon offers etcd's API.
                 Err(_) if begun.elapsed() < Duration::from_secs(10) => sleep(Duration::from_millis(5)).await,
                 answered => return answered.map(|_| client).map_err(Into::into),
             }
@@ -121,7 +121,7 @@ impl Server {
     }
 }
 
-/// Runs a program to its end. Fails unless it succeeds.
+/// Runs a program to its end. Fails unless the program succeeds.
 fn run_to_its_end(command: &mut Command) -> Outcome<()> {
     let done = command.output()?;
     if done.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&done.stderr).into_owned().into()) }
@@ -135,7 +135,7 @@ fn value() -> Vec<u8> {
     vec![b'v'; VALUE_BYTES]
 }
 
-/// A pseudorandom sequence (xorshift) that is the same in every run.
+/// A pseudorandom number sequence (xorshift) that is the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -147,7 +147,7 @@ impl Random {
     }
 }
 
-/// Measures puts, watches, memory and a large list.
+/// Measures the puts, watches, memory and a large list of each server.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let folder = folder.join("api");
     fs::create_dir(&folder)?;

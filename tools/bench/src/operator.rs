@@ -39,7 +39,7 @@ const HELD_UP: f64 = 50.0;
 /// The minimum rate of a migration, in addresses per second.
 const MOVED: f64 = 50_000.0;
 
-/// The duration and peak memory of a command.
+/// The duration and the peak memory of an operator's command.
 #[derive(Clone, Copy)]
 struct Cost {
     seconds: f64,
@@ -96,7 +96,7 @@ async fn commit(store: MvccStore, txn: Txn) -> kv::Result<()> {
     store.txn(txn).await.map(drop)
 }
 
-/// Runs a command to its end and returns its cost.
+/// Runs a command to its end. Returns the command's duration and peak memory.
 fn cost(programs: &Programs, arguments: &[&str]) -> Outcome<Cost> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("peak-of").arg(&programs.margay).arg("").args(arguments).env_clear();
@@ -175,7 +175,7 @@ fn commands(file: &str) -> [(&'static str, Vec<&str>); 3] {
     ]
 }
 
-/// Measures ADDs while a command runs repeatedly.
+/// Measures ADDs while a command runs repeatedly beside them.
 fn beside(
     programs: &Programs,
     contender: &Contender,
@@ -230,7 +230,7 @@ fn row(name: &str, times: &Times, alone: &Times, runs: usize) -> Vec<String> {
     ]
 }
 
-/// Measures ADDs, each followed by its DEL and a pause.
+/// Measures ADDs. Each ADD is followed by a DEL and a pause.
 fn pairs(contender: &Contender, name: &str) -> Outcome<Times> {
     let mut times = Times::default();
     for number in 0..ADDS {

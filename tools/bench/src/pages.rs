@@ -1,4 +1,4 @@
-//! Updates pages of the book with the findings of a run.
+//! Updates pages of the book with the findings of a benchmark run.
 //!
 //! A page marks the place of a table with `<!-- measured: NAME -->` and `<!-- end -->`. A new finding replaces the text
 //! between these marks. Plots are files. Sections without a finding stay unchanged.

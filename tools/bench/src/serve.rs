@@ -31,7 +31,7 @@ const STARTS: usize = 10;
 /// How long the memory and processor time of the idle daemon are measured.
 const IDLE: Duration = Duration::from_secs(20);
 
-/// A running daemon. Dropping it ends the process with SIGTERM.
+/// A running daemon. Dropping this value ends the process with SIGTERM.
 pub(crate) struct Daemon {
     child: Child,
 }

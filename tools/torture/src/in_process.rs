@@ -47,7 +47,7 @@ async fn open(plan: &Plan, folder: &Path, ledger: &Arc<Ledger>) -> Result<Place,
     Ok(Place { store, chaos: None })
 }
 
-/// Runs a plan in this process.
+/// Runs a plan whose workers are tasks of this process.
 pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let begun = Instant::now();
     let folder = tempfile::tempdir()?;

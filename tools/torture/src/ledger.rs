@@ -11,9 +11,9 @@ const REMEMBERED: usize = 24;
 /// How an event of the store changed the holder of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// The container holds the address from now on.
+    /// The container holds the address from this revision on.
     Given(IpAddr, String),
-    /// The container no longer holds the address.
+    /// The container no longer holds the address since this revision.
     Taken(IpAddr, String),
 }
 
@@ -23,7 +23,7 @@ enum Stage {
     #[default]
     Adding,
     Held,
-    /// The newest known revision when the DEL was sent.
+    /// A DEL was sent; the value is the newest revision known at that time.
     Deleting(i64),
 }
 
@@ -138,7 +138,7 @@ impl Ledger {
         self.books().counts.get("operation").copied().unwrap_or(0)
     }
 
-    /// Adds to the count of an event.
+    /// Adds a number to the count of an event.
     pub(crate) fn count(&self, what: &str, by: u64) {
         *self.books().counts.entry(what.to_owned()).or_default() += by;
     }

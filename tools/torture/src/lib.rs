@@ -7,9 +7,9 @@
 //!
 //! - No address is held twice, and no acknowledged address is released before its DEL has begun.
 //! - Handle counts match the blocks, and affinities match the owners of blocks.
-//! - The lists in a block agree, and its sequence number rises by one with each write.
+//! - The lists in a block agree with each other, and the block's sequence number rises by one with each write.
 //! - After its DEL, a container holds no address and gets no address.
-//! - After the DEL of all containers, the store is empty.
+//! - After the DEL of all containers, the store contains no documents.
 //!
 //! The checker decodes the documents itself: the module `checker` shares no code with `ipam_core::model`. A run has one
 //! of two modes. [In one process](Mode::InProcess), a death is a dropped future and faults are injected. In [several

@@ -31,7 +31,7 @@ const TAKERS: usize = 4;
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(1);
 /// Number of progress requests between two changes of watches.
 const REPORTS: usize = 10;
-/// A call that takes longer counts as hung.
+/// Maximum duration of a call. A call that takes longer counts as hung.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
 /// Arguments of the daemon for a short history, because `store status` reads the whole history.
 const HISTORY: [&str; 4] = ["--history-revisions", "2000", "--history-min-age", "1s"];
@@ -45,7 +45,7 @@ pub struct PressPlan {
     pub drivers: Drivers,
     /// The name of the store's engine.
     pub engine: String,
-    /// The duration of the whole run. Two tenths of it measure the throughput.
+    /// The duration of the whole run. Two tenths of the run measure the throughput.
     pub time: Duration,
     /// Maximum duration of one call. A process that takes the store has twice as long.
     pub max_call: Duration,
@@ -223,7 +223,7 @@ impl Press {
         Ok(())
     }
 
-    /// Watches all keys and reads no events.
+    /// Watches all keys through etcd's API without reading events.
     async fn be_deaf(self: Arc<Self>) -> Result<(), String> {
         let mut client = Client::connect([&self.api], None).await.map_err(text)?;
         let everything = WatchOptions::new().with_all_keys().with_start_revision(1).with_prev_key();

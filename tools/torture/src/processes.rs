@@ -130,7 +130,8 @@ fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
 /// Runs a worker until it is killed.
 ///
 /// # Errors
-/// The store cannot be opened. A failed step is reported on standard output instead.
+/// The store cannot be opened. A failed step is no error of this function: the worker reports the step on standard
+/// output.
 pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Failure> {
     let newest = Newest::default();
     let access = if plan.at.starts_with(HTTP) {
@@ -332,7 +333,7 @@ impl Run<'_> {
     }
 
     /// Runs rounds on an etcd, or on a daemon with etcd's API. The checker follows the server all the time while faults
-    /// are injected into it.
+    /// are injected into the server.
     async fn on_a_server<V: Victim>(&mut self, server: V, url: String) -> Result<i64, Failure> {
         let store = open_etcd(&url)?;
         self.place = Place::Server(url);
@@ -391,7 +392,7 @@ impl Run<'_> {
         self.ledger.violation().map_or(Ok(left), |what| Err(Failure(what)))
     }
 
-    /// Deletes the containers of killed workers, as a runtime does.
+    /// Deletes the containers that killed workers left, as a runtime does.
     async fn clean(&self, ipam: &ipam_core::Ipam, left: &[(String, String)]) -> Result<(), Failure> {
         for (node, container) in left {
             self.ledger.deleting(container, self.newest.get());

@@ -95,9 +95,9 @@ pub(crate) fn open_etcd(url: &str) -> Result<Arc<dyn Store>> {
 pub(crate) enum Access {
     /// The store stays open.
     Open(Ipam, Newest),
-    /// The store is in a folder. One process at a time has it open.
+    /// The store is in a folder. One process at a time has the store open.
     Folder(Location, Newest),
-    /// The store is in a folder, and a daemon may have it open.
+    /// The store is in a folder, and a daemon may have the store open.
     Served(Location, Newest),
 }
 

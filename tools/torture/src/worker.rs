@@ -31,7 +31,7 @@ const POOL_ATTEMPTS: u32 = 1_000;
 /// The pause before a failed call is retried.
 const DEL_PAUSE: Duration = Duration::from_millis(10);
 
-/// How calls are interrupted.
+/// How the calls of a worker are interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deaths {
     /// The futures of some calls are dropped before the calls end.
@@ -253,7 +253,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Records the next owner of an address, as before a live migration.
+    /// Records the next owner of an address, as a live migration does before it moves the workload.
     async fn hand_over(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (container, has) = self.containers[self.rng.usize(..self.containers.len())].clone();
         let Some(ip) = has.first() else { return Ok(()) };
@@ -282,7 +282,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Releases a part of a pool for all owners.
+    /// Releases a part of a pool from all owners.
     async fn give_pool_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (cidr, which) = (self.part()?, self.which());
         match self.or_die(ipam.release_pool_affinities(cidr, which, deadline())).await {

@@ -43,7 +43,7 @@ const LONG_TESTS: [(&str, &str, &str); 3] = [
 /// The location of a store. Opening the location creates the store.
 struct Place {
     location: Location,
-    /// The folder of the store's files, if any.
+    /// The folder of the store's files. `None` for a store without files.
     folder: Option<PathBuf>,
     /// Servers and temporary folders that must live as long as this value.
     _kept: Vec<Box<dyn Any>>,
@@ -202,7 +202,7 @@ fn run_long_test(engine: &str, program: &str, test: &str) -> String {
     if output.status.success() { "nothing lost" } else { "**failed**" }.to_owned()
 }
 
-/// Prints a row of the table.
+/// Prints a row of the scoreboard's table.
 fn row<T: Deref<Target = str>>(name: &str, cells: impl IntoIterator<Item = T>) {
     let cells: Vec<String> = cells.into_iter().map(|cell| format!(" {} |", &*cell)).collect();
     println!("| {name} |{}", cells.concat());

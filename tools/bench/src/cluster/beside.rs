@@ -150,7 +150,7 @@ impl Stage {
 
 /// Runs ADD and DEL of one container, with a pause after each call.
 async fn churn(host: Host, pause: Duration) -> Result<usize, String> {
-    // Each host uses its own container, so no other host writes its handle.
+    // Each host uses its own container, so no other host writes the container's handle.
     let request = one_address(&host.name, 1 << 41 | pools::start_of(&host.name));
     host.ipam.assign(&request, soon()).await.map_err(|error| error.to_string())?;
     tokio::time::sleep(pause).await;

@@ -20,7 +20,7 @@ const HOSTS: usize = 50;
 const EACH: usize = 64;
 const ROUNDS: usize = 2;
 
-/// An etcd with one block size, and the measurements on it.
+/// An etcd with one block size, and the measurements on this etcd.
 struct Stage {
     size: u8,
     ground: Ground,
@@ -97,7 +97,7 @@ impl Stage {
         // Each round uses other container numbers, so that no two containers have the same id.
         let calls = round * EACH..(round + 1) * EACH;
         for host in &hosts {
-            // Connect before the measurement begins.
+            // Connect to etcd before the measurement begins.
             host.ipam.config(fill::soon()).await?;
             host.store.take();
         }

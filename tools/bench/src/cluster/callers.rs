@@ -26,7 +26,7 @@ pub(crate) enum Verb {
     Del,
 }
 
-/// The measurements of one contender in all its rounds.
+/// The measurements of one contender in all rounds.
 #[derive(Debug, Default)]
 struct Tally {
     adds: Times,
@@ -34,7 +34,7 @@ struct Tally {
     del_rates: Vec<f64>,
 }
 
-/// Measures rates and latencies.
+/// Measures the rates and latencies of concurrent callers.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let ground = runtime.block_on(async {

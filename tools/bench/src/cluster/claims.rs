@@ -35,7 +35,7 @@ const REFUSALS: usize = 5;
 
 /// An etcd server and the measurements on it.
 struct Stage {
-    /// Keeps etcd running.
+    /// The running etcd server, which ends when this value is dropped.
     _ground: Ground,
     host: Host,
     claimed: usize,
@@ -107,7 +107,7 @@ impl Stage {
     }
 }
 
-/// Measures claims on all stages in turns.
+/// Measures block claims on all stages in turns.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<Findings> {
     runtime()?.block_on(measure(folder))
 }

@@ -24,7 +24,7 @@ const BOTH_FAMILIES: usize = 3;
 const COPY: usize = 5;
 const BASELINE: usize = 6;
 
-/// Runs each kind of call once, for a plugin that records what it executes.
+/// Runs each kind of plugin call once, for a plugin that records which code it executes.
 pub(crate) fn call(programs: &Programs, folder: &Path) -> Outcome<()> {
     let runtime = runtime()?;
     let ground = runtime.block_on(settled(folder))?;

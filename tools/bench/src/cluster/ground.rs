@@ -1,4 +1,4 @@
-//! An etcd with pools, nodes and addresses in use, written directly as documents of the model.
+//! Sets up an etcd with pools, nodes and addresses in use, written directly as documents of the model.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -91,7 +91,7 @@ impl Drop for Run {
     }
 }
 
-/// An etcd for one measurement.
+/// An etcd server for one measurement.
 #[derive(Debug)]
 pub(super) struct Ground {
     pub(super) etcd: Etcd,
@@ -161,8 +161,9 @@ impl Ground {
         self.write(nodes?).await
     }
 
-    /// Registers nodes with blocks of 64 addresses: one block per entry of `used`, which is the number of its addresses
-    /// in use. Nodes take consecutive blocks of the IPv4 pool, starting at block number `skip`.
+    /// Registers nodes with blocks of 64 addresses. Each node gets one block per entry of `used`, and the entry is the
+    /// number of the block's addresses in use. The nodes take consecutive blocks of the IPv4 pool, starting at block
+    /// number `skip`.
     pub(super) async fn settle(&self, names: impl IntoIterator<Item = String>, skip: u32, used: &[u64]) -> Outcome<()> {
         let mut documents = Documents::new();
         let mut next = skip;

@@ -122,7 +122,7 @@ pub(super) async fn crowd(ground: &Ground) -> Outcome<(Vec<Host>, Vec<Bare>)> {
     for name in names {
         bare.push(Bare::connect(ground.client().await?, name).await?);
     }
-    // Connect before the measurement begins.
+    // Connect all hosts to etcd before the measurement begins.
     assign_all(&hosts, 0..1).await?;
     release_all(&hosts, 0..1).await?;
     Ok((hosts, bare))

@@ -46,7 +46,7 @@ fn runtime() -> Outcome<Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
-/// Formats milliseconds for a table.
+/// Formats a number of milliseconds for a table.
 fn ms(value: f64) -> String {
     if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") }
 }

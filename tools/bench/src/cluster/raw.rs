@@ -10,7 +10,7 @@ use kv::{Op, Range, RangeRequest, RangeResponse, Revision, Store, Target, TxnRes
 
 use crate::Outcome;
 
-/// The key of all guards on documents that never change, such as pools and settings.
+/// The key that all guards on never-changing documents compare, such as guards on pools and settings.
 const SHARED: &str = "raw/shared/document";
 
 /// A store that keeps a copy of each commit.
@@ -58,7 +58,7 @@ impl Store for Recorder {
 #[derive(Clone, Copy, Debug)]
 struct Put {
     bytes: usize,
-    /// True if the key is created and must not exist before.
+    /// True if the commit creates the key, so that the key must not exist before.
     is_new: bool,
 }
 

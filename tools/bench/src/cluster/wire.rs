@@ -34,11 +34,11 @@ const EACH: usize = 10;
 const CROWDS: usize = 5;
 /// The network of the address pools.
 const POOL: &str = "10.0.0.0/12";
-/// The kernel setting that ptp turns on.
+/// The file of the kernel setting that ptp turns on.
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 const CLUSTER_INFORMATION: &str = r#"{"kind":"ClusterInformation","apiVersion":"projectcalico.org/v3","metadata":{"name":"default","uid":"0b8f3bb8-6a1d-4d0c-9f0f-2b7d0c2b7c11","creationTimestamp":"2026-01-01T00:00:00Z"},"spec":{"clusterGUID":"b1b1b1b1","datastoreReady":true}}"#;
 
-/// A main plugin with its network, or the floor program.
+/// A main plugin with its network configuration, or the floor program.
 #[derive(Clone, Debug)]
 struct Wirer {
     name: &'static str,

@@ -8,7 +8,7 @@ use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
-/// Notifications that a caller has halted.
+/// Notifications about a caller that has halted.
 #[derive(Debug, Default)]
 pub(crate) struct Fate {
     /// The caller has halted for a while or for ever, so other callers must not wait for the halted caller.
@@ -79,7 +79,7 @@ impl Left {
         }
     }
 
-    /// Waits for the callers that halted only for a while to finish.
+    /// Waits until the callers that halted only for a while have finished.
     pub(crate) async fn settle(&self) {
         let left = std::mem::take(&mut *self.0.lock().unwrap());
         for (task, fate) in left {
