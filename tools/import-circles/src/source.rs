@@ -106,7 +106,7 @@ struct Reader {
 
 impl Reader {
     /// Turns a path as the file writes it into a path from the crate's root. A path of another crate becomes a path of
-    /// this module. Such a path is harmless because a file does not need itself.
+    /// this module. A path of this module is harmless because a file does not need itself.
     fn absolute(&self, names: &[String]) -> Names {
         let (mut place, mut rest) = (self.place.clone(), names);
         while let Some((first, after)) = rest.split_first() {

@@ -105,7 +105,7 @@ impl File {
     }
 }
 
-/// Splits a write at sector boundaries.
+/// Splits a write of `length` bytes at sector boundaries.
 fn pieces(at: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     let end = at + length;
     let mut from = at;
@@ -116,7 +116,7 @@ fn pieces(at: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// The entries of a folder: names, and the node numbers of files and folders.
+/// The entries of a folder: the names of files and folders, with their node numbers.
 pub(crate) type Names = BTreeMap<OsString, u64>;
 
 #[derive(Clone, Debug)]
@@ -180,7 +180,7 @@ impl Folder {
         self.change(NameChange::Remove(name.to_owned()));
     }
 
-    /// Renames the entry `from` to `to`, replacing an existing entry.
+    /// Renames the folder's entry `from` to `to`, replacing an existing entry.
     pub(crate) fn rename(&mut self, from: &OsStr, to: &OsStr) {
         self.change(NameChange::Rename(from.to_owned(), to.to_owned()));
     }

@@ -17,7 +17,7 @@ use crate::serve::Mounted;
 pub enum Syncs {
     /// A sync makes the synced changes durable.
     Kept,
-    /// A sync reports success and does nothing.
+    /// A sync reports success but makes no change durable.
     Ignored,
     /// Syncs of folders are ignored. Syncs of files make their changes durable.
     IgnoredForFolders,
@@ -45,7 +45,7 @@ pub(crate) struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Power {
     On,
-    /// The power fails after this many more operations.
+    /// The power fails after this many more operations that change the disk or sync.
     Left(u64),
     Cut,
 }
@@ -96,7 +96,7 @@ impl Disk {
     /// Mounts the disk on a folder. Mounting needs root.
     ///
     /// # Errors
-    /// `/dev/fuse` cannot be opened, or the mount fails.
+    /// An I/O error if `/dev/fuse` cannot be opened or the mount fails.
     pub fn mount(&self, at: &Path) -> io::Result<Mounted> {
         Mounted::new(self, at)
     }
@@ -109,7 +109,7 @@ impl Disk {
         }
     }
 
-    /// Cuts the power now.
+    /// Cuts the disk's power immediately.
     pub fn cut(&self) {
         self.state().power = Power::Cut;
     }
@@ -298,7 +298,7 @@ pub(crate) enum Content {
 }
 
 impl Default for Image {
-    /// The image of an empty disk.
+    /// Returns the image of an empty disk.
     fn default() -> Self {
         let about = About { mode: 0o755, uid: 0, gid: 0, changed: SystemTime::UNIX_EPOCH };
         let root = Saved { about, content: Content::Folder(Names::new()) };

@@ -28,7 +28,7 @@ const UNIT: u64 = 512;
 /// The interval at which a hanging sync checks whether it may continue.
 const HANG_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The FUSE side of a disk.
+/// The part of a disk that answers the kernel's FUSE requests.
 #[derive(Debug)]
 struct Served {
     disk: Disk,

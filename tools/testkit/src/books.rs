@@ -53,7 +53,7 @@ impl Lab {
         });
     }
 
-    /// Assigns one address directly in the store, without the plugin.
+    /// Assigns one address directly in the store, without running the plugin.
     pub fn assign(&self, request: &AssignRequest) -> IpAddr {
         self.with_ipam(Create::Never, async |ipam, deadline| ipam.assign(request, deadline).await.unwrap()[0].ip)
     }

@@ -71,7 +71,7 @@ impl Certificates {
         Etcd::start_with("https", &arguments)
     }
 
-    /// Starts an etcd that accepts only clients with a certificate.
+    /// Starts an etcd that accepts only clients with a certificate of this authority.
     pub fn etcd_for_known(&self) -> Result<Etcd> {
         let trusted = format!("--trusted-ca-file={}", self.path("authority.pem").display());
         self.etcd(&[trusted, "--client-cert-auth".to_owned()])

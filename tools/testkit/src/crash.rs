@@ -28,11 +28,11 @@ pub const SEED: u64 = 20_261_121;
 const KINDS: u64 = 5;
 /// The number of revisions that a store keeps.
 const FULL_LOG: usize = 10_000;
-/// Maximum number of containers.
+/// Maximum number of containers that hold addresses.
 const MOST_HELD: usize = 100;
 /// The number of calls that are timed to learn how long a call takes.
 const MEASURED: usize = 24;
-/// How often a test tries to stop a call while the call has the store open.
+/// The number of times that a test tries to stop a call while the call has the store open.
 const ATTEMPTS: usize = 200;
 
 /// Returns a network configuration that gives each container one address of each family.
@@ -257,7 +257,7 @@ impl World {
         Err(format!("in {ATTEMPTS} attempts no call was stopped while it had the store"))
     }
 
-    /// Checks that no waiting call has opened the store, ended, or changed anything.
+    /// Checks that no waiting call has opened the store, ended, or changed the store.
     pub fn check_waiters_outside(&self, waiters: &mut [(String, Victim)], before: &[u8]) -> Result<(), String> {
         for (container, waiter) in waiters {
             if waiter.is_over() || waiter.scan().is_inside() {

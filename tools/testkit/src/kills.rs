@@ -1,4 +1,4 @@
-//! Adds and deletes containers repeatedly while their plugins are killed. This test works on every store.
+//! Adds and deletes containers repeatedly while their plugins are killed. The test works on every store.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;

@@ -35,7 +35,7 @@ impl Engine {
         Self { name, file }
     }
 
-    /// The engine's name in configurations.
+    /// Returns the engine's name in network configurations.
     pub fn name(self) -> &'static str {
         self.name
     }

@@ -9,7 +9,8 @@
 //! | `programs` | the [`programs`] under test, calls of the plugin ([`process`]), a store for them ([`lab`]) and its contents ([`books`]), and whole scenarios: [`kills`], [`crash`], [`power_cuts`] |
 //! | `world` | the allocator on a store in memory ([`world`]) |
 //!
-//! [`random`] numbers and [`copy`] need no feature. A helper that panics fails the test that called it.
+//! The modules [`random`] (numbers) and [`copy`] need no feature. A helper that panics fails the test that called the
+//! helper.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 #![allow(missing_docs, reason = "not published; most names need no comment")]

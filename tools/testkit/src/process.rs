@@ -111,7 +111,7 @@ impl Call {
         start(&mut command, self.conf.as_bytes())
     }
 
-    /// Runs the call to its end.
+    /// Runs the plugin call to its end.
     pub fn run(&self) -> Outcome {
         self.run_as(self.command())
     }

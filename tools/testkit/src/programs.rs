@@ -9,7 +9,7 @@ use datastore::Drivers;
 /// The programs under test, and the store drivers that are compiled into them.
 #[derive(Clone, Copy, Debug)]
 pub struct Programs {
-    /// The folder with `margay` and `margay-ipam`.
+    /// The folder with the programs `margay` and `margay-ipam`.
     pub folder: fn() -> PathBuf,
     pub drivers: fn() -> Drivers,
 }

@@ -15,7 +15,7 @@ use crate::programs::drivers;
 /// The progress of a plugin process, judged by its open files and its traces on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// The process has not reached the store yet.
+    /// The process has not reached the store's queue yet.
     Starting,
     /// The process waits in the queue for the store lock, or has the lock and has not opened the engine.
     AtTheQueue,

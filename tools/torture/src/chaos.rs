@@ -39,7 +39,7 @@ pub(crate) trait Victim: Send + 'static {
         Ok(false)
     }
 
-    /// Kills the process and starts it again.
+    /// Kills the server process and starts the process again.
     fn restart(&mut self) -> io::Result<()>;
 }
 

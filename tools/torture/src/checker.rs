@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use crate::Failure;
 use crate::ledger::{Change, Ledger};
 
-/// Replays a store's revisions and checks each.
+/// Replays a store's revisions and checks each revision.
 pub(crate) struct Checker {
     pub(crate) replay: Replay,
     ledger: Arc<Ledger>,
@@ -130,7 +130,7 @@ impl Checker {
 /// A checker that runs in the background.
 pub(crate) struct Following {
     store: Arc<dyn Store>,
-    /// The revision at which the checker started.
+    /// The store's revision at which the checker started.
     first: i64,
     set_goal: watch::Sender<Option<i64>>,
     task: JoinHandle<(Checker, Result<(), Failure>)>,
@@ -208,7 +208,7 @@ pub(crate) struct Replay {
     held: Counts,
     /// The owner and block of each affinity document.
     affine: BTreeSet<(String, String)>,
-    /// Affinities whose blocks the modelled Calico deleted.
+    /// The affinities whose blocks the modelled Calico deleted.
     abandoned: BTreeSet<(String, String)>,
 }
 

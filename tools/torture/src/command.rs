@@ -86,7 +86,7 @@ enum Command {
     Work(ChildPlan),
 }
 
-/// Runs the program with these store drivers.
+/// Runs the program `torture` with the given store drivers.
 pub fn main(drivers: &Drivers) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = match runtime {
@@ -164,9 +164,9 @@ fn failed(error: &dyn std::error::Error) -> ExitCode {
 /// How the workers of a run are executed, and how a worker dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// Workers are tasks of this process, on a store that injects faults. A worker's death is a dropped future.
+    /// Tasks of this process, on a store that injects faults. A death is a dropped future.
     InProcess,
-    /// Workers are processes that are killed with SIGKILL.
+    /// Processes that are killed with SIGKILL.
     Processes,
 }
 
@@ -176,10 +176,9 @@ pub enum Reach {
     /// Workers open the store's files.
     #[default]
     Files,
-    /// The daemon `margay serve` holds the store. Workers connect to the daemon, and open the store's files if the
-    /// daemon does not answer.
+    /// `margay serve` holds the store. Workers connect to the daemon, and open the files if it does not answer.
     Daemon,
-    /// The daemon `margay serve` holds the store. Workers use only etcd's API.
+    /// `margay serve` holds the store. Workers use etcd's API only.
     Api,
 }
 
@@ -207,10 +206,10 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans `ops` operations on the store of this name, with four nodes and three workers on each.
+    /// Plans `ops` operations on the store with the given name, with four nodes and three workers on each node.
     ///
     /// # Errors
-    /// No driver has this name.
+    /// No store driver has the given name.
     pub fn new(drivers: &Drivers, store: &str, mode: Mode, ops: u64, seed: u64) -> Result<Self, Failure> {
         let driver = drivers.named(store).ok_or_else(|| {
             let names: Vec<_> = drivers.iter().map(|driver| driver.facts().name).collect();
@@ -247,11 +246,11 @@ impl Plan {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// The plan of the run.
+    /// The plan of the reported run.
     pub plan: Plan,
     /// The number of times that each event happened, by the event's name.
     pub counts: BTreeMap<String, u64>,
-    /// The number of checked revisions.
+    /// The number of revisions that the run checked.
     pub revisions: i64,
     /// The duration of the run.
     pub duration: Duration,

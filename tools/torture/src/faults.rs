@@ -76,7 +76,7 @@ impl Store for Observed {
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     inner: Arc<dyn Store>,
-    /// One in this many commits is late.
+    /// One in this many commits of the wrapped store is carried out late.
     rarity: u32,
     rng: Arc<Mutex<Rng>>,
     ledger: Arc<Ledger>,
@@ -165,19 +165,20 @@ pub enum Sabotage {
     Commits,
     /// One commit in fifty loses its last write.
     Atomicity,
-    /// Callers record no pending commits.
+    /// Callers do not record their pending commits.
     Intents,
 }
 
 impl Sabotage {
-    /// One in this many commits is late. A caller without pending commits fails only when a late commit takes effect
-    /// after a DEL. Late commits are frequent for such callers, so that the torture detects the failure within seconds.
+    /// Returns how rare late commits are: one in the returned number of commits is late. A caller without pending
+    /// commits fails only when a late commit takes effect after a DEL. Late commits are frequent for such callers, so
+    /// that the torture detects the failure within seconds.
     pub(crate) fn rarity_of_late_commits(self) -> u32 {
         if self == Self::Intents { 4 } else { 60 }
     }
 }
 
-/// One commit in this many is sabotaged.
+/// How rare sabotaged commits are: one in this many commits is sabotaged.
 const SABOTAGE_RARITY: u64 = 50;
 
 /// A store wrapper that breaks the store's contract on purpose.

@@ -26,7 +26,7 @@ const LEAD: i64 = 1_000;
 /// Maximum time during which the checker may make no progress.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The opened store and, on etcd, the thread that injects faults into the server.
+/// The open store and, on etcd, the thread that injects faults into the server.
 struct Place {
     store: Arc<dyn Store>,
     chaos: Option<Chaos<chaos::Etcd>>,
@@ -71,7 +71,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let worked = work(plan, &access, &ledger, &progress).await;
 
     let server = chaos.map(Chaos::end).transpose();
-    // No commit is allowed to arrive after this point, because the final checks follow.
+    // The late commits must land before the final checks begin.
     late.landed().await;
     let ended = match worked.and(server) {
         Ok(server) => scene::take_back(&store, plan).await.map(|()| server),

@@ -253,7 +253,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Records the next owner of an address, as a live migration does before it moves the workload.
+    /// Records the next owner of an address, as at the start of a live migration.
     async fn hand_over(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (container, has) = self.containers[self.rng.usize(..self.containers.len())].clone();
         let Some(ip) = has.first() else { return Ok(()) };

@@ -44,7 +44,7 @@ pub(crate) const NOT_RUN: &[(&str, &str, &str)] = &[
     ("secondary-networks.md", "*", "its store is Calico's etcd, which Calico's network names"),
 ];
 
-/// The folder of the book's pages.
+/// Returns the folder of the book's pages.
 pub(crate) fn docs() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
@@ -75,7 +75,7 @@ pub(crate) fn use_plugged() {
     testkit::programs::use_instead(testkit::programs::Programs { folder: programs, drivers });
 }
 
-/// The path of the operator's command, `margay`.
+/// Returns the path of the operator's command, `margay`.
 pub(crate) fn command() -> PathBuf {
     PROGRAMS.join("margay")
 }

@@ -1,5 +1,5 @@
-//! Connects to etcd and commits one transaction of two puts. This is the minimum cost of any program that changes a
-//! block and a handle in etcd.
+//! Connects to etcd and commits one transaction of two puts. The program's cost is the minimum cost of any program that
+//! changes a block and a handle in etcd.
 //!
 //! Usage: floor-etcd URL NAME
 

@@ -1,5 +1,5 @@
-//! Opens a sled store, commits a few kilobytes durably and closes the store. This is the minimum cost of any program
-//! that keeps its state in sled and answers only when the state is durable.
+//! Opens a sled store, commits a few kilobytes durably and closes the store. The program's cost is the minimum cost of
+//! any program that keeps its state in sled and answers only when the state is durable.
 //!
 //! Usage: floor-sled FOLDER NUMBER
 

@@ -121,7 +121,7 @@ fn open(engine: &dyn Engine, path: &Path, create: Create) -> kv::Result<MvccStor
     open_blocking(engine, path, &OpenOptions::default().with_create(create).with_blocking(Blocking::InPlace))
 }
 
-/// Reads the whole store, writes, and reads the whole store again after reopening it.
+/// Reads the whole store, writes to the store, and reads the whole store again after reopening the store.
 async fn use_twice(engine: &dyn Engine, path: &Path) -> kv::Result<std::result::Result<(), String>> {
     let store = open(engine, path, Create::Never)?;
     if let Err(wrong) = check(&store, STEPS).await? {

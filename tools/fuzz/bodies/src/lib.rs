@@ -36,7 +36,7 @@ pub use txns::txn_check;
 pub struct Target {
     /// The name of the target's program and of the folder with the target's seeds.
     pub name: &'static str,
-    /// Runs the target on an input.
+    /// The function that runs the target on an input.
     pub run: fn(&[u8]),
 }
 

@@ -15,11 +15,11 @@ use super::served::Daemon;
 use crate::process::{Call, Outcome};
 use crate::random::Random;
 
-/// How long a call may take.
+/// Maximum duration of a call.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The interval at which a caller checks whether its process has ended.
 const PAUSE: Duration = Duration::from_micros(500);
-/// One in this many calls is killed while the disk has power. The unsynced writes of such a call are not lost.
+/// One in this many calls is killed while the disk has power. The unsynced writes of a killed call are not lost.
 const KILLS: u64 = 8;
 
 /// The work of all callers in one round.
@@ -33,7 +33,7 @@ pub struct Work<'a> {
     pub last: Option<u64>,
     /// The approximate number of disk operations in a call.
     pub operations: u64,
-    /// Counts the calls that a daemon has answered.
+    /// The number of calls that a daemon has answered so far.
     pub by_daemon: &'a AtomicU64,
 }
 
@@ -87,7 +87,8 @@ impl Work<'_> {
         true
     }
 
-    /// Waits for the end of a process. Kills it when the power is cut or when the disk has done `killed_at` operations.
+    /// Waits for the end of a process. Kills the process when the power is cut or when the disk has done `killed_at`
+    /// operations.
     fn wait(&self, child: &mut Child, call: &Call, killed_at: Option<u64>) -> End {
         let begun = Instant::now();
         loop {

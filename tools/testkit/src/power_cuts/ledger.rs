@@ -8,7 +8,7 @@ use crate::random::Random;
 /// The addresses of one container.
 type Addresses = BTreeSet<IpAddr>;
 
-/// Maximum number of containers.
+/// Maximum number of containers that hold addresses.
 const MOST_HELD: usize = 60;
 /// Number of addresses of each container: one address of each family.
 const EACH: usize = 2;
@@ -46,7 +46,7 @@ impl Ledger {
         container
     }
 
-    /// Records an answer and returns the number of answers in this round. `reported` is empty for a DEL.
+    /// Records the answer to a call, and returns the number of answers in this round. `reported` is empty for a DEL.
     pub fn end(&mut self, container: &str, reported: Addresses) -> Result<u64, String> {
         let before = self.pending.remove(container).ok_or_else(|| format!("{container} has not called"))?;
         if before.is_none() {
