@@ -5,13 +5,13 @@
 //! and [`Disk::after_cut`] returns one of the images that a real disk could hold at that point:
 //!
 //! - **Content.** Each sector of 512 bytes survives independently, in any version that the sector had since the last
-//! sync of its file.
+//!   sync of its file.
 //! - **Lengths.** The length of a file is metadata. A prefix of the changes to the length since the last sync survives.
-//! A sector beyond the surviving length is lost. A length that survives without its sectors shows zeros, as on file
-//! systems that never expose deleted data. `fsync` and `fdatasync` both make content and length durable.
+//!   A sector beyond the surviving length is lost. A length that survives without its sectors shows zeros, as on file
+//!   systems that never expose deleted data. `fsync` and `fdatasync` both make content and length durable.
 //! - **Names.** Creating, removing or renaming a file is a change to the file's folder. A sync of the folder makes the
-//! change durable; a sync of the file does not. In each folder independently, a prefix of the unsynced changes
-//! survives, or no change at all: see [`Folders`]. A rename is one change.
+//!   change durable; a sync of the file does not. In each folder independently, a prefix of the unsynced changes
+//!   survives, or no change at all: see [`Folders`]. A rename is one change.
 //! - **Modes and owners** are durable immediately. The time of a file's last change is either the old or the new time.
 //!
 //! A disk can ignore syncs: see [`Syncs`]. Hard links, symbolic links, renames between folders and writable shared maps
