@@ -13,7 +13,8 @@ pub(crate) fn from_fjall(store: &str, operation: Operation, error: fjall::Error)
 fn kind(operation: Operation, error: &fjall::Error) -> ErrorKind {
     match error {
         fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => match error.kind() {
-            // A file that another file names is missing or too short, or a file exists although no other file names it.
+            // A file that another file names is missing or too short, or a file exists but the file that names it is
+            // missing.
             io::ErrorKind::NotFound | io::ErrorKind::InvalidInput | io::ErrorKind::AlreadyExists => ErrorKind::Corrupt,
             _ => io_kind(operation, error),
         },

@@ -17,7 +17,7 @@ use nix::mount::{MntFlags, umount2};
 use crate::changes::{File, Folder};
 use crate::disk::{About, Disk, Kind, Node, State};
 
-/// How long the kernel may cache an answer. No changes bypass the kernel, so the cache is always right.
+/// How long the kernel may cache an answer. All changes go through the kernel, so cached answers stay valid.
 const ALWAYS: Duration = Duration::from_secs(3600);
 /// Maximum length of a file in bytes. The length is limited because all files are in memory.
 const LONGEST: usize = 1 << 30;

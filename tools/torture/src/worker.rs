@@ -228,8 +228,8 @@ impl<W: Witness> Worker<W> {
     }
 
     fn which(&mut self) -> ReleaseIf {
-        // A block that was released while its addresses were in use has no owner until the block is empty. Small pools
-        // need a long time to recover from many such blocks.
+        // A block that was released while its addresses were in use has no owner until the block is empty. In small
+        // pools it takes long until a block is empty.
         if self.rng.u32(..4) > 0 { ReleaseIf::Empty } else { ReleaseIf::Any }
     }
 

@@ -213,7 +213,7 @@ fn one_caller(contenders: &[Wirer], findings: &mut Findings) -> Outcome<()> {
             let id = format!("c{round}");
             let add = contender.call("ADD", &id, netns)?;
             let del = contender.call("DEL", &id, netns)?;
-            // The first two rounds only warm up the caches.
+            // The first two rounds are warm-up rounds and are not measured.
             if round >= 2 {
                 adds[who].push(add);
                 dels[who].push(del);
