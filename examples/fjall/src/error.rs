@@ -1,4 +1,4 @@
-//! Maps fjall's errors to kinds of errors. No other module inspects them.
+//! Maps fjall's errors to the store's error kinds. No other module inspects fjall's errors.
 
 use std::io;
 
@@ -13,7 +13,8 @@ pub(crate) fn from_fjall(store: &str, operation: Operation, error: fjall::Error)
 fn kind(operation: Operation, error: &fjall::Error) -> ErrorKind {
     match error {
         fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => match error.kind() {
-            // A file that another file names is missing or too short, or exists without the other file.
+            // A file that another file names is missing or too short, or a file exists but the file that names it is
+            // missing.
             io::ErrorKind::NotFound | io::ErrorKind::InvalidInput | io::ErrorKind::AlreadyExists => ErrorKind::Corrupt,
             _ => io_kind(operation, error),
         },

@@ -1,5 +1,6 @@
-//! A store on fjall, a log-structured merge tree in pure Rust. This second example shows that [`kv_mvcc::Table`] also
-//! fits an engine of another kind than [SQLite](https://sqlite.org). `table.rs` keeps rows in one keyspace.
+//! A store on fjall, a log-structured merge tree in pure Rust. The crate shows that [`kv_mvcc::Table`] also fits an
+//! engine that works differently from [SQLite](https://sqlite.org). `table.rs` keeps the store's rows in one fjall
+//! keyspace.
 
 mod error;
 mod table;
@@ -13,7 +14,7 @@ use kv_mvcc::Table;
 
 pub use table::FjallTable;
 
-/// Fjall as an engine of [`kv_local`].
+/// The engine of [`kv_local`] that keeps a store's rows in fjall.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Fjall;
 

@@ -1,4 +1,4 @@
-//! Ordered rows in one keyspace of fjall.
+//! Keeps ordered rows in one keyspace of fjall.
 
 use std::fmt;
 use std::ops::{Bound, ControlFlow};
@@ -11,19 +11,19 @@ use kv_mvcc::{Table, View, Visit, Write};
 
 use crate::error::from_fjall;
 
-/// The keyspace of the rows.
+/// The name of the keyspace that contains the rows.
 const ROWS: &str = "rows";
 
-/// The bytes in memory at which fjall writes a table. Each opening, and therefore each call of the plugin, reads the
-/// whole journal, which grows to 64 MB, and skips the part that tables contain. That takes 20 MB/s with this size, and
-/// much longer with the default of 64 MiB.
+/// Size in bytes at which fjall writes a table from memory to disk. Each opening of the store, and therefore each call
+/// of the plugin, reads fjall's whole journal, which grows to 64 MB, and skips the part that is already in tables on
+/// disk. Fjall reads the journal at 20 MB/s with this table size, and much more slowly with the default of 64 MiB.
 const MAX_MEMTABLE_BYTES: u64 = 1 << 20;
 
 /// A fjall database with one keyspace. A view is a fjall snapshot and does not block commits.
 pub struct FjallTable {
     path: PathBuf,
     store: String,
-    /// `None` only after a failed attempt to reopen.
+    /// The open database; `None` only after a failed attempt to reopen the database.
     opened: Mutex<Option<Opened>>,
 }
 
@@ -40,17 +40,18 @@ impl fmt::Debug for FjallTable {
 }
 
 impl FjallTable {
-    /// Opens the database in a folder, and creates both if they are missing. `store` is the name in errors.
+    /// Opens the database in a folder, and creates the folder and the database if they are missing. `store` is the
+    /// store's name in error messages.
     ///
     /// # Errors
-    /// `Corrupt`, `Locked`, `Io`, `NoSpace`.
+    /// Errors of the kinds `Corrupt`, `Locked`, `Io` and `NoSpace`.
     pub fn open(path: &Path, store: &str) -> Result<Self> {
         let opened = Mutex::new(Some(open(path, store)?));
         Ok(Self { path: path.to_owned(), store: store.to_owned(), opened })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Opened>> {
-        // The guarded handles are always intact, even after a panic of the lock holder.
+        // The database handles in this mutex are intact even after a panic of the lock holder.
         self.opened.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -61,7 +62,7 @@ impl FjallTable {
 }
 
 fn open(path: &Path, store: &str) -> Result<Opened> {
-    // One thread is enough for the writes of one call of one process.
+    // One worker thread of fjall is enough for the writes of one plugin call.
     let open = || {
         let database = Database::builder(path).worker_threads(1).open()?;
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MAX_MEMTABLE_BYTES);
@@ -77,8 +78,8 @@ impl Table for FjallTable {
         Ok(Box::new(FjallView { store: &self.store, snapshot: database.snapshot(), rows }))
     }
 
-    /// By default fjall leaves a commit in buffers of the operating system. `SyncAll` makes it durable before it is
-    /// visible.
+    /// By default fjall leaves a commit in buffers of the operating system. `SyncAll` makes the commit durable before
+    /// the commit becomes visible.
     fn commit(&self, writes: &[Write]) -> Result<()> {
         let Opened { database, rows } = self.opened(Operation::Txn)?;
         let mut batch = database.batch().durability(Some(PersistMode::SyncAll));

@@ -8,7 +8,7 @@ use fjall_store::Fjall;
 use testkit::cuts;
 
 fn main() -> ExitCode {
-    // After a power cut, the end of the journal may lack some pages. Fjall 3.1.13 takes that for damage and refuses the
-    // store.
+    // After a power cut, the end of the journal may lack some pages. Fjall 3.1.13 treats missing pages at the end of
+    // the journal as damage and refuses to open the store.
     cuts::main(Fjall, Some("JournalRecovery(ChecksumMismatch)"))
 }

@@ -1,4 +1,4 @@
-//! Tests the duties of an engine on fjall.
+//! Runs kv-local's engine tests on fjall.
 
 use std::process::ExitCode;
 

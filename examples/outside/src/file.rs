@@ -1,5 +1,5 @@
-//! A table that rewrites all of its rows in each commit. Commits are durable, and fast up to some thousand rows. A
-//! commit needs disk space for a second copy of the rows.
+//! A table that rewrites all of its rows in each commit. Commits to the table are durable, and fast up to some thousand
+//! rows. A commit needs disk space for a second copy of the rows.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -13,7 +13,7 @@ use kv_mvcc::{Table, View, Write, io_kind};
 
 use crate::memory::{RowMap, Shared, apply};
 
-/// The rows in memory, and a folder with a file that contains a checksum and the rows.
+/// A table whose rows are in memory and in a file. The file contains the rows and their checksum.
 #[derive(Debug)]
 pub struct FileTable {
     folder: PathBuf,
@@ -22,10 +22,11 @@ pub struct FileTable {
 }
 
 impl FileTable {
-    /// Opens the table in a folder, and creates both if they are missing. `store` is the name in errors.
+    /// Opens the table in a folder, and creates the folder and the table's file if they are missing. `store` is the
+    /// store's name in error messages.
     ///
     /// # Errors
-    /// `Corrupt`, `Io`, `NoSpace`.
+    /// Errors of the kinds `Corrupt`, `Io` and `NoSpace`.
     pub fn open(folder: &Path, store: &str) -> Result<Self> {
         let table = Self { folder: folder.to_owned(), store: store.to_owned(), rows: Shared::default() };
         table.make_if_missing().map_err(|error| table.failed(Operation::Open, error))?;
@@ -35,7 +36,8 @@ impl FileTable {
 
     fn make_if_missing(&self) -> io::Result<()> {
         fs::create_dir_all(&self.folder)?;
-        // Creates a file only if it certainly does not exist: rows on an unreadable disk must not be lost.
+        // Creates the table's file only if the file certainly does not exist: rows on an unreadable disk must not be
+        // lost.
         if fs::exists(self.file())? { Ok(()) } else { self.write(&RowMap::new()) }
     }
 
@@ -43,12 +45,12 @@ impl FileTable {
         self.folder.join("all")
     }
 
-    /// Writes all rows to a draft, then renames the draft over the file.
+    /// Writes all rows to a draft file, then renames the draft over the table's file.
     fn write(&self, rows: &RowMap) -> io::Result<()> {
         let rows = bincode::encode_to_vec(rows, config::standard()).map_err(io::Error::other)?;
         let draft = self.folder.join("draft");
         let placed = write_synced(&draft, &rows).and_then(|()| fs::rename(&draft, self.file()));
-        // On a full disk the draft would take the space of the next commit.
+        // On a full disk, a leftover draft would take the space that the next commit needs.
         placed.inspect_err(|_| drop(fs::remove_file(&draft)))?;
         self.sync_folder()
     }
@@ -58,7 +60,8 @@ impl FileTable {
     }
 
     fn read(&self) -> io::Result<RowMap> {
-        // The last commit may have ended between its rename and this sync. Only durable rows may be shown.
+        // The previous commit may have stopped between renaming the file and syncing the folder. Readers must see only
+        // durable rows, so sync the folder first.
         self.sync_folder()?;
         decode(&fs::read(self.file())?).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }

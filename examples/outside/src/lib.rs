@@ -1,5 +1,5 @@
-//! An example of a custom store: its rows in memory ([`Shared`]), and in a file ([`FileTable`]). Margay's programs with
-//! this store are in `src/bin`.
+//! Two examples of a custom store: one keeps its rows in memory ([`Shared`]), the other in a file ([`FileTable`]). The
+//! folder `src/bin` contains Margay's programs with the store in a file.
 
 mod file;
 mod memory;
@@ -14,7 +14,7 @@ use kv_mvcc::Table;
 pub use file::FileTable;
 pub use memory::{Shared, open};
 
-/// The rows in a file as an engine of [`kv_local`].
+/// An engine of [`kv_local`] that keeps a store's rows in a file.
 #[derive(Clone, Copy, Debug)]
 pub struct FileRows;
 
@@ -40,10 +40,10 @@ impl Engine for FileRows {
     }
 }
 
-/// The driver through which programs use the store.
+/// The driver through which programs use the store in a file.
 pub static DRIVER: LocalDriver<FileRows> = LocalDriver::new(FileRows);
 
-/// The stores of Margay's programs, and this one.
+/// The drivers of the stores in Margay's own programs, and the driver [`DRIVER`].
 pub fn drivers() -> Drivers {
     stores::drivers().with(&DRIVER)
 }

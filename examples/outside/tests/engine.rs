@@ -1,4 +1,4 @@
-//! Tests the duties of an engine on the rows in a file.
+//! Runs kv-local's engine tests on the engine that keeps rows in a file.
 
 use std::process::ExitCode;
 

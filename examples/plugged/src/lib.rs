@@ -2,7 +2,7 @@
 
 use driver::Drivers;
 
-/// The stores of Margay's programs, and the plugged stores.
+/// The drivers of the stores in Margay's own programs, and of the plugged stores.
 pub fn drivers() -> Drivers {
     stores::drivers().with(&sqlite_store::DRIVER).with(&fjall_store::DRIVER)
 }

@@ -1,4 +1,4 @@
-//! Tests Margay's programs on a plugged store, which one line in [`plugged::drivers`] adds to them.
+//! Tests Margay's programs on a plugged store. One line in [`plugged::drivers`] adds the plugged store to the programs.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tested::{plugged_store, programs};
 use testkit::server;
 
-/// A temporary folder for stores.
+/// A temporary folder that contains stores.
 struct Place {
     folder: tempfile::TempDir,
 }
@@ -41,13 +41,13 @@ impl Place {
         command
     }
 
-    /// Runs `margay` on a store and returns its standard output. Panics unless it succeeds.
+    /// Runs `margay` on a store and returns the standard output of `margay`. Panics unless `margay` succeeds.
     #[track_caller]
     fn margay(&self, store: &str, args: &[&str]) -> String {
         said(&self.command("margay").args(["--store", store]).args(args).output().unwrap())
     }
 
-    /// Calls the IPAM plugin on the store of this name.
+    /// Calls the IPAM plugin on the store with the given name.
     #[track_caller]
     fn plugin(&self, verb: &str, container: &str, name: &str) -> String {
         let conf = json!({
@@ -79,14 +79,14 @@ impl Place {
         store
     }
 
-    /// The number of addresses in use.
+    /// Returns the number of addresses in use in the store.
     fn in_use(&self, store: &str) -> Value {
         let shown: Value = serde_json::from_str(&self.margay(store, &["ipam", "show", "-o", "json"])).unwrap();
         shown["pools"][0]["in_use"].clone()
     }
 }
 
-/// The engine of the plugged store.
+/// Returns the name of the plugged store's engine.
 fn engine() -> &'static str {
     plugged_store().0
 }
@@ -98,7 +98,7 @@ fn said(output: &Output) -> String {
     out
 }
 
-/// A daemon. Dropping it kills the process.
+/// A running daemon. Dropping the value kills the process.
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -177,7 +177,7 @@ fn backup_is_restored_to_engine_and_others() {
     assert_eq!(status["engine"], engine());
 }
 
-/// The address after the text `after` in a line of the daemon.
+/// Returns the address that follows the text `after` in a line that the daemon printed.
 fn offered(line: &str, after: &str) -> String {
     let at = line.find(after).unwrap_or_else(|| panic!("no {after:?} in {line:?}")) + after.len();
     line[at..].split([',', ' ', '/']).next().unwrap().trim().to_owned()
@@ -236,7 +236,7 @@ fn torture_finds_nothing() {
     }
 }
 
-/// A program without the engine of a store must name that engine and create nothing beside it.
+/// A program built without the engine of a store must name the missing engine and create no file beside the store.
 #[test]
 fn files_of_unknown_engine_are_left_alone() {
     let place = Place::new();

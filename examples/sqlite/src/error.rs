@@ -1,4 +1,4 @@
-//! Maps SQLite's errors to kinds of errors. No other module inspects them.
+//! Maps SQLite's errors to the store's error kinds. No other module inspects SQLite's errors.
 
 use kv::{Error, ErrorKind, Operation};
 use rusqlite::ErrorCode;
@@ -13,10 +13,11 @@ fn kind(operation: Operation, error: &rusqlite::Error) -> ErrorKind {
         Some(ErrorCode::DiskFull) => ErrorKind::NoSpace,
         Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => ErrorKind::Corrupt,
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => ErrorKind::Locked,
-        // SQL that does not fit the schema, or a value of another type. Only this crate creates the schema.
+        // The SQL does not fit the schema, or a value has the wrong type. Only this crate creates the schema, so the
+        // store is damaged.
         Some(ErrorCode::Unknown | ErrorCode::SchemaChanged | ErrorCode::ConstraintViolation) => ErrorKind::Corrupt,
         None => ErrorKind::Corrupt,
-        // After any other failed write, the commit may or may not have happened.
+        // After any other failed write, it is unknown whether the commit happened.
         Some(_) if operation == Operation::Txn => ErrorKind::CommitIo,
         Some(_) => ErrorKind::Io,
     }

@@ -1,9 +1,10 @@
 //! A store on SQLite, as a third party would write it: an example of [`kv_mvcc::Table`], tested with the crate
 //! `conformance` in `tests/conformance.rs`.
 //!
-//! `table.rs` keeps rows in one SQLite table. That is all that an engine must do: [`kv_mvcc::MvccStore`] adds
-//! revisions, history and watches. [`Sqlite`] names the engine's files, so that [`kv_local`] can manage them as for
-//! every store on disk: it creates the folder, queues processes, and distinguishes a damaged store from a new one.
+//! `table.rs` keeps the store's rows in one SQLite table. An engine has no other duty: [`kv_mvcc::MvccStore`] adds
+//! revisions, history and watches. [`Sqlite`] names the engine's files, so that [`kv_local`] can manage the files as
+//! for every store on disk: [`kv_local`] creates the folder, queues processes, and distinguishes a damaged store from a
+//! new one.
 
 mod error;
 mod table;
@@ -17,7 +18,7 @@ use kv_mvcc::{MvccStore, Table};
 
 pub use table::SqliteTable;
 
-/// SQLite as an engine of [`kv_local`].
+/// The engine of [`kv_local`] that keeps a store's rows in SQLite.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sqlite;
 
@@ -49,7 +50,7 @@ pub static DRIVER: LocalDriver<Sqlite> = LocalDriver::new(Sqlite);
 /// Opens the store in the folder `path`.
 ///
 /// # Errors
-/// The errors of [`kv_local::open_blocking`].
+/// Any error of [`kv_local::open_blocking`].
 pub async fn open(path: &Path, options: &OpenOptions) -> Result<MvccStore> {
     kv_local::open(Sqlite, path, options).await
 }

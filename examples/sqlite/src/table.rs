@@ -1,4 +1,4 @@
-//! Ordered rows in one table of SQLite.
+//! Keeps ordered rows in one table of SQLite.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io;
@@ -13,11 +13,12 @@ use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::from_sqlite;
 
-/// The database file. SQLite keeps its log beside it, so the engine has a folder.
+/// The name of the database file. SQLite keeps its log beside the database file, so the engine has a folder.
 const FILE: &str = "db";
 
-/// `FULL` syncs SQLite's log in each commit, before the commit is visible. The exclusive lock refuses other programs at
-/// once; processes of this store are ordered by the queue of [`kv_local`]. SQLite orders blobs by unsigned bytes.
+/// The setting `FULL` syncs SQLite's log in each commit, before the commit is visible. The exclusive lock refuses other
+/// programs immediately. The queue of [`kv_local`] orders the processes that use this store. SQLite orders blobs by
+/// unsigned bytes.
 const SETUP: &str = "
     PRAGMA busy_timeout = 0;
     PRAGMA locking_mode = EXCLUSIVE;
@@ -26,28 +27,29 @@ const SETUP: &str = "
     CREATE TABLE IF NOT EXISTS rows (key BLOB NOT NULL PRIMARY KEY, value BLOB NOT NULL) STRICT, WITHOUT ROWID;
 ";
 
-/// A folder with a SQLite file and its log. Views and commits take turns on one connection, so a view is a snapshot and
-/// never shows an unfinished commit.
+/// A folder with a SQLite database file and its log. Views and commits take turns on one connection, so a view is a
+/// snapshot and never shows an unfinished commit.
 #[derive(Debug)]
 pub struct SqliteTable {
     path: PathBuf,
     store: String,
-    /// `None` only after a failed attempt to reopen.
+    /// The open connection; `None` only after a failed attempt to reopen the database.
     connection: Mutex<Option<Connection>>,
 }
 
 impl SqliteTable {
-    /// Opens the database in a folder, and creates both if they are missing. `store` is the name in errors.
+    /// Opens the database in a folder, and creates the folder and the database if they are missing. `store` is the
+    /// store's name in error messages.
     ///
     /// # Errors
-    /// `Corrupt`, `Locked`, `Io`, `NoSpace`.
+    /// Errors of the kinds `Corrupt`, `Locked`, `Io` and `NoSpace`.
     pub fn open(path: &Path, store: &str) -> Result<Self> {
         let connection = connect(path, store)?;
         Ok(Self { path: path.to_owned(), store: store.to_owned(), connection: Mutex::new(Some(connection)) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Connection>> {
-        // The guarded connection is always intact, even after a panic of the lock holder.
+        // The connection in this mutex is intact even after a panic of the lock holder.
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -58,7 +60,7 @@ impl SqliteTable {
 
 fn connect(folder: &Path, store: &str) -> Result<Connection> {
     let path = &folder.join(FILE);
-    // SQLite gives its log the mode that the file has at its opening.
+    // SQLite gives its log the file mode that the database file has when SQLite opens the database.
     let file = || OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path);
     let made = match DirBuilder::new().mode(0o700).create(folder) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -107,7 +109,7 @@ impl Table for SqliteTable {
     }
 }
 
-/// A view that blocks commits while it lives, which [`Table`] permits.
+/// A view that blocks commits as long as the view lives. [`Table`] permits such views.
 struct SqliteView<'t> {
     table: &'t SqliteTable,
     connection: MutexGuard<'t, Option<Connection>>,

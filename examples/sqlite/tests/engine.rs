@@ -1,4 +1,4 @@
-//! Tests the duties of an engine on SQLite.
+//! Runs kv-local's engine tests on SQLite.
 
 use std::process::ExitCode;
 

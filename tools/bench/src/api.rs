@@ -1,5 +1,5 @@
-//! Measures etcd's API over an embedded store (`margay serve --listen`) beside Debian's etcd, with one client library
-//! over TCP.
+//! Measures the etcd API of `margay serve --listen` on an embedded store, beside Debian's etcd. The same client library
+//! calls both servers over TCP.
 
 use std::any::Any;
 use std::fs;
@@ -20,28 +20,28 @@ use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 use testkit::server::{Etcd, dead_address};
 
-/// The number of keys, and the size of each value.
+/// The number of keys in each store.
 const KEYS: u32 = 100_000;
 const VALUE_BYTES: usize = 1024;
-/// How many keys are put in one transaction while a store is filled.
+/// The number of keys that one transaction puts while a store is filled.
 const FILL: u32 = 128;
-/// Each number of clients, with the lower bound of redb's rate divided by etcd's.
+/// The numbers of concurrent clients. The second number is the lower bound of redb's rate divided by etcd's rate.
 const CLIENTS: [(usize, f64); 3] = [(1, 1.0), (16, 0.8), (256, 0.7)];
-/// The number of rounds, and how long each contender puts in each: 60 s in total.
+/// The number of measuring rounds.
 const ROUNDS: usize = 6;
 const ROUND: Duration = Duration::from_secs(10);
 /// The number of watches on keys that never change.
 const WATCHES: usize = 1000;
-/// How many clients put beside these watches.
+/// The number of clients that put keys while the idle watches exist.
 const BESIDE: usize = 16;
 
-/// A server of etcd's API.
+/// A running server of etcd's API.
 struct Server {
     name: &'static str,
     url: String,
-    /// The process id, for reading its memory.
+    /// The id of the server's process, with which its memory usage is read.
     process: u32,
-    /// Ends the process when dropped.
+    /// Ends the server's process when dropped.
     _running: Box<dyn Any>,
 }
 
@@ -68,14 +68,14 @@ impl Server {
         loop {
             let mut client = Client::connect([&self.url], None).await?;
             match client.status().await {
-                // The daemon opens its private socket shortly before it offers the API.
+                // The daemon opens its private socket shortly before the daemon offers etcd's API.
                 Err(_) if begun.elapsed() < Duration::from_secs(10) => sleep(Duration::from_millis(5)).await,
                 answered => return answered.map(|_| client).map_err(Into::into),
             }
         }
     }
 
-    /// A field of the process's `/proc` status, in MiB.
+    /// Returns a field of the process's `/proc` status, in MiB.
     fn mib(&self, field: &str) -> Outcome<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process))?;
         let line = status.lines().find_map(|line| line.strip_prefix(field)).ok_or("no such field")?;
@@ -92,7 +92,8 @@ impl Server {
         Ok(())
     }
 
-    /// Lets this many clients put for a round. Returns the puts per second and the time of each put.
+    /// Runs one round in which the given number of clients put keys. Returns the puts per second and the duration of
+    /// each put.
     async fn put(&self, clients: usize) -> Outcome<(f64, Times)> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut putting = JoinSet::new();
@@ -120,7 +121,7 @@ impl Server {
     }
 }
 
-/// Runs a program to its end. Fails unless it succeeds.
+/// Runs a program to its end. Fails unless the program succeeds.
 fn run_to_its_end(command: &mut Command) -> Outcome<()> {
     let done = command.output()?;
     if done.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&done.stderr).into_owned().into()) }
@@ -134,7 +135,7 @@ fn value() -> Vec<u8> {
     vec![b'v'; VALUE_BYTES]
 }
 
-/// A pseudorandom sequence (xorshift) that is the same in every run.
+/// A pseudorandom number sequence (xorshift) that is the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -146,7 +147,7 @@ impl Random {
     }
 }
 
-/// Measures puts, watches, memory and a large list.
+/// Measures the puts, watches, memory and a large list of each server.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let folder = folder.join("api");
     fs::create_dir(&folder)?;
@@ -200,7 +201,7 @@ async fn puts(servers: &[Server], findings: &mut Findings) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures the memory after a start, with watches and with a list of all keys, and the cost of idle watches.
+/// Measures the server's memory after a start, with watches and with a list of all keys, and the cost of idle watches.
 async fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for engine in ["redb", "sled"] {

@@ -1,4 +1,4 @@
-//! A program that is run repeatedly, and the state that it works on.
+//! Runs the compared programs repeatedly, each on its own store.
 
 use std::fs;
 use std::io::Write;
@@ -9,27 +9,27 @@ use std::time::{Duration, Instant};
 use crate::report::Times;
 use crate::{Outcome, Programs};
 
-/// One of the compared programs.
+/// One of the compared programs, with the store that the program uses.
 #[derive(Clone, Debug)]
 pub(crate) enum Contender {
     /// A process that does nothing.
     Empty { program: PathBuf },
-    /// A process that opens a sled store, commits to it and closes it.
+    /// A process that opens a sled store, commits to the store and closes the store.
     Sled { program: PathBuf, store: PathBuf },
-    /// A process that connects to etcd and commits.
+    /// A process that connects to etcd and commits one transaction.
     Etcd { name: &'static str, program: PathBuf, url: String },
-    /// An IPAM plugin. [`PER_CONTAINER`] in its configuration becomes the container's id.
+    /// A process of an IPAM plugin. [`PER_CONTAINER`] in the configuration becomes the container's id.
     Plugin { name: &'static str, program: PathBuf, netconf: String },
 }
 
-/// The placeholder for the container's id in a configuration.
+/// The placeholder for the container's id in a network configuration.
 pub(crate) const PER_CONTAINER: &str = "@CONTAINER@";
 
-/// The pool that every plugin allocates from.
+/// The pool from which every plugin allocates.
 pub(crate) const POOL: &str = "10.0.0.0/12";
 
 impl Contender {
-    /// Debian's host-local with its files under `folder`.
+    /// Returns Debian's host-local, which keeps its files under `folder`.
     pub(crate) fn host_local(programs: &Programs, folder: &Path) -> Self {
         let data = folder.join("host-local");
         let netconf = format!(
@@ -39,7 +39,7 @@ impl Contender {
         Self::Plugin { name: "host-local", program: programs.host_local.clone(), netconf }
     }
 
-    /// Margay's plugin on an embedded store under `folder`.
+    /// Returns Margay's plugin on an embedded store under `folder`.
     pub(crate) fn margay(programs: &Programs, folder: &Path, name: &'static str, engine: &str) -> Self {
         let store = folder.join(format!("ipam.{engine}"));
         let netconf = format!(
@@ -49,7 +49,7 @@ impl Contender {
         Self::Plugin { name, program: programs.plugin.clone(), netconf }
     }
 
-    /// This contender with another build of the plugin.
+    /// Returns a copy of this contender that runs another build of the plugin.
     pub(crate) fn with_plugin(&self, name: &'static str, plugin: &Path) -> Self {
         match self {
             Self::Plugin { netconf, .. } => Self::Plugin { name, program: plugin.to_owned(), netconf: netconf.clone() },
@@ -57,12 +57,12 @@ impl Contender {
         }
     }
 
-    /// True if each container has its own node, so that every ADD is the node's first.
+    /// True if each container has its own node, so that every ADD is the first ADD of a node.
     pub(crate) fn is_per_container(&self) -> bool {
         self.as_plugin().is_some_and(|(_, netconf)| netconf.contains(PER_CONTAINER))
     }
 
-    /// The name in the report.
+    /// The contender's name in the report.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Empty { .. } => "an empty process",
@@ -71,7 +71,7 @@ impl Contender {
         }
     }
 
-    /// Measures one run: an ADD of container `id` for plugins.
+    /// Measures one run of the contender. A plugin runs an ADD of container `id`.
     pub(crate) fn add(&self, id: &str) -> Outcome<Duration> {
         match self {
             Self::Empty { program } => run(Command::new(program), ""),
@@ -91,7 +91,7 @@ impl Contender {
         }
     }
 
-    /// Measures the DEL of container `id`, for plugins.
+    /// Measures the DEL of container `id`. Returns `None` for contenders that are not plugins.
     pub(crate) fn del(&self, id: &str) -> Outcome<Option<Duration>> {
         match self {
             Self::Plugin { program, netconf, .. } => {
@@ -101,7 +101,7 @@ impl Contender {
         }
     }
 
-    /// The program and the configuration, for plugins.
+    /// Returns the program and the configuration of a plugin, or `None` for other contenders.
     pub(crate) fn as_plugin(&self) -> Option<(&Path, &str)> {
         match self {
             Self::Plugin { program, netconf, .. } => Some((program, netconf)),
@@ -110,14 +110,14 @@ impl Contender {
     }
 }
 
-/// Runs all contenders in turns, and returns the times of their ADDs and DELs.
+/// Runs all contenders in turns, and returns the durations of ADDs and DELs.
 pub(crate) fn in_turns(contenders: &[Contender], rounds: u32) -> Outcome<(Vec<Times>, Vec<Times>)> {
     let mut adds = vec![Times::default(); contenders.len()];
     let mut dels = adds.clone();
     for round in 0..rounds as usize {
         for turn in 0..contenders.len() {
-            // Every other round runs backwards, so that no contender always follows the same one and pays for its
-            // syncs.
+            // Every second round runs the contenders in reverse order, so that no contender always follows the same one
+            // and pays for the other's syncs.
             let turn = if round.is_multiple_of(2) { turn } else { contenders.len() - 1 - turn };
             let who = (turn + round) % contenders.len();
             let id = format!("c{round}");
@@ -130,7 +130,7 @@ pub(crate) fn in_turns(contenders: &[Contender], rounds: u32) -> Outcome<(Vec<Ti
     Ok((adds, dels))
 }
 
-/// A command that runs a plugin in the environment of a container runtime.
+/// Creates a command that runs a plugin with the environment variables of a container runtime.
 pub(crate) fn plugin(program: &Path, verb: &str, id: &str) -> Command {
     let mut command = Command::new(program);
     command.env_clear().envs([
@@ -143,13 +143,13 @@ pub(crate) fn plugin(program: &Path, verb: &str, id: &str) -> Command {
     command
 }
 
-/// Runs a program to its end and returns the duration. Fails unless it succeeds.
+/// Runs a program to its end and returns the duration. Fails unless the program succeeds.
 pub(crate) fn run(mut command: Command, input: &str) -> Outcome<Duration> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let start = Instant::now();
     let mut child = command.spawn()?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read its input may have ended already.
+        // A program that does not read its standard input may have ended already.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output()?;
@@ -162,7 +162,7 @@ pub(crate) fn run(mut command: Command, input: &str) -> Outcome<Duration> {
     Err(format!("{command:?} failed: {said}").into())
 }
 
-/// Copies a folder with its contents.
+/// Copies a folder with all its contents.
 pub(crate) fn copy_folder(from: &Path, to: &Path) -> Outcome<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {

@@ -1,4 +1,4 @@
-//! Measures many concurrent callers: ADDs per second, how evenly callers are served, and the longest wait.
+//! Measures many concurrent callers: the ADDs per second, how evenly callers are served, and the longest wait.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -14,17 +14,17 @@ const QUEUED_CALLERS: usize = 32;
 const ROUND: Duration = Duration::from_secs(4);
 const ROUNDS: usize = 3;
 
-/// The measurements of one contender in all its rounds.
+/// The measurements of one contender in all rounds.
 #[derive(Debug, Default)]
 struct Tally {
     rates: Vec<f64>,
     spreads: Vec<f64>,
     failed: usize,
-    /// The longest call of each round, as a multiple of the mean of all calls.
+    /// The duration of the longest call of each round, as a multiple of the mean duration.
     worst: Vec<f64>,
 }
 
-/// Measures rates and fairness.
+/// Measures the rate of each contender and how evenly the callers are served.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     let folder = folder.join("crowd");
     std::fs::create_dir(&folder)?;
@@ -61,7 +61,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures the fairness of the queue for the store lock.
+/// Measures how evenly the queue for the store lock serves its callers.
 pub(crate) fn queue(programs: &Programs, folder: &Path) -> Outcome<()> {
     let folder = folder.join("queue");
     std::fs::create_dir(&folder)?;
@@ -91,7 +91,7 @@ pub(crate) fn queue(programs: &Programs, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Lets every caller add as fast as possible until the time is over, then deletes all containers unmeasured.
+/// Lets every caller add containers as fast as possible until the time is over, then deletes all containers unmeasured.
 fn one_round(contender: &Contender, callers: usize, round: usize, tally: &mut Tally) {
     let over = AtomicBool::new(false);
     let start = Instant::now();

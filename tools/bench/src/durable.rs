@@ -1,5 +1,5 @@
 //! Measures a durable commit beside the minimum cost of durability: appending as many bytes to an open file and syncing
-//! it.
+//! the file.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,11 +15,11 @@ use crate::{Outcome, Programs};
 
 const ROUNDS: usize = 40;
 const COMMITS: usize = 25;
-/// The sizes of the writes of an ADD beside 40 other containers: a block and a handle.
+/// Size in bytes of the block that an ADD writes beside 40 other containers.
 const BLOCK_BYTES: usize = 9_000;
 const HANDLE_BYTES: usize = 90;
 
-/// Measures commits per second on one thread, in turns.
+/// Measures the commits per second of one thread. The contenders take turns.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     let folder = folder.join("durable");
     std::fs::create_dir(&folder)?;

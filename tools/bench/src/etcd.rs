@@ -1,4 +1,4 @@
-//! Measures the etcd store beside bare calls of etcd's client library, on one server and in turns.
+//! Measures the etcd store beside bare calls of etcd's client library, on one etcd server and in turns.
 
 use std::future::Future;
 use std::time::Instant;
@@ -11,15 +11,15 @@ use crate::Outcome;
 use crate::report::{Times, print};
 use testkit::server::{Etcd, dead_address};
 
-/// How many times each call is measured.
+/// The number of measurements of each call.
 const ROUNDS: u32 = 3000;
-/// How many calls are made before measuring begins.
+/// The number of calls that are made before measuring begins.
 const WARM_UP: u32 = 200;
-/// How many calls are made with a dead member.
+/// The number of calls that are made while one etcd member is dead.
 const CALLS: u32 = 1000;
-/// A value about as large as a block.
+/// A value that is about as large as a block.
 const VALUE: [u8; 2048] = [b'v'; 2048];
-/// The upper bound of the store's time divided by the bare client's.
+/// The upper bound of the store's duration divided by the bare client's duration.
 const LIMIT: &str = "1.10";
 
 /// Runs both measurements on a new etcd.
@@ -32,7 +32,7 @@ pub(crate) fn run() -> Outcome<()> {
     })
 }
 
-/// The compared clients, each with its own key and the revision at which that key was last written.
+/// The two compared clients. Each client has its own key and the revision at which that key was last written.
 struct Pair {
     client: Client,
     store: EtcdStore,
@@ -93,7 +93,7 @@ async fn latency(etcd: &Etcd) -> Outcome<()> {
             times = Default::default();
         }
         let [bare_get, get, bare_txn, txn] = &mut times;
-        // Every other round runs in the other order, so that no call always follows the same one.
+        // Every second round calls the two clients in reverse order, so that neither client always follows the other.
         if round % 2 == 0 {
             timed(bare_get, pair.bare_get()).await?;
             timed(get, pair.get()).await?;
@@ -119,7 +119,7 @@ async fn latency(etcd: &Etcd) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures puts while one of three members is dead and is asked first.
+/// Measures puts while one of three etcd members is dead and the client asks the dead member first.
 async fn dead_member(etcd: &Etcd) -> Outcome<()> {
     let dead = format!("http://{}", dead_address()?);
     let by_name = etcd.url().replace("127.0.0.1", "localhost");

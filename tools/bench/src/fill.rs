@@ -20,14 +20,14 @@ use time::OffsetDateTime;
 use crate::Outcome;
 use crate::contender::POOL;
 
-/// The node that the plugin works for, and its network.
+/// The name of the node for which the plugin works.
 pub(crate) const NODE: &str = "node1";
 pub(crate) const NETWORK: &str = "bench";
 
-/// The boot id recorded with all addresses.
+/// The boot id that is recorded with all addresses.
 const BOOT: &str = "0123abcd";
 
-/// The blocks and addresses of a node.
+/// The number of blocks of a node, and of addresses in use in these blocks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Share {
     pub(crate) blocks: u32,
@@ -40,7 +40,7 @@ pub(crate) async fn open(engine: &str, path: &Path) -> Outcome<MvccStore> {
     open_as(engine, path, Create::Never).await
 }
 
-/// Opens a store, and creates it if it is missing.
+/// Opens a store, and creates the store if it is missing.
 pub(crate) async fn create(engine: &str, path: &Path) -> Outcome<MvccStore> {
     open_as(engine, path, Create::IfMissing).await
 }
@@ -53,7 +53,7 @@ async fn open_as(engine: &str, path: &Path, create: Create) -> Outcome<MvccStore
     })
 }
 
-/// Gives a node blocks of the pool, starting at block number `skip`, with one commit per block.
+/// Claims blocks of the pool for a node, starting at block number `skip`, with one commit per block.
 pub(crate) async fn give(store: &MvccStore, node: &str, skip: u32, share: Share) -> Outcome<()> {
     for number in 0..share.blocks {
         let cidr = block_number(skip + number)?;
@@ -65,15 +65,15 @@ pub(crate) async fn give(store: &MvccStore, node: &str, skip: u32, share: Share)
     Ok(())
 }
 
-/// The block of 64 addresses with this number, counted from the end of the plugin's pool `10.0.0.0/12`. The last block
-/// is left out, because it contains the broadcast address, which the plugin does not assign.
+/// Returns the block of 64 addresses with this number, counted from the end of the plugin's pool `10.0.0.0/12`. The
+/// numbers skip the last block of the pool, because the plugin does not assign the broadcast address in it.
 pub(crate) fn block_number(number: u32) -> Outcome<IpNet> {
     let first = u32::from(Ipv4Addr::new(10, 15, 255, 128)) - 64 * number;
     Ok(IpNet::new(Ipv4Addr::from(first).into(), 26)?)
 }
 
-/// The documents of a node's block in which each of these containers has an address: the affinity, the handles and the
-/// block.
+/// Returns the documents of a node's block in which each of the given containers has an address: the affinity, the
+/// handles and the block.
 pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>) -> Outcome<Vec<(Key, Value)>> {
     let owner = Owner::Host(node.to_owned());
     let mut block = Block::new(cidr, Some(&owner), OffsetDateTime::now_utc(), None)?;
@@ -91,26 +91,26 @@ pub(crate) fn block_of(node: &str, cidr: IpNet, containers: std::ops::Range<u64>
     Ok(documents)
 }
 
-/// Assigns and releases addresses until the log is full, so that each commit removes as much as it adds.
+/// Assigns and releases addresses until the log is full. From then on, each commit removes as many log rows as it adds.
 pub(crate) async fn fill_log(store: &MvccStore) -> Outcome<()> {
     let mut churn = Churn::begin(store).await?;
     let bound = Retention::default().bytes.unwrap_or(u64::MAX);
-    // Continue after the first revision is removed, until the excess that filling left beyond the bound is gone. From
-    // then on each commit removes as much as it adds.
+    // Continue after the first revision is removed, until the log has shrunk to its maximum size. The log exceeds the
+    // maximum size while it is first filled.
     while store.status().compacted.get() < 500 || store.status().log_bytes > bound {
         churn.pair().await?;
     }
     Ok(())
 }
 
-/// Assigns and releases addresses.
+/// Assigns and releases addresses of one node.
 pub(crate) struct Churn {
     ipam: Ipam,
     pairs: u64,
 }
 
 impl Churn {
-    /// Creates the network's pool if it is missing.
+    /// Creates the network's pool if the pool is missing.
     pub(crate) async fn begin(store: &MvccStore) -> Outcome<Self> {
         let ipam = Ipam::new(Arc::new(store.clone()), Nodes::FirstSeen);
         if ipam.inventory(soon()).await?.pools.is_empty() {
@@ -119,7 +119,7 @@ impl Churn {
         Ok(Self { ipam, pairs: 0 })
     }
 
-    /// Assigns an address and keeps it.
+    /// Assigns an address without releasing the address.
     pub(crate) async fn add(&mut self, number: u64) -> Outcome<Attachment> {
         let mut request = one_address(NODE, 1 << 40 | number);
         request.v4_pools = vec![NETWORK.to_owned()];
@@ -128,7 +128,7 @@ impl Churn {
         Ok(attachment)
     }
 
-    /// Assigns an address and releases it.
+    /// Assigns an address and releases the address.
     pub(crate) async fn pair(&mut self) -> Outcome<()> {
         self.pairs += 1;
         let attachment = self.add(1 << 41 | self.pairs).await?;
@@ -137,7 +137,7 @@ impl Churn {
     }
 }
 
-/// A request for an IPv4 address for the container with this number.
+/// Returns a request for an IPv4 address for the container with this number.
 pub(crate) fn one_address(node: &str, number: u64) -> AssignRequest {
     let attachment = Attachment {
         network: NETWORK.to_owned(),
@@ -151,12 +151,12 @@ pub(crate) fn one_address(node: &str, number: u64) -> AssignRequest {
     request
 }
 
-/// A deadline that is long enough for any call.
+/// Returns a deadline that is long enough for any call.
 pub(crate) fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
-/// The number of addresses held in all blocks.
+/// Returns the number of addresses in use in all blocks.
 pub(crate) async fn in_use(store: &MvccStore) -> Outcome<usize> {
     let blocks = store.list(kv::Range::Prefix(keys::blocks_prefix(None))).await?;
     let mut held = 0;
@@ -166,7 +166,7 @@ pub(crate) async fn in_use(store: &MvccStore) -> Outcome<usize> {
     Ok(held)
 }
 
-/// A container id in the format of container runtimes.
+/// Returns a container id in the format of container runtimes.
 pub(crate) fn container(number: u64) -> String {
     format!("{:016x}{:048x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15), number)
 }

@@ -1,5 +1,5 @@
-//! The findings of a run: tables, plots and bounds. They are printed as soon as they are measured, and saved to a file
-//! from which `bench report` updates the pages of the book.
+//! The findings of a benchmark run: tables, plots and bounds. Findings are printed as soon as they are measured, and
+//! saved to a file from which `bench report` updates the pages of the book.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 use crate::Outcome;
 use crate::report::print;
 
-/// The findings of a run or of one of its parts.
+/// The findings of a benchmark run or of one part of a run.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Findings {
-    /// Tables by the name that a page uses for them.
+    /// The tables, by the name that a page of the book uses for the table.
     pub(crate) tables: BTreeMap<String, Table>,
-    /// Plots by the name of their file.
+    /// The plots, by the name of the plot's file.
     pub(crate) plots: BTreeMap<String, Plot>,
     pub(crate) goals: Vec<Goal>,
 }
 
-/// A table. The first column is text, the others are numbers.
+/// A table of measurements. The first column contains text, the other columns contain numbers.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Table {
     pub(crate) title: String,
@@ -28,7 +28,7 @@ pub(crate) struct Table {
     pub(crate) rows: Vec<Vec<String>>,
 }
 
-/// A measured value and its bound.
+/// A measured value and the value's bound.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Goal {
     pub(crate) what: String,
@@ -54,7 +54,7 @@ pub(crate) struct Plot {
     pub(crate) lines: Vec<Line>,
 }
 
-/// A line of a plot, with one value for each point.
+/// A line of a plot, with one value for each point on the x axis.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Line {
     pub(crate) name: String,
@@ -62,7 +62,7 @@ pub(crate) struct Line {
 }
 
 impl Findings {
-    /// Prints a table and adds it.
+    /// Prints a table and adds the table to the findings.
     pub(crate) fn table(&mut self, name: &str, title: String, header: &[&str], rows: Vec<Vec<String>>) {
         print(&title, header, rows.clone());
         let header = header.iter().map(|text| (*text).to_owned()).collect();
@@ -77,14 +77,14 @@ impl Findings {
         self.plots.insert(name.to_owned(), plot);
     }
 
-    /// Adds the findings of another part.
+    /// Adds the findings of another part of the run.
     pub(crate) fn take(&mut self, other: Self) {
         self.tables.extend(other.tables);
         self.plots.extend(other.plots);
         self.goals.extend(other.goals);
     }
 
-    /// Prints the bounds, and adds them as a table of this name.
+    /// Prints the measured values with their bounds, and adds them to the findings as a table of this name.
     pub(crate) fn conclude(&mut self, name: &str) {
         let goals = std::mem::take(&mut self.goals);
         if goals.is_empty() {
@@ -116,7 +116,7 @@ impl Goal {
 }
 
 impl Table {
-    /// The table in Markdown, as pages contain it.
+    /// Returns the table in Markdown, as pages of the book contain it.
     pub(crate) fn markdown(&self) -> String {
         let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
         let rule: String = (0..self.header.len()).map(|column| if column == 0 { "|---" } else { "|---:" }).collect();

@@ -1,5 +1,5 @@
-//! Measures the cost of a full store for an ADD: whole cold processes on a store with a full log and many addresses,
-//! beside an empty store.
+//! Measures the cost of a full store for an ADD: runs whole cold processes on a store with a full log and many
+//! addresses, and on an empty store.
 
 use std::path::Path;
 
@@ -8,13 +8,13 @@ use crate::fill::{self, NODE, Share};
 use crate::report::print;
 use crate::{Outcome, Programs};
 
-/// How many times each contender is measured.
+/// The number of measurements of each contender.
 const ROUNDS: u32 = 200;
 
-/// The contents of a filled store, and its name in the report.
+/// The contents of a filled store, and the store's name in the report.
 struct Load {
     name: &'static str,
-    /// The number of nodes besides the plugin's own.
+    /// The number of nodes in the store besides the plugin's own node.
     others: u32,
     own: Share,
 }
@@ -32,7 +32,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     sled(programs, &folder)
 }
 
-/// The plugin on a new store with one network and one address in use.
+/// Creates a contender whose new store has one network and one address in use.
 fn begun(programs: &Programs, folder: &Path, name: &'static str, engine: &str) -> Outcome<Contender> {
     std::fs::create_dir(folder)?;
     let contender = Contender::margay(programs, folder, name, engine);

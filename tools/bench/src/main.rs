@@ -1,10 +1,11 @@
 //! Measures Margay beside other plugins and minimal programs, in one run and in turns, and prints medians and ratios.
 //!
-//! A time is of a call, or of a whole process from before the spawn to after the wait, as a container runtime sees it.
+//! Each measured time is the duration of a call, or of a whole process from before the spawn to after the wait, as a
+//! container runtime experiences it.
 //!
-//! Usage: bench [PART...] [--json FILE] [--baseline PLUGIN]. The parts `single` and `cold` measure the baseline,
-//! another build of the plugin, in turns with this build. `bench report FILE` updates the pages of the book with the
-//! saved findings.
+//! Usage: bench [PART...] [--json FILE] [--baseline PLUGIN]. The baseline is another build of the plugin. The parts
+//! `single` and `cold` measure the baseline in turns with this build. `bench report FILE` updates the pages of the book
+//! with the findings saved in FILE.
 
 mod api;
 mod cluster;
@@ -30,15 +31,15 @@ use std::time::Duration;
 
 use crate::findings::Findings;
 
-/// Hundreds of simulated hosts and bare clients allocate from all threads at once, so this program does not use the C
-/// library's allocator.
+/// The program does not use the C library's allocator, because hundreds of simulated hosts and bare clients allocate
+/// from all threads at the same time.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// The result of all functions here.
+/// The result of all fallible functions in this program.
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// One part of the measurements. Prints its table.
+/// A function for one part of the measurements. The function prints its table.
 type Part = fn(&Programs, &Path) -> Outcome<()>;
 
 /// The paths of the programs under test.
@@ -49,24 +50,24 @@ struct Programs {
     host_local: PathBuf,
     floor_empty: PathBuf,
     floor_sled: PathBuf,
-    /// Built and linked like the plugin.
+    /// A minimal program that commits to etcd, built and linked like the plugin.
     floor_etcd: PathBuf,
-    /// Creates a veth pair and a route. Built and linked like the plugin.
+    /// A minimal program that creates a veth pair and a route, built and linked like the plugin.
     floor_wire: PathBuf,
     /// Another build of the plugin, measured in turns with this build.
     baseline: Option<PathBuf>,
 }
 
 impl Programs {
-    /// The folder with the programs as they are installed.
+    /// Returns the folder with the programs in the form in which they are installed.
     fn installed() -> Outcome<PathBuf> {
         let here = std::env::current_exe()?;
         let folder = here.parent().ok_or("this program has no folder")?;
         Ok(folder.join(format!("../programs/{}", std::env::consts::ARCH)))
     }
 
-    /// Finds the floor programs beside this program, the installed programs beside its folder, and host-local where
-    /// distributions install it.
+    /// Finds the floor programs beside this program, the installed programs beside this program's folder, and
+    /// host-local where distributions install it.
     fn find(baseline: Option<PathBuf>) -> Outcome<Self> {
         if let Some(missing) = baseline.as_deref().filter(|path| !path.is_file()) {
             return Err(format!("{}: --baseline takes the file of another margay-ipam", missing.display()).into());
@@ -100,13 +101,13 @@ impl Programs {
     }
 }
 
-/// The arguments of the command line.
+/// The parsed arguments of the command line.
 #[derive(Debug, Default)]
 struct Wish {
     parts: Vec<String>,
-    /// The file for the findings.
+    /// The file in which the findings are saved.
     file: Option<PathBuf>,
-    /// Another build of the plugin.
+    /// Another build of the plugin, measured in turns with this build.
     baseline: Option<PathBuf>,
 }
 
@@ -149,14 +150,14 @@ const PRINTED: [(&str, Part); 7] = [
     ("etcd", |_, _| etcd::run()),
 ];
 
-/// Parts that print and return their measurements.
+/// Returns the parts that print their measurements and return them as findings.
 fn found() -> impl Iterator<Item = (&'static str, cluster::Part)> {
     [("operator", operator::run as cluster::Part), ("serve", serve::run), ("api", api::run)]
         .into_iter()
         .chain(cluster::PARTS)
 }
 
-/// The names of all parts.
+/// Returns the names of all parts of the measurements.
 fn names() -> impl Iterator<Item = &'static str> {
     PRINTED.iter().map(|(name, _)| *name).chain(found().map(|(name, _)| name))
 }
@@ -192,7 +193,7 @@ fn main() -> Outcome<()> {
     wish.file.map_or(Ok(()), |file| findings.write(&file))
 }
 
-/// Starts each part on an idle disk, so that earlier writes do not slow it.
+/// Syncs all disks before a part starts, so that earlier writes do not slow the part.
 fn settle() {
     nix::unistd::sync();
     std::thread::sleep(Duration::from_secs(2));

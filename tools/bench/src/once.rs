@@ -1,4 +1,4 @@
-//! Runs every kind of call once, for a plugin that records what it executes. See `scripts/find-hot`.
+//! Runs every kind of plugin call once, for a plugin that records which code it executes. See `scripts/find-hot`.
 
 use std::path::PathBuf;
 
@@ -7,10 +7,11 @@ use crate::contender::Contender;
 use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 
-/// How many containers an embedded store gets. Redb moves its journal into its file after twenty to thirty commits.
+/// The number of containers that are added to an embedded store. Redb moves its journal into its file after twenty to
+/// thirty commits.
 const CONTAINERS: u32 = 20;
 
-/// Runs ADD and DEL on a store, with `plugin` as the plugin.
+/// Runs ADD and DEL on a store with the given plugin.
 pub(crate) fn run(plugin: PathBuf, store: &str) -> Outcome<()> {
     let programs = Programs { plugin, margay: Programs::installed()?.join("margay"), ..Programs::default() };
     let folder = tempfile::Builder::new().prefix("margay-once").tempdir()?;
@@ -28,7 +29,7 @@ pub(crate) fn run(plugin: PathBuf, store: &str) -> Outcome<()> {
     }
 }
 
-/// Adds containers and deletes them.
+/// Adds containers and then deletes these containers.
 pub(crate) fn add_and_del(contender: &Contender, containers: u32) -> Outcome<()> {
     for container in 0..containers {
         contender.add(&format!("c{container}"))?;

@@ -1,4 +1,4 @@
-//! Measures the operator's commands on full stores, and how much they delay an ADD.
+//! Measures the operator's commands on full stores, and how much a running command delays an ADD.
 
 use std::path::Path;
 use std::process::Command;
@@ -21,32 +21,32 @@ use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 use testkit::server::Etcd;
 
-/// The contents of the store: the number of nodes, of blocks of 64 per node, and of addresses in use per block.
+/// The number of nodes in the store.
 const NODES: u32 = 100;
 const BLOCKS: u32 = 100;
 const USED: u64 = 50;
 const ADDRESSES: u64 = NODES as u64 * BLOCKS as u64 * USED;
-/// How many commits run concurrently while the store is filled.
+/// The number of concurrent commits while the store is filled.
 const FILLERS: usize = 64;
-/// How often each command is measured.
+/// The number of measurements of each command.
 const ROUNDS: usize = 3;
-/// How many ADDs are made beside each command.
+/// The number of ADDs that are made while each command runs.
 const ADDS: u32 = 200;
-/// The bounds of a command in seconds and MiB, and the milliseconds by which it may delay an ADD.
+/// The maximum duration of a command in seconds.
 const SECONDS: f64 = 5.0;
 const MEMORY: f64 = 300.0;
 const HELD_UP: f64 = 50.0;
-/// The lower bound of a migration, in addresses per second.
+/// The minimum rate of a migration, in addresses per second.
 const MOVED: f64 = 50_000.0;
 
-/// The duration and peak memory of a command.
+/// The duration and the peak memory of an operator's command.
 #[derive(Clone, Copy)]
 struct Cost {
     seconds: f64,
     mib: f64,
 }
 
-/// Measures all commands on all stores, and ADDs beside them on redb.
+/// Measures all commands on all stores, and on redb the ADDs that are made while a command runs.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let folder = folder.join("operator");
     std::fs::create_dir(&folder)?;
@@ -72,7 +72,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
 async fn fill(path: &Path) -> Outcome<()> {
     let store = backend_redb::open(path, &OpenOptions::default()).await?;
     let mut under_way = JoinSet::new();
-    // One block more than needed, because the plugin already has one of these.
+    // Add one block more than needed, because the plugin already owns one of these blocks.
     for number in 0..=NODES * BLOCKS {
         let cidr = block_number(number)?;
         let first_container = u64::from(number) * 64;
@@ -96,7 +96,7 @@ async fn commit(store: MvccStore, txn: Txn) -> kv::Result<()> {
     store.txn(txn).await.map(drop)
 }
 
-/// Runs a command to its end and returns its cost.
+/// Runs a command to its end. Returns the command's duration and peak memory.
 fn cost(programs: &Programs, arguments: &[&str]) -> Outcome<Cost> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("peak-of").arg(&programs.margay).arg("").args(arguments).env_clear();
@@ -175,7 +175,7 @@ fn commands(file: &str) -> [(&'static str, Vec<&str>); 3] {
     ]
 }
 
-/// Measures ADDs while a command runs repeatedly.
+/// Measures ADDs while a command runs repeatedly beside them.
 fn beside(
     programs: &Programs,
     contender: &Contender,
@@ -230,7 +230,7 @@ fn row(name: &str, times: &Times, alone: &Times, runs: usize) -> Vec<String> {
     ]
 }
 
-/// Measures ADDs, each followed by its DEL and a pause.
+/// Measures ADDs. Each ADD is followed by a DEL and a pause.
 fn pairs(contender: &Contender, name: &str) -> Outcome<Times> {
     let mut times = Times::default();
     for number in 0..ADDS {

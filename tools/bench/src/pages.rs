@@ -1,7 +1,7 @@
-//! Updates pages of the book with the findings of a run.
+//! Updates pages of the book with the findings of a benchmark run.
 //!
-//! A page marks the place of a table with `<!-- measured: NAME -->` and `<!-- end -->`. The text between these marks is
-//! replaced. Plots are files. Sections without a finding stay unchanged.
+//! A page marks the place of a table with `<!-- measured: NAME -->` and `<!-- end -->`. A new finding replaces the text
+//! between these marks. Plots are files. Sections without a finding stay unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -37,7 +37,7 @@ pub(crate) fn update(findings: &Findings, root: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Replaces the marked tables that were found, and returns the page and the number of replaced tables.
+/// Replaces each marked table that has a finding, and returns the new page and the number of replaced tables.
 fn fill(page: &str, findings: &Findings) -> Result<(String, usize), String> {
     let (mut done, mut rest, mut filled) = (String::new(), page, 0);
     while let Some((before, after)) = rest.split_once(BEGIN) {

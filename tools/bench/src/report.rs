@@ -1,11 +1,11 @@
-//! Medians, ratios and tables.
+//! Computes medians and ratios of measurements, and prints tables.
 
 use std::time::Duration;
 
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{CellAlignment, Table};
 
-/// Times of one contender.
+/// The measured durations of one contender.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Times(Vec<Duration>);
 
@@ -18,12 +18,12 @@ impl Times {
         self.0.len()
     }
 
-    /// Appends the times of another contender.
+    /// Appends the durations of another contender.
     pub(crate) fn append(&mut self, other: Self) {
         self.0.extend(other.0);
     }
 
-    /// The time that `share` (0 to 1) of the runs did not exceed, in milliseconds.
+    /// Returns the duration that `share` (0 to 1) of the runs did not exceed, in milliseconds.
     pub(crate) fn quantile(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
@@ -33,7 +33,7 @@ impl Times {
         sorted.get(index).map_or(f64::NAN, |time| time.as_secs_f64() * 1000.0)
     }
 
-    /// The total time in milliseconds.
+    /// Returns the total of all durations in milliseconds.
     pub(crate) fn sum(&self) -> f64 {
         self.0.iter().sum::<Duration>().as_secs_f64() * 1000.0
     }
@@ -49,14 +49,14 @@ impl Extend<Duration> for Times {
     }
 }
 
-/// The median, or NaN for an empty slice.
+/// Returns the median of the numbers, or NaN for an empty slice.
 pub(crate) fn median(numbers: &[f64]) -> f64 {
     let mut sorted = numbers.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Prints a table with a title. The first column is text, the others are numbers.
+/// Prints a table with a title. The first column contains text, the other columns contain numbers.
 #[expect(clippy::print_stdout, reason = "the program prints its report")]
 pub(crate) fn print(title: &str, header: &[&str], rows: Vec<Vec<String>>) {
     let mut table = Table::new();

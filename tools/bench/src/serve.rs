@@ -1,5 +1,5 @@
-//! Measures plugins that use the daemon `margay serve` beside plugins that open the store themselves, and the daemon's
-//! cost.
+//! Measures plugins that use the daemon `margay serve` beside plugins that open the store themselves. Also measures the
+//! daemon's memory and processor time.
 
 use std::fs;
 use std::path::Path;
@@ -18,38 +18,38 @@ use crate::findings::{Bound, Findings};
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// How many containers exist before measuring begins.
+/// The number of containers that exist before measuring begins.
 const RESIDENTS: u32 = 40;
-/// How many times each contender is measured.
+/// The number of measurements of each contender.
 const ROUNDS: u32 = 300;
-/// How many rounds with many callers there are.
+/// The number of rounds with many concurrent callers.
 const CROWDS: usize = 10;
-/// How many blocks the store of the measured daemon has.
+/// The number of blocks in the store of the measured daemon.
 const BLOCKS: u32 = 10_000;
-/// How often the daemon is started.
+/// The number of times that the daemon is started.
 const STARTS: usize = 10;
-/// How long the idle daemon is measured.
+/// How long the memory and processor time of the idle daemon are measured.
 const IDLE: Duration = Duration::from_secs(20);
 
-/// A running daemon. Dropping it ends the process with SIGTERM.
+/// A running daemon. Dropping this value ends the process with SIGTERM.
 pub(crate) struct Daemon {
     child: Child,
 }
 
 impl Daemon {
-    /// Starts the daemon of a store, and waits for its socket.
+    /// Starts the daemon on a store, and waits until the daemon's socket exists.
     pub(crate) fn start(programs: &Programs, url: &str) -> Outcome<Self> {
         Self::start_with(programs, url, &[])
     }
 
-    /// [`Daemon::start`] with further options of `margay serve`.
+    /// Starts the daemon like [`Daemon::start`], with further options of `margay serve`.
     pub(crate) fn start_with(programs: &Programs, url: &str, options: &[&str]) -> Outcome<Self> {
         let name = Command::new(&programs.margay).args(["--store", url, "serve", "--name"]).output()?;
         let name = String::from_utf8(name.stdout)?;
         let socket = format!("/run/margay/serve/{}.sock", name.trim());
         let mut command = Command::new(&programs.margay);
         command.args(["--store", url, "serve"]).args(options).stdin(Stdio::null()).stderr(Stdio::null());
-        // The settings of the systemd unit.
+        // The daemon's systemd unit sets these variables, too.
         command.env("MALLOC_ARENA_MAX", "1").env("MALLOC_MMAP_THRESHOLD_", "131072");
         let daemon = Self { child: command.spawn()? };
         let begun = Instant::now();
@@ -62,17 +62,17 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// The id of the process.
+    /// Returns the id of the daemon's process.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Reads a file of the process under /proc.
+    /// Reads a file of the daemon's process under `/proc`.
     fn process(&self, file: &str) -> Outcome<String> {
         Ok(fs::read_to_string(format!("/proc/{}/{file}", self.child.id()))?)
     }
 
-    /// The daemon's resident memory in MiB.
+    /// Returns the daemon's resident memory in MiB.
     fn mib(&self) -> Outcome<f64> {
         let status = self.process("status")?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
@@ -80,11 +80,11 @@ impl Daemon {
         Ok(kib / 1024.0)
     }
 
-    /// The processor time of the process in seconds, including threads that have ended.
+    /// Returns the processor time of the daemon's process in seconds, including threads that have ended.
     fn seconds(&self) -> Outcome<f64> {
         const TICKS_PER_SECOND: f64 = 100.0;
         let stat = self.process("stat")?;
-        // The program's name, in parentheses, may contain spaces.
+        // The program's name in `/proc/PID/stat` is in parentheses and may contain spaces.
         let (_, fields) = stat.rsplit_once(')').ok_or("no name in stat")?;
         let ticks = fields.split_whitespace().skip(11).take(2).map(str::parse::<f64>);
         Ok(ticks.sum::<Result<f64, _>>()? / TICKS_PER_SECOND)
@@ -100,7 +100,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Measures calls with and without the daemon, and the daemon's own cost.
+/// Measures calls with and without the daemon, and the daemon's memory and processor time.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let mut findings = Findings::default();
     let folder = folder.join("serve");
@@ -159,9 +159,9 @@ fn calls(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome
     crowds(&contenders[..4], findings)
 }
 
-/// Measures many concurrent callers. The ratio of a tail is the median over rounds: pauses of the machine, of tens of
-/// milliseconds, hit one or two rounds of every contender, even of empty processes, and would become the 99th
-/// percentile of all calls.
+/// Measures many concurrent callers. The ratio of the slowest calls is the median over all rounds. Otherwise, pauses of
+/// the machine would decide the 99th percentile of all calls: a pause takes tens of milliseconds and hits one or two
+/// rounds of every contender, even of empty processes.
 fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
     let mut rates = vec![Vec::new(); contenders.len()];
     let mut times = vec![Times::default(); contenders.len()];
@@ -172,7 +172,7 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
             rates[place].push((CALLERS * EACH) as f64 / elapsed.as_secs_f64());
             tails[place].push(adds.quantile(0.99) / adds.median());
             times[place].append(adds);
-            // Release the addresses again, unmeasured.
+            // Release the addresses of the round, without measuring.
             at_once(contender, Verb::Del, round)?;
         }
     }
@@ -205,8 +205,8 @@ fn crowds(contenders: &[Contender], findings: &mut Findings) -> Outcome<()> {
     Ok(())
 }
 
-/// Measures the memory and processor time of an idle daemon, and the time from its start to its first answer. The
-/// memory after a list of all blocks has no bound, because it depends on the size of the store.
+/// Measures the memory and processor time of an idle daemon, and the time from the daemon's start to its first answer.
+/// The memory after a list of all blocks has no bound, because that memory depends on the size of the store.
 fn costs(programs: &Programs, folder: &Path, findings: &mut Findings) -> Outcome<()> {
     let mut rows = Vec::new();
     for engine in ["redb", "sled"] {

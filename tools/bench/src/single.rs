@@ -1,4 +1,4 @@
-//! One caller: measures whole cold processes, one after another, with the contenders in turns.
+//! Measures the calls of one caller as whole cold processes, one after another, with the contenders in turns.
 
 use std::fs;
 use std::path::Path;
@@ -10,14 +10,14 @@ use crate::contender::{Contender, copy_folder, in_turns, plugin, run as run_proc
 use crate::report::print;
 use crate::{Outcome, Programs};
 
-/// How many containers exist before measuring begins.
+/// The number of containers that exist before measuring begins.
 const RESIDENTS: u32 = 40;
-/// How many times each contender is measured.
+/// The number of measurements of each contender.
 const ROUNDS: u32 = 300;
 
 const MIB: f64 = (1 << 20) as f64;
 
-/// Measures ADD and DEL, memory and size.
+/// Measures ADD and DEL, the plugin's memory, and its size.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     let redb = Contender::margay(programs, folder, "margay-ipam on redb", "redb");
     let sled = Contender::margay(programs, folder, "margay-ipam on sled", "sled");
@@ -60,7 +60,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<()> {
     memory_and_size(programs, &redb)
 }
 
-/// The peak memory of a plugin's ADD, in KiB.
+/// Returns the peak memory of a plugin's ADD, in KiB.
 pub(crate) fn peak_kib(contender: &Contender) -> Outcome<f64> {
     let (program, netconf) = contender.as_plugin().ok_or("not a plugin")?;
     let kib = peak_of(program, netconf, &[])?;
@@ -68,7 +68,8 @@ pub(crate) fn peak_kib(contender: &Contender) -> Outcome<f64> {
     Ok(kib)
 }
 
-/// The peak memory of an ADD of the container `peak`, in KiB, with these further environment variables.
+/// Returns the peak memory of an ADD of the container `peak`, in KiB. The plugin gets the environment variables in
+/// `variables`.
 pub(crate) fn peak_of(program: &Path, netconf: &str, variables: &[(&str, &str)]) -> Outcome<f64> {
     let mut peak = plugin(Path::new(&std::env::current_exe()?), "ADD", "peak");
     peak.envs(variables.iter().copied()).args(["peak-of".as_ref(), program.as_os_str(), netconf.as_ref()]);
@@ -90,7 +91,7 @@ fn memory_and_size(programs: &Programs, redb: &Contender) -> Outcome<()> {
     Ok(())
 }
 
-/// Runs a program in the environment of this process, and prints its peak memory in KiB.
+/// Runs a program with the environment variables of this process, and prints the program's peak memory in KiB.
 #[expect(clippy::print_stdout, reason = "read by the process that measures")]
 pub(crate) fn print_peak_of(arguments: &[String]) -> Outcome<()> {
     let [program, input, arguments @ ..] = arguments else {

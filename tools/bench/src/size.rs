@@ -8,14 +8,14 @@ use crate::fill::{self, Churn};
 use crate::report::print;
 use crate::{Outcome, Programs};
 
-/// The number of pairs of ADD and DEL. The environment variable `PAIRS` overrides it.
+/// The number of pairs of one ADD and one DEL. The environment variable `PAIRS` overrides this number.
 const PAIRS: u64 = 1_000_000;
-/// The number of pairs between two measurements of the size.
+/// The number of pairs of ADD and DEL between two measurements of the store's size.
 const LOOK_EVERY: u64 = 2_000;
 const MIB: f64 = (1 << 20) as f64;
 
-/// Measures stores on a file system in memory, where a sync costs nothing. The disk's speed does not matter here, and a
-/// million pairs on a disk would take hours.
+/// Measures the size of stores on a file system in memory, where a sync costs nothing. The disk's speed does not affect
+/// the size, and a million pairs of ADD and DEL on a disk would take hours.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     let pairs = std::env::var("PAIRS").ok().and_then(|text| text.parse().ok()).unwrap_or(PAIRS);
     let in_memory = Path::new("/dev/shm");
@@ -44,7 +44,7 @@ pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// Adds and deletes addresses, and returns the largest size in bytes.
+/// Adds and deletes containers, and returns the largest size of the store in bytes.
 async fn churn(engine: &str, path: &Path, pairs: u64) -> Outcome<u64> {
     let store = fill::create(engine, path).await?;
     let mut churn = Churn::begin(&store).await?;
@@ -63,7 +63,7 @@ async fn churn(engine: &str, path: &Path, pairs: u64) -> Outcome<u64> {
     Ok(largest)
 }
 
-/// The sum of the lengths of all files in a folder.
+/// Returns the total length in bytes of all files in a folder.
 fn size(path: &Path) -> Outcome<u64> {
     let found = fs::symlink_metadata(path)?;
     if !found.is_dir() {
@@ -71,7 +71,7 @@ fn size(path: &Path) -> Outcome<u64> {
     }
     let mut sum = 0;
     for entry in fs::read_dir(path)? {
-        // A file may be gone: sled removes files meanwhile.
+        // Sled may have removed a file since the folder was listed.
         sum += size(&entry?.path()).unwrap_or_default();
     }
     Ok(sum)

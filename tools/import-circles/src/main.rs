@@ -1,7 +1,8 @@
-//! Finds import circles: source files of a crate of which each needs the next, and the last needs the first.
+//! Finds import circles: source files of a crate of which each file needs the next, and the last file needs the first.
 //!
-//! `import-circles 3 FOLDER...` fails if one of these crates has a circle of more than three files. A file needs
-//! another file if it names an item there. A re-exported item counts for the file that defines it. Tests are ignored.
+//! `import-circles 3 FOLDER...` fails if one of the crates in the folders has a circle of more than three files. A file
+//! needs another file if it names an item of that file. A re-exported item counts for the file that defines the item.
+//! Tests are ignored.
 
 mod source;
 
@@ -44,8 +45,8 @@ fn fail(text: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Returns the circles of more than `most` files in a crate. Each file is a line with the other files of the circle
-/// that it needs.
+/// Returns the circles of more than `most` files in a crate. Each file of a circle is a line of text with the other
+/// files of the circle that the file needs.
 fn circles(folder: &Path, most: usize) -> Result<Vec<Vec<String>>, String> {
     let krate = Crate::read(&folder.join("src"))?;
     let mut graph = DiGraph::<&str, ()>::new();

@@ -1,4 +1,4 @@
-//! The source files of a crate, and the items of other files that each names.
+//! Reads the source files of a crate, and finds the items of other files that each file names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -9,28 +9,28 @@ use proc_macro2::TokenStream;
 use syn::visit::{self, Visit};
 use syn::{Attribute, Item, ItemMod, ItemUse, Macro, UseTree, Visibility};
 
-/// A path of names: of a module from the crate's root, or of an item as a file writes it.
+/// A path of names: the path of a module from the crate's root, or the path of an item as a file writes it.
 type Names = Vec<String>;
 
-/// The files of a crate.
+/// The source files of a crate.
 pub(crate) struct Crate {
     files: Vec<File>,
-    /// The index of each module's file.
+    /// The index in `files` of each module's file.
     modules: BTreeMap<Names, usize>,
 }
 
-/// A file, which is one module.
+/// A source file, which is one module.
 struct File {
     module: Names,
     name: String,
-    /// The paths in the file, from the crate's root.
+    /// The paths that the file names, from the crate's root.
     uses: Vec<Names>,
-    /// The paths of re-exports, by name.
+    /// The paths of the file's re-exports, by the re-exported name.
     exports: BTreeMap<String, Names>,
 }
 
 impl Crate {
-    /// Reads the files below a folder, except tests.
+    /// Reads the source files in a folder and its subfolders, except tests.
     pub(crate) fn read(folder: &Path) -> Result<Self, String> {
         let mut files = Vec::new();
         read_below(folder, &mut Vec::new(), &mut files)?;
@@ -38,12 +38,12 @@ impl Crate {
         Ok(Self { files, modules })
     }
 
-    /// The modules' names, in the order of the files.
+    /// Returns the names of the files.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.files.iter().map(|file| file.name.as_str())
     }
 
-    /// The indexes of the other files that each file needs.
+    /// Returns the indexes of the other files that each file needs.
     pub(crate) fn needs(&self) -> Vec<BTreeSet<usize>> {
         let needs = |(at, file): (usize, &File)| {
             file.uses.iter().filter_map(|names| self.file_of(names)).filter(|other| *other != at).collect()
@@ -51,10 +51,10 @@ impl Crate {
         self.files.iter().enumerate().map(needs).collect()
     }
 
-    /// The index of the file that defines an item.
+    /// Returns the index of the file that defines an item.
     fn file_of(&self, names: &Names) -> Option<usize> {
         let mut names = names.clone();
-        // A re-export may lead to another re-export.
+        // One re-export may lead to another re-export.
         for _ in 0..16 {
             let length = (0..=names.len()).rev().find(|length| self.modules.contains_key(&names[..*length]))?;
             let at = self.modules[&names[..length]];
@@ -97,16 +97,16 @@ fn read_below(folder: &Path, module: &mut Names, files: &mut Vec<File>) -> Resul
     Ok(())
 }
 
-/// Collects the paths in a file.
+/// Collects the paths that a file names.
 struct Reader {
     file: File,
-    /// The module whose items are being read: the file's module or one inside the file.
+    /// The module whose items are being read: either the file's own module or a module inside the file.
     place: Names,
 }
 
 impl Reader {
-    /// Turns a path as the file writes it into a path from the crate's root. A path of another crate becomes one of
-    /// this module, which is harmless because a file does not need itself.
+    /// Turns a path as the file writes it into a path from the crate's root. A path of another crate becomes a path of
+    /// this module. A path of this module is harmless because a file does not need itself.
     fn absolute(&self, names: &[String]) -> Names {
         let (mut place, mut rest) = (self.place.clone(), names);
         while let Some((first, after)) = rest.split_first() {

@@ -1,5 +1,5 @@
-//! The durable and the visible state of file contents and folder entries, with the unsynced changes in between. A seed
-//! chooses the changes that survive a power cut.
+//! Keeps the durable and the visible state of file contents and folder entries, with the unsynced changes in between. A
+//! seed chooses the changes that survive a power cut.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -7,20 +7,20 @@ use std::ops::Range;
 
 use fastrand::Rng;
 
-/// The unit of atomic writes, in bytes.
+/// The size in bytes of a sector, the largest unit that is written atomically.
 const SECTOR: usize = 512;
 
 #[derive(Clone, Debug)]
 enum ContentChange {
     Length(usize),
-    /// A write within the file's length.
+    /// A write that does not change the file's length.
     Write {
         at: usize,
         bytes: Vec<u8>,
     },
 }
 
-/// The content of a file.
+/// The durable and the visible content of a file.
 #[derive(Debug, Default)]
 pub(crate) struct File {
     durable: Vec<u8>,
@@ -29,17 +29,17 @@ pub(crate) struct File {
 }
 
 impl File {
-    /// A file that was synced.
+    /// Creates a file whose content is durable.
     pub(crate) fn durable(content: Vec<u8>) -> Self {
         Self { durable: content.clone(), seen: content, changes: Vec::new() }
     }
 
-    /// The content that programs see.
+    /// Returns the content that programs see.
     pub(crate) fn content(&self) -> &[u8] {
         &self.seen
     }
 
-    /// True if a change is not durable yet.
+    /// True if the file has a change that is not durable yet.
     pub(crate) fn is_unsynced(&self) -> bool {
         !self.changes.is_empty()
     }
@@ -58,7 +58,7 @@ impl File {
         self.changes.push(ContentChange::Write { at, bytes: bytes.to_vec() });
     }
 
-    /// Makes the visible content durable.
+    /// Makes the file's visible content durable.
     pub(crate) fn sync(&mut self) {
         for change in self.changes.drain(..) {
             match change {
@@ -68,7 +68,7 @@ impl File {
         }
     }
 
-    /// Draws the content that a power cut leaves.
+    /// Draws the content of the file after a power cut.
     pub(crate) fn after_cut(&self, luck: &mut Luck) -> Vec<u8> {
         let lengths = self.changes.iter().filter(|change| matches!(change, ContentChange::Length(_))).count();
         let mut lengths = luck.of_length(lengths);
@@ -105,7 +105,7 @@ impl File {
     }
 }
 
-/// Splits a write at sector boundaries.
+/// Splits a write of `length` bytes at sector boundaries.
 fn pieces(at: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     let end = at + length;
     let mut from = at;
@@ -116,7 +116,7 @@ fn pieces(at: usize, length: usize) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// The entries of a folder: names, and the node numbers of files and folders.
+/// The entries of a folder: the names of files and folders, with their node numbers.
 pub(crate) type Names = BTreeMap<OsString, u64>;
 
 #[derive(Clone, Debug)]
@@ -144,7 +144,7 @@ impl NameChange {
     }
 }
 
-/// The entries of a folder.
+/// The durable and the visible entries of a folder.
 #[derive(Debug, Default)]
 pub(crate) struct Folder {
     durable: Names,
@@ -153,17 +153,17 @@ pub(crate) struct Folder {
 }
 
 impl Folder {
-    /// A folder that was synced.
+    /// Creates a folder whose entries are durable.
     pub(crate) fn durable(names: Names) -> Self {
         Self { durable: names.clone(), seen: names, changes: Vec::new() }
     }
 
-    /// The entries that programs see.
+    /// Returns the entries that programs see.
     pub(crate) fn names(&self) -> &Names {
         &self.seen
     }
 
-    /// True if a change is not durable yet.
+    /// True if the folder has a change that is not durable yet.
     pub(crate) fn is_unsynced(&self) -> bool {
         !self.changes.is_empty()
     }
@@ -180,7 +180,7 @@ impl Folder {
         self.change(NameChange::Remove(name.to_owned()));
     }
 
-    /// Renames the entry `from` to `to`, replacing an existing entry.
+    /// Renames the folder's entry `from` to `to`, replacing an existing entry.
     pub(crate) fn rename(&mut self, from: &OsStr, to: &OsStr) {
         self.change(NameChange::Rename(from.to_owned(), to.to_owned()));
     }
@@ -190,14 +190,14 @@ impl Folder {
         self.changes.push(change);
     }
 
-    /// Makes the visible entries durable.
+    /// Makes the folder's visible entries durable.
     pub(crate) fn sync(&mut self) {
         for change in self.changes.drain(..) {
             change.apply(&mut self.durable);
         }
     }
 
-    /// Draws the entries that a power cut leaves.
+    /// Draws the entries of the folder after a power cut.
     pub(crate) fn after_cut(&self, luck: &mut Luck) -> Names {
         let mut left = self.durable.clone();
         let survivors = luck.of_folder(self.changes.len());
@@ -206,36 +206,36 @@ impl Folder {
     }
 }
 
-/// Which unsynced changes to a folder survive.
+/// The rule for which unsynced changes to a folder survive a power cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Folders {
-    /// A random number of the first changes: none, some or all.
+    /// A random number of the first changes survives: none, some or all of the changes.
     Prefix,
-    /// None. A name is durable only after a sync of its folder.
+    /// No unsynced change survives. A name is durable only after a sync of its folder.
     Strict,
 }
 
 /// The seed and rules that decide which unsynced changes survive a power cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
-    /// The seed. One seed and one sequence of changes always leave the same image.
+    /// The seed of the random choices. A seed and a sequence of changes always give the same image.
     pub seed: u64,
-    /// Which changes to folders survive.
+    /// Which unsynced changes to folders survive the power cut.
     pub folders: Folders,
 }
 
-/// Draws the changes that survive one cut.
+/// Draws the changes that survive one power cut.
 pub(crate) struct Luck {
     random: Rng,
     folders: Folders,
-    /// The percentage of sectors that survive.
+    /// The percentage of sectors whose writes survive.
     percent: u8,
 }
 
 impl Luck {
     pub(crate) fn new(cut: Cut) -> Self {
         let mut random = Rng::with_seed(cut.seed);
-        // Cuts that keep nearly all or nearly nothing find other faults than cuts that keep half.
+        // Cuts that keep nearly all or nearly no sectors find other faults than cuts that keep half of the sectors.
         let percent = random.choice([0, 10, 50, 50, 90, 100]).unwrap_or(50);
         Self { random, folders: cut.folders, percent }
     }
@@ -244,7 +244,7 @@ impl Luck {
         self.random.u8(0..100) < self.percent
     }
 
-    /// Draws how many of the writes to one sector survive: all, some or none.
+    /// Draws how many of the writes to one sector survive: all, some or no writes.
     fn of_sector(&mut self, writes: usize) -> usize {
         match self.survives() {
             true if self.random.u8(0..4) == 0 => self.random.usize(1..=writes),
@@ -266,7 +266,7 @@ impl Luck {
         }
     }
 
-    /// Draws whether the newer of two times survives.
+    /// Draws whether the newer of two modification times survives.
     pub(crate) fn of_time(&mut self) -> bool {
         self.survives()
     }
@@ -278,12 +278,12 @@ mod tests {
 
     use super::{Cut, Folders, *};
 
-    /// The contents that cuts with many seeds leave.
+    /// Returns the contents of a file after cuts with many seeds.
     fn content_outcomes(file: &File) -> BTreeSet<Vec<u8>> {
         (0..2_000).map(|seed| file.after_cut(&mut Luck::new(Cut { seed, folders: Folders::Strict }))).collect()
     }
 
-    /// A file of sectors, each filled with one byte.
+    /// Returns the content of a file of sectors. Each sector is filled with one of the bytes.
     fn sectors(bytes: &[u8]) -> Vec<u8> {
         bytes.iter().flat_map(|byte| [*byte; SECTOR]).collect()
     }

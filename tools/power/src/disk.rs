@@ -1,4 +1,4 @@
-//! The disk: its files and folders, its power, how it treats syncs, and its image while it has no power.
+//! Implements the disk: its files and folders, its power, how it treats syncs, and its image while it has no power.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,15 +15,15 @@ use crate::serve::Mounted;
 /// How a disk treats a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syncs {
-    /// A sync makes the changes durable.
+    /// A sync makes the synced changes durable.
     Kept,
-    /// A sync reports success and does nothing.
+    /// A sync reports success but makes no change durable.
     Ignored,
-    /// Syncs of folders are ignored, and syncs of files are kept.
+    /// Syncs of folders are ignored. Syncs of files make their changes durable.
     IgnoredForFolders,
 }
 
-/// A disk. Clones share the same disk.
+/// A file system in memory whose power can be cut. Clones share the same disk.
 #[derive(Clone, Debug)]
 pub struct Disk {
     pub(crate) state: Arc<Mutex<State>>,
@@ -33,24 +33,24 @@ pub struct Disk {
 pub(crate) struct State {
     pub(crate) nodes: BTreeMap<u64, Node>,
     pub(crate) next: u64,
-    /// The entries of open folders, fixed when each was opened, by file handle.
+    /// The entries of each open folder at the time when the folder was opened, by file handle.
     pub(crate) listings: BTreeMap<u64, Vec<(u64, OsString)>>,
     syncs: Syncs,
     power: Power,
     operations: u64,
-    /// True while syncs get no answer.
+    /// True while syncs must wait for their answer.
     hangs: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Power {
     On,
-    /// The power fails after this many more operations.
+    /// The power fails after this many more operations that change the disk or sync.
     Left(u64),
     Cut,
 }
 
-/// A file or a folder.
+/// A file or a folder with its attributes.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) about: About,
@@ -65,19 +65,19 @@ pub(crate) enum Kind {
 }
 
 impl Node {
-    /// A new file or folder, nothing of which is durable.
+    /// Creates a file or a folder of which no change is durable.
     pub(crate) fn new(about: About, kind: Kind) -> Self {
         Self { about, durable_time: about.changed, kind }
     }
 
-    /// Sets the time of the last change to now.
+    /// Sets the time of the node's last change to now.
     pub(crate) fn touch(&mut self) {
         self.about.changed = SystemTime::now();
     }
 }
 
 impl Disk {
-    /// Creates a disk from an image.
+    /// Creates a disk with the content of an image.
     #[must_use]
     pub fn new(image: Image, syncs: Syncs) -> Self {
         let node = |saved: Saved| {
@@ -93,15 +93,15 @@ impl Disk {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Mounts the disk on a folder. Needs root.
+    /// Mounts the disk on a folder. Mounting needs root.
     ///
     /// # Errors
-    /// `/dev/fuse` cannot be opened, or the mount fails.
+    /// An I/O error if `/dev/fuse` cannot be opened or the mount fails.
     pub fn mount(&self, at: &Path) -> io::Result<Mounted> {
         Mounted::new(self, at)
     }
 
-    /// Cuts the power after this many more operations that change something or sync.
+    /// Cuts the power after the given number of further operations. Only operations that change the disk or sync count.
     pub fn cut_after(&self, operations: u64) {
         let mut state = self.state();
         if state.power != Power::Cut {
@@ -109,46 +109,48 @@ impl Disk {
         }
     }
 
-    /// Cuts the power now.
+    /// Cuts the disk's power immediately.
     pub fn cut(&self) {
         self.state().power = Power::Cut;
     }
 
-    /// Restores the power as if it had never failed. No data is lost, and operations that failed meanwhile were not
-    /// done. This allows killing a program after an exact number of operations.
+    /// Restores the power as if the power had never failed. No data is lost, and operations that failed meanwhile had
+    /// no effect. Tests can use this function to kill a program after an exact number of operations.
     pub fn undo_cut(&self) {
         self.state().power = Power::On;
     }
 
-    /// Makes syncs wait until [`go_on`](Self::go_on) or a cut. All other requests are answered.
+    /// Makes syncs wait until [`go_on`](Self::go_on) or a power cut. All other requests are answered.
     pub fn hang(&self) {
         self.state().hangs = true;
     }
 
-    /// Ends [`hang`](Self::hang). The waiting syncs are carried out.
+    /// Ends the effect of [`hang`](Self::hang). The waiting syncs are carried out.
     pub fn go_on(&self) {
         self.state().hangs = false;
     }
 
-    /// True if the power was cut.
+    /// True if the disk's power was cut.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.state().power == Power::Cut
     }
 
-    /// Runs `work` unless the power was cut. No cut can happen while it runs. `work` must not wait for the disk.
+    /// Runs `work` unless the power was cut. No power cut can happen while `work` runs. `work` must not wait for the
+    /// disk.
     pub fn before_cut<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let state = self.state();
         (state.power != Power::Cut).then(work)
     }
 
-    /// The number of operations so far that changed something or synced.
+    /// Returns how many operations so far have changed the disk or synced.
     #[must_use]
     pub fn operations(&self) -> u64 {
         self.state().operations
     }
 
-    /// The files and folders with unsynced changes, by the paths that programs see; `/` is the root of the disk.
+    /// Returns the files and folders with unsynced changes, by the paths that programs see; `/` is the root of the
+    /// disk.
     #[must_use]
     pub fn unsynced(&self) -> Vec<PathBuf> {
         let state = self.state();
@@ -170,7 +172,7 @@ impl Disk {
         unsynced
     }
 
-    /// Draws the image that this cut leaves.
+    /// Draws the image of the disk after the given power cut.
     #[must_use]
     pub fn after_cut(&self, cut: Cut) -> Image {
         let state = self.state();
@@ -202,7 +204,7 @@ impl Disk {
 }
 
 impl State {
-    /// True unless the power was cut.
+    /// True unless the disk's power was cut.
     pub(crate) fn is_on(&self) -> bool {
         self.power != Power::Cut
     }
@@ -212,7 +214,7 @@ impl State {
         self.hangs && self.is_on()
     }
 
-    /// Counts an operation that changes something or syncs. Returns false if there is no power.
+    /// Counts an operation that changes the disk or syncs. Returns false if the disk has no power.
     pub(crate) fn begin(&mut self) -> bool {
         match &mut self.power {
             Power::Cut => return false,
@@ -239,7 +241,7 @@ impl State {
         node.durable_time = node.about.changed;
     }
 
-    /// Adds a file or a folder without a name, and returns its number.
+    /// Adds a file or a folder without a name, and returns its node number.
     pub(crate) fn add(&mut self, node: Node) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -262,10 +264,10 @@ impl State {
     }
 }
 
-/// The number of the root folder.
+/// The node number of the root folder.
 const ROOT: u64 = 1;
 
-/// The content of a disk without power: folders and files, all of them durable.
+/// The content of a disk without power. All folders and files of an image are durable.
 #[derive(Clone, Debug)]
 pub struct Image {
     pub(crate) nodes: BTreeMap<u64, Saved>,
@@ -296,7 +298,7 @@ pub(crate) enum Content {
 }
 
 impl Default for Image {
-    /// The image of an empty disk.
+    /// Returns the image of an empty disk.
     fn default() -> Self {
         let about = About { mode: 0o755, uid: 0, gid: 0, changed: SystemTime::UNIX_EPOCH };
         let root = Saved { about, content: Content::Folder(Names::new()) };
@@ -305,10 +307,10 @@ impl Default for Image {
 }
 
 impl Image {
-    /// Reads an image from a folder.
+    /// Reads an image from a folder and its subfolders.
     ///
     /// # Errors
-    /// Reading fails, or `Unsupported` for an entry that is neither a file nor a folder.
+    /// An I/O error if reading fails, or `Unsupported` for an entry that is neither a file nor a folder.
     pub fn of_folder(path: &Path) -> io::Result<Self> {
         let mut image = Self { nodes: BTreeMap::new(), next: ROOT + 1 };
         image.take_in(path, ROOT)?;
@@ -337,10 +339,10 @@ impl Image {
         Ok(())
     }
 
-    /// Writes the image to a folder, which must not exist.
+    /// Writes the image to a folder. The folder must not exist.
     ///
     /// # Errors
-    /// Writing fails.
+    /// An I/O error if writing fails.
     pub fn copy_to(&self, path: &Path) -> io::Result<()> {
         self.copy_node(ROOT, path)
     }

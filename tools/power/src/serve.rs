@@ -1,4 +1,4 @@
-//! A mounted disk and its answers to the kernel's requests.
+//! Mounts a disk and answers the kernel's requests.
 
 use std::ffi::OsStr;
 use std::io;
@@ -17,9 +17,9 @@ use nix::mount::{MntFlags, umount2};
 use crate::changes::{File, Folder};
 use crate::disk::{About, Disk, Kind, Node, State};
 
-/// How long the kernel may cache an answer. Only the kernel changes this file system.
+/// How long the kernel may cache an answer. All changes go through the kernel, so cached answers stay valid.
 const ALWAYS: Duration = Duration::from_secs(3600);
-/// Maximum length of a file, in bytes, because everything is in memory.
+/// Maximum length of a file in bytes. The length is limited because all files are in memory.
 const LONGEST: usize = 1 << 30;
 /// The size that the disk reports, in blocks.
 const BLOCKS: u64 = 1 << 20;
@@ -28,7 +28,7 @@ const UNIT: u64 = 512;
 /// The interval at which a hanging sync checks whether it may continue.
 const HANG_INTERVAL: Duration = Duration::from_millis(5);
 
-/// The FUSE side of a disk.
+/// The part of a disk that answers the kernel's FUSE requests.
 #[derive(Debug)]
 struct Served {
     disk: Disk,
@@ -41,13 +41,13 @@ impl Served {
         Self { disk }
     }
 
-    /// Locks the state for an operation that changes nothing. Fails with EIO after a cut.
+    /// Locks the disk's state for an operation that changes nothing. Fails with EIO after a power cut.
     fn look(&self) -> Answer<MutexGuard<'_, State>> {
         let state = self.disk.state();
         if state.is_on() { Ok(state) } else { Err(Errno::EIO) }
     }
 
-    /// Locks the state for an operation that changes something or syncs. Fails with EIO after a cut.
+    /// Locks the disk's state for an operation that changes the disk or syncs. Fails with EIO after a power cut.
     fn change(&self) -> Answer<MutexGuard<'_, State>> {
         let mut state = self.disk.state();
         if state.begin() { Ok(state) } else { Err(Errno::EIO) }
@@ -158,7 +158,8 @@ impl Served {
         Ok(())
     }
 
-    /// Syncs as soon as syncs do not hang. The wait is on a thread, so that other requests are answered meanwhile.
+    /// Answers a sync as soon as syncs do not hang. A separate thread waits, so that other requests are answered
+    /// meanwhile.
     fn answer_sync(&self, number: u64, reply: ReplyEmpty) {
         if !self.disk.state().hangs() {
             return reply_empty(reply, self.sync(number));
@@ -430,7 +431,7 @@ impl Filesystem for Served {
     }
 }
 
-/// A mounted disk. Dropping it unmounts the disk, even if a program still has a file open there.
+/// A mounted disk. Dropping this value unmounts the disk, even if a program still has a file open on the disk.
 #[derive(Debug)]
 pub struct Mounted {
     disk: Disk,
@@ -451,7 +452,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // A process that still has a file open there gets errors and does not hang.
+        // Cut the power, so that a process that still has a file open on the disk gets errors and does not hang.
         self.disk.cut();
         let _ = umount2(&self.at, MntFlags::MNT_DETACH);
         drop(self.session.take());

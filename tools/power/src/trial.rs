@@ -15,14 +15,14 @@ use crate::disk::{Disk, Image, Syncs};
 /// The kernel's device for file systems in user space.
 const DEVICE: &str = "/dev/fuse";
 
-/// A test: its name and its function.
+/// A test's name and its function.
 pub type Test = (String, Box<dyn FnOnce() + Send>);
 
 /// Runs tests that mount disks, as the `main` of a test program.
 ///
-/// Each test runs in a mount namespace of its own, which its threads and processes share. The kernel unmounts
-/// everything when the last of them ends, even after a crash. Where no disk can be mounted, the tests are ignored and
-/// the reason is shown. If the environment variable `CI` is set, they fail instead.
+/// Each test runs in its own mount namespace, which the test's threads and processes share. The kernel unmounts all
+/// disks of a test when the last of these processes ends, even after a crash. Where no disk can be mounted, the tests
+/// are ignored and the reason is shown. If the environment variable `CI` is set, tests without a disk fail instead.
 #[must_use]
 pub fn main(tests: Vec<Test>) -> ExitCode {
     let reason = cannot_mount();
@@ -52,13 +52,13 @@ fn cannot_mount() -> Option<String> {
     if let Err(error) = OpenOptions::new().read(true).write(true).open(DEVICE) {
         return Some(format!("no {DEVICE} here: {error}"));
     }
-    // On a thread of its own, so that the mounts disappear with it.
+    // A separate thread probes mounting, so that the mounts disappear when the thread ends.
     let probed = std::thread::spawn(|| own_mounts().and_then(|()| probe())).join();
     let probed = probed.unwrap_or_else(|_| Err(io::Error::other("the probe panicked")));
     probed.err().map(|error| format!("no disk can be mounted here: {error}"))
 }
 
-/// Gives this thread and its children a mount namespace of their own.
+/// Moves this thread and its future children to a new mount namespace.
 fn own_mounts() -> io::Result<()> {
     unshare(CloneFlags::CLONE_NEWNS)?;
     let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
@@ -67,7 +67,7 @@ fn own_mounts() -> io::Result<()> {
 
 fn probe() -> io::Result<()> {
     let at = std::env::temp_dir().join(format!("margay-power-{}", std::process::id()));
-    // A killed process may have left the folder.
+    // A killed process may have left the mount folder behind.
     let _ = fs::remove_dir(&at);
     fs::create_dir(&at)?;
     let probed = mount_and_write(&at);

@@ -1,4 +1,4 @@
-//! Tests programs on a mounted disk, and the images that power cuts leave.
+//! Tests programs on a mounted disk, and the images that remain after power cuts.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{self, File, OpenOptions};
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
 /// A disk mounted on a temporary folder.
 struct Ground {
     disk: Disk,
-    // Must be dropped before `folder`, which is its mount point.
+    // The mounted disk must be dropped before `folder`, which contains the mount point.
     _mounted: Mounted,
     folder: TempDir,
 }
@@ -151,7 +151,7 @@ fn synced_data_survives() {
             let may_be_new = (2..6).contains(&number);
             assert!(sector == [1; 512] || (may_be_new && sector == [2; 512]), "sector {number} is torn");
         }
-        // A disk made from the remaining image continues with its content.
+        // A disk made from the remaining image contains the surviving files.
         let next = Ground::new(Image::of_folder(&left.path().join("disk")).unwrap(), Syncs::Kept);
         assert_eq!(fs::read(next.path().join("file")).unwrap(), content);
     }

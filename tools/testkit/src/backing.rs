@@ -1,4 +1,4 @@
-//! A store in memory as the backing of etcd's API.
+//! Provides a store in memory as the backing of etcd's API.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Reads the contents of a store without the plugin.
+//! Reads the contents of a store without the plugin, and checks that the documents agree.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,21 +18,21 @@ use crate::lab::Lab;
 
 const WAIT: Duration = Duration::from_secs(60);
 
-/// The recorded state of a store.
+/// The addresses, reservations and pools that a store records.
 #[derive(Clone, Debug, Default)]
 pub struct Books {
-    /// The handle that holds each address.
+    /// The handle of each address in use.
     pub held: BTreeMap<IpAddr, String>,
-    /// The addresses of each reservation, by its name.
+    /// The addresses of each reservation, by the reservation's name.
     pub reservations: BTreeMap<String, Vec<String>>,
-    /// The workload that each waiting address is kept for.
+    /// The workload for which each waiting address is kept.
     pub waiting: BTreeMap<IpAddr, String>,
-    /// How many addresses of each pool are in use, by the pool's name.
+    /// The number of addresses in use in each pool, by the pool's name.
     pub in_use: BTreeMap<String, String>,
 }
 
 impl Lab {
-    /// Opens the store, runs `work` with an allocator on it, and closes it.
+    /// Opens the store, runs `work` with an allocator on the store, and closes the store.
     pub fn with_ipam<T>(&self, create: Create, work: impl AsyncFnOnce(&Ipam, Deadline) -> T) -> T {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -43,8 +43,8 @@ impl Lab {
         })
     }
 
-    /// Creates a pool, and the store if it is missing. A pool smaller than a normal block gets one block of its own
-    /// size.
+    /// Creates a pool, and the store if the store is missing. A pool that is smaller than a normal block gets one block
+    /// of the pool's size.
     pub fn pool(&self, name: &str, cidr: &str) {
         let cidr: IpNet = cidr.parse().unwrap();
         let pool = NewPool::new(name, cidr).with_block_size(fitting_block_size(cidr, None));
@@ -53,12 +53,12 @@ impl Lab {
         });
     }
 
-    /// Assigns one address directly in the store, without the plugin.
+    /// Assigns one address directly in the store, without running the plugin.
     pub fn assign(&self, request: &AssignRequest) -> IpAddr {
         self.with_ipam(Create::Never, async |ipam, deadline| ipam.assign(request, deadline).await.unwrap()[0].ip)
     }
 
-    /// The value of an attribute that is recorded with a held address.
+    /// Returns an attribute that is recorded with an address in use.
     pub fn attribute(&self, ip: IpAddr, name: &str) -> String {
         self.with_ipam(Create::Never, async |ipam, deadline| match ipam.holding(ip, deadline).await.unwrap() {
             Holding::Held(entry) => entry.get(name).unwrap().to_owned(),
@@ -66,12 +66,12 @@ impl Lab {
         })
     }
 
-    /// Runs `work` while this process has the store open, as another process in the store's queue would.
+    /// Runs `work` while this process has the store open, as any other process in the store's queue would.
     pub fn while_open(&self, work: impl FnOnce()) {
         self.with_ipam(Create::Never, async |_, _| work());
     }
 
-    /// Reads everything. Fails unless blocks, handles and affinities agree.
+    /// Reads the recorded state of the store. Fails unless blocks, handles and affinities agree.
     pub fn books(&self) -> Books {
         self.with_ipam(Create::Never, async |ipam, deadline| {
             let (held, waiting) = consistent(ipam).await;
@@ -85,7 +85,7 @@ impl Lab {
         })
     }
 
-    /// Checks that no address is held.
+    /// Checks that no address is in use.
     #[track_caller]
     pub fn nothing_is_left(&self) {
         let books = self.books();
@@ -95,13 +95,13 @@ impl Lab {
 }
 
 impl Books {
-    /// The number of addresses of a handle.
+    /// Returns the number of addresses of a handle.
     pub fn count_of(&self, handle: &str) -> usize {
         self.held.values().filter(|holder| *holder == handle).count()
     }
 }
 
-/// Returns the handle that holds each address, and the workload that each waiting address is kept for. Fails unless
+/// Returns the handle of each address in use, and the workload for which each waiting address is kept. Fails unless
 /// handles count exactly the addresses in blocks, affinities match the owners of blocks, and each waiting address has
 /// no handle and is in its workload's record.
 async fn consistent(ipam: &Ipam) -> (BTreeMap<IpAddr, String>, BTreeMap<IpAddr, String>) {

@@ -1,13 +1,13 @@
-//! SIGKILL at random moments, in rounds.
+//! Kills plugin calls with SIGKILL at random moments, in rounds.
 //!
-//! A round kills one or several calls: an ADD or a DEL on a store whose log is full, so that each commit trims the log
-//! too; the ADD that creates the store; or callers that wait in the queue behind a stopped holder. After each round the
-//! store must open, every acknowledged address must be there, no address twice, and each killed call must have happened
-//! completely or not at all. Blocks, handles and affinities must agree. Then the runtime settles the killed calls with
-//! a DEL or a repeated ADD.
+//! A round kills one or several calls. The calls are an ADD or a DEL on a store whose log is full, so that each commit
+//! also trims the log; or the ADD that creates the store; or callers that wait in the queue behind a stopped holder.
+//! After each round the store must open. The store must contain every acknowledged address, and no address twice. Each
+//! killed call must have happened completely or not at all. Blocks, handles and affinities must agree. Then a DEL or a
+//! repeated ADD ends each killed call, as a runtime would do.
 //!
-//! `MARGAY_CRASH_SEED` and `MARGAY_CRASH_ROUNDS` choose other kills and more rounds; `make torture MODE=kill` sets
-//! them.
+//! The environment variables `MARGAY_CRASH_SEED` and `MARGAY_CRASH_ROUNDS` choose the seed and the number of rounds;
+//! `make torture MODE=kill` sets both variables.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -24,23 +24,23 @@ use crate::random::{Random, setting};
 use crate::victim::{Phase, Victim, head};
 
 pub const SEED: u64 = 20_261_121;
-/// Of this many consecutive rounds, one creates a store and one tests a queue.
+/// The length of a cycle of rounds. In each cycle, one round creates a store and one round tests a queue.
 const KINDS: u64 = 5;
-/// How many revisions a store keeps.
+/// The number of revisions that a store keeps.
 const FULL_LOG: usize = 10_000;
-/// Maximum number of containers.
+/// Maximum number of containers that hold addresses.
 const MOST_HELD: usize = 100;
-/// How many calls are timed to learn how long a call takes.
+/// The number of calls that are timed to learn how long a call takes.
 const MEASURED: usize = 24;
-/// How often a test tries to stop a call while the call has the store open.
+/// The number of times that a test tries to stop a call while the call has the store open.
 const ATTEMPTS: usize = 200;
 
-/// A network configuration that gives each container one address of each family.
+/// Returns a network configuration that gives each container one address of each family.
 fn network() -> Value {
     json!({ "ranges": [[{ "subnet": "10.66.0.0/24" }], [{ "subnet": "fd66::/120" }]] })
 }
 
-/// How often each event happened.
+/// The number of times that each event happened, by the event's name.
 type Tally = BTreeMap<String, u64>;
 
 fn count(tally: &mut Tally, what: impl Into<String>) {
@@ -56,8 +56,8 @@ impl Life {
         Self(calls)
     }
 
-    /// Draws a moment in the life of a call. Half of the moments are spread up to the longest duration. The others are
-    /// spread up to the median, because a few calls take very long on a busy machine.
+    /// Draws a moment in the life of a call. Half of the moments are spread up to the longest duration of a call. The
+    /// other half is spread up to the median duration, because a few calls take very long on a busy machine.
     pub fn moment(&self, random: &mut Random) -> Duration {
         let most = if random.once_in(2) { self.0.last() } else { self.0.get(self.0.len() / 2) };
         let micros = u64::try_from(most.unwrap().as_micros()).unwrap();
@@ -65,7 +65,7 @@ impl Life {
     }
 }
 
-/// Runs a call to its end and returns its duration.
+/// Runs a call to its end. Returns the call's outcome and duration.
 pub fn measured(call: &Call) -> (Outcome, Duration) {
     let begun = Instant::now();
     (call.ok(), begun.elapsed())
@@ -80,14 +80,14 @@ pub struct World {
 }
 
 impl World {
-    /// A world whose store does not exist yet.
+    /// Creates a world whose store does not exist yet.
     pub fn new(engine: Engine) -> Self {
         let lab = Lab::new(engine);
         let conf = lab.conf_with("bridge", network());
         Self { lab, conf, held: BTreeMap::new(), next: 0 }
     }
 
-    /// A world whose store has a full log, and how long an ADD and a DEL take on it.
+    /// Creates a world whose store has a full log. Also returns the durations of ADDs and DELs on this store.
     pub fn with_full_log(engine: Engine) -> (Self, Life) {
         let mut world = Self::new(engine);
         world.add();
@@ -112,7 +112,7 @@ impl World {
         (world, Life::of(lives))
     }
 
-    /// The oldest revision that can be read.
+    /// Returns the oldest revision that can be read.
     fn trimmed_to(&self) -> i64 {
         self.lab.with_ipam(Create::Never, async |ipam, _| {
             let read = RangeRequest::new(Range::All).with_at(Revision::new(1));
@@ -137,14 +137,14 @@ impl World {
         Victim::start(self.call(verb, container), &self.lab.store)
     }
 
-    /// Runs an ADD undisturbed.
+    /// Runs an ADD without killing the call.
     pub fn add(&mut self) {
         let container = self.name();
         let outcome = self.call("ADD", &container).ok();
         self.reported(container, &outcome).unwrap();
     }
 
-    /// Records the answer to an ADD. Fails if another container has one of its addresses.
+    /// Records the answer to an ADD. Fails if another container holds one of the answered addresses.
     fn reported(&mut self, container: String, outcome: &Outcome) -> Result<(), String> {
         let addresses: BTreeSet<IpAddr> = outcome.addresses().into_iter().collect();
         if addresses.len() != 2 {
@@ -159,8 +159,9 @@ impl World {
         }
     }
 
-    /// Opens the store and compares it with the acknowledged addresses. Each container in `unsure` may have all of the
-    /// given addresses (`None`: any two) or none. Returns the addresses that these containers have.
+    /// Opens the store and compares the store with the acknowledged addresses. Each container in `unsure` may have all
+    /// of its listed addresses (`None`: any two addresses) or no address. Returns the addresses of the containers in
+    /// `unsure`.
     pub fn check(
         &self,
         unsure: &BTreeMap<String, Option<BTreeSet<IpAddr>>>,
@@ -189,7 +190,7 @@ impl World {
         self.check(&BTreeMap::new()).map(drop)
     }
 
-    /// Settles an ADD without an answer as a runtime does: with a DEL, or with the same ADD again.
+    /// Ends an unanswered ADD as a runtime does: with a DEL, or by repeating the ADD.
     fn settle(&mut self, container: String, has: &BTreeSet<IpAddr>, random: &mut Random) -> Result<(), String> {
         if random.once_in(2) {
             self.call("DEL", &container).ok();
@@ -203,7 +204,7 @@ impl World {
         self.reported(container, &again)
     }
 
-    /// Runs a round with one ADD or DEL.
+    /// Runs a round that kills one ADD or DEL.
     fn alone(&mut self, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let is_add = self.held.is_empty() || (self.held.len() < MOST_HELD && random.once_in(2));
         let verb = if is_add { "ADD" } else { "DEL" };
@@ -236,7 +237,8 @@ impl World {
         self.check_all()
     }
 
-    /// Starts ADDs until one is stopped while it has the store open, and returns that one. The others run to their end.
+    /// Starts ADDs until one is stopped while it has the store open, and returns that ADD. The other ADDs run to their
+    /// end.
     pub fn holder(&mut self, life: &Life, random: &mut Random) -> Result<(String, Victim, Phase), String> {
         for _ in 0..ATTEMPTS {
             let container = self.name();
@@ -255,7 +257,7 @@ impl World {
         Err(format!("in {ATTEMPTS} attempts no call was stopped while it had the store"))
     }
 
-    /// Checks that no waiting call has opened the store, ended, or changed anything.
+    /// Checks that no waiting call has opened the store, ended, or changed the store.
     pub fn check_waiters_outside(&self, waiters: &mut [(String, Victim)], before: &[u8]) -> Result<(), String> {
         for (container, waiter) in waiters {
             if waiter.is_over() || waiter.scan().is_inside() {
@@ -265,8 +267,8 @@ impl World {
         if head(&self.lab.store) == before { Ok(()) } else { Err("a waiting call has committed".into()) }
     }
 
-    /// Runs a round with a queue: the holder is stopped and some waiting calls are killed. Then the holder continues,
-    /// or is killed in every second of these rounds.
+    /// Runs a round with a queue: the holder of the store is stopped and some waiting calls are killed. Then the holder
+    /// continues, or in every second of these rounds is killed.
     fn queue(&mut self, round: u64, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let (first, mut holder, phase) = self.holder(life, random)?;
         count(tally, format!("holder stands still: {}", phase.name()));
@@ -306,7 +308,7 @@ impl World {
             let outcome = waiter.end();
             self.reported(container, &outcome)?;
         }
-        // A call that never opened the store has left nothing there.
+        // A killed call that never opened the store must have left no trace in the store.
         let found = self.check(&unsure)?;
         if let Some(has) = found.get(&first) {
             self.settle(first, has, random)?;
@@ -318,7 +320,7 @@ impl World {
         self.thin_out()
     }
 
-    /// Deletes containers beyond [`MOST_HELD`].
+    /// Deletes containers until at most [`MOST_HELD`] remain.
     fn thin_out(&mut self) -> Result<(), String> {
         while self.held.len() > MOST_HELD {
             let Some((container, _)) = self.held.pop_first() else { break };
@@ -328,7 +330,7 @@ impl World {
     }
 }
 
-/// Runs a round without a store: calls that would create the store are killed, and a last one runs undisturbed.
+/// Runs a round without a store: calls that would create the store are killed, and a last call runs undisturbed.
 fn making(engine: Engine, life: &Life, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
     let mut world = World::new(engine);
     let mut unsure = BTreeMap::new();
@@ -357,7 +359,7 @@ fn making(engine: Engine, life: &Life, random: &mut Random, tally: &mut Tally) -
     Ok(())
 }
 
-/// Measures the ADD that creates the store.
+/// Measures the duration of an ADD that creates the store.
 fn life_of_making(engine: Engine) -> Life {
     let life = |_| {
         let world = World::new(engine);
@@ -366,7 +368,8 @@ fn life_of_making(engine: Engine) -> Life {
     Life::of((0..MEASURED).map(life).collect())
 }
 
-/// Runs `usual` rounds, which must meet every kind of event, or as many rounds as `MARGAY_CRASH_ROUNDS` says.
+/// Runs the number of rounds in `MARGAY_CRASH_ROUNDS`, or else `usual` rounds. In `usual` or more rounds, every kind of
+/// event must happen.
 pub fn rounds(engine: Engine, usual: u64) {
     let (seed, rounds) = (setting("MARGAY_CRASH_SEED", SEED), setting("MARGAY_CRASH_ROUNDS", usual));
     println!("{engine:?}: MARGAY_CRASH_SEED={seed} MARGAY_CRASH_ROUNDS={rounds}");
@@ -390,7 +393,7 @@ pub fn rounds(engine: Engine, usual: u64) {
     }
     assert!(trimmed > 0, "no commit has trimmed the log");
     let happened = |what: &str| tally.keys().any(|key| key.starts_with(what));
-    // Fewer rounds need not meet every event.
+    // A run with fewer rounds need not meet every event.
     if rounds >= usual {
         assert!(happened("ADD killed") || happened("DEL killed"), "no call was killed");
         for what in ["first ADD killed", "waiter killed", "holder killed", "holder went on"] {

@@ -1,6 +1,6 @@
 //! Runs the power-cut case of the conformance suite on an engine, on a disk that forgets unsynced data.
 //!
-//! The store is open and committing when the power fails, or is just being opened. No test closes it before.
+//! When the power fails, the store is open and committing, or is being opened. No test closes the store before the cut.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -14,8 +14,8 @@ use kv_mvcc::MvccStore;
 use power::{Cut, Disk, Folders, Image, Mounted, Syncs};
 use tempfile::TempDir;
 
-/// Runs the case, and proves that it fails on a disk that ignores syncs. `known` is part of the error of an engine that
-/// sometimes fails the case.
+/// Runs the power-cut case, and proves that the case fails on a disk that ignores syncs. `known` is part of the error
+/// message of an engine that sometimes fails the case.
 pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: Option<&'static str>) -> ExitCode {
     let judged = move || match (judge(engine, Syncs::Kept), known) {
         (Err(error), Some(known)) if error.contains(known) => {}
@@ -50,7 +50,7 @@ struct Held<E> {
     syncs: Syncs,
     store: Arc<MvccStore>,
     disk: Disk,
-    // Must be dropped before `folder`, which is its mount point.
+    // The mounted disk must be dropped before `folder`, which contains the mount point.
     _mounted: Mounted,
     folder: TempDir,
 }
@@ -103,7 +103,7 @@ impl<E: Engine + Copy + std::fmt::Debug + 'static> Fixture for Held<E> {
 
     async fn restore_power(&mut self, seed: u64) -> Result<(), BoxError> {
         self.disk.cut();
-        // The close fails because the disk has no power.
+        // Closing the store fails because the disk has no power.
         let _ = self.store.close().await;
         let folders = if seed.is_multiple_of(2) { Folders::Strict } else { Folders::Prefix };
         let left = self.disk.after_cut(Cut { seed, folders });

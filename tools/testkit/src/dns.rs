@@ -1,17 +1,17 @@
-//! A small DNS server for SRV records. Every other name does not exist.
+//! A small DNS server for SRV records. Every name without SRV records does not exist.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Priority, weight and port of a record. The target is always `localhost`.
+/// Priority, weight and port of an SRV record. The record's target is always `localhost`.
 pub type Srv = (u16, u16, u16);
 
-/// The type of SRV records.
+/// The type number of SRV records.
 const SRV: [u8; 2] = [0, 33];
 
-/// The server. It runs until the process ends.
+/// A DNS server that runs until the process ends.
 #[derive(Clone, Debug)]
 pub struct Dns {
     pub address: SocketAddr,
@@ -19,7 +19,7 @@ pub struct Dns {
 }
 
 impl Dns {
-    /// Starts a server on a free port.
+    /// Starts a DNS server on a free port.
     pub fn start() -> io::Result<Self> {
         Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)))
     }
@@ -32,7 +32,7 @@ impl Dns {
         Ok(dns)
     }
 
-    /// Replaces the records of a name.
+    /// Replaces the SRV records of a name.
     pub fn set(&self, name: &str, records: &[Srv]) {
         self.records.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned(), records.to_vec());
     }
@@ -41,7 +41,7 @@ impl Dns {
         let mut buffer = [0; 512];
         while let Ok((length, asker)) = socket.recv_from(&mut buffer) {
             if let Some(answer) = self.answer(&buffer[..length]) {
-                // The client may be gone.
+                // The client may have closed its socket already.
                 let _ = socket.send_to(&answer, asker);
             }
         }
@@ -57,7 +57,7 @@ impl Dns {
         answer.extend([0x81, if records.is_some() { 0x80 } else { 0x83 }, 0, 1, 0, count, 0, 0, 0, 0]);
         answer.extend(question);
         for (priority, weight, port) in records.into_iter().flatten() {
-            // A pointer to the name in the question, then type SRV, class IN and a TTL of 0.
+            // The record starts with a pointer to the name in the question, then type SRV, class IN and a TTL of 0.
             answer.extend([0xc0, 12, SRV[0], SRV[1], 0, 1, 0, 0, 0, 0, 0, 17]);
             answer.extend([priority, weight, port].into_iter().flat_map(|number| number.to_be_bytes()));
             answer.extend(b"\x09localhost\x00");
@@ -66,7 +66,7 @@ impl Dns {
     }
 }
 
-/// Parses a name, and returns it and its length in bytes.
+/// Parses a DNS name. Returns the name and its length in bytes.
 fn name(bytes: &[u8]) -> Option<(String, usize)> {
     let mut labels = Vec::new();
     let mut at = 0;

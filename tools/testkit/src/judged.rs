@@ -13,7 +13,7 @@ use kv_local::{Create, Engine, OpenOptions};
 use kv_mvcc::MvccStore;
 use tempfile::TempDir;
 
-/// Runs all cases. `known` lists the cases that the engine fails.
+/// Runs all cases of the conformance suite. `known` lists the cases that the engine fails.
 pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: &[KnownFailure]) -> ExitCode {
     let mut ignored = [conformance::WITHOUT_SERVERS, &["D10_power_cuts"]].concat();
     if !may_mount() {
@@ -22,7 +22,7 @@ pub fn main(engine: impl Engine + Copy + std::fmt::Debug + 'static, known: &[Kno
     conformance::main_knowing(OnDisk(engine), &ignored, known)
 }
 
-/// True if a process with the rights of this one may mount a file system in namespaces of its own.
+/// True if a process with the rights of this process may mount a file system in its own namespaces.
 fn may_mount() -> bool {
     static MAY: LazyLock<bool> = LazyLock::new(|| {
         let mount = ["--mount", "--map-root-user", "mount", "-t", "tmpfs", "test", "/tmp"];
@@ -32,7 +32,8 @@ fn may_mount() -> bool {
     *MAY
 }
 
-/// The abilities of a store in a folder. `Mount` must be last: it is dropped where mounting is not permitted.
+/// The abilities of a store in a folder. `Mount` must be the last ability: where mounting is not permitted, the suite
+/// runs without the last ability.
 const ABILITIES: [Ability; 12] = {
     use Ability::{Close, Damage, Embedded, Folder, Format, Measure, Mount, New, Processes, Progress, Reopen, Trace};
     [New, Reopen, Close, Measure, Processes, Embedded, Folder, Damage, Format, Trace, Progress, Mount]
@@ -45,7 +46,7 @@ struct Held<E> {
     engine: E,
     path: PathBuf,
     store: Arc<MvccStore>,
-    // None if another process made the folder and will delete it.
+    // `None` if another process created the folder and will delete it.
     _folder: Option<TempDir>,
 }
 
@@ -115,7 +116,7 @@ fn text(path: &Path) -> Result<String, BoxError> {
     Ok(path.to_str().ok_or("a path that is no text")?.to_owned())
 }
 
-/// The bytes of all files in and below `path`.
+/// Returns the total size in bytes of all files in `path` and its subfolders.
 fn size(path: &Path) -> std::io::Result<u64> {
     let metadata = path.symlink_metadata()?;
     if !metadata.is_dir() {

@@ -1,4 +1,4 @@
-//! Adds and deletes containers repeatedly while their plugins are killed. Works on every store.
+//! Adds and deletes containers repeatedly while their plugins are killed. The test works on every store.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -13,12 +13,13 @@ use crate::random::Random;
 
 const CALLERS: u64 = 6;
 const ROUNDS: u64 = 25;
-/// In milliseconds. A call takes a few milliseconds alone, and tens of them beside other calls.
+/// Maximum time in milliseconds until a call is killed. A call takes a few milliseconds alone, and tens of milliseconds
+/// beside other calls.
 const KILL_WITHIN: u64 = 30;
 /// Maximum life of a container, in milliseconds.
 const LIFE: u64 = 20;
 
-/// Adds and deletes containers and kills a third of the ADDs. Each container gets a DEL; an ADD may find no free
+/// Adds and deletes containers and kills a third of the ADDs. Each container gets a DEL. An ADD may find no free
 /// address. Two containers that live at the same time must not share the value that `has` reads from their results.
 pub fn values_stay_unique<T: Ord + Debug + Send>(conf: &Value, has: impl Fn(&Outcome) -> T + Sync) {
     let living: Mutex<BTreeMap<T, String>> = Mutex::default();

@@ -1,4 +1,5 @@
-//! A test's own store, in a temporary folder or on an etcd, with configurations and calls for it.
+//! Creates a store for a test, in a temporary folder or on an etcd, with network configurations and plugin calls for
+//! the store.
 
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
@@ -27,24 +28,24 @@ pub const ENGINES: [Engine; 2] = [Engine::SLED, Engine::REDB];
 impl Engine {
     pub const SLED: Self = Self::new("sled", "sled/db");
     pub const REDB: Self = Self::new("redb", "db.redb");
-    /// Etcd. Tests read none of its files.
+    /// The engine of stores on etcd. Tests read no files of an etcd.
     const ETCD: Self = Self::new("etcd", "");
 
     pub const fn new(name: &'static str, file: &'static str) -> Self {
         Self { name, file }
     }
 
-    /// The engine's name in configurations.
+    /// Returns the engine's name in network configurations.
     pub fn name(self) -> &'static str {
         self.name
     }
 
-    /// The other embedded engine.
+    /// Returns the other embedded engine.
     pub fn other(self) -> Self {
         ENGINES.into_iter().find(|engine| *engine != self).unwrap()
     }
 
-    /// The location of a store in this folder.
+    /// Returns the location of a store in the given folder.
     pub fn at(self, folder: &Path) -> Location {
         drivers().of_engine(self.name, folder).unwrap()
     }
@@ -56,60 +57,62 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// The node of all configurations here, as Calico registers it.
+/// The key and the document of the node in all configurations of a lab, as Calico registers the node.
 const NODE: (&str, &str) = (
     "/calico/resources/v3/projectcalico.org/nodes/node-1",
     r#"{"kind":"Node","apiVersion":"projectcalico.org/v3","metadata":{"name":"node-1"},"spec":{},"status":{}}"#,
 );
 
-/// A temporary folder and a store, in the folder or on etcd servers. Dropping the lab removes everything.
+/// A temporary folder and a store, which is in the folder or on etcd servers. Dropping the lab removes the folder and
+/// the servers.
 #[derive(Debug)]
 pub struct Lab {
     pub engine: Engine,
     pub root: TempDir,
-    /// The folder of an embedded store. It need not exist.
+    /// The folder of an embedded store. The folder need not exist.
     pub store: PathBuf,
     pub etcds: Vec<Etcd>,
-    /// More members for the configurations of an embedded store, such as `log_level`.
+    /// More fields for the configurations of an embedded store, such as `log_level`.
     pub members: Value,
 }
 
 impl Lab {
-    /// A lab whose store, in the folder, does not exist yet.
+    /// Creates a lab with an embedded store that does not exist yet.
     pub fn new(engine: Engine) -> Self {
         let root = tempfile::tempdir().unwrap();
         let store = root.path().join("store");
         Self { engine, root, store, etcds: Vec::new(), members: gateway() }
     }
 
-    /// A lab with a store in the folder that has one pool, `lab`.
+    /// Creates a lab with an embedded store that has one pool, `lab`.
     pub fn with_pool(engine: Engine, cidr: &str) -> Self {
         let lab = Self::new(engine);
         lab.pool("lab", cidr);
         lab
     }
 
-    /// A lab on these servers, to which nothing is written.
+    /// Creates a lab on the given servers without writing to them.
     pub fn on_empty(etcds: Vec<Etcd>) -> Self {
         Self { etcds, ..Self::new(Engine::ETCD) }
     }
 
-    /// A lab on these servers, with a registered node and a pool, `lab`.
+    /// Creates a lab on the given servers, with a registered node and the pool `lab`.
     pub fn on(etcds: Vec<Etcd>) -> Self {
         let lab = Self::on_empty(etcds);
-        // An earlier lab may have used the same ports. Its outdated hints would cost a call one more request.
+        // An earlier lab may have used the same ports. Outdated hints of an earlier lab would cost a call one more
+        // request.
         hints_about(&lab.location()).iter().for_each(|hint| fs::remove_file(hint).unwrap());
         lab.put(NODE.0, NODE.1);
         lab.pool("lab", "10.77.0.0/24");
         lab
     }
 
-    /// A lab on one new etcd, with a registered node and a pool, `lab`.
+    /// Creates a lab on one new etcd, with a registered node and the pool `lab`.
     pub fn start() -> Self {
         Self::on(vec![Etcd::start().unwrap()])
     }
 
-    /// The first server.
+    /// Returns the first etcd server.
     pub fn etcd(&mut self) -> &mut Etcd {
         &mut self.etcds[0]
     }
@@ -122,7 +125,7 @@ impl Lab {
         });
     }
 
-    /// Deletes all keys of etcd with this prefix.
+    /// Deletes all keys of etcd with the given prefix.
     pub fn erase(&self, prefix: &str) {
         let url = self.etcds[0].url();
         runtime().block_on(async {
@@ -139,12 +142,13 @@ impl Lab {
         stores::at(&format!("etcd://{}", hosts.join(","))).unwrap()
     }
 
-    /// The file that this host locks for a store on etcd.
+    /// Returns the file that this host locks for a store on etcd.
     pub fn lock_file(&self) -> PathBuf {
         self.root.path().join("ipam.lock")
     }
 
-    /// The configuration of a network on the store: a bridge network, or on etcd a Calico network.
+    /// Returns the configuration of a network on the store: a bridge network for an embedded store, a Calico network
+    /// for etcd.
     pub fn conf(&self) -> Value {
         if self.engine != Engine::ETCD {
             return self.conf_of("bridge");
@@ -153,7 +157,7 @@ impl Lab {
         self.conf_at(&urls)
     }
 
-    /// The configuration of a Calico network on these endpoints, with debug logging.
+    /// Returns the configuration of a Calico network on the given endpoints, with debug logging.
     pub fn conf_at(&self, urls: &[String]) -> Value {
         json!({
             "cniVersion": "1.0.0",
@@ -168,27 +172,28 @@ impl Lab {
         })
     }
 
-    /// The configuration of a network of this type on an embedded store, in CNI 1.0.0.
+    /// Returns the configuration, in CNI 1.0.0, of a network of the given plugin type on an embedded store.
     pub fn conf_of(&self, plugin: &str) -> Value {
         self.conf_with(plugin, json!({}))
     }
 
-    /// [`conf_of`](Self::conf_of) with more members in its `ipam`.
+    /// Returns the configuration of [`conf_of`](Self::conf_of) with more fields in its `ipam`.
     pub fn conf_with(&self, plugin: &str, ipam: Value) -> Value {
         conf_having(&self.members, self.engine, &self.store, plugin, ipam)
     }
 
-    /// An ADD on the network of [`conf`](Self::conf).
+    /// Returns an ADD on the network of [`conf`](Self::conf).
     pub fn add(&self, container: &str) -> Call {
         Call::new("ADD", container, &self.conf())
     }
 
-    /// A DEL on the network of [`conf`](Self::conf).
+    /// Returns a DEL on the network of [`conf`](Self::conf).
     pub fn del(&self, container: &str) -> Call {
         Call::new("DEL", container, &self.conf())
     }
 
-    /// Checks that the etcd store is clean and works: a repeated ADD returns one address, and two DELs leave nothing.
+    /// Checks that the etcd store is clean and works: a repeated ADD returns the same address, and two DELs remove all
+    /// of the container's documents.
     pub fn all_is_well(&self, container: &str) {
         let first = self.add(container).ok().address();
         assert_eq!(self.add(container).ok().address(), first);
@@ -200,7 +205,7 @@ impl Lab {
         self.no_notes_are_left();
     }
 
-    /// Checks that no pending commit for this store is left on this machine.
+    /// Checks that this machine has no recorded pending commit for this store.
     pub fn no_notes_are_left(&self) {
         let left = notes_about(&self.location().to_string());
         assert!(left.is_empty(), "{left:?} are left");
@@ -224,17 +229,18 @@ fn conf_having(members: &Value, engine: Engine, store: &Path, plugin: &str, mut 
     conf
 }
 
-/// The default members of a lab's configurations: the bridge is the containers' gateway.
+/// Returns the default fields of a lab's configurations: the bridge is the containers' gateway.
 fn gateway() -> Value {
     json!({ "isGateway": true })
 }
 
-/// The configuration of a network of this type on an embedded store without a lab, with more members in its `ipam`.
+/// Returns the configuration of a network of the given plugin type on an embedded store without a lab, with more fields
+/// in its `ipam`.
 pub fn embedded_conf(engine: Engine, store: &Path, plugin: &str, ipam: Value) -> Value {
     conf_having(&gateway(), engine, store, plugin, ipam)
 }
 
-/// The configuration for CHECK, with the addresses of an earlier result as `prevResult`.
+/// Returns the configuration for CHECK, with the addresses of an earlier result as `prevResult`.
 pub fn after(conf: &Value, cidrs: &[String]) -> Value {
     let mut conf = conf.clone();
     let ips: Vec<_> = cidrs.iter().map(|cidr| json!({"address": cidr})).collect();
@@ -242,21 +248,21 @@ pub fn after(conf: &Value, cidrs: &[String]) -> Value {
     conf
 }
 
-/// The files of hints about a store on this machine.
+/// Returns the files with hints about a store on this machine.
 pub fn hints_about(store: &Location) -> Vec<PathBuf> {
     files_with(&format!("\"{}\"", store.in_order()), "/run/margay/hints")
 }
 
-/// The files of pending commits for a store on this machine.
+/// Returns the files of pending commits for a store on this machine.
 pub fn notes_about(store: &str) -> Vec<PathBuf> {
     files_with(store, agent::PENDING_COMMITS_FOLDER)
 }
 
-/// The files in a folder that contain a text.
+/// Returns the files in a folder that contain the given text.
 fn files_with(text: &str, folder: &str) -> Vec<PathBuf> {
     let Ok(folder) = fs::read_dir(folder) else { return Vec::new() };
     let has_it = |bytes: Vec<u8>| bytes.windows(text.len()).any(|part| part == text.as_bytes());
-    // Other tests create and delete files here, so a read may fail.
+    // Other tests create and delete files in this folder, so reading a file may fail.
     folder.map(|file| file.unwrap().path()).filter(|path| fs::read(path).is_ok_and(has_it)).collect()
 }
 

@@ -1,5 +1,5 @@
-//! Helpers for the tests of several crates. Each part has a feature, so that a crate's tests do not compile stores that
-//! they do not use.
+//! Contains helpers for the tests of several crates. Each part has a feature, so that the tests of a crate do not
+//! compile stores that these tests do not use.
 //!
 //! | feature | contents |
 //! |---|---|
@@ -9,7 +9,8 @@
 //! | `programs` | the [`programs`] under test, calls of the plugin ([`process`]), a store for them ([`lab`]) and its contents ([`books`]), and whole scenarios: [`kills`], [`crash`], [`power_cuts`] |
 //! | `world` | the allocator on a store in memory ([`world`]) |
 //!
-//! [`random`] numbers and [`copy`] need no feature. A helper that panics fails the test that called it.
+//! The modules [`random`] (numbers) and [`copy`] need no feature. A helper that panics fails the test that called the
+//! helper.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints seeds and measurements of tests")]
 #![allow(missing_docs, reason = "not published; most names need no comment")]

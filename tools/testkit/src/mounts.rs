@@ -1,16 +1,16 @@
-//! Mounts file systems for a test. Needs root.
+//! Mounts file systems for a test. Mounting needs root.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A mounted file system. Dropping it unmounts the file system.
+/// A mounted file system. Dropping this value unmounts the file system.
 #[derive(Debug)]
 pub struct Mount {
     at: PathBuf,
 }
 
 impl Mount {
-    /// Mounts a tmpfs of this size. Needs root.
+    /// Mounts a tmpfs of the given size. Mounting needs root.
     pub fn tmpfs(at: &Path, size: &str) -> Self {
         let options = format!("size={size},mode=700");
         run("mount", &["-t", "tmpfs", "-o", &options, "margay-test", path(at)]);
@@ -25,7 +25,7 @@ impl Mount {
         mount
     }
 
-    /// Changes the mount options.
+    /// Changes the mount options of the mounted file system.
     pub fn remount(&self, options: &str) {
         run("mount", &["-o", &format!("remount,{options}"), path(&self.at)]);
     }

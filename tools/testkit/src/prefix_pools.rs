@@ -1,4 +1,4 @@
-//! Pools of prefixes, and the prefixes in results. Works on every store.
+//! Creates pools of prefixes, and reads the prefixes in results. The helpers work on every store.
 
 use datastore::Create;
 use ipam_core::model::NewPool;
@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use crate::lab::Lab;
 use crate::process::Outcome;
 
-/// Creates a pool of prefixes, and the store if it is missing.
+/// Creates a pool of prefixes, and the store if the store is missing.
 pub fn pool(lab: &Lab, name: &str, cidr: &str, length: u8) {
     let pool = NewPool::new(name, cidr.parse().unwrap()).with_prefix_length(length);
     lab.with_ipam(Create::IfMissing, async |ipam, deadline| {
@@ -15,7 +15,7 @@ pub fn pool(lab: &Lab, name: &str, cidr: &str, length: u8) {
     });
 }
 
-/// The first prefix of a result. Fails unless an address of the result has exactly this network.
+/// Returns the first prefix of a result. Fails unless an address of the result has exactly this prefix as its network.
 pub fn prefix(outcome: &Outcome) -> IpNet {
     let prefixes = &outcome.json()["margay.io/prefixes"];
     let prefix: IpNet = prefixes[0].as_str().unwrap_or_else(|| panic!("{outcome:?}")).parse().unwrap();

@@ -1,19 +1,20 @@
-//! The programs under test and their stores: Margay's own, unless [`use_instead`] sets others.
+//! Locates the programs under test and their store drivers. The programs are Margay's own, unless [`use_instead`] sets
+//! other programs.
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use datastore::Drivers;
 
-/// Programs, and the store drivers that are compiled into them.
+/// The programs under test, and the store drivers that are compiled into them.
 #[derive(Clone, Copy, Debug)]
 pub struct Programs {
-    /// The folder with `margay` and `margay-ipam`.
+    /// The folder with the programs `margay` and `margay-ipam`.
     pub folder: fn() -> PathBuf,
     pub drivers: fn() -> Drivers,
 }
 
-/// Margay's own programs. Cargo builds them into the parent of the folder of the test programs.
+/// Margay's own programs. Cargo builds these programs into the parent of the folder with the test programs.
 const OWN: Programs = Programs {
     folder: || std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
     drivers: stores::drivers,
@@ -21,10 +22,10 @@ const OWN: Programs = Programs {
 
 static UNDER_TEST: OnceLock<Programs> = OnceLock::new();
 
-/// Makes the helpers of this crate run other programs in this process. Must be called before any of them.
+/// Makes the helpers of this crate run other programs in this process. Must be called before any of these helpers.
 ///
 /// # Panics
-/// Programs were used or set before.
+/// The programs of this process were used or set before.
 pub fn use_instead(programs: Programs) {
     assert!(UNDER_TEST.set(programs).is_ok(), "other programs are under test already");
 }
@@ -33,7 +34,7 @@ fn under_test() -> Programs {
     *UNDER_TEST.get_or_init(|| OWN)
 }
 
-/// The folder with all programs.
+/// Returns the folder with all programs under test.
 pub fn folder() -> PathBuf {
     (under_test().folder)()
 }
@@ -44,18 +45,18 @@ fn program(name: &str, package: &str) -> PathBuf {
     file
 }
 
-/// The store drivers that are compiled into the programs.
+/// Returns the store drivers that are compiled into the programs under test.
 pub fn drivers() -> Drivers {
     (under_test().drivers)()
 }
 
-/// The path of the plugin: the one that `MARGAY_RELEASE_PLUGIN` names, or else cargo's build.
+/// Returns the path of the plugin: the path in `MARGAY_RELEASE_PLUGIN`, or else the plugin that cargo built.
 pub fn plugin() -> PathBuf {
     let named = std::env::var_os("MARGAY_RELEASE_PLUGIN");
     named.map_or_else(|| program("margay-ipam", "margay-cni-plugin"), PathBuf::from)
 }
 
-/// The path of the operator's command, `margay`.
+/// Returns the path of the operator's command, `margay`.
 pub fn command() -> PathBuf {
     program("margay", "margay-cli")
 }

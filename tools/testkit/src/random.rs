@@ -1,11 +1,11 @@
-//! Pseudorandom numbers that repeat with their seed.
+//! Generates pseudorandom numbers that repeat with their seed.
 
-/// SplitMix64.
+/// A stream of pseudorandom numbers (SplitMix64).
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// The stream of a seed and a round, so that each round of a test can be run alone.
+    /// Returns the number stream of a seed and a round, so that each round of a test can be run alone.
     pub fn new(seed: u64, round: u64) -> Self {
         let mut random = Self(seed);
         let start = random.next().wrapping_add(round);
@@ -21,7 +21,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// Draws a number below `end`. Panics if `end` is 0.
+    /// Draws a number less than `end`. Panics if `end` is 0.
     pub fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
@@ -32,7 +32,7 @@ impl Random {
         &from[usize::try_from(index).unwrap()]
     }
 
-    /// True once in `n` times.
+    /// Returns true once in `n` times on average.
     pub fn once_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }

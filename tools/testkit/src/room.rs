@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use etcd_client::{AlarmAction, AlarmOptions, AlarmType, Client, Error};
 
-/// Defragments until the database has fewer bytes than `roomy`, and disarms the NOSPACE alarms.
+/// Defragments the member's database until it has fewer bytes than `roomy`, and disarms the NOSPACE alarms.
 pub async fn make_room(client: &mut Client, roomy: i64) -> Result<(), Error> {
-    // A compaction deletes old revisions some time after its answer. Defragmenting frees nothing before.
+    // A compaction deletes old revisions some time after its answer. Defragmenting frees no space before that deletion.
     loop {
         client.defragment().await?;
         if client.status().await?.db_size() < roomy {

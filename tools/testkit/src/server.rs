@@ -1,4 +1,4 @@
-//! A real etcd for tests: each member is a process on free ports of the loopback address, in a temporary folder.
+//! Runs a real etcd for tests: each member is a process on free ports of the loopback address, in a temporary folder.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -12,24 +12,24 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-/// How long a member may take to become healthy.
+/// Maximum time until a started member is healthy.
 const START: Duration = Duration::from_secs(120);
 
-/// A member of a cluster. Dropping it ends the process.
+/// A member of an etcd cluster. Dropping this value ends the member's process.
 #[derive(Debug)]
 pub struct Etcd {
     folder: TempDir,
     addresses: Addresses,
     scheme: &'static str,
     name: String,
-    /// All members, as `name=url,...`.
+    /// All members of the cluster, as `name=url,...`.
     members: String,
     arguments: Vec<String>,
     child: Option<Child>,
 }
 
-/// The arguments of a typical cluster for Margay, except that clients may send keepalives more often and that password
-/// hashes are cheaper.
+/// The arguments of a typical etcd cluster for Margay. Unlike in production, clients may send keepalives more often and
+/// password hashes are cheaper.
 const USUAL: [&str; 5] = [
     "--auto-compaction-mode=revision",
     "--auto-compaction-retention=10000",
@@ -38,16 +38,16 @@ const USUAL: [&str; 5] = [
     "--bcrypt-cost=4",
 ];
 
-/// The first port for members: below the kernel's range for outgoing connections.
+/// The first port for etcd members. The port is less than the kernel's ports for outgoing connections.
 const FIRST_PORT: u16 = 12_000;
-/// Number of ports.
+/// Number of ports for etcd members.
 const PORTS: u16 = 16_000;
 
 /// The addresses of a member: for clients, for the other members, and for health checks.
 type Addresses = [SocketAddr; 3];
 
-/// Returns unused addresses. Each is returned once in this process, and processes start at different ports, so that no
-/// member connects to a member of another test.
+/// Returns unused addresses. Each address is returned once in this process, and processes start at different ports, so
+/// that no member connects to a member of another test.
 fn free_addresses() -> std::io::Result<Addresses> {
     static GIVEN: AtomicU32 = AtomicU32::new(0);
     let mut free = std::iter::from_fn(|| {
@@ -74,7 +74,7 @@ impl Etcd {
         Self::start_with("http", &[])
     }
 
-    /// Starts a new, empty etcd with further arguments.
+    /// Starts a new, empty etcd with further command-line arguments.
     pub fn start_with(scheme: &'static str, arguments: &[String]) -> std::io::Result<Self> {
         retried(|| {
             let addresses = free_addresses()?;
@@ -91,7 +91,7 @@ impl Etcd {
         Self::start_three_with(&[])
     }
 
-    /// Starts a cluster of three members with further arguments.
+    /// Starts a cluster of three members with further command-line arguments.
     pub fn start_three_with(arguments: &[&str]) -> std::io::Result<[Self; 3]> {
         retried(|| {
             let addresses = [free_addresses()?, free_addresses()?, free_addresses()?];
@@ -112,7 +112,7 @@ impl Etcd {
         })
     }
 
-    /// Starts a learner in the cluster of `etcd`. The learner need not listen yet.
+    /// Starts a learner in the cluster of `etcd`. The learner might not listen yet when this function returns.
     pub async fn start_learner(etcd: &Self) -> std::io::Result<Self> {
         let addresses = free_addresses()?;
         let members = format!("one=http://{},two=http://{}", etcd.addresses[1], addresses[1]);
@@ -131,17 +131,17 @@ impl Etcd {
         Ok(Self { folder: tempfile::tempdir()?, addresses, scheme: "http", name, members, arguments, child: None })
     }
 
-    /// The member's URL for clients.
+    /// Returns the member's URL for clients.
     pub fn url(&self) -> String {
         format!("{}://{}", self.scheme, self.addresses[0])
     }
 
-    /// The folder in which the member runs.
+    /// Returns the folder in which the member's process runs.
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The folder with the member's data.
+    /// Returns the folder with the member's data.
     pub fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }
@@ -150,7 +150,7 @@ impl Etcd {
         self.ask("/health").is_ok_and(|answer| answer.contains("\"true\""))
     }
 
-    /// Requests `path`, either `/health` or `/metrics`, and returns the whole HTTP response.
+    /// Requests `path` (`/health` or `/metrics`) from the member, and returns the whole HTTP response.
     pub fn ask(&self, path: &str) -> std::io::Result<String> {
         let mut connection = TcpStream::connect_timeout(&self.addresses[2], Duration::from_secs(1))?;
         connection.set_read_timeout(Some(Duration::from_secs(5)))?;
@@ -160,7 +160,7 @@ impl Etcd {
         Ok(answer)
     }
 
-    /// Starts the process and waits until it is healthy.
+    /// Starts the member's process and waits until the member is healthy.
     pub fn run(&mut self) -> std::io::Result<()> {
         self.spawn()?;
         self.wait()
@@ -188,43 +188,44 @@ impl Etcd {
         Ok(())
     }
 
-    /// Waits until the member is healthy, which needs a leader.
+    /// Waits until the member is healthy. A member without a leader is not healthy.
     fn wait(&mut self) -> std::io::Result<()> {
         wait_for(std::slice::from_mut(self))
     }
 
-    /// Restarts the process without waiting until it is healthy, which may need other members.
+    /// Restarts the member's process without waiting until the member is healthy. Becoming healthy may need other
+    /// members.
     pub fn start_again(&mut self) -> std::io::Result<()> {
         self.stop();
         self.spawn()
     }
 
-    /// The member's address for clients.
+    /// Returns the member's address for clients.
     pub fn address(&self) -> SocketAddr {
         self.addresses[0]
     }
 
-    /// The id of the process, if it runs.
+    /// Returns the id of the member's process, if the process runs.
     pub fn process(&self) -> Option<u32> {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Sends the process a signal. After SIGSTOP, waits until the process has stopped.
+    /// Sends the member's process a signal. After SIGSTOP, waits until the process has stopped.
     pub fn signal(&self, signal: Signal) -> std::io::Result<()> {
         let child = self.child.as_ref().ok_or_else(|| std::io::Error::other("etcd does not run"))?;
         send_signal(child.id(), signal)
     }
 
-    /// Kills the process.
+    /// Kills the member's process.
     pub fn stop(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // The process may have ended already.
+            // The member's process may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// Sends SIGTERM and waits for the end of the process.
+    /// Sends SIGTERM to the member's process and waits for the end of the process.
     pub fn shut_down(&mut self) -> std::io::Result<()> {
         self.signal(Signal::SIGTERM)?;
         match self.child.take() {
@@ -246,7 +247,8 @@ fn retried<T>(start: impl Fn() -> std::io::Result<T>) -> std::io::Result<T> {
     Err(last)
 }
 
-/// Waits until all these members are healthy. Fails at once if a member has ended, because the others may wait for it.
+/// Waits until all given members are healthy. Fails immediately if a member has ended, because the other members may
+/// wait for the ended member.
 fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
     let until = Instant::now() + START;
     while !etcds.iter().all(Etcd::is_well) {
@@ -267,18 +269,19 @@ fn wait_for(etcds: &mut [Etcd]) -> std::io::Result<()> {
 pub fn send_signal(process: u32, signal: Signal) -> std::io::Result<()> {
     kill(Pid::from_raw(i32::try_from(process).map_err(std::io::Error::other)?), signal)?;
     let until = Instant::now() + START;
-    // A thread may end while its state is read, so an error only means another try.
+    // A thread may end while its state is read, so after an error the state is read again.
     while signal == Signal::SIGSTOP && !has_stopped(process).unwrap_or(false) && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }
 
-/// True if every thread of a process has stopped. Threads stop one after the other, and may serve requests until then.
+/// True if every thread of a process has stopped. The threads stop one after another, and may serve requests until they
+/// stop.
 fn has_stopped(process: u32) -> std::io::Result<bool> {
     for thread in std::fs::read_dir(format!("/proc/{process}/task"))? {
         let stat = std::fs::read_to_string(thread?.path().join("stat"))?;
-        // The state comes after the name, which is in parentheses.
+        // In this file of `/proc`, the state follows the process name, which is in parentheses.
         if !stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')) {
             return Ok(false);
         }
@@ -292,7 +295,7 @@ impl Drop for Etcd {
     }
 }
 
-/// The version of the installed etcd: major, minor, patch.
+/// Returns the version of the installed etcd: major, minor and patch number.
 pub fn version() -> std::io::Result<[u32; 3]> {
     let output = Command::new("etcd").arg("--version").output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -302,12 +305,12 @@ pub fn version() -> std::io::Result<[u32; 3]> {
     Ok(*first)
 }
 
-/// The size of a file in bytes.
+/// Returns the size of a file in bytes.
 pub fn bytes_of(path: &Path) -> std::io::Result<u64> {
     Ok(path.metadata()?.len())
 }
 
-/// Copies a file, or a folder with its contents.
+/// Copies a file, or a folder with all its contents.
 pub fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     if !from.is_dir() {
         return std::fs::copy(from, to).map(|_| ());

@@ -1,4 +1,4 @@
-//! Workloads that keep their addresses while their plugins are killed. Works on every store.
+//! Kills plugins while workloads must keep their addresses. The test works on every store.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -12,18 +12,19 @@ use crate::random::Random;
 
 const WORKLOADS: u64 = 6;
 const SPAN: Duration = Duration::from_secs(3);
-/// In milliseconds. A call takes a few milliseconds alone, and tens of them beside other calls.
+/// Maximum time in milliseconds until a call is killed. A call takes a few milliseconds alone, and tens of milliseconds
+/// beside other calls.
 const KILL_WITHIN: u64 = 60;
-/// A slow machine continues until each workload has had this many answers.
+/// The minimum number of answers of each workload. A slow machine continues until each workload has that many answers.
 const FEWEST: u32 = 5;
 
-/// A call for a container of a workload.
+/// Returns a call for a container of a workload.
 pub fn call(verb: &str, container: &str, workload: &str, conf: &Value) -> Call {
     Call::new(verb, container, conf)
         .with("CNI_ARGS", &format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={workload}"))
 }
 
-/// Runs a call to its end, or kills it at a random moment. Returns its address if it answered.
+/// Runs a call to its end, or kills the call at a random moment. Returns the assigned address if the call answered.
 fn perhaps_killed(call: &Call, random: &mut Random) -> Option<IpAddr> {
     let mut child = call.start(call.command());
     if random.once_in(2) {
@@ -31,14 +32,14 @@ fn perhaps_killed(call: &Call, random: &mut Random) -> Option<IpAddr> {
         child.kill().unwrap();
     }
     let output = child.wait_with_output().unwrap();
-    // A kill that comes too late leaves the whole answer.
+    // A kill that comes too late still leaves the call's complete answer.
     let is_answered = output.status.success() && !output.stdout.is_empty();
     is_answered.then(|| Outcome::new(output, call).address())
 }
 
 /// Adds and deletes containers of several workloads repeatedly. The ADD and the first DEL of a container are killed
-/// half of the time, and a second DEL always follows, as from a runtime. Each workload must get one address for ever,
-/// and no two workloads may share one. Returns the addresses, each of which now waits for its workload.
+/// half of the time. A second DEL always follows, as from a runtime. Each workload must keep one address, and no two
+/// workloads may share an address. Returns the addresses, each of which then waits for its workload.
 pub fn workloads_keep_their_addresses(conf: &Value) -> BTreeSet<IpAddr> {
     let workload = |number: u64| {
         let mut random = Random::new(7, number);

@@ -1,4 +1,5 @@
-//! Kills plugins at random while a namespace is at its quota. Used on embedded stores and on etcd.
+//! Kills plugins at random moments while a namespace has used up its quota. The test runs on embedded stores and on
+//! etcd.
 
 use std::collections::BTreeMap;
 use std::thread;
@@ -17,7 +18,7 @@ use crate::random::{Random, setting};
 const ROUNDS: u64 = 10;
 const CALLERS: u64 = 6;
 
-/// The namespace that has the quota.
+/// The namespace whose addresses the quota limits.
 pub fn shop() -> QuotaSubject {
     QuotaSubject::new(QuotaKind::Namespace, "shop")
 }
@@ -31,7 +32,7 @@ pub fn limit(lab: &Lab, subject: &QuotaSubject, limit: u64) {
     });
 }
 
-/// A call for a pod of the namespace.
+/// Returns a plugin call for a pod of the namespace with the quota.
 pub fn of_shop(verb: &str, container: &str, conf: &Value) -> Call {
     let pod = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={container}");
     Call::new(verb, container, conf).with("CNI_ARGS", &pod)
@@ -53,7 +54,8 @@ fn held(block: &Block) -> u64 {
     block.allocated().filter(|(_, entry)| is_its(entry)).count() as u64
 }
 
-/// The most addresses that the namespace had at any revision. Fails if a revision shows more of them than the counter.
+/// Returns the maximum number of addresses that the namespace had at any revision. Fails if the namespace has more
+/// addresses than its counter at a revision.
 fn most_at_once(lab: &Lab, since: Revision) -> u64 {
     lab.with_ipam(Create::Never, async |ipam, _| {
         let end = ipam.store().list(Range::All).await.unwrap().revision;
@@ -86,7 +88,7 @@ fn revision(lab: &Lab) -> Revision {
     lab.with_ipam(Create::Never, async |ipam, _| ipam.store().list(Range::All).await.unwrap().revision)
 }
 
-/// Runs a call, or kills it at a random moment. Returns `None` if it was killed.
+/// Runs a call, or kills the call at a random moment. Returns `None` for a killed call.
 fn perhaps_killed(call: &Call, random: &mut Random) -> Option<Outcome> {
     if !random.once_in(2) {
         return Some(call.run());

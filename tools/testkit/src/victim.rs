@@ -1,4 +1,4 @@
-//! A call of the plugin that is stopped, inspected and killed.
+//! Stops, inspects and kills a running call of the plugin.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -12,12 +12,12 @@ use nix::unistd::Pid;
 use crate::process::{Call, Outcome};
 use crate::programs::drivers;
 
-/// How far a process has come, judged by its open files and its traces on disk.
+/// The progress of a plugin process, judged by its open files and its traces on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// The process has not reached the store yet.
+    /// The process has not reached the store's queue yet.
     Starting,
-    /// The process is in the queue, or has the lock and has not opened the engine.
+    /// The process waits in the queue for the store lock, or has the lock and has not opened the engine.
     AtTheQueue,
     /// The process is creating the store.
     Making,
@@ -25,7 +25,7 @@ pub enum Phase {
     Open,
     /// The process has the store open and has committed.
     Committed,
-    /// The process has closed the store again.
+    /// The process has committed and closed the store.
     Leaving,
     /// The process has ended.
     Ended,
@@ -50,17 +50,17 @@ impl Phase {
     }
 }
 
-/// A running call. Dropping it kills the process.
+/// A running call of the plugin. Dropping this value kills the process.
 #[derive(Debug)]
 pub struct Victim {
     pub call: Call,
     store: PathBuf,
-    /// The content of the file `head` when the call started: the newest revision.
+    /// The content of the file `head`, which is the newest revision, when the call started.
     head: Vec<u8>,
     child: Option<Child>,
 }
 
-/// The newest revision as the store records it beside its engine. Empty if there is no store.
+/// Returns the newest revision of the store, read from the file beside the engine. Empty if the store does not exist.
 pub fn head(store: &Path) -> Vec<u8> {
     fs::read(store.join("head")).unwrap_or_default()
 }
@@ -80,11 +80,11 @@ impl Victim {
         Pid::from_raw(self.child().id().try_into().unwrap())
     }
 
-    /// Stops the process and returns its phase.
+    /// Stops the call's process and returns its phase.
     pub fn stop(&mut self) -> Phase {
         let pid = self.pid();
         kill(pid, Signal::SIGSTOP).unwrap();
-        // WNOWAIT does not reap the process, so its number and its answer stay available.
+        // WNOWAIT does not reap the process, so the process id and the answer stay available.
         let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
         match waitid(Id::Pid(pid), flags).unwrap() {
             WaitStatus::Stopped(..) => self.scan(),
@@ -92,7 +92,7 @@ impl Victim {
         }
     }
 
-    /// The phase of the process. A running process may be further by now.
+    /// Returns the phase of the process. A running process may have progressed further when this function returns.
     pub fn scan(&mut self) -> Phase {
         let open = fs::read_dir(format!("/proc/{}/fd", self.pid()));
         let open: Vec<PathBuf> = open.unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok()).collect();
@@ -110,18 +110,18 @@ impl Victim {
         }
     }
 
-    /// Resumes a stopped process.
+    /// Resumes the stopped process.
     pub fn go_on(&mut self) {
         kill(self.pid(), Signal::SIGCONT).unwrap();
     }
 
-    /// True if the process has ended.
+    /// True if the call's process has ended.
     pub fn is_over(&mut self) -> bool {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
         !matches!(waitid(Id::Pid(self.pid()), flags).unwrap(), WaitStatus::StillAlive)
     }
 
-    /// Kills the process. Returns its answer if it had ended before.
+    /// Kills the process. Returns the call's answer if the process had ended before.
     pub fn kill(mut self) -> Option<Outcome> {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
@@ -132,7 +132,7 @@ impl Victim {
         }
     }
 
-    /// Waits for the answer. Panics unless the call succeeded.
+    /// Waits for the call's answer. Panics unless the call succeeded.
     pub fn end(mut self) -> Outcome {
         let outcome = self.call.wait(self.child.take().unwrap());
         assert_eq!(outcome.exit, 0, "{:?}: {outcome:?}", self.call);

@@ -1,4 +1,5 @@
-//! A network link with a device on it: a veth pair with one end in a network namespace of its own. Needs root.
+//! Creates a network link with a device: a veth pair with one end in its own network namespace. Creating a link needs
+//! root.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,18 +9,18 @@ use crate::process::wait_until;
 
 static NEXT: AtomicU32 = AtomicU32::new(0);
 
-/// A veth pair. Dropping it removes the pair, the bridge and the namespace.
+/// A veth pair. Dropping this value removes the pair, the bridge and the namespace.
 #[derive(Debug)]
 pub struct Wire {
-    /// The end of the pair in this namespace.
+    /// The end of the veth pair in this process's network namespace.
     pub interface: String,
-    /// The bridge for [`Wire::bridged`], and the network namespace of the device.
+    /// The name of the bridge for [`Wire::bridged`].
     bridge: String,
     namespace: String,
 }
 
 impl Wire {
-    /// Creates a pair whose device has these addresses, with their prefix lengths.
+    /// Creates a veth pair whose device has the given addresses, with their prefix lengths.
     pub fn new(addresses: &[&str]) -> Self {
         let name = format!("w{}x{}", std::process::id() % 1_000_000, NEXT.fetch_add(1, Ordering::Relaxed));
         let wire = Self { interface: format!("{name}h"), bridge: format!("{name}b"), namespace: name };
@@ -33,7 +34,7 @@ impl Wire {
         wire
     }
 
-    /// Adds an address to the device ("add") or removes it ("del").
+    /// Adds an address to the device (`what` is "add") or removes an address from the device ("del").
     pub fn device(&self, what: &str, address: &str) {
         let nodad = if what == "add" && address.contains(':') { " nodad" } else { "" };
         ip(&format!("-n {} address {what} {address} dev dev0{nodad}", self.namespace));
@@ -48,7 +49,7 @@ impl Wire {
         &self.bridge
     }
 
-    /// The device's MAC address.
+    /// Returns the MAC address of the device.
     pub fn mac(&self) -> String {
         let said = ip(&format!("-n {} -o link show dev dev0", self.namespace));
         said.split("link/ether ").nth(1).unwrap().split(' ').next().unwrap().to_owned()
@@ -63,7 +64,7 @@ impl Drop for Wire {
     }
 }
 
-/// Waits until the kernel reports the link as up, which takes up to a second.
+/// Waits until the kernel reports the link as up. The kernel takes up to a second.
 fn until_up(interface: &str) {
     let state = format!("/sys/class/net/{interface}/operstate");
     wait_until(&format!("{interface} is up"), Duration::from_secs(20), || {

@@ -1,4 +1,4 @@
-//! A store with pools and nodes, a clock that a test sets, and consistency checks for every test.
+//! Provides a store with pools and nodes, a clock that a test sets, and consistency checks for every test.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -39,8 +39,8 @@ impl World {
         Self::of_nodes(kv_mvcc::memory()).await
     }
 
-    /// A world for tests with one caller at a time: the store runs on the caller's thread. Concurrent callers would be
-    /// serialized.
+    /// Creates a world for tests with one caller at a time, because the store runs on the caller's thread. Concurrent
+    /// callers would run one after another.
     pub async fn of_one_caller() -> Self {
         let options = Options { name: "memory", blocking: Blocking::InPlace, ..Options::default() };
         Self::of_nodes(MvccStore::open(Box::new(MemoryTable::new()), options).unwrap()).await
@@ -68,15 +68,15 @@ impl World {
         Self { store, ipam, clock }
     }
 
-    /// An allocator with the same clock on another store, which wraps this one.
+    /// Returns an allocator with the same clock on another store, which wraps the store of this world.
     pub fn through(&self, store: Arc<dyn Store>) -> Ipam {
         let reading = Arc::clone(&self.clock);
         let now = move || OffsetDateTime::from_unix_timestamp(reading.load(SeqCst)).unwrap();
         Ipam::new(store, Nodes::Registered).with_clock(Arc::new(now))
     }
 
-    /// A pool of four addresses with a cooldown of a minute. Three are in use, and the fourth has a release dated ten
-    /// years ahead.
+    /// Creates a pool of four addresses with a cooldown of a minute. Three addresses of the pool are in use, and the
+    /// fourth was released at a time ten years ahead.
     pub async fn full_but_for_a_release_dated_ahead() -> Self {
         let world = Self::new().await;
         world.add_pool("v4", "10.0.0.0/30").await;
@@ -166,12 +166,12 @@ impl World {
     }
 }
 
-/// The addresses of an attachment.
+/// Returns the addresses of an attachment.
 pub async fn held(ipam: &Ipam, attachment: &Attachment) -> Vec<IpAddr> {
     ipam.compare(attachment, &[], &[], soon()).await.unwrap().held
 }
 
-/// The interface `eth0` of a container in the network `net`.
+/// Returns the attachment for the interface `eth0` of a container in the network `net`.
 pub fn attachment(node: &str, container: &str) -> Attachment {
     Attachment {
         network: "net".into(),

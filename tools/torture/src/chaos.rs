@@ -1,5 +1,5 @@
-//! Faults of the processes that hold the store: etcd servers and `margay serve` are frozen for a moment, or killed and
-//! restarted.
+//! Injects faults into the processes that hold the store: etcd servers and `margay serve` are frozen for a moment, or
+//! killed and restarted.
 
 use std::fs;
 use std::io;
@@ -22,23 +22,24 @@ use crate::ledger::Ledger;
 
 pub(crate) use testkit::server::Etcd;
 
-/// The two faults that every run has, under the names that the ledger counts.
+/// The fault that freezes a process, under the name that the ledger counts. Every run has this fault.
 pub(crate) const FROZEN: &str = "frozen (SIGSTOP, SIGCONT)";
 pub(crate) const KILLED: &str = "killed (SIGKILL) and started";
 
 /// A server process that the workers depend on.
 pub(crate) trait Victim: Send + 'static {
-    /// The program's name.
+    /// The name of the server's program.
     const NAME: &'static str;
 
     fn signal(&self, signal: Signal) -> io::Result<()>;
 
-    /// Makes the process release the store to another process for a moment. Returns false if it cannot.
+    /// Makes the process release the store to another process for a moment. Returns false if the process cannot release
+    /// the store.
     fn hand_over(&self) -> io::Result<bool> {
         Ok(false)
     }
 
-    /// Kills the process and starts it again.
+    /// Kills the server process and starts the process again.
     fn restart(&mut self) -> io::Result<()>;
 }
 
@@ -55,7 +56,7 @@ impl Victim for Etcd {
     }
 }
 
-/// A thread that injects faults into a process until [`Chaos::end`].
+/// A thread that injects faults into a server process until [`Chaos::end`].
 pub(crate) struct Chaos<V> {
     victim: Arc<Mutex<V>>,
     stop: Arc<AtomicBool>,
@@ -63,7 +64,7 @@ pub(crate) struct Chaos<V> {
 }
 
 impl<V: Victim> Chaos<V> {
-    /// Starts the thread.
+    /// Starts the thread that injects faults.
     pub(crate) fn begin(victim: V, seed: u64, ledger: Arc<Ledger>) -> Self {
         let victim = Arc::new(Mutex::new(victim));
         let stop = Arc::new(AtomicBool::new(false));
@@ -72,7 +73,7 @@ impl<V: Victim> Chaos<V> {
         Self { victim, stop, thread }
     }
 
-    /// Stops the faults. The process runs until the returned value is dropped.
+    /// Stops the faults. The server process runs until the returned value is dropped.
     pub(crate) fn end(self) -> Result<Arc<Mutex<V>>, Failure> {
         self.stop.store(true, SeqCst);
         self.thread.join().map_err(|_| Failure("the thread that makes trouble has panicked".into()))??;
@@ -80,8 +81,8 @@ impl<V: Victim> Chaos<V> {
     }
 }
 
-/// Injects faults until `stop` is set. A freeze and a kill come first, so that even a short run has both; the rest is
-/// random.
+/// Injects faults until `stop` is set. A freeze and a kill come first, so that even a short run has both faults; the
+/// further faults are random.
 fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledger: &Ledger) -> io::Result<()> {
     let mut first = [1, 3].into_iter();
     while !stop.load(SeqCst) {
@@ -123,7 +124,7 @@ pub(crate) fn start_etcd() -> io::Result<Etcd> {
 pub(crate) struct Daemon {
     program: PathBuf,
     location: Location,
-    /// The URL on which the daemon offers etcd's API.
+    /// The URL on which the daemon offers etcd's API, if any.
     api: Option<String>,
     /// Further arguments of `margay serve`.
     options: &'static [&'static str],
@@ -131,12 +132,13 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the daemon without waiting until it listens. With a URL, the daemon offers etcd's API there.
+    /// Starts the daemon without waiting until the daemon listens. With a URL in `api`, the daemon offers etcd's API at
+    /// this URL.
     pub(crate) fn start(program: &Path, location: &Location, api: Option<&str>) -> io::Result<Self> {
         Self::start_with(program, location, api, &[])
     }
 
-    /// [`Daemon::start`] with further arguments of `margay serve`.
+    /// Starts the daemon like [`Daemon::start`], with further arguments of `margay serve`.
     pub(crate) fn start_with(
         program: &Path,
         location: &Location,
@@ -148,7 +150,7 @@ impl Daemon {
         Ok(Self { program: program.to_owned(), location: location.clone(), api, options, child })
     }
 
-    /// The daemon's resident memory in MiB.
+    /// Returns the daemon's resident memory in MiB.
     pub(crate) fn mib(&self) -> io::Result<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

@@ -1,4 +1,4 @@
-//! Follows a store's watch and checks every revision. The documents are decoded and replayed here, without any code of
+//! Follows a store's watch and checks every revision. The checker decodes and replays the documents without any code of
 //! `ipam_core::model`.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,16 +15,16 @@ use tokio::task::JoinHandle;
 use crate::Failure;
 use crate::ledger::{Change, Ledger};
 
-/// Replays a store's revisions and checks each.
+/// Replays a store's revisions and checks each revision.
 pub(crate) struct Checker {
     pub(crate) replay: Replay,
     ledger: Arc<Ledger>,
-    /// The revision that was checked last.
+    /// The newest revision that was checked.
     checked: watch::Sender<i64>,
 }
 
 impl Checker {
-    /// Starts from the current state of the store.
+    /// Creates a checker that starts from the current state of the store.
     pub(crate) async fn begin(store: &Arc<dyn Store>, ledger: Arc<Ledger>) -> Result<Self, Failure> {
         let start = store.list(Range::All).await?;
         let replay = Replay::begin(&start.kvs, start.revision.get()).map_err(Failure)?;
@@ -51,7 +51,7 @@ impl Checker {
         Following { store, first, set_goal, task }
     }
 
-    /// Checks revisions from the last checked one on, until the goal is set and reached.
+    /// Checks the revisions after the last checked revision, until the goal is set and reached.
     ///
     /// # Errors
     /// The first violation, or a store error that is not transient.
@@ -105,7 +105,7 @@ impl Checker {
     }
 
     /// Checks that the replayed state matches the store, that every container was released, and that no document is
-    /// left.
+    /// left in the store.
     pub(crate) async fn end(&self, store: &Arc<dyn Store>) -> Result<(), Failure> {
         let now = store.list(Range::All).await?;
         let stored = Replay::begin(&now.kvs, now.revision.get()).map_err(Failure)?;
@@ -130,7 +130,7 @@ impl Checker {
 /// A checker that runs in the background.
 pub(crate) struct Following {
     store: Arc<dyn Store>,
-    /// The revision at which the checker started.
+    /// The store's revision at which the checker started.
     first: i64,
     set_goal: watch::Sender<Option<i64>>,
     task: JoinHandle<(Checker, Result<(), Failure>)>,
@@ -139,15 +139,15 @@ pub(crate) struct Following {
 impl Following {
     /// Lets the checker catch up with the store, runs the final checks, and returns the number of checked revisions.
     ///
-    /// `worked` is the result of the workload. Its value, for example a server, is kept alive until the checker is
-    /// done.
+    /// `worked` is the result of the workload. The value in `worked`, for example a server, is kept alive until the
+    /// checker has finished.
     ///
     /// # Errors
-    /// The checker's violation, or else the failure of the workload.
+    /// The violation that the checker found, or else the failure of the workload.
     pub(crate) async fn end<T>(self, worked: Result<T, Failure>) -> Result<i64, Failure> {
         let goal = match &worked {
             Ok(_) => self.store.list(Range::All).await?.revision.get(),
-            // The failure is reported anyway, so the checker need not catch up.
+            // The workload's failure is reported anyway, so the checker need not catch up.
             Err(_) => 0,
         };
         self.set_goal.send_replace(Some(goal));
@@ -166,7 +166,7 @@ const AFFINITIES: &str = "/calico/ipam/v2/host/";
 /// A key that the modelled Calico writes in each of its transactions.
 pub(crate) const CALICO_WAS_HERE: &str = "/torture/calico";
 
-/// A block as stored in JSON.
+/// A block as its JSON document stores it.
 #[derive(Clone, Debug, Deserialize)]
 struct Block {
     cidr: String,
@@ -197,7 +197,7 @@ struct Affinity {
 
 type Counts = BTreeMap<String, BTreeMap<String, i64>>;
 
-/// The state of the store at one revision.
+/// The state of the store at one revision, replayed from the documents.
 #[derive(Debug, Default)]
 pub(crate) struct Replay {
     pub(crate) revision: i64,
@@ -208,24 +208,24 @@ pub(crate) struct Replay {
     held: Counts,
     /// The owner and block of each affinity document.
     affine: BTreeSet<(String, String)>,
-    /// Affinities whose blocks the modelled Calico deleted.
+    /// The affinities whose blocks the modelled Calico deleted.
     abandoned: BTreeSet<(String, String)>,
 }
 
-/// The documents that one revision changed. They are compared once the whole revision is applied.
+/// The documents that one revision changed. The documents are compared after the whole revision is applied.
 #[derive(Default)]
 struct Touched {
     handles: BTreeSet<String>,
     blocks: BTreeSet<String>,
     affinities: BTreeSet<(String, String)>,
     changes: Vec<Change>,
-    /// Blocks that this revision created.
+    /// The blocks that this revision created.
     made: BTreeSet<String>,
     by_calico: bool,
 }
 
 impl Replay {
-    /// Starts from the rows of one revision.
+    /// Creates the state from the rows of one revision.
     ///
     /// # Errors
     /// The first contradiction among the documents.
@@ -239,7 +239,7 @@ impl Replay {
         Ok(replay)
     }
 
-    /// Applies the next revision and returns which containers got or lost which addresses.
+    /// Applies the next revision. Returns which containers got or lost which addresses.
     ///
     /// # Errors
     /// A contradiction in the new state, with the keys that the revision changed.
@@ -263,14 +263,14 @@ impl Replay {
         self.compare(touched)
     }
 
-    /// The addresses that a container holds.
+    /// Returns the addresses that a container holds.
     fn held_by(&self, container: &str) -> Vec<IpAddr> {
         let handle = handle_of(container);
         let Some(blocks) = self.held.get(&handle) else { return Vec::new() };
         blocks.keys().filter_map(|cidr| self.blocks.get(cidr)).flat_map(|block| block.addresses_of(&handle)).collect()
     }
 
-    /// Describes the remaining blocks, handles and affinities.
+    /// Describes the blocks, handles and affinities that are left in the store.
     pub(crate) fn left(&self) -> Vec<String> {
         let blocks = self.blocks.keys().map(|cidr| format!("block {cidr}"));
         let handles = self.counted.keys().map(|id| format!("handle {id}"));
@@ -278,7 +278,7 @@ impl Replay {
         blocks.chain(handles).chain(affinities).collect()
     }
 
-    /// Applies the change of one key. `None` deletes the key.
+    /// Applies the change of one key. The value `None` deletes the key.
     fn apply(&mut self, key: &str, value: Option<&[u8]>, touched: &mut Touched) -> Result<(), String> {
         if let Some(rest) = key.strip_prefix(BLOCKS) {
             let cidr = rest.rsplit('/').next().unwrap_or_default().replace('-', "/");
@@ -404,7 +404,7 @@ impl Replay {
 }
 
 impl Block {
-    /// Checks that the lists of the block agree.
+    /// Checks that the lists in the block's document agree with each other.
     fn check(&self, cidr: &str) -> Result<(), String> {
         let attributes = self.attributes.as_deref().unwrap_or_default();
         let allocated: BTreeSet<usize> =
@@ -428,7 +428,7 @@ impl Block {
         }
     }
 
-    /// The handle of each allocated address.
+    /// Returns the handle of each allocated address.
     fn holders(&self) -> BTreeMap<IpAddr, String> {
         let entry = |index: usize| self.attributes.as_ref().and_then(|all| all.get(index));
         let slots = self.allocations.iter().enumerate();
@@ -450,7 +450,7 @@ impl Block {
     }
 }
 
-/// The number of addresses in a small network.
+/// Returns the number of addresses in a small network.
 fn size_of(cidr: &str) -> Option<usize> {
     let net: IpNet = cidr.parse().ok()?;
     1_usize.checked_shl(u32::from(net.max_prefix_len() - net.prefix_len()))
@@ -466,7 +466,7 @@ pub(crate) fn changed(events: &[Event]) -> String {
     format!("\n  changed: {}", events.iter().map(key).collect::<Vec<_>>().join(", "))
 }
 
-/// The handle of a container in the network `net`.
+/// Returns the handle of a container in the network `net`.
 fn handle_of(container: &str) -> String {
     format!("net.{container}")
 }
@@ -489,7 +489,7 @@ mod tests {
     const HANDLE: &str = "/calico/ipam/v2/handle/net.c";
     const AFFINITY: &str = "/calico/ipam/v2/host/n/ipv4/block/10.0.0.0-29";
 
-    /// A block in which `c` holds the third address.
+    /// The document of a block in which `c` holds the third address.
     const HELD: &str = r#"{"cidr":"10.0.0.0/29","affinity":"host:n","allocations":[null,null,0,null,null,null,null,null],
         "unallocated":[3,4,5,6,7,0,1],"attributes":[{"handle_id":"net.c","secondary":{"node":"n"}}],
         "sequenceNumber":8,"deleted":false}"#;
@@ -508,7 +508,7 @@ mod tests {
         Event { kind: if value.is_some() { EventKind::Put } else { EventKind::Delete }, kv, prev: None }
     }
 
-    /// A consistent store in which `c` holds one address, at revision 2.
+    /// Returns a consistent state at revision 2, in which `c` holds one address.
     fn held() -> Replay {
         let mut replay = Replay::begin(&[], 1).unwrap();
         let all = [event(BLOCK, Some(HELD)), event(HANDLE, Some(COUNTED)), event(AFFINITY, Some(CONFIRMED))];
@@ -518,10 +518,10 @@ mod tests {
         replay
     }
 
-    /// Applies a further revision and returns its contradiction.
+    /// Applies a further revision and returns the contradiction that the revision causes.
     fn said(events: &[(&str, Option<&str>)]) -> String {
         let mut events: Vec<Event> = events.iter().map(|(key, value)| event(key, *value)).collect();
-        // The keys exist already, so these are not creations.
+        // The keys exist already, so the events are not creations.
         events.iter_mut().for_each(|event| event.kv.version = 2);
         held().advance(3, &events).unwrap_err()
     }

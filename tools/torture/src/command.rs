@@ -1,5 +1,5 @@
-//! The command line of `torture`, the plan of a run (the store, the number of operations and the seed) and the report
-//! of a run.
+//! Parses the command line of `torture`, plans a run (the store, the number of operations and the seed), and prints the
+//! report of a run.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the program prints its results")]
 
@@ -86,7 +86,7 @@ enum Command {
     Work(ChildPlan),
 }
 
-/// Runs the program with these store drivers.
+/// Runs the program `torture` with the given store drivers.
 pub fn main(drivers: &Drivers) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = match runtime {
@@ -161,7 +161,7 @@ fn failed(error: &dyn std::error::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// How workers run and how they die.
+/// How the workers of a run are executed, and how a worker dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
     /// Tasks of this process, on a store that injects faults. A death is a dropped future.
@@ -182,14 +182,14 @@ pub enum Reach {
     Api,
 }
 
-/// What a run does: the store, the number of operations, the workers and the seed.
+/// The plan of a run: the store, the number of operations, the workers and the seed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {
     drivers: Drivers,
     /// The driver of the store. Each run creates the store: in memory, in a temporary folder, or on a new etcd.
     driver: &'static dyn Driver,
-    /// How workers run.
+    /// How the workers are executed.
     pub mode: Mode,
     /// The minimum number of operations.
     pub ops: u64,
@@ -201,15 +201,15 @@ pub struct Plan {
     pub workers: usize,
     /// How worker processes reach an embedded store.
     pub way: Reach,
-    /// The part that is broken on purpose. Used only with [`Mode::InProcess`].
+    /// The part of the run that is broken on purpose. Only [`Mode::InProcess`] uses this field.
     pub sabotage: Sabotage,
 }
 
 impl Plan {
-    /// Plans `ops` operations on the store of this name, with four nodes and three workers on each.
+    /// Plans `ops` operations on the store with the given name, with four nodes and three workers on each node.
     ///
     /// # Errors
-    /// No driver has this name.
+    /// No store driver has the given name.
     pub fn new(drivers: &Drivers, store: &str, mode: Mode, ops: u64, seed: u64) -> Result<Self, Failure> {
         let driver = drivers.named(store).ok_or_else(|| {
             let names: Vec<_> = drivers.iter().map(|driver| driver.facts().name).collect();
@@ -219,12 +219,12 @@ impl Plan {
         Ok(Self { drivers: drivers.clone(), driver, mode, ops, seed, nodes, workers, way, sabotage })
     }
 
-    /// The name of the store.
+    /// Returns the name of the store.
     pub(crate) fn store(&self) -> &'static str {
         self.driver.facts().name
     }
 
-    /// The processes or machines that can share the store.
+    /// Returns which processes or machines can share the store.
     pub(crate) fn scope(&self) -> Scope {
         self.driver.facts().scope
     }
@@ -246,18 +246,18 @@ impl Plan {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Report {
-    /// The plan of the run.
+    /// The plan of the reported run.
     pub plan: Plan,
-    /// How often each event happened, by name.
+    /// The number of times that each event happened, by the event's name.
     pub counts: BTreeMap<String, u64>,
-    /// The number of checked revisions.
+    /// The number of revisions that the run checked.
     pub revisions: i64,
     /// The duration of the run.
     pub duration: Duration,
 }
 
 impl Report {
-    /// The number of times that an event happened.
+    /// Returns the number of times that an event happened.
     pub fn count(&self, what: &str) -> u64 {
         self.counts.get(what).copied().unwrap_or(0)
     }

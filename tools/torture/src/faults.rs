@@ -1,5 +1,5 @@
-//! Store wrappers for the torture: one records the newest revision seen, one delays commits, and one breaks the store's
-//! contract on purpose, to prove that the torture notices.
+//! Wraps stores for the torture: one wrapper records the newest revision seen, and one delays commits. A third wrapper
+//! breaks the store's contract on purpose, to prove that the torture detects broken stores.
 
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
@@ -20,12 +20,12 @@ use tokio::task::JoinSet;
 
 use crate::ledger::Ledger;
 
-/// The newest revision that any answer has shown. Clones share the value.
+/// The newest revision that any answer of the store has shown. Clones share the value.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Newest(Arc<AtomicI64>);
 
 impl Newest {
-    /// The revision, or 0 before the first answer.
+    /// Returns the newest revision, or 0 before the first answer.
     pub(crate) fn get(&self) -> i64 {
         self.0.load(SeqCst)
     }
@@ -36,7 +36,7 @@ impl Newest {
     }
 }
 
-/// A store that records the newest revision of its answers.
+/// A store wrapper that records the newest revision of the store's answers.
 #[derive(Clone, Debug)]
 pub(crate) struct Observed {
     inner: Arc<dyn Store>,
@@ -72,15 +72,15 @@ impl Store for Observed {
     }
 }
 
-/// A store on which some commits take effect only after their sender got a timeout, as on a frozen server.
+/// A store wrapper that carries out some commits only after their sender got a timeout, like a frozen server.
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     inner: Arc<dyn Store>,
-    /// One in this many commits is late.
+    /// One in this many commits of the wrapped store is carried out late.
     rarity: u32,
     rng: Arc<Mutex<Rng>>,
     ledger: Arc<Ledger>,
-    /// Late commits that are still pending.
+    /// The late commits that are still pending.
     late: Arc<Mutex<JoinSet<()>>>,
 }
 
@@ -95,7 +95,7 @@ impl Late {
         late.join_all().await;
     }
 
-    /// Draws the delay of this commit. None for most commits and for all reads.
+    /// Draws the delay of a commit. Returns `None` for most commits and for all reads.
     fn lateness(&self, txn: &Txn) -> Option<Duration> {
         if txn.is_read_only() {
             return None;
@@ -117,7 +117,7 @@ impl Store for Late {
         let inner = Arc::clone(&self.inner);
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         while late.try_join_next().is_some() {}
-        // The sender never learns the outcome. The checker sees it.
+        // The sender never learns the outcome of the late commit, but the checker sees the commit.
         late.spawn(async move {
             tokio::time::sleep(lateness).await;
             drop(inner.txn(txn).await);
@@ -135,7 +135,7 @@ impl Store for Late {
     }
 }
 
-/// Draws the faults for [`kv::wrap::FaultyStore`]: about one call in forty fails or is delayed.
+/// Draws the faults for [`kv::wrap::FaultyStore`]. About one call in forty fails or is delayed.
 pub(crate) fn injected(seed: u64, ledger: Arc<Ledger>) -> impl Fn(Operation) -> Option<Fault> + Send + Sync {
     let rng = Mutex::new(Rng::with_seed(seed));
     move |_| {
@@ -153,10 +153,10 @@ pub(crate) fn injected(seed: u64, ledger: Arc<Ledger>) -> impl Fn(Operation) -> 
     }
 }
 
-/// The part that is broken on purpose.
+/// The part of a run that is broken on purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sabotage {
-    /// Nothing is broken.
+    /// No part of the run is broken.
     #[default]
     None,
     /// One commit in fifty is carried out without checking its guards.
@@ -165,22 +165,23 @@ pub enum Sabotage {
     Commits,
     /// One commit in fifty loses its last write.
     Atomicity,
-    /// Callers record no pending commits.
+    /// Callers do not record their pending commits.
     Intents,
 }
 
 impl Sabotage {
-    /// One in this many commits is late. A caller without pending commits fails only when a late commit takes effect
-    /// after a DEL, so late commits are frequent in that case: the torture then notices within seconds.
+    /// Returns how rare late commits are: one in the returned number of commits is late. A caller without pending
+    /// commits fails only when a late commit takes effect after a DEL. Late commits are frequent for such callers, so
+    /// that the torture detects the failure within seconds.
     pub(crate) fn rarity_of_late_commits(self) -> u32 {
         if self == Self::Intents { 4 } else { 60 }
     }
 }
 
-/// One commit in this many is sabotaged.
+/// How rare sabotaged commits are: one in this many commits is sabotaged.
 const SABOTAGE_RARITY: u64 = 50;
 
-/// A store that is broken on purpose.
+/// A store wrapper that breaks the store's contract on purpose.
 #[derive(Clone, Debug)]
 pub(crate) struct Broken {
     inner: Arc<dyn Store>,
@@ -189,7 +190,7 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    /// Wraps the store, or returns it unchanged if the sabotage is not in the store.
+    /// Wraps the store, or returns the store unchanged if the sabotage does not affect the store.
     pub(crate) fn around(inner: Arc<dyn Store>, sabotage: Sabotage) -> Arc<dyn Store> {
         match sabotage {
             Sabotage::None | Sabotage::Intents => inner,
@@ -226,7 +227,7 @@ impl Store for Broken {
     }
 }
 
-/// Records no pending commits.
+/// A list of pending commits that records no commit.
 #[derive(Debug)]
 pub(crate) struct NoIntents;
 

@@ -1,4 +1,4 @@
-//! Workers as tasks of this process, on one open store that injects faults.
+//! Runs workers as tasks of this process, on one open store that injects faults.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,12 +20,13 @@ use crate::ledger::Ledger;
 use crate::scene::{self, Access, open_etcd};
 use crate::worker::{Deaths, Worker};
 
-/// How many revisions the workers may be ahead of the checker. Every store here keeps a longer history.
+/// Maximum number of revisions by which the workers may be ahead of the checker. Every store in this mode keeps a
+/// longer history.
 const LEAD: i64 = 1_000;
-/// How long the checker may make no progress.
+/// Maximum time during which the checker may make no progress.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The opened store and, on etcd, the thread that injects faults into the server.
+/// The open store and, on etcd, the thread that injects faults into the server.
 struct Place {
     store: Arc<dyn Store>,
     chaos: Option<Chaos<chaos::Etcd>>,
@@ -46,7 +47,7 @@ async fn open(plan: &Plan, folder: &Path, ledger: &Arc<Ledger>) -> Result<Place,
     Ok(Place { store, chaos: None })
 }
 
-/// Runs a plan in this process.
+/// Runs a plan whose workers are tasks of this process.
 pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let begun = Instant::now();
     let folder = tempfile::tempdir()?;
@@ -70,7 +71,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let worked = work(plan, &access, &ledger, &progress).await;
 
     let server = chaos.map(Chaos::end).transpose();
-    // No commit may arrive after this point. The checker still runs.
+    // The late commits must land before the final checks begin.
     late.landed().await;
     let ended = match worked.and(server) {
         Ok(server) => scene::take_back(&store, plan).await.map(|()| server),
@@ -113,7 +114,7 @@ async fn work(
     outcome
 }
 
-/// Waits while the checker is far behind, because the store compacts old revisions.
+/// Waits while the checker is far behind the workers, because the store compacts old revisions.
 async fn keep_pace(access: &Access, progress: &mut watch::Receiver<i64>) -> Result<(), Failure> {
     let near = |checked: &i64| access.newest() - *checked < LEAD;
     let near = tokio::time::timeout(PATIENCE, progress.wait_for(near)).await;
@@ -125,7 +126,7 @@ async fn keep_pace(access: &Access, progress: &mut watch::Receiver<i64>) -> Resu
     }
 }
 
-/// Retries until success or [`PATIENCE`], because the server may be down.
+/// Retries until `what` succeeds or [`PATIENCE`] is over, because the server may be down.
 async fn patiently<T>(what: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
     let until = Instant::now() + PATIENCE;
     loop {

@@ -1,19 +1,19 @@
-//! The ledger of the workers' reports, compared with the store's revisions. A [`Witness`] is called before and after
-//! each act of a worker.
+//! Keeps the reports of the workers and compares these reports with the store's revisions. A [`Witness`] is called
+//! before and after each operation of a worker.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Maximum number of history lines kept for each address.
+/// Maximum number of history lines that are kept for each address.
 const REMEMBERED: usize = 24;
 
 /// How an event of the store changed the holder of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// The container holds the address from now on.
+    /// The container holds the address from this revision on.
     Given(IpAddr, String),
-    /// The container no longer holds the address.
+    /// The container no longer holds the address since this revision.
     Taken(IpAddr, String),
 }
 
@@ -23,7 +23,7 @@ enum Stage {
     #[default]
     Adding,
     Held,
-    /// The newest known revision when the DEL was sent.
+    /// A DEL was sent; the value is the newest revision known at that time.
     Deleting(i64),
 }
 
@@ -32,16 +32,16 @@ struct Container {
     stage: Stage,
     acknowledged: BTreeSet<IpAddr>,
     given: BTreeSet<IpAddr>,
-    /// Addresses released before a DEL was reported, with the revision.
+    /// Addresses that were released before a DEL was reported, with the revision of the release.
     taken_early: Vec<(IpAddr, i64)>,
 }
 
 #[derive(Debug, Default)]
 struct Books {
     containers: HashMap<String, Container>,
-    /// Containers whose DEL a revision has shown.
+    /// Containers whose DEL was visible in a revision.
     gone: HashSet<String>,
-    /// The container to which an address was last reported in a result.
+    /// The container whose result last reported each address.
     holders: HashMap<IpAddr, String>,
     /// Containers whose DEL was acknowledged, with the revision by which the release must be visible.
     leaving: VecDeque<(i64, String)>,
@@ -50,7 +50,7 @@ struct Books {
     violation: Option<String>,
 }
 
-/// Compares the reports of workers with the store. Only the first violation is kept.
+/// Compares the reports of workers with the store. The ledger keeps only the first violation.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     books: Mutex<Books>,
@@ -85,7 +85,7 @@ impl Books {
             self.violate(format!("revision {revision}: {ip} was given to {container}, which is gone"), &[ip]);
             return;
         }
-        // The store may be quicker than the output line in which a worker process announces its ADD.
+        // The store may show an ADD before the worker process's output line about this ADD is read.
         self.containers.entry(container.to_owned()).or_default().given.insert(ip);
     }
 
@@ -110,12 +110,12 @@ impl Ledger {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first violation, if any.
+    /// Returns the first violation, if any.
     pub(crate) fn violation(&self) -> Option<String> {
         self.books().violation.clone()
     }
 
-    /// Records a contradiction between documents, with the history of the addresses of the containers involved.
+    /// Records a contradiction between documents, with the history of each address that the involved containers have.
     pub(crate) fn violated(&self, what: String, batch: &kv::Batch) {
         let mut books = self.books();
         let named = |name: &String| {
@@ -128,22 +128,22 @@ impl Ledger {
         books.violate(what, &about.into_iter().collect::<Vec<_>>());
     }
 
-    /// The number of times that each event happened.
+    /// Returns the number of times that each event happened.
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         self.books().counts.clone()
     }
 
-    /// The number of finished operations.
+    /// Returns the number of finished operations.
     pub(crate) fn operations(&self) -> u64 {
         self.books().counts.get("operation").copied().unwrap_or(0)
     }
 
-    /// Adds to the count of an event.
+    /// Adds a number to the count of an event.
     pub(crate) fn count(&self, what: &str, by: u64) {
         *self.books().counts.entry(what.to_owned()).or_default() += by;
     }
 
-    /// Lists the containers whose names have this prefix and whose DEL was not acknowledged.
+    /// Lists the containers whose names start with the given prefix and whose DEL was not acknowledged.
     pub(crate) fn left_by(&self, prefix: &str) -> Vec<String> {
         let books = self.books();
         let leaving: BTreeSet<&String> = books.leaving.iter().map(|(_, name)| name).collect();
@@ -157,8 +157,8 @@ impl Ledger {
         left
     }
 
-    /// Records a revision, and checks and forgets containers whose DEL it shows. `held` returns the addresses of a
-    /// container at that revision.
+    /// Records a revision. Checks and forgets the containers whose DEL is visible in the revision. `held` returns the
+    /// addresses of a container at that revision.
     pub(crate) fn follow(&self, revision: i64, changes: Vec<Change>, held: impl Fn(&str) -> Vec<IpAddr>) {
         let mut books = self.books();
         for change in changes {
@@ -246,19 +246,19 @@ impl Witness for Ledger {
     }
 }
 
-/// Receives the reports of a worker. Revisions are the newest that the worker has seen.
+/// Receives the reports of a worker. Each revision is the newest revision that the worker has seen.
 pub(crate) trait Witness: Send + Sync {
-    /// An ADD will be sent.
+    /// Reports that an ADD will be sent.
     fn adding(&self, container: &str, node: &str);
-    /// The ADD was acknowledged with these addresses.
+    /// Reports that the ADD was acknowledged with the given addresses.
     fn added(&self, container: &str, addresses: &[IpAddr], revision: i64);
-    /// A DEL will be sent.
+    /// Reports that a DEL will be sent.
     fn deleting(&self, container: &str, revision: i64);
-    /// The DEL was acknowledged.
+    /// Reports that the DEL was acknowledged.
     fn deleted(&self, container: &str, revision: i64);
-    /// An operation ended with this outcome.
+    /// Reports that an operation ended with the given outcome.
     fn counted(&self, what: &'static str);
-    /// The worker found a violation.
+    /// Reports that the worker found a violation.
     fn failed(&self, what: String);
 }
 
@@ -276,7 +276,7 @@ mod tests {
         Vec::new()
     }
 
-    /// A container that holds an address since revision 5.
+    /// Returns a ledger with a container that has held an address since revision 5.
     fn held() -> Ledger {
         let ledger = Ledger::default();
         ledger.adding(C, "n");

@@ -1,22 +1,22 @@
 //! Simulates many nodes on a real store, with faults and kills, and checks every revision.
 //!
-//! Workers on several nodes add and delete containers in pools that are too small for all of them. They borrow
-//! addresses from each other, take over each other's empty blocks, and claim and release affinities. Calls fail as they
-//! do with real networks and servers, and callers die after sending a commit and before its answer. A checker follows
-//! the store and checks at every revision:
+//! Workers on several nodes add and delete containers in pools that are too small for all of the containers. Nodes
+//! borrow addresses from each other, take over each other's empty blocks, and claim and release affinities. Calls fail
+//! as on real networks and servers, and callers die after sending a commit and before the commit's answer. A checker
+//! follows the store and checks the following rules at every revision:
 //!
 //! - No address is held twice, and no acknowledged address is released before its DEL has begun.
 //! - Handle counts match the blocks, and affinities match the owners of blocks.
-//! - The lists in a block agree, and its sequence number rises by one with each write.
-//! - After its DEL, a container holds nothing and gets nothing.
-//! - After the DEL of all containers, the store is empty.
+//! - The lists in a block agree with each other, and the block's sequence number rises by one with each write.
+//! - After its DEL, a container holds no address and gets no address.
+//! - After the DEL of all containers, the store contains no documents.
 //!
 //! The checker decodes the documents itself: the module `checker` shares no code with `ipam_core::model`. A run has one
-//! of two modes: [in one process](Mode::InProcess), where a death is a dropped future and faults are injected, or [in
-//! several](Mode::Processes), where workers are processes of this program that are killed with SIGKILL. An etcd server
-//! is also killed, frozen and restarted.
+//! of two modes. [In one process](Mode::InProcess), a death is a dropped future and faults are injected. In [several
+//! processes](Mode::Processes), workers are processes of this program that are killed with SIGKILL. An etcd server is
+//! also killed, frozen and restarted.
 //!
-//! The seed determines the acts of each worker, but not their timing, so two runs with one seed can differ.
+//! The seed determines the operations of each worker, but not their timing, so two runs with one seed can differ.
 
 mod chaos;
 mod checker;
@@ -36,7 +36,7 @@ pub use press::{PressPlan, PressReport, press};
 pub use processes::{ChildPlan, be_a_worker};
 pub use soak::{SoakPlan, SoakReport, soak};
 
-/// A violation that the torture found, or the reason why it stopped.
+/// A violation that the torture found, or the reason why the torture stopped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(pub String);
 
@@ -67,7 +67,7 @@ impl From<ipam_core::Error> for Failure {
 }
 
 /// Runs a plan. Must be called on a multi-threaded tokio runtime. With [`Mode::Processes`], `program` is the path of
-/// this program.
+/// the `torture` program.
 ///
 /// # Errors
 /// The violation, with the revision, the keys and the history of the addresses; or the reason why the run stopped.

@@ -1,6 +1,6 @@
 //! Loads the daemon with clients that do not read, clients that restart watches, and processes that take the store. No
-//! call of another client may hang, and a process that takes the store repeatedly must leave enough throughput to the
-//! daemon's clients.
+//! call of any other client may hang. While a process takes the store repeatedly, the daemon's clients must keep enough
+//! throughput.
 
 use std::fmt;
 use std::future::Future;
@@ -22,38 +22,38 @@ use crate::scene::open_etcd;
 
 /// Number of clients that watch all keys and read no events.
 const DEAF: usize = 60;
-/// Number of clients that restart their watches, and the number of watches of each.
+/// Number of clients that restart their watches.
 const RESTLESS: usize = 4;
 const WATCHES: i64 = 10;
-/// Number of processes that take the store.
+/// Number of processes that take the store from the daemon.
 const TAKERS: usize = 4;
 /// The interval between progress requests of one client.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(1);
 /// Number of progress requests between two changes of watches.
 const REPORTS: usize = 10;
-/// A call that takes longer counts as hung.
+/// Maximum duration of a call. A call that takes longer counts as hung.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
-/// Keeps the history short, because `store status` reads all of it.
+/// Arguments of the daemon for a short history, because `store status` reads the whole history.
 const HISTORY: [&str; 4] = ["--history-revisions", "2000", "--history-min-age", "1s"];
 
-/// What a run loads, for how long, and its limits.
+/// The plan of a run: the daemon's program, the store's engine, the duration and the limits.
 #[derive(Clone, Debug)]
 pub struct PressPlan {
     /// The path of the program `margay`.
     pub margay: PathBuf,
-    /// The stores of this program.
+    /// The store drivers of this program.
     pub drivers: Drivers,
-    /// The name of the engine.
+    /// The name of the store's engine.
     pub engine: String,
-    /// The duration of the whole run. Two tenths of it measure the throughput.
+    /// The duration of the whole run. Two tenths of the run measure the throughput.
     pub time: Duration,
-    /// The limit for one call. A process that takes the store has twice as long.
+    /// Maximum duration of one call. A process that takes the store has twice as long.
     pub max_call: Duration,
     /// The minimum share of the normal throughput that must remain beside one process that takes the store repeatedly.
     pub min_share: f64,
 }
 
-/// The measurements of a run.
+/// The measurements of one run.
 #[derive(Debug)]
 pub struct PressReport {
     calls: u64,
@@ -75,7 +75,7 @@ impl fmt::Display for PressReport {
     }
 }
 
-/// The number and slowest duration of calls of one kind.
+/// The number of calls of one kind, and the duration of the slowest call.
 #[derive(Debug, Default)]
 struct Calls {
     count: AtomicU64,
@@ -125,7 +125,7 @@ fn text(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
-/// Runs the plan.
+/// Runs the plan and returns the measurements.
 ///
 /// # Errors
 /// A call took too long, failed or hung, or the throughput beside a process that takes the store was too low.
@@ -170,7 +170,7 @@ async fn reach(location: &Location) -> Result<ServedStore, String> {
     Err("the daemon does not come up".to_owned())
 }
 
-/// Runs `margay` directly on the store's files.
+/// Runs `margay` directly on the store's files, so that the daemon must release the store.
 fn take(margay: &Path, location: &Location, arguments: &[&str]) -> Result<(), String> {
     let mut command = Command::new(margay);
     command.args(["--store", &location.to_string()]).args(arguments).stdin(Stdio::null());
@@ -184,13 +184,13 @@ impl Press {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Takes the store repeatedly.
+    /// Takes the store from the daemon repeatedly until the run ends.
     async fn take_store(self: Arc<Self>) -> Result<(), String> {
         while !self.is_over() {
             let press = Arc::clone(&self);
             let taking = spawn_blocking(move || take(&press.margay, &press.location, &["store", "status"]));
-            // The command fails after waiting two seconds for the store. The measured duration shows that better than
-            // the failure.
+            // The command fails after waiting two seconds for the store. The measured duration shows a long wait better
+            // than the command's failure does.
             let flattened = async {
                 match taking.await.map_err(text)? {
                     Err(error) if error.contains("is in use by another process") => Ok(()),
@@ -202,7 +202,7 @@ impl Press {
         Ok(())
     }
 
-    /// Puts and reads through etcd's API.
+    /// Puts and reads keys through etcd's API.
     async fn call_api(self: Arc<Self>, number: usize) -> Result<(), String> {
         let store = open_etcd(&self.api).map_err(text)?;
         let key = format!("/press/{number}");
@@ -213,7 +213,7 @@ impl Press {
         Ok(())
     }
 
-    /// Puts and reads through the daemon's own socket.
+    /// Puts and reads keys through the daemon's own socket.
     async fn call_socket(self: Arc<Self>, store: ServedStore) -> Result<(), String> {
         while !self.is_over() {
             self.calls.measure("a put at the socket", store.put("/press/own", "1")).await?;
@@ -223,7 +223,7 @@ impl Press {
         Ok(())
     }
 
-    /// Watches all keys and reads no events.
+    /// Watches all keys through etcd's API without reading events.
     async fn be_deaf(self: Arc<Self>) -> Result<(), String> {
         let mut client = Client::connect([&self.api], None).await.map_err(text)?;
         let everything = WatchOptions::new().with_all_keys().with_start_revision(1).with_prev_key();
@@ -269,7 +269,7 @@ impl Press {
         }
     }
 
-    /// Measures the calls per second of one client while this many processes take the store.
+    /// Measures the calls per second of one client while the given number of processes take the store.
     async fn throughput(self: &Arc<Self>, takers: usize, time: Duration) -> Result<f64, String> {
         let mut tasks = JoinSet::new();
         for _ in 0..takers {
@@ -284,7 +284,7 @@ impl Press {
         Ok(rate)
     }
 
-    /// Runs all kinds of clients and processes at once.
+    /// Runs all kinds of clients and processes concurrently.
     async fn crowd(self: &Arc<Self>, private: ServedStore, time: Duration) -> Result<(&Calls, &Calls), String> {
         let mut tasks = JoinSet::new();
         for _ in 0..DEAF {
@@ -302,7 +302,7 @@ impl Press {
         tasks.spawn(Arc::clone(self).call_socket(private));
         let end = Instant::now() + time;
         while Instant::now() < end && !tasks.is_empty() {
-            // A task ends early only with an error.
+            // A task ends before the run's end only with an error.
             let Ok(ended) = timeout(end.saturating_duration_since(Instant::now()), tasks.join_next()).await else {
                 break;
             };

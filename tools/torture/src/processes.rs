@@ -1,9 +1,10 @@
-//! Workers as processes that are killed with SIGKILL, for example after sending a commit and before its answer.
+//! Runs workers as processes that are killed with SIGKILL, for example after sending a commit and before its answer.
 //!
-//! A run has rounds. A round starts some workers under new names, kills each a little later, and deletes the containers
-//! that they left, as a runtime does. Workers report on standard output each act before they start it, and then its
-//! result; a pipe keeps the written lines when the writer is killed. Only the workers use an embedded store while they
-//! live, and the checker catches up after each round. An etcd is followed all the time.
+//! A run has rounds. A round starts some workers under new names and kills each worker a little later. Then the round
+//! deletes the containers that the workers left, as a runtime does. On standard output, workers report each operation
+//! before it starts, and then the operation's result. A pipe keeps the written lines when the writer is killed. While
+//! workers run, no other process uses an embedded store, and the checker catches up after each round. On an etcd, the
+//! checker follows the store all the time.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -32,7 +33,7 @@ use crate::worker::{Deaths, Worker, attachment};
 
 /// The store name under which pending commits are recorded.
 const STORE: &str = "torture";
-/// How long a new worker may take until its first line.
+/// Maximum time until a new worker prints its first line.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The scheme of a server's URL.
@@ -61,11 +62,11 @@ pub struct ChildPlan {
     served: bool,
 }
 
-/// Prints the acts of a worker on standard output, one per line.
+/// Prints the operations of a worker to standard output, one per line.
 struct Lines;
 
 impl Lines {
-    /// Prints a line. A closed pipe means that the parent is gone, so the worker exits.
+    /// Prints a line to standard output. A closed pipe means that the parent process has ended, so the worker exits.
     fn say(line: &str) {
         let mut out = std::io::stdout().lock();
         if out.write_all(format!("{line}\n").as_bytes()).and_then(|()| out.flush()).is_err() {
@@ -129,7 +130,8 @@ fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
 /// Runs a worker until it is killed.
 ///
 /// # Errors
-/// The store cannot be opened. A failed step is reported on standard output instead.
+/// The store cannot be opened. A failed step is no error of this function: the worker reports the step on standard
+/// output.
 pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Failure> {
     let newest = Newest::default();
     let access = if plan.at.starts_with(HTTP) {
@@ -153,7 +155,7 @@ pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Fail
 struct Process {
     child: Child,
     reader: JoinHandle<()>,
-    /// Receives a message for each line.
+    /// Receives a message for each line that the worker prints.
     begun: std::sync::mpsc::Receiver<()>,
     node: String,
     name: String,
@@ -174,20 +176,21 @@ impl Process {
         let (tell, begun) = std::sync::mpsc::channel();
         let ledger = Arc::clone(ledger);
         let reader = std::thread::spawn(move || {
-            // The last line may be incomplete. The act that it announces has not begun then.
+            // The last line of a killed worker may be incomplete. The operation that an incomplete line announces has
+            // not begun.
             for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).into_owned();
                 if take_down(&ledger, &line).is_none() {
                     ledger.count("line that was cut off", 1);
                 }
-                // The receiver is used for the first line only and may be gone.
+                // The receiver waits only for the first line and may have been dropped.
                 let _ = tell.send(());
             }
         });
         Ok(Self { child, reader, begun, node: plan.node.clone(), name: plan.name.clone() })
     }
 
-    /// Kills the worker this long after its first line, and waits until all its lines are read.
+    /// Kills the worker when `life` has passed after its first line, and waits until all its lines are read.
     fn kill_after(mut self, life: Duration) -> Result<(String, String), Failure> {
         let begun = self.begun.recv_timeout(PATIENCE);
         std::thread::sleep(life);
@@ -199,7 +202,7 @@ impl Process {
     }
 }
 
-/// Where the store is.
+/// The location of the store.
 enum Place {
     Folder(PathBuf),
     Server(String),
@@ -216,7 +219,7 @@ struct Run<'a> {
     rounds: u64,
 }
 
-/// Runs a plan with worker processes.
+/// Runs a plan in which workers are processes.
 pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> {
     if plan.scope() == Scope::Process {
         return Err(Failure("processes cannot share a store in memory".into()));
@@ -250,7 +253,7 @@ pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> 
 }
 
 impl Run<'_> {
-    /// Runs rounds on an embedded store. After each round this process opens the store and checks it.
+    /// Runs rounds on an embedded store. After each round, this process opens the store and checks all new revisions.
     async fn in_a_folder(&mut self) -> Result<i64, Failure> {
         let Place::Folder(folder) = &self.place else { return Ok(0) };
         let folder = folder.clone();
@@ -306,7 +309,7 @@ impl Run<'_> {
         }
     }
 
-    /// The path of the program `margay`.
+    /// Returns the path of the program `margay`.
     fn margay(&self) -> PathBuf {
         self.program.with_file_name("margay")
     }
@@ -330,7 +333,7 @@ impl Run<'_> {
     }
 
     /// Runs rounds on an etcd, or on a daemon with etcd's API. The checker follows the server all the time while faults
-    /// are injected into it.
+    /// are injected into the server.
     async fn on_a_server<V: Victim>(&mut self, server: V, url: String) -> Result<i64, Failure> {
         let store = open_etcd(&url)?;
         self.place = Place::Server(url);
@@ -358,7 +361,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Starts workers and kills them. Returns the node and name of each container that they left.
+    /// Starts workers and kills the workers after a while. Returns the node and name of each container that the workers
+    /// left.
     async fn round(&mut self) -> Result<Vec<(String, String)>, Failure> {
         self.rounds += 1;
         let mut killers = Vec::new();
@@ -388,7 +392,7 @@ impl Run<'_> {
         self.ledger.violation().map_or(Ok(left), |what| Err(Failure(what)))
     }
 
-    /// Deletes the containers of killed workers, as a runtime does.
+    /// Deletes the containers that killed workers left, as a runtime does.
     async fn clean(&self, ipam: &ipam_core::Ipam, left: &[(String, String)]) -> Result<(), Failure> {
         for (node, container) in left {
             self.ledger.deleting(container, self.newest.get());

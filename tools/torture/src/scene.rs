@@ -1,6 +1,6 @@
-//! The setup of a run: pools that are too small for all nodes, registered nodes and a fast clock. Also how a worker
-//! reaches the store: through a store that stays open, by opening it for each operation as the plugin does, or through
-//! a daemon, with the files as a fallback.
+//! Sets up a run: pools that are too small for all nodes, registered nodes and a fast clock. Also decides how a worker
+//! reaches the store: the store stays open, or is opened for each operation as by the plugin, or is reached through a
+//! daemon, with the store's files as a fallback.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,29 +25,29 @@ pub(crate) const POOL_V4: &str = "10.0.0.0/26";
 /// The IPv6 pool: 64 addresses in blocks of 8.
 pub(crate) const POOL_V6: &str = "fd00::/122";
 
-/// How many times faster the allocators' clock runs, so that empty blocks are old enough for a takeover within a
-/// second.
+/// The factor by which the allocators' clock runs faster than real time. With this factor, empty blocks are old enough
+/// for a takeover within a second.
 const FASTER: i32 = 60;
 /// The moment at which the fast clock shows the right time: 2026-01-01.
 const EPOCH: i64 = 1_767_225_600;
 
-/// The limit for one call.
+/// Returns the deadline of one call.
 pub(crate) fn deadline() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
 
-/// A fast clock that shows the same time in every process.
+/// Returns a fast clock that shows the same time in every process.
 fn clock() -> Clock {
     let epoch = OffsetDateTime::from_unix_timestamp(EPOCH).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     Arc::new(move || epoch + (OffsetDateTime::now_utc() - epoch) * FASTER)
 }
 
-/// An allocator on a store with registered nodes.
+/// Returns an allocator on a store with registered nodes.
 pub(crate) fn allocator(store: Arc<dyn Store>) -> Ipam {
     Ipam::new(store, Nodes::Registered).with_clock(clock())
 }
 
-/// Creates the nodes and pools.
+/// Creates the nodes and pools of the plan in the store.
 pub(crate) async fn prepare(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), Failure> {
     for number in 0..plan.nodes {
         let name = Plan::node(number);
@@ -63,7 +63,7 @@ pub(crate) async fn prepare(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), F
     Ok(())
 }
 
-/// Releases the blocks of all nodes.
+/// Releases the blocks of all nodes in the plan.
 pub(crate) async fn take_back(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), Failure> {
     let ipam = allocator(Arc::clone(store));
     for number in 0..plan.nodes {
@@ -72,7 +72,7 @@ pub(crate) async fn take_back(store: &Arc<dyn Store>, plan: &Plan) -> Result<(),
     Ok(())
 }
 
-/// How long a process waits for the store lock.
+/// Maximum time for which a process waits for the store lock.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
 
 /// The options for opening an embedded store.
@@ -84,7 +84,7 @@ pub(crate) async fn open(location: &Location, create: Create) -> Result<OpenStor
     datastore::open(location, &open_options(create)).await
 }
 
-/// Opens a client of an etcd. Its call timeout is short, so that frozen servers are noticed.
+/// Opens a client of an etcd. The client's call timeout is short, so that the client detects frozen servers.
 pub(crate) fn open_etcd(url: &str) -> Result<Arc<dyn Store>> {
     let options = Options::new([url]).with_call_timeout(Duration::from_secs(2));
     Ok(Arc::new(EtcdStore::open(&options)?))
@@ -95,13 +95,13 @@ pub(crate) fn open_etcd(url: &str) -> Result<Arc<dyn Store>> {
 pub(crate) enum Access {
     /// The store stays open.
     Open(Ipam, Newest),
-    /// The store is in a folder. One process at a time has it open.
+    /// The store is in a folder. One process at a time has the store open.
     Folder(Location, Newest),
-    /// The store is in a folder, and a daemon may have it open.
+    /// The store is in a folder, and a daemon may have the store open.
     Served(Location, Newest),
 }
 
-/// The store, opened for one operation.
+/// A store that is open for one operation.
 pub(crate) struct Session {
     pub(crate) ipam: Ipam,
     opened: Option<OpenStore>,
@@ -114,14 +114,14 @@ impl Access {
         Self::Open(allocator(store).with_pending_commits(intents), newest)
     }
 
-    /// The newest revision seen so far.
+    /// Returns the newest revision that any answer has shown so far.
     pub(crate) fn newest(&self) -> i64 {
         match self {
             Self::Open(_, newest) | Self::Folder(_, newest) | Self::Served(_, newest) => newest.get(),
         }
     }
 
-    /// Opens the store or connects to it for one operation.
+    /// Opens the store for one operation, or connects to the store's daemon.
     pub(crate) async fn begin(&self) -> Result<Session> {
         match self {
             Self::Open(ipam, _) => Ok(Session { ipam: ipam.clone(), opened: None, is_served: false }),
@@ -142,7 +142,7 @@ impl Access {
 }
 
 impl Session {
-    /// Closes the store, if it was opened for this session.
+    /// Closes the store if the store was opened for this session.
     pub(crate) async fn end(self) -> Result<()> {
         match self.opened {
             Some(store) => store.close().await,

@@ -1,7 +1,7 @@
-//! A long run of the daemon with ADDs, DELs, watches, compaction and hand-overs. Memory and files must stay bounded, no
-//! address may be assigned twice, and the store must hold exactly the acknowledged addresses in the end.
+//! Runs the daemon for a long time with ADDs, DELs, watches, compaction and hand-overs. Memory and files must stay
+//! bounded, no address may be assigned twice, and in the end the store must hold exactly the acknowledged addresses.
 //!
-//! Clients of etcd's API take part: they grant and renew leases, let them expire, and compact.
+//! Clients of etcd's API take part in the run: they grant and renew leases, let leases expire, and compact the history.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,39 +28,39 @@ use wire::{DaemonConnection, FrameKind};
 use crate::chaos::{self, Daemon};
 use crate::scene::open_etcd;
 
-/// Number of callers, and the maximum number of containers of each.
+/// Number of concurrent callers.
 const CALLERS: usize = 8;
 const CONTAINERS: usize = 100;
-/// Number of watches on the daemon's own socket, and again on etcd's API.
+/// Number of watches on the daemon's own socket. The run has as many watches on etcd's API.
 const WATCHES: usize = 4;
 /// Number of clients that hold leases through etcd's API.
 const LEASES: usize = 8;
-/// The interval at which memory and files are measured and printed, and the history is compacted.
+/// The interval at which memory and files are measured and printed, and at which the history is compacted.
 const MEASURE: Duration = Duration::from_secs(60);
 /// Number of revisions that a compaction keeps.
 const KEEP: i64 = 2_000;
-/// The limit for one call.
+/// Maximum duration of one call.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Maximum memory of the daemon, in MiB.
 const MOST_MIB: f64 = 64.0;
-/// The maximum growth of the files from the first half of the run to the second: a factor, and a margin in MiB.
+/// Maximum growth of the files from the first half of the run to the second half, as a factor.
 const GROWTH: f64 = 1.5;
 const MARGIN_MIB: f64 = 16.0;
 
-/// Which daemon to run, and for how long.
+/// The plan of a run: the daemon's program, the store's engine, and the duration.
 #[derive(Clone, Debug)]
 pub struct SoakPlan {
     /// The path of the program `margay`.
     pub margay: PathBuf,
-    /// The stores of this program.
+    /// The store drivers of this program.
     pub drivers: Drivers,
-    /// The name of the engine.
+    /// The name of the store's engine.
     pub engine: String,
     /// The duration of the run.
     pub time: Duration,
 }
 
-/// The measurements at one moment: memory and files in MiB.
+/// The memory of the daemon and the size of the files at one moment, in MiB.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: Duration,
@@ -70,7 +70,7 @@ struct Sample {
     revision: i64,
 }
 
-/// The counts of a run without faults.
+/// The counts of a run that found no fault.
 #[derive(Debug)]
 pub struct SoakReport {
     events: u64,
@@ -96,7 +96,7 @@ fn text(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
-/// State shared by all tasks.
+/// State that all tasks of a run share.
 struct Shared {
     location: Location,
     over: AtomicBool,
@@ -108,10 +108,10 @@ struct Shared {
     held: Mutex<BTreeMap<IpAddr, String>>,
 }
 
-/// Runs the plan. `progress` gets a line of measurements every minute.
+/// Runs the plan. The function `progress` gets a line of measurements every minute.
 ///
 /// # Errors
-/// The first fault.
+/// The first fault that the run found.
 pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakReport, String> {
     let folder = tempfile::Builder::new().prefix("margay-soak").tempdir().map_err(text)?;
     let path = folder.path().join("store");
@@ -149,7 +149,7 @@ pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakRepo
     for caller in callers {
         caller.join().map_err(|_| "a caller panicked".to_owned())??;
     }
-    // Each watch notices the end only with the next event.
+    // Each watch notices the end of the run only when the next event arrives.
     store.put("/soak/end", "").await.map_err(text)?;
     while let Some(watched) = watches.join_next().await {
         watched.map_err(text)??;
@@ -212,7 +212,7 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
             own.push((attachment, address));
         } else {
             let (attachment, address) = own.swap_remove(fastrand::usize(..own.len()));
-            // From here on the address may be assigned to another container.
+            // After this point the address may be assigned to another container.
             shared.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
             let del = Del {
                 attachment,
@@ -232,7 +232,7 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Sends a verb as a plugin does, over a connection of its own.
+/// Sends a CNI verb to the daemon as a plugin does, over a new connection.
 fn ask(shared: &Shared, verb: Verb) -> Result<Answer, String> {
     let socket = socket(&shared.location).ok_or("no socket")?;
     let connection =
@@ -276,7 +276,7 @@ struct Server<'a> {
     api: &'a str,
 }
 
-/// Measures, compacts, and opens the store in this process, until the time is over.
+/// Until the run is over, measures the daemon, compacts the history, and opens the store in this process.
 async fn measure(
     plan: &SoakPlan,
     shared: &Shared,
@@ -315,7 +315,7 @@ async fn measure(
     Ok(samples)
 }
 
-/// The bytes of all files in and below a folder.
+/// Returns the total size in bytes of all files in a folder and its subfolders.
 fn bytes(path: &Path) -> u64 {
     let Ok(metadata) = path.symlink_metadata() else { return 0 };
     if !metadata.is_dir() {
@@ -338,7 +338,7 @@ async fn conclude(plan: &SoakPlan, shared: &Shared, held: usize) -> Result<(), S
     if used == held { Ok(()) } else { Err(format!("{held} addresses were acknowledged, and the store has {used}")) }
 }
 
-/// Fails if the files kept growing in the second half.
+/// Fails if the files kept growing in the second half of the run.
 fn files_bounded(samples: &[Sample]) -> Result<(), String> {
     let (first, second) = samples.split_at(samples.len() / 2);
     let most = |samples: &[Sample]| samples.iter().map(|sample| sample.files).fold(0.0, f64::max);
@@ -349,18 +349,19 @@ fn files_bounded(samples: &[Sample]) -> Result<(), String> {
     Ok(())
 }
 
-/// The time to live of a lease, in seconds. Shorter leases are not possible.
+/// The time to live of a lease, in seconds. The daemon does not grant shorter leases.
 const LEASE_TTL_SECONDS: i64 = 2;
-/// A lease that is not renewed must be gone after this time. The daemon may hand the store over meanwhile.
+/// Maximum time until a lease that is not renewed must have expired. The daemon may hand the store over meanwhile.
 const LEASE_GONE_TIMEOUT: Duration = Duration::from_secs(15);
-/// The interval and number of renewals of a lease.
+/// The interval between renewals of a lease.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);
 const RENEWALS: u32 = 10;
 
-/// Holds one lease after the other until `over`, and counts leases that expired in time.
+/// Holds leases one after another until `over` is set, and counts the leases that expired in time.
 ///
 /// # Errors
-/// A key that disappeared while its lease was renewed, or stayed after the lease was not renewed; an API error.
+/// An API error, or a key that disappeared while its lease was renewed, or a key that stayed after its lease was no
+/// longer renewed.
 async fn hold_leases(url: &str, number: usize, over: &AtomicBool, ended: &AtomicU64) -> Result<(), String> {
     let mut client = Client::connect([url], None).await.map_err(text)?;
     let key = format!("/soak/lease/{number}");

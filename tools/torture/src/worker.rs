@@ -1,5 +1,5 @@
-//! A worker: it acts as a node's runtime, which adds and deletes containers, and as an operator who moves blocks
-//! between nodes.
+//! Runs a worker of the torture. A worker adds and deletes containers like a node's runtime, and moves blocks between
+//! nodes like an operator.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -22,21 +22,21 @@ use crate::checker::CALICO_WAS_HERE;
 use crate::ledger::Witness;
 use crate::scene::{Access, POOL_V4, POOL_V6, deadline};
 
-/// Maximum number of containers of a worker. All workers together want more addresses than the pools have.
+/// Maximum number of containers of a worker. All workers together request more addresses than the pools have.
 const MOST_CONTAINERS: usize = 12;
-/// How often a DEL is retried, as runtimes do.
+/// The number of times that a DEL is retried, as runtimes do.
 const DEL_ATTEMPTS: u32 = 200;
-/// How often the writes of a pool are retried, because the server may be down for a while.
+/// The number of times that the writes of a pool are retried, because the server may be down for a while.
 const POOL_ATTEMPTS: u32 = 1_000;
 /// The pause before a failed call is retried.
 const DEL_PAUSE: Duration = Duration::from_millis(10);
 
-/// How calls are interrupted.
+/// How the calls of a worker are interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deaths {
-    /// Now and then a call's future is dropped.
+    /// The futures of some calls are dropped before the calls end.
     Dropped,
-    /// The worker interrupts nothing. Its whole process is killed.
+    /// The worker interrupts no call. Instead, the torture kills the worker's process.
     FromOutside,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Worker<W> {
     pub(crate) access: Access,
     pub(crate) witness: Arc<W>,
     pub(crate) node: String,
-    /// The prefix of its containers' names.
+    /// The prefix of the names of the worker's containers.
     pub(crate) name: String,
     pub(crate) rng: Rng,
     pub(crate) deaths: Deaths,
@@ -52,7 +52,7 @@ pub(crate) struct Worker<W> {
     next: u64,
 }
 
-/// The attachment of a container.
+/// Returns the attachment of a container.
 pub(crate) fn attachment(node: &str, container: &str) -> Attachment {
     Attachment {
         network: "net".into(),
@@ -69,7 +69,7 @@ impl<W: Witness> Worker<W> {
         Self { access, witness, node, name, rng, deaths, containers: Vec::new(), next: 0 }
     }
 
-    /// Does one random act.
+    /// Runs one random operation.
     pub(crate) async fn step(&mut self) -> Result<(), Failure> {
         let session = self.access.begin().await?;
         if session.is_served {
@@ -116,12 +116,13 @@ impl<W: Witness> Worker<W> {
         }
     }
 
-    /// Runs a call, or drops it before it ends and returns `None`.
+    /// Runs a call to its end, or drops the call before its end and returns `None`.
     async fn or_die<T>(&mut self, call: impl Future<Output = T>) -> Option<T> {
         if self.deaths == Deaths::FromOutside || self.rng.u32(..25) > 0 {
             return Some(call.await);
         }
-        // Powers of two, so that many deaths come before the first reply and many come late.
+        // The maximum delay is a random power of two, so that many deaths come before the first reply and many come
+        // late.
         let scale = self.rng.u32(4..15);
         let life = Duration::from_micros(self.rng.u64(..1 << scale));
         let done = tokio::time::timeout(life, call).await.ok();
@@ -157,11 +158,11 @@ impl<W: Witness> Worker<W> {
             Some(Err(error)) => self.judge("ADD", &error)?,
             None => {}
         }
-        // As a runtime does after a failed ADD.
+        // A runtime sends a DEL after a failed ADD, too.
         self.delete(ipam, &container).await
     }
 
-    /// Repeats the ADD of a container, which must return the addresses that it has.
+    /// Repeats the ADD of a container. The ADD must return the addresses that the container has.
     async fn repeat(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (container, has) = self.containers[self.rng.usize(..self.containers.len())].clone();
         let count = |v4: bool| has.iter().filter(|ip| ip.is_ipv4() == v4).count();
@@ -185,7 +186,7 @@ impl<W: Witness> Worker<W> {
         }
     }
 
-    /// Deletes a container and retries until it succeeds.
+    /// Deletes a container, and retries until the DEL succeeds.
     async fn delete(&mut self, ipam: &Ipam, container: &str) -> Result<(), Failure> {
         self.witness.deleting(container, self.access.newest());
         let attachment = attachment(&self.node, container);
@@ -198,7 +199,7 @@ impl<W: Witness> Worker<W> {
                 }
                 Some(Err(error)) => {
                     self.judge("DEL", &error)?;
-                    // A killed daemon refuses connections until it is back.
+                    // A killed daemon refuses connections until it is restarted.
                     tokio::time::sleep(DEL_PAUSE).await;
                 }
                 None => {}
@@ -227,7 +228,8 @@ impl<W: Witness> Worker<W> {
     }
 
     fn which(&mut self) -> ReleaseIf {
-        // A block released while in use has no owner until it is empty. In small pools that takes long.
+        // A block that was released while its addresses were in use has no owner until the block is empty. In small
+        // pools it takes long until a block is empty.
         if self.rng.u32(..4) > 0 { ReleaseIf::Empty } else { ReleaseIf::Any }
     }
 
@@ -251,7 +253,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Records the next owner of an address, as before a live migration.
+    /// Records the next owner of an address, as at the start of a live migration.
     async fn hand_over(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (container, has) = self.containers[self.rng.usize(..self.containers.len())].clone();
         let Some(ip) = has.first() else { return Ok(()) };
@@ -272,7 +274,7 @@ impl<W: Witness> Worker<W> {
         let request = BlockRequest::new(Owner::host(&self.node), families[self.rng.usize(..families.len())]);
         match self.or_die(ipam.ensure_blocks(&request, deadline())).await {
             Some(Ok(_)) => self.witness.counted("block ensured"),
-            // Other nodes own all blocks.
+            // Other nodes own all blocks, so this node cannot claim a new block.
             Some(Err(Error::NoNewBlocks)) => self.witness.counted("refusal: no block left"),
             Some(Err(error)) => self.judge("block ensured", &error)?,
             None => {}
@@ -280,7 +282,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Releases a part of a pool for all owners.
+    /// Releases a part of a pool from all owners.
     async fn give_pool_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (cidr, which) = (self.part()?, self.which());
         match self.or_die(ipam.release_pool_affinities(cidr, which, deadline())).await {
@@ -301,11 +303,12 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Deletes the IPv4 pool and recreates it with another block size, as Calico would: empty blocks are deleted one
-    /// key at a time, and their affinities stay.
+    /// Deletes the IPv4 pool and recreates the pool with another block size, as Calico would. Empty blocks are deleted
+    /// one key at a time, and the affinities of deleted blocks stay.
     async fn remake_pool(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let size = self.rng.u8(28..=30);
-        // A killed process would leave no pool, and no later ADD could succeed.
+        // If a process were killed between the delete and the write, no pool would exist and no later ADD could
+        // succeed.
         if self.deaths == Deaths::Dropped
             && let Err(error) = ipam.store().delete(Range::Key(keys::resource(ResourceKind::IpPool, "v4"))).await
         {
@@ -323,7 +326,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Counts expected errors, and fails on all others.
+    /// Counts expected errors, and fails on all other errors.
     fn judge(&self, verb: &str, error: &Error) -> Result<(), Failure> {
         match error {
             Error::Exhausted { .. } | Error::BlockLimit | Error::AlreadyAssigned(_) => {

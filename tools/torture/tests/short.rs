@@ -1,4 +1,4 @@
-//! A short torture run on every store. A failure prints its seed for `torture run --seed`.
+//! Runs a short torture on every store. A failure prints its seed for `torture run --seed`.
 #![allow(clippy::print_stdout, reason = "prints a summary of the run")]
 
 use std::path::Path;
@@ -15,7 +15,7 @@ async fn torture(store: &str, mode: Mode, ops: u64) -> Report {
     carry_out(plan(store, mode, ops)).await
 }
 
-/// Runs processes beside a daemon.
+/// Runs worker processes beside a daemon.
 async fn served(store: &str, ops: u64) -> Report {
     let mut plan = plan(store, Mode::Processes, ops);
     plan.way = Reach::Daemon;
@@ -24,7 +24,7 @@ async fn served(store: &str, ops: u64) -> Report {
     report
 }
 
-/// Runs processes that use etcd's API of a daemon.
+/// Runs worker processes that use the etcd API of a daemon.
 async fn over_the_api(store: &str, ops: u64) -> Report {
     let mut plan = plan(store, Mode::Processes, ops);
     plan.way = Reach::Api;
@@ -44,7 +44,7 @@ async fn carry_out(plan: Plan) -> Report {
     }
 }
 
-/// Checks that the expected events have happened.
+/// Checks that the expected events have happened in the run.
 fn expect(report: &Report, what: &[impl AsRef<str>]) {
     for what in what.iter().map(AsRef::as_ref) {
         assert!(report.count(what) > 0, "no {what}: {report}");
@@ -101,7 +101,7 @@ async fn run_on_etcd_with_killed_processes() {
     expect(&torture("etcd", Mode::Processes, 500).await, &["worker killed (SIGKILL)"]);
 }
 
-/// Checks that the daemon was killed and frozen.
+/// Checks that the daemon was killed and frozen during the run.
 fn expect_trouble(report: &Report) {
     expect(report, &["worker killed (SIGKILL)"]);
     let troubles = ["frozen (SIGSTOP, SIGCONT)", "killed (SIGKILL) and started"];
@@ -133,7 +133,8 @@ async fn press(engine: &str) {
     let seconds = std::env::var("MARGAY_PRESS_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(10);
     let margay = Path::new(env!("CARGO_BIN_EXE_torture")).with_file_name("margay");
     let (time, max_call) = (Duration::from_secs(seconds), patient(Duration::from_secs(10)));
-    // Other tests run beside this one, so the limits only catch hangs. `torture press` is strict.
+    // Other tests run beside this test, so the limits are loose and only detect hangs. `torture press` has strict
+    // limits.
     let plan =
         PressPlan { drivers: stores::drivers(), margay, engine: engine.to_owned(), time, max_call, min_share: 0.1 };
     match torture::press(&plan).await {

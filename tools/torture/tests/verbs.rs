@@ -1,4 +1,4 @@
-//! Runs one scenario with all verbs of the allocator on each store. Answers and documents must be equal.
+//! Runs one scenario with all verbs of the allocator on each store. All stores must give equal answers and documents.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ fn pod(name: &str) -> BTreeMap<String, String> {
     [("namespace", "shop"), ("pod", name)].map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-/// The answers, and the documents after each.
+/// The allocator's answers, and the documents after each answer.
 #[derive(Debug, Default, PartialEq)]
 struct Answered(Vec<String>);
 
@@ -192,7 +192,7 @@ impl Teller {
     }
 }
 
-/// Runs the scenario in memory and checks its errors. The other stores must give equal answers.
+/// Runs the scenario on the store in memory and checks the errors. The other stores must give equal answers.
 async fn expected() -> Answered {
     let answered = Teller::new(Arc::new(kv_mvcc::memory())).tell().await;
     let failed: Vec<&str> =

@@ -1,5 +1,5 @@
-//! Compares the stores: which rules each keeps, how long a durable commit and an opening take, and the results of
-//! torture, kills and power cuts. `make scoreboard` puts the printed page into the book.
+//! Compares the stores: which conformance rules each store keeps, how long a durable commit and an opening take, and
+//! the results of torture, kills and power cuts. `make scoreboard` inserts the printed page into the book.
 #![allow(clippy::unwrap_used, reason = "a failed measurement panics")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "prints the page and its progress")]
 
@@ -22,34 +22,34 @@ use serde_json::Value;
 use tested::{command, drivers};
 use testkit::server;
 
-/// The number of measured commits, and the size of their values in bytes.
+/// The number of measured commits.
 const COMMITS: u32 = 500;
 const VALUE_BYTES: usize = 1024;
-/// The number of measured openings.
+/// The number of measured openings of a store.
 const OPENINGS: usize = 20;
 /// How long to wait for a store that another process uses, or for a daemon that starts.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// The settings of the long tests: torture, kills, power cuts.
+/// The environment variables that set the length of the long tests: torture, kills and power cuts.
 const LONG_SETTINGS: [(&str, &str); 3] =
     [("MARGAY_TORTURE_OPS", "20000"), ("MARGAY_CRASH_ROUNDS", "100"), ("MARGAY_POWER_ROUNDS", "60")];
-/// The rows of the long tests, each with the test program and the name of the test.
+/// The table rows of the long tests, each with the test program and the name of the test.
 const LONG_TESTS: [(&str, &str, &str); 3] = [
     ("20,000 operations of torture", "programs", "torture_finds_nothing"),
     ("100 kills", "kills", "kills_leave_all_or_nothing"),
     ("60 power cuts", "cuts", "power_cuts_lose_nothing"),
 ];
 
-/// The location of a store, which is created when it is opened.
+/// The location of a store. Opening the location creates the store.
 struct Place {
     location: Location,
-    /// The folder of the store's files, if any.
+    /// The folder of the store's files. `None` for a store without files.
     folder: Option<PathBuf>,
-    /// Servers and folders that live as long as this value.
+    /// Servers and temporary folders that must live as long as this value.
     _kept: Vec<Box<dyn Any>>,
 }
 
-/// A daemon. Dropping it kills the process.
+/// A running daemon. Dropping the value kills the process.
 struct Daemon(Child);
 
 impl Drop for Daemon {
@@ -59,13 +59,13 @@ impl Drop for Daemon {
     }
 }
 
-/// The kinds of stores: memory, the local engines, an etcd, a daemon.
+/// Returns the kinds of stores: memory, the local engines, etcd, and a daemon.
 fn kinds() -> Vec<String> {
     let local = drivers().local().map(|driver| driver.facts().name.to_owned()).collect::<Vec<_>>();
     [vec!["memory".to_owned()], local, vec!["etcd".to_owned(), "serve".to_owned()]].concat()
 }
 
-/// Prepares an empty store of a kind.
+/// Prepares an empty store of the given kind.
 fn place(kind: &str) -> Place {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("store");
@@ -101,7 +101,7 @@ fn place(kind: &str) -> Place {
     }
 }
 
-/// Returns the groups of rules, in the order of their page, and the group of each rule.
+/// Returns the groups of conformance rules, in the order of the page that lists the rules, and the group of each rule.
 fn groups() -> (Vec<String>, BTreeMap<String, String>) {
     let (mut groups, mut of_rule) = (Vec::<String>::new(), BTreeMap::new());
     let mut heading = String::new();
@@ -143,13 +143,13 @@ fn judge(place: &Place, of_rule: &BTreeMap<String, String>) -> (BTreeMap<String,
     (counts, failed)
 }
 
-/// The median in milliseconds.
+/// Returns the median of the durations, in milliseconds.
 fn median(mut times: Vec<Duration>) -> f64 {
     times.sort_unstable();
     times[times.len() / 2].as_secs_f64() * 1e3
 }
 
-/// The disk space of all files in and below a folder, in bytes.
+/// Returns the disk space of all files in a folder and its subfolders, in bytes.
 fn bytes_below(path: &Path) -> io::Result<u64> {
     let metadata = path.symlink_metadata()?;
     if !metadata.is_dir() {
@@ -158,7 +158,8 @@ fn bytes_below(path: &Path) -> io::Result<u64> {
     path.read_dir()?.map(|entry| bytes_below(&entry?.path())).sum()
 }
 
-/// Measures a commit and an opening, and the disk space after the commits, as texts for the table.
+/// Measures a commit, an opening, and the disk space after the commits. Returns the measurements as texts for the
+/// table.
 fn measure(place: &Place) -> [String; 3] {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -188,7 +189,7 @@ fn measure(place: &Place) -> [String; 3] {
     })
 }
 
-/// Runs one of the long tests on an engine and returns the text for the table.
+/// Runs one of the long tests on an engine and returns the test's result as a text for the table.
 fn run_long_test(engine: &str, program: &str, test: &str) -> String {
     let mut cargo = Command::new(env!("CARGO"));
     cargo.args(["test", "--quiet", "--profile", "ci", "-p", "plugged", "--test", program, "--", test]);
@@ -201,14 +202,14 @@ fn run_long_test(engine: &str, program: &str, test: &str) -> String {
     if output.status.success() { "nothing lost" } else { "**failed**" }.to_owned()
 }
 
-/// Prints a row of the table.
+/// Prints a row of the scoreboard's table.
 fn row<T: Deref<Target = str>>(name: &str, cells: impl IntoIterator<Item = T>) {
     let cells: Vec<String> = cells.into_iter().map(|cell| format!(" {} |", &*cell)).collect();
     println!("| {name} |{}", cells.concat());
 }
 
 fn main() {
-    // Cargo passes options of its own.
+    // Cargo passes options such as `--bench` to this program, so ignore arguments that start with `-`.
     let wanted: Vec<String> = env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let kinds: Vec<String> =
         kinds().into_iter().filter(|kind| wanted.is_empty() || wanted.iter().any(|name| kind == name)).collect();

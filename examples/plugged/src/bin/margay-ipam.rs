@@ -1,4 +1,4 @@
-//! Both plugins with the plugged stores.
+//! Both CNI plugins of Margay, built with the plugged stores.
 
 use std::process::ExitCode;
 

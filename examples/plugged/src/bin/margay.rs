@@ -1,4 +1,4 @@
-//! The command `margay` with the plugged stores.
+//! The command `margay`, built with the plugged stores.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The program `torture` with the plugged stores.
+//! The program `torture`, built with the plugged stores.
 
 use std::process::ExitCode;
 

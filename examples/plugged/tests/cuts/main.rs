@@ -1,4 +1,4 @@
-//! Power cuts under the plugin and the daemon, on a plugged store.
+//! Cuts the power of a disk on which the plugin and the daemon use a plugged store.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 #[path = "../support/tested.rs"]

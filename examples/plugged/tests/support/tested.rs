@@ -1,5 +1,5 @@
-//! The programs under test: those of `examples/plugged`, under the names of Margay's own programs. `MARGAY_PLUGGED`
-//! names their store. The default is the first plugged store.
+//! The programs under test: the programs of `examples/plugged`, linked under the names of Margay's own programs.
+//! `MARGAY_PLUGGED` names the store on which the tests run. The default is the first plugged store.
 
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
@@ -9,12 +9,12 @@ use std::{env, fs};
 
 use driver::Drivers;
 
-/// The stores that the tests can run on, each with the file to which a commit is written, relative to the store's
-/// folder.
+/// The stores that the tests can run on. Each store has the path of the file to which a commit is written, relative to
+/// the store's folder.
 const PLUGGED: [(&str, &str); 4] =
     [("sqlite", "sqlite/db-wal"), ("fjall", "fjall/0.jnl"), ("sled", "sled/db"), ("redb", "db.redb")];
 
-/// The folder with the programs.
+/// The folder with the programs under test.
 static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("plugged");
     fs::create_dir_all(&folder).unwrap();
@@ -25,7 +25,7 @@ static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
         ("torture", env!("CARGO_BIN_EXE_plugged-torture")),
     ] {
         match symlink(program, folder.join(name)) {
-            // Other test programs create the links, too.
+            // Other test programs create links to the programs under test, too.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
             made => made.unwrap(),
         }
@@ -33,7 +33,8 @@ static PROGRAMS: LazyLock<PathBuf> = LazyLock::new(|| {
     folder
 });
 
-/// Sections of the book that cannot run with a plugged engine, with the reason. `*` is the whole page.
+/// Sections of the book that cannot run with a plugged engine, each with the reason. The section `*` stands for the
+/// whole page.
 pub(crate) const NOT_RUN: &[(&str, &str, &str)] = &[
     ("back-up-and-restore.md", "Move", "redb's store and sled's would be one"),
     ("beside-calico.md", "*", "its store is Calico's etcd, which Calico's network names"),
@@ -43,24 +44,24 @@ pub(crate) const NOT_RUN: &[(&str, &str, &str)] = &[
     ("secondary-networks.md", "*", "its store is Calico's etcd, which Calico's network names"),
 ];
 
-/// The folder of the book's pages.
+/// Returns the folder of the book's pages.
 pub(crate) fn docs() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs")
 }
 
-/// The store drivers that are compiled into the programs.
+/// The store drivers that are compiled into the programs under test.
 pub(crate) fn drivers() -> Drivers {
     plugged::drivers()
 }
 
-/// The name of the store under test, and the file to which a commit is written.
+/// Returns the name of the store under test, and the file to which a commit is written.
 pub(crate) fn plugged_store() -> (&'static str, &'static str) {
     let wanted = env::var("MARGAY_PLUGGED");
     let found = PLUGGED.into_iter().find(|(name, _)| wanted.as_ref().map_or(true, |wanted| wanted == name));
     found.unwrap_or_else(|| panic!("MARGAY_PLUGGED: no plugged store is called {wanted:?}"))
 }
 
-/// The engine that replaces sled and redb in the sessions of the book.
+/// Returns the engine that replaces sled and redb in the sessions of the book.
 pub(crate) fn instead() -> Option<&'static str> {
     Some(plugged_store().0)
 }
@@ -69,12 +70,12 @@ pub(crate) fn programs() -> PathBuf {
     PROGRAMS.clone()
 }
 
-/// Makes the helpers of `testkit` run these programs.
+/// Makes the helpers of `testkit` run the programs of `examples/plugged`.
 pub(crate) fn use_plugged() {
     testkit::programs::use_instead(testkit::programs::Programs { folder: programs, drivers });
 }
 
-/// The path of the operator's command, `margay`.
+/// Returns the path of the operator's command, `margay`.
 pub(crate) fn command() -> PathBuf {
     PROGRAMS.join("margay")
 }

@@ -1,5 +1,5 @@
-//! Connects to etcd and commits one transaction of two puts: the minimum cost of any program that changes a block and a
-//! handle there.
+//! Connects to etcd and commits one transaction of two puts. The program's cost is the minimum cost of any program that
+//! changes a block and a handle in etcd.
 //!
 //! Usage: floor-etcd URL NAME
 
@@ -7,7 +7,7 @@ use std::error::Error;
 
 use etcd_client::{Client, Txn, TxnOp};
 
-/// The sizes of the writes of an ADD beside 40 other containers: a block and a handle.
+/// Size in bytes of the block that an ADD writes beside 40 other containers.
 const BLOCK_BYTES: usize = 9_000;
 const HANDLE_BYTES: usize = 90;
 

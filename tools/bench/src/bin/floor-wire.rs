@@ -1,5 +1,5 @@
-//! Creates a veth pair between this network namespace and another, sets both ends up, and adds a route in the other:
-//! the minimum work of a main plugin, with one message to the kernel for each namespace.
+//! Creates a veth pair between this network namespace and another, sets both ends up, and adds a route in the other
+//! namespace. The program does the minimum work of a main plugin, with one message to the kernel for each namespace.
 //!
 //! Usage: floor-wire ADD|DEL NAMESPACE INTERFACE
 

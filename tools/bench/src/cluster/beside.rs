@@ -1,4 +1,4 @@
-//! Measures small puts of another client of etcd, alone and beside Margay's load.
+//! Measures small puts of another client of etcd, first alone and then beside the load that Margay causes.
 
 use std::future::Future;
 use std::path::Path;
@@ -21,18 +21,18 @@ use crate::findings::Findings;
 use crate::report::{Times, median};
 use crate::{Outcome, Programs};
 
-/// The duration of one measurement, and the number of rounds.
+/// The duration of one measurement.
 const LOOK: Duration = Duration::from_millis(2500);
 const ROUNDS: usize = 3;
-/// The value that the other client writes, and its pause between puts.
+/// The value that the other client writes.
 const VALUE: [u8; 256] = [b'v'; 256];
 const PAUSE: Duration = Duration::from_millis(2);
 const CALLERS: usize = 16;
-/// The number of hosts with a light load, and the pause between calls of each: about 100 ADDs per second in total.
+/// The number of hosts with a light load. Together the hosts make about 100 ADDs per second.
 const CALM: usize = 50;
 const CALM_PAUSE: Duration = Duration::from_millis(250);
 
-/// The load beside the other client.
+/// The load on etcd beside the other client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     None,
@@ -56,7 +56,7 @@ impl Load {
     }
 }
 
-/// The setup that all loads share.
+/// The hosts and programs that all loads share.
 struct Stage {
     ground: Ground,
     contender: Contender,
@@ -65,7 +65,7 @@ struct Stage {
     shapes: Arc<Vec<Shape>>,
 }
 
-/// Measures the puts of another process beside each load, in turns.
+/// Measures the puts of another process beside each load. The loads take turns.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let mut stage = runtime.block_on(async {
@@ -103,7 +103,8 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
 }
 
 impl Stage {
-    /// Returns the p50 and p90 of the other client in milliseconds, and the changes per second of the load.
+    /// Returns the p50 and p90 of the other client's puts in milliseconds, and the changes per second that the load
+    /// makes.
     async fn scan(&mut self, load: Load) -> Outcome<([f64; 2], f64)> {
         let over = Arc::new(AtomicBool::new(false));
         let (url, flag) = (self.ground.etcd.url(), Arc::clone(&over));
@@ -115,12 +116,12 @@ impl Stage {
         let begun = Instant::now();
         let changes = self.work(load, &over).await;
         let elapsed = begun.elapsed();
-        // Awaited even if the load failed, so that no process is left behind.
+        // Wait for the other client even if the load failed, so that no process is left running.
         let found = scan.await??;
         Ok((found, changes? as f64 / elapsed.as_secs_f64()))
     }
 
-    /// Runs the load until `over` and returns the number of changes.
+    /// Runs the load until `over` is set, and returns the number of changes.
     async fn work(&mut self, load: Load, over: &Arc<AtomicBool>) -> Outcome<usize> {
         match load {
             Load::None => {
@@ -147,9 +148,9 @@ impl Stage {
     }
 }
 
-/// Does one ADD and one DEL, with a pause after each.
+/// Runs ADD and DEL of one container, with a pause after each call.
 async fn churn(host: Host, pause: Duration) -> Result<usize, String> {
-    // Each host uses its own container, so no other host writes its handle.
+    // Each host uses its own container, so no other host writes the container's handle.
     let request = one_address(&host.name, 1 << 41 | pools::start_of(&host.name));
     host.ipam.assign(&request, soon()).await.map_err(|error| error.to_string())?;
     tokio::time::sleep(pause).await;
@@ -159,7 +160,7 @@ async fn churn(host: Host, pause: Duration) -> Result<usize, String> {
     Ok(2)
 }
 
-/// Repeats `work` on each host until `over`, and returns the number of changes.
+/// Repeats `work` on all hosts concurrently until `over` is set, and returns the number of changes.
 async fn together<F>(
     hosts: impl Iterator<Item = Host>,
     over: &Arc<AtomicBool>,
@@ -187,7 +188,7 @@ where
     Ok(changes)
 }
 
-/// Runs the plugin from many callers until `over`, and returns the number of changes.
+/// Runs the plugin from many concurrent callers until `over` is set, and returns the number of changes.
 fn call(contender: &Contender, over: &AtomicBool) -> Result<usize, String> {
     let one = |caller: usize| {
         let mut changes = 0;
@@ -205,7 +206,7 @@ fn call(contender: &Contender, over: &AtomicBool) -> Result<usize, String> {
     })
 }
 
-/// Runs this program as the other client and returns its measurements.
+/// Runs this program in another process as the other client, and returns the measurements of that process.
 fn other_process(url: &str) -> Outcome<[f64; 2]> {
     let output = Command::new(std::env::current_exe()?).args(["puts-of", url]).output()?;
     let text = String::from_utf8(output.stdout)?;
@@ -214,7 +215,7 @@ fn other_process(url: &str) -> Outcome<[f64; 2]> {
     numbers.first_chunk().copied().ok_or_else(|| format!("the other client failed: {said}").into())
 }
 
-/// Makes puts for a while, and prints p50 and p90 in milliseconds.
+/// Puts keys for the duration of one measurement, and prints the p50 and p90 of the puts in milliseconds.
 #[expect(clippy::print_stdout, reason = "read by the process that measures")]
 pub(crate) fn print_puts(url: &str) -> Outcome<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

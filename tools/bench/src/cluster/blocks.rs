@@ -1,4 +1,4 @@
-//! Compares block sizes: the first addresses of new hosts, on pools with blocks of different sizes.
+//! Compares block sizes: measures the first addresses of new hosts in pools with blocks of different sizes.
 
 use std::path::Path;
 
@@ -13,14 +13,14 @@ use crate::findings::{Findings, Line, Plot};
 use crate::report::median;
 use crate::{Outcome, Programs};
 
-/// The prefix lengths of the blocks.
+/// The prefix lengths of the compared blocks.
 const SIZES: [u8; 4] = [24, 26, 28, 30];
 const HOSTS: usize = 50;
-/// How many addresses each host assigns in a round.
+/// The number of addresses that each host assigns in a round.
 const EACH: usize = 64;
 const ROUNDS: usize = 2;
 
-/// An etcd with one block size, and the measurements on it.
+/// An etcd with one block size, and the measurements on this etcd.
 struct Stage {
     size: u8,
     ground: Ground,
@@ -30,7 +30,7 @@ struct Stage {
     received: u64,
 }
 
-/// Measures all sizes in turns.
+/// Measures all block sizes in turns.
 pub(crate) fn run(_: &Programs, folder: &Path) -> Outcome<Findings> {
     runtime()?.block_on(measure(folder))
 }
@@ -94,10 +94,10 @@ impl Stage {
         let names: Vec<String> = (0..HOSTS).map(|number| format!("round-{round}-host-{number}")).collect();
         self.ground.register(names.clone()).await?;
         let hosts: Vec<Host> = names.iter().map(|name| self.ground.host(name)).collect::<Outcome<_>>()?;
-        // Each round uses other container numbers, so that no two containers share one.
+        // Each round uses other container numbers, so that no two containers have the same id.
         let calls = round * EACH..(round + 1) * EACH;
         for host in &hosts {
-            // Connect before the measurement begins.
+            // Connect to etcd before the measurement begins.
             host.ipam.config(fill::soon()).await?;
             host.store.take();
         }

@@ -1,4 +1,4 @@
-//! Measures many concurrent callers on one node. Each call is a process.
+//! Measures many concurrent callers on one node. Each call is a process of its own.
 
 use std::path::Path;
 use std::thread;
@@ -12,9 +12,9 @@ use crate::report::{Times, median};
 use crate::serve::Daemon;
 use crate::{Outcome, Programs};
 
-/// How many callers run at once.
+/// The number of concurrent callers.
 pub(crate) const CALLERS: usize = 16;
-/// How many ADDs each caller makes in a round.
+/// The number of ADDs that each caller makes in a round.
 pub(crate) const EACH: usize = 30;
 const ROUNDS: usize = 10;
 const RESIDENTS: u64 = 40;
@@ -26,7 +26,7 @@ pub(crate) enum Verb {
     Del,
 }
 
-/// The measurements of one contender in all its rounds.
+/// The measurements of one contender in all rounds.
 #[derive(Debug, Default)]
 struct Tally {
     adds: Times,
@@ -34,7 +34,7 @@ struct Tally {
     del_rates: Vec<f64>,
 }
 
-/// Measures rates and latencies.
+/// Measures the rates and latencies of concurrent callers.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let ground = runtime.block_on(async {
@@ -90,7 +90,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// Runs all callers at once. Returns the time until the last is done, and the time of each call.
+/// Runs all callers concurrently. Returns the time until the last caller ends, and the duration of each call.
 pub(crate) fn at_once(contender: &Contender, verb: Verb, round: usize) -> Outcome<(Duration, Times)> {
     let begun = Instant::now();
     let calls = |caller: usize| {

@@ -1,4 +1,5 @@
-//! One caller: measures whole cold processes, one after another, beside a program that only connects and commits.
+//! Measures the calls of one caller as whole cold processes, one after another, beside a program that only connects to
+//! etcd and commits.
 
 use std::fs;
 use std::path::Path;
@@ -12,25 +13,25 @@ use crate::once::add_and_del;
 use crate::single::peak_kib;
 use crate::{Outcome, Programs};
 
-/// How many times each contender is measured.
+/// The number of measurements of each contender.
 const ROUNDS: u32 = 300;
-/// How many containers a node has before measuring begins.
+/// The number of containers on a node before measuring begins.
 const RESIDENTS: u64 = 40;
-/// The indexes of the contenders that others are compared with.
+/// The index of the floor program among the contenders.
 const FLOOR: usize = 1;
 const ONE_ADDRESS: usize = 2;
 const BOTH_FAMILIES: usize = 3;
 const COPY: usize = 5;
 const BASELINE: usize = 6;
 
-/// Runs each kind of call once, for a plugin that records what it executes.
+/// Runs each kind of plugin call once, for a plugin that records which code it executes.
 pub(crate) fn call(programs: &Programs, folder: &Path) -> Outcome<()> {
     let runtime = runtime()?;
     let ground = runtime.block_on(settled(folder))?;
     plugins(&ground, programs).iter().try_for_each(|contender| add_and_del(contender, 2))
 }
 
-/// An etcd with nodes, two of which have containers.
+/// Starts an etcd with registered nodes, two of which have containers.
 async fn settled(folder: &Path) -> Outcome<Ground> {
     let ground = Ground::start(folder).await?;
     ground.settle(["steady", "dual"].map(String::from), 0, &[RESIDENTS]).await?;
@@ -48,16 +49,16 @@ fn plugins(ground: &Ground, programs: &Programs) -> [Contender; 3] {
     ]
 }
 
-/// Measures ADD and DEL, memory and size.
+/// Measures ADD and DEL, the plugin's memory, and its size.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let ground = runtime.block_on(settled(folder))?;
     let mut contenders = vec![Contender::Empty { program: programs.floor_empty.clone() }, ground.floor(programs)];
     contenders.extend(plugins(&ground, programs));
     if let Some(baseline) = &programs.baseline {
-        // A file that runs once per turn finds less of itself in the processor's caches than a file that runs three
-        // times: a build that is measured as its own baseline takes 4 % longer. So the plugin is measured from a copy,
-        // too.
+        // A program file that runs once per turn finds less of itself in the processor's caches than a file that runs
+        // three times per turn. For example, a build that is measured as its own baseline takes 4 % longer. To compare
+        // fairly, the plugin is measured from a copy of its file, too.
         let copy = folder.join("margay-ipam-again");
         fs::copy(&programs.plugin, &copy)?;
         contenders.extend([
@@ -65,7 +66,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
             contenders[ONE_ADDRESS].with_plugin("the baseline", baseline),
         ]);
     }
-    // A warm-up run of each contender, except the newcomer, whose first run is the measured one.
+    // Warm up each contender with one run, except the newcomer, whose first run is the measured one.
     for contender in contenders.iter().filter(|contender| !contender.is_per_container()) {
         contender.add("warm")?;
         contender.del("warm")?;

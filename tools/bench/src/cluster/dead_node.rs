@@ -1,5 +1,5 @@
-//! Measures the documents that a dead node leaves and the cost of freeing its addresses: with the operator's command
-//! for a node that does not return, and with the node's own gc for one that does.
+//! Measures the documents that a dead node leaves and the cost of freeing its addresses. A node that does not return is
+//! freed with the operator's command, and a node that returns with its own gc.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -21,22 +21,22 @@ use crate::report::Times;
 use crate::{Outcome, Programs};
 
 const NODES: u32 = 1_000;
-/// The addresses in use in each block of a node.
+/// The number of addresses in use in each block of a node.
 const USED: [u64; BLOCKS as usize] = [64, 36];
 const BLOCKS: u32 = 2;
-/// How many nodes are freed in each way.
+/// The number of dead nodes that are freed in each way.
 const DEAD: u32 = 5;
 
-/// The measurements of one step, over all nodes.
+/// The measurements of one step, over all dead nodes.
 #[derive(Default)]
 struct Step {
     times: Times,
-    /// `None` for a command, whose requests are not counted.
+    /// The number of requests to etcd. `None` for a command, whose requests are not counted.
     requests: Option<u64>,
     left: Left,
 }
 
-/// The documents and addresses that a node still has.
+/// The documents and addresses of a node that are still in the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Left {
     addresses: usize,
@@ -44,7 +44,7 @@ struct Left {
     blocks: usize,
 }
 
-/// Measures both ways.
+/// Measures both ways to free the addresses of a dead node.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     runtime()?.block_on(measure(programs, folder))
 }
@@ -141,13 +141,13 @@ fn expect(left: Left, expected: Left) -> Outcome<()> {
     if left == expected { Ok(()) } else { Err(format!("{left:?} is left instead of {expected:?}").into()) }
 }
 
-/// The evidence on a machine that has just rebooted: no attachment is live.
+/// Returns the evidence on a machine that has just rebooted: no attachment is live.
 fn rebooted() -> Evidence {
     let (up, live) = (Duration::from_secs(60), BTreeSet::new());
     Evidence { boot: "feedbeef".into(), up, live, namespaces: None, within: None }
 }
 
-/// The numbers of a node's blocks.
+/// Returns the numbers of a node's blocks.
 fn blocks_of(number: u32) -> impl Iterator<Item = u32> {
     number * BLOCKS..(number + 1) * BLOCKS
 }

@@ -1,4 +1,4 @@
-//! An etcd with pools, nodes and addresses in use, written directly as documents of the model.
+//! Sets up an etcd with pools, nodes and addresses in use, written directly as documents of the model.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -25,19 +25,20 @@ use crate::fill::{self, NETWORK, soon};
 use crate::{Outcome, Programs};
 use testkit::server::Etcd;
 
-/// The pools: the largest private IPv4 network, and an IPv6 network large enough for any test.
+/// The pool from which hosts allocate: the largest private IPv4 network.
 const POOL: &str = "10.0.0.0/8";
 const POOL_V6: &str = "fd00:10::/64";
-/// Maximum puts in one transaction (etcd's limit), and maximum bytes (a third of etcd's request size).
+/// Maximum number of puts in one transaction (etcd's limit), and maximum size in bytes (a third of etcd's request
+/// size).
 const MOST_WRITES: usize = 128;
 const MOST_BYTES: usize = 500_000;
-/// How many transactions run concurrently while the store is filled.
+/// The number of concurrent transactions while the store is filled.
 const FILLERS: usize = 8;
 
-/// Keys and values to write.
+/// Keys and values of the documents to write.
 pub(super) type Documents = Vec<(Key, Value)>;
 
-/// An allocator with its own connection, whose requests and bytes are counted.
+/// An allocator with its own connection to etcd. The connection's requests and bytes are counted.
 #[derive(Clone, Debug)]
 pub(super) struct Host {
     pub(super) name: String,
@@ -45,7 +46,7 @@ pub(super) struct Host {
     pub(super) store: CountingStore<EtcdStore>,
 }
 
-/// In-memory replacement of the plugin's hint file: the blocks used last, by node.
+/// The most recently used blocks of each node, in memory instead of the plugin's hint file.
 #[derive(Debug, Default)]
 struct Remembered(Mutex<HashMap<String, Vec<IpNet>>>);
 
@@ -64,7 +65,7 @@ impl Hints for Remembered {
 /// The folder for the plugin's files that need not survive a reboot.
 const RUN: &str = "/run/margay";
 
-/// Mounts a tmpfs on [`RUN`] if it is on disk, because hosts normally have `/run` in memory.
+/// A tmpfs mounted on [`RUN`] if [`RUN`] is on disk, because hosts normally have `/run` in memory.
 #[derive(Debug)]
 struct Run {
     mounted: bool,
@@ -84,13 +85,13 @@ impl Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if self.mounted {
-            // Detached, because a call that has not ended may still have a file open there.
+            // The unmount is detached, because a call that has not ended may still have a file open under `/run`.
             let _ = umount2(RUN, MntFlags::MNT_DETACH);
         }
     }
 }
 
-/// An etcd for one measurement.
+/// An etcd server for one measurement.
 #[derive(Debug)]
 pub(super) struct Ground {
     pub(super) etcd: Etcd,
@@ -99,7 +100,7 @@ pub(super) struct Ground {
 }
 
 impl Ground {
-    /// Starts an etcd without pools. `folder` is for files of hosts.
+    /// Starts an etcd without pools. The files of hosts are in `folder`.
     pub(super) fn empty(folder: &Path) -> Outcome<Self> {
         Ok(Self { etcd: Etcd::start()?, folder: folder.to_owned(), _run: Run::in_memory()? })
     }
@@ -116,7 +117,7 @@ impl Ground {
         Ok(self.host("setup")?.ipam.create_pool(&pool, None, soon()).await?)
     }
 
-    /// An allocator like the plugin's, except for its files: hints are kept in memory and pending commits are not
+    /// Creates an allocator like the plugin's, except that hints are kept in memory and pending commits are not
     /// recorded. Each host has its own connection.
     pub(super) fn host(&self, name: &str) -> Outcome<Host> {
         let store = CountingStore::new(EtcdStore::open(&Options::new([self.etcd.url()]))?);
@@ -160,8 +161,9 @@ impl Ground {
         self.write(nodes?).await
     }
 
-    /// Registers nodes with blocks of 64 addresses: one block per entry of `used`, which is the number of its addresses
-    /// in use. Nodes take consecutive blocks of the IPv4 pool, starting at block number `skip`.
+    /// Registers nodes with blocks of 64 addresses. Each node gets one block per entry of `used`, and the entry is the
+    /// number of the block's addresses in use. The nodes take consecutive blocks of the IPv4 pool, starting at block
+    /// number `skip`.
     pub(super) async fn settle(&self, names: impl IntoIterator<Item = String>, skip: u32, used: &[u64]) -> Outcome<()> {
         let mut documents = Documents::new();
         let mut next = skip;
@@ -172,7 +174,7 @@ impl Ground {
                 documents.extend(fill::block_of(&name, nth_block(next)?, first..first + used)?);
                 next += 1;
             }
-            // Unwritten documents stay in memory, so write them in parts.
+            // Documents stay in memory until they are written, so write them in parts.
             if documents.len() > 20_000 {
                 self.write(std::mem::take(&mut documents)).await?;
             }
@@ -180,7 +182,8 @@ impl Ground {
         self.write(documents).await
     }
 
-    /// The plugin as a node of a Calico network. [`PER_CONTAINER`] in the node's name becomes each container's id.
+    /// Returns the plugin as a node of a Calico network. [`PER_CONTAINER`] in the node's name becomes each container's
+    /// id.
     pub(super) fn contender(
         &self,
         programs: &Programs,
@@ -197,12 +200,13 @@ impl Ground {
         Contender::Plugin { name, program: programs.plugin.clone(), netconf }
     }
 
-    /// The plugin with a new node for each container.
+    /// Returns the plugin with a new node for each container.
     pub(super) fn newcomer(&self, programs: &Programs, name: &'static str) -> Contender {
         self.contender(programs, name, &format!("new-{PER_CONTAINER}"), Families::V4)
     }
 
-    /// A minimal program that connects to this etcd and commits about as much, built and linked like the plugin.
+    /// Returns a minimal program that connects to this etcd and commits about as much as the plugin. The program is
+    /// built and linked like the plugin.
     pub(super) fn floor(&self, programs: &Programs) -> Contender {
         let name = "the floor: connect, commit two keys";
         Contender::Etcd { name, program: programs.floor_etcd.clone(), url: self.etcd.url() }
@@ -216,13 +220,13 @@ pub(super) enum Families {
     Both,
 }
 
-/// The block of 64 addresses with this number in the default IPv4 pool.
+/// Returns the block of 64 addresses with this number in the default IPv4 pool.
 pub(super) fn nth_block(number: u32) -> Outcome<IpNet> {
     let first = u32::from(Ipv4Addr::new(10, 0, 0, 0)) + 64 * number;
     Ok(IpNet::new(IpAddr::V4(Ipv4Addr::from(first)), 26)?)
 }
 
-/// A node's document.
+/// Returns the key and the document of a node.
 pub(super) fn node(name: &str) -> Outcome<(Key, Value)> {
     let node = Node::new(name, Labels::new(), "6f0c2f6e-3f44-4b8e-9e53-0a2f4a9d7c11", OffsetDateTime::now_utc());
     Ok((keys::resource(ResourceKind::Node, name), node.encode()?))

@@ -1,7 +1,6 @@
-//! Measures Margay on etcd beside a bare client of that etcd: whole processes, many callers, many hosts, and a full
-//! store.
+//! Measures Margay on etcd beside a bare client of etcd: whole processes, many callers, many hosts, and a full store.
 //!
-//! Each part starts its own etcd, with fsync, and measures the contenders in turns.
+//! Each part of the measurements starts its own etcd, with fsync, and measures the contenders in turns.
 
 mod beside;
 mod blocks;
@@ -25,10 +24,10 @@ use crate::{Outcome, Programs};
 pub(crate) use beside::print_puts;
 pub(crate) use cold::call as call_on_etcd;
 
-/// One part of the measurements. Prints its tables and returns them.
+/// A function for one part of the measurements. The function prints its tables and returns them.
 pub(crate) type Part = fn(&Programs, &Path) -> Outcome<Findings>;
 
-/// All parts by name.
+/// All parts of the measurements by name.
 pub(crate) const PARTS: [(&str, Part); 9] = [
     ("cold", cold::run),
     ("callers", callers::run),
@@ -41,12 +40,13 @@ pub(crate) const PARTS: [(&str, Part); 9] = [
     ("wire", wire::run),
 ];
 
-/// A runtime with few threads: real hosts have their own processors, but simulated hosts share this machine with etcd.
+/// Creates a runtime with few threads. Real hosts have their own processors, but simulated hosts share this machine
+/// with etcd.
 fn runtime() -> Outcome<Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }
 
-/// Formats milliseconds for a table.
+/// Formats a number of milliseconds for a table.
 fn ms(value: f64) -> String {
     if value < 100.0 { format!("{value:.2}") } else { format!("{value:.0}") }
 }

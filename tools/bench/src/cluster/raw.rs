@@ -10,7 +10,7 @@ use kv::{Op, Range, RangeRequest, RangeResponse, Revision, Store, Target, TxnRes
 
 use crate::Outcome;
 
-/// The key of all guards on documents that never change, such as pools and settings.
+/// The key that all guards on never-changing documents compare, such as guards on pools and settings.
 const SHARED: &str = "raw/shared/document";
 
 /// A store that keeps a copy of each commit.
@@ -25,7 +25,7 @@ impl Recorder {
         Self { inner, commits: Arc::default() }
     }
 
-    /// Returns the commits since the last call.
+    /// Returns the commits that were recorded since the last call of this function.
     pub(super) fn take(&self) -> Vec<Shape> {
         let commits = std::mem::take(&mut *self.commits.lock().unwrap_or_else(PoisonError::into_inner));
         commits.iter().map(Shape::of).collect()
@@ -54,21 +54,21 @@ impl Store for Recorder {
     }
 }
 
-/// The value of one key.
+/// The size of a value that a commit puts, and whether the put creates its key.
 #[derive(Clone, Copy, Debug)]
 struct Put {
     bytes: usize,
-    /// True if the key is created and must not exist before.
+    /// True if the commit creates the key, so that the key must not exist before.
     is_new: bool,
 }
 
-/// The sizes of the writes of a commit, and the number of its guards.
+/// The sizes of the values that a commit writes, and the number of the commit's guards.
 #[derive(Clone, Debug)]
 pub(super) struct Shape {
     puts: Vec<Put>,
-    /// Number of guards on single keys that are not written.
+    /// Number of guards on single keys that the commit does not write.
     keys: usize,
-    /// Number of guards on ranges.
+    /// Number of guards on ranges of keys.
     ranges: usize,
 }
 
@@ -87,31 +87,31 @@ impl Shape {
         Self { puts, keys: txn.compares.len().saturating_sub(guarded_writes + ranges), ranges }
     }
 
-    /// The bytes of all values.
+    /// Returns the total size in bytes of all values in the commit.
     pub(super) fn bytes(&self) -> usize {
         self.puts.iter().map(|put| put.bytes).sum()
     }
 
-    /// A description for the report.
+    /// Returns a description of the commit for the report.
     pub(super) fn reported(&self) -> String {
         let guards = self.puts.len() + self.keys + self.ranges;
         format!("{} puts, {guards} guards, {} bytes of values", self.puts.len(), self.bytes())
     }
 }
 
-/// A bare client with keys of its own.
+/// A bare client that writes its own keys.
 #[derive(Clone)]
 pub(super) struct Bare {
     client: Client,
     name: String,
-    /// The revision at which each of its lasting keys was last written.
+    /// The revision at which each of the client's lasting keys was last written.
     written: Vec<i64>,
     shared: i64,
     made: u64,
 }
 
 impl Bare {
-    /// Creates a client. `Self::prepare` must have run.
+    /// Creates a client. The document of [`Self::prepare`] must exist.
     pub(super) async fn connect(client: Client, name: String) -> Outcome<Self> {
         let mut client = client;
         let found = client.get(SHARED, None).await?;
@@ -119,13 +119,13 @@ impl Bare {
         Ok(Self { client, name, written: Vec::new(), shared, made: 0 })
     }
 
-    /// Writes the document that all clients guard.
+    /// Writes the document that all clients guard in their commits.
     pub(super) async fn prepare(client: &mut Client) -> Outcome<()> {
         client.put(SHARED, vec![b'x'; 400], Some(PutOptions::new())).await?;
         Ok(())
     }
 
-    /// Makes one commit of this shape. Fails if a guard does not hold.
+    /// Makes one commit of the given shape. Fails if a guard does not hold.
     pub(super) async fn commit(&mut self, shape: &Shape) -> Outcome<()> {
         let (mut compares, mut puts, mut lasting) = (Vec::new(), Vec::new(), 0);
         for put in &shape.puts {

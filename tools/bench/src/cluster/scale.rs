@@ -1,4 +1,5 @@
-//! Measures the cost of a full store: equal work on etcds with few and with many nodes, filled through the model.
+//! Measures the cost of a full store: runs equal work on etcds with few and with many nodes. The etcds are filled with
+//! documents of the model.
 
 use std::path::Path;
 
@@ -11,15 +12,15 @@ use crate::report::median;
 use crate::{Outcome, Programs};
 
 const NODES: [u32; 3] = [10, 1_000, 5_000];
-/// The addresses in use in each block of a node.
+/// The number of addresses in use in each block of a node.
 const USED: [u64; 2] = [64, 36];
-/// How many times each contender is measured.
+/// The number of measurements of each contender.
 const ROUNDS: u32 = 200;
-/// The number of concurrent hosts, and the number of rounds.
+/// The number of concurrent hosts.
 const HOSTS: usize = 10;
 const HOST_ROUNDS: usize = 8;
 
-/// Measures all etcds in turns.
+/// Measures the etcds of all sizes in turns.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let runtime = runtime()?;
     let mut grounds = Vec::new();

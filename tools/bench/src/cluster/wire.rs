@@ -1,5 +1,5 @@
-//! Measures the main plugin: whole cold processes that set up a container's interface, beside Debian's ptp with
-//! host-local and beside a bare veth pair made with netlink.
+//! Measures the main plugin: whole cold processes that set up a container's interface. The contenders are Debian's ptp
+//! with host-local, and a bare veth pair made with netlink.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -22,28 +22,28 @@ use crate::serve::Daemon;
 use crate::single::peak_of;
 use crate::{Outcome, Programs};
 
-/// How many times each contender is measured.
+/// The number of measurements of each contender.
 const ROUNDS: u32 = 100;
-/// How many containers hold an address before measuring begins.
+/// The number of containers that hold an address before measuring begins.
 const RESIDENTS: u32 = 40;
 /// The number of calls over which the requests to etcd are counted.
 const COUNTED: u32 = 20;
-/// The number of concurrent callers, the containers of each, and the number of rounds.
+/// The number of concurrent callers.
 const CALLERS: usize = 16;
 const EACH: usize = 10;
 const CROWDS: usize = 5;
-/// The network of the pools.
+/// The network of the address pools.
 const POOL: &str = "10.0.0.0/12";
-/// The kernel setting that ptp turns on.
+/// The file of the kernel setting that ptp turns on.
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 const CLUSTER_INFORMATION: &str = r#"{"kind":"ClusterInformation","apiVersion":"projectcalico.org/v3","metadata":{"name":"default","uid":"0b8f3bb8-6a1d-4d0c-9f0f-2b7d0c2b7c11","creationTimestamp":"2026-01-01T00:00:00Z"},"spec":{"clusterGUID":"b1b1b1b1","datastoreReady":true}}"#;
 
-/// A main plugin with its network, or the floor program.
+/// A main plugin with its network configuration, or the floor program.
 #[derive(Clone, Debug)]
 struct Wirer {
     name: &'static str,
     program: PathBuf,
-    /// The configuration of the network. Empty for the floor program.
+    /// The network configuration of the plugin; empty for the floor program.
     netconf: String,
     cni_path: PathBuf,
 }
@@ -67,7 +67,7 @@ impl Wirer {
     }
 }
 
-/// Network namespaces for containers. Dropping this removes them.
+/// Network namespaces for containers. Dropping this value removes the namespaces.
 struct Namespaces(Vec<String>);
 
 impl Namespaces {
@@ -95,7 +95,7 @@ fn ip(arguments: &[&str]) -> Command {
     command
 }
 
-/// The previous value of the IPv4 forwarding setting, which is restored on drop.
+/// The previous value of the IPv4 forwarding setting. Dropping this value restores the setting.
 struct Forwarding(Option<String>);
 
 impl Forwarding {
@@ -112,7 +112,7 @@ impl Drop for Forwarding {
     }
 }
 
-/// Measures ADD and DEL of one and of many callers, requests, memory and size.
+/// Measures ADD and DEL of one and of many callers, the requests to etcd, and the plugin's memory and size.
 pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     let _forwarding = Forwarding::remember();
     let folder = folder.join("wire");
@@ -147,7 +147,7 @@ pub(crate) fn run(programs: &Programs, folder: &Path) -> Outcome<Findings> {
     Ok(findings)
 }
 
-/// The indexes of the contenders.
+/// The index of ptp among the contenders.
 const PTP: usize = 1;
 const ETCD: usize = 2;
 const REDB: usize = 3;
@@ -169,7 +169,7 @@ fn etcd_wirer(ground: &Ground, bin: &Path, folder: &Path) -> Wirer {
     Wirer { name: "margay-cni on etcd", program: bin.join("calico"), netconf, cni_path: bin.to_owned() }
 }
 
-/// The plugin on an embedded store in which [`RESIDENTS`] containers hold an address.
+/// Creates the plugin with an embedded store in which [`RESIDENTS`] containers hold an address.
 fn embedded(programs: &Programs, folder: &Path, bin: &Path, engine: &str, name: &'static str) -> Outcome<Wirer> {
     fs::create_dir_all(folder)?;
     let store = folder.join(engine);
@@ -188,7 +188,7 @@ fn embedded(programs: &Programs, folder: &Path, bin: &Path, engine: &str, name: 
     Ok(Wirer { name, program: bin.join("calico"), netconf, cni_path: bin.to_owned() })
 }
 
-/// Debian's ptp with Debian's host-local.
+/// Creates the contender that runs Debian's ptp with Debian's host-local.
 fn ptp(programs: &Programs, folder: &Path) -> Wirer {
     let cni_path = programs.host_local.parent().unwrap_or(Path::new("/usr/lib/cni")).to_owned();
     let netconf = format!(
@@ -205,14 +205,15 @@ fn one_caller(contenders: &[Wirer], findings: &mut Findings) -> Outcome<()> {
     let mut dels = adds.clone();
     for round in 0..ROUNDS as usize + 2 {
         for turn in 0..contenders.len() {
-            // Every other round runs backwards, so that no contender always follows the same one.
+            // Every second round runs the contenders in reverse order, so that no contender always follows the same
+            // one.
             let turn = if round.is_multiple_of(2) { turn } else { contenders.len() - 1 - turn };
             let who = (turn + round) % contenders.len();
             let (contender, netns) = (&contenders[who], &namespaces.0[who]);
             let id = format!("c{round}");
             let add = contender.call("ADD", &id, netns)?;
             let del = contender.call("DEL", &id, netns)?;
-            // The first rounds only warm up.
+            // The first two rounds are warm-up rounds and are not measured.
             if round >= 2 {
                 adds[who].push(add);
                 dels[who].push(del);
@@ -268,7 +269,7 @@ fn requests(ground: &Ground, wirer: &Wirer, findings: &mut Findings) -> Outcome<
     Ok(())
 }
 
-/// Reads from etcd's metrics how many requests for keys it has started to serve.
+/// Reads from etcd's metrics how many requests for keys etcd has started to serve.
 fn served_requests(address: std::net::SocketAddr) -> Outcome<f64> {
     let mut stream = TcpStream::connect(address)?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;
@@ -325,7 +326,7 @@ fn many_callers(contenders: &[Wirer], findings: &mut Findings) -> Outcome<()> {
     Ok(())
 }
 
-/// The peak memory of an ADD, in KiB.
+/// Returns the peak memory of an ADD, in KiB.
 fn peak(wirer: &Wirer) -> Outcome<f64> {
     let namespaces = Namespaces::make(["margay-bench-peak".to_owned()])?;
     let netns = format!("/run/netns/{}", namespaces.0[0]);

@@ -13,7 +13,7 @@ pub fn cni_args(data: &[u8]) {
     }
 }
 
-/// The expected values, or `None` if the text must be refused.
+/// Returns the values that the parser must return, or `None` if the parser must refuse the text.
 fn expected(text: &str) -> Option<ParsedArgs> {
     let mut said = ParsedArgs::default();
     if text.is_empty() {

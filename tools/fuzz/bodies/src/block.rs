@@ -1,4 +1,5 @@
-//! Blocks: a decoded block encodes and decodes to an equal block, and stays consistent under every operation.
+//! Checks that a decoded block encodes and decodes to an equal block, and that a block stays consistent under every
+//! operation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,11 +12,11 @@ use kv::Key;
 use serde_json::Value;
 use time::{Duration, OffsetDateTime};
 
-/// Upper bound of the number of bytes that choose operations.
+/// Maximum number of input bytes that choose operations on the block.
 const STEPS: usize = 24;
 
-/// Runs the target `block_json`. If the input does not start with `{`, its first byte is the number of bytes of
-/// operations that follow. The rest is the JSON of a block.
+/// Runs the target `block_json`. An input that does not start with `{` starts with a byte that gives the number of
+/// operation bytes, followed by the operation bytes. The rest of the input is the JSON of a block.
 pub fn block_json(data: &[u8]) {
     let (work, text) = match data.split_first() {
         Some((count, rest)) if *count != b'{' => rest.split_at((usize::from(*count) % STEPS).min(rest.len())),
@@ -30,7 +31,7 @@ pub fn block_json(data: &[u8]) {
     }
 }
 
-/// The key of the block that the text seems to contain.
+/// Returns the key of the block that the text seems to contain.
 fn key_of(text: &[u8]) -> Key {
     let json: Value = serde_json::from_slice(text).unwrap_or_default();
     let cidr = json["cidr"].as_str().and_then(|text| text.parse::<IpNet>().ok());

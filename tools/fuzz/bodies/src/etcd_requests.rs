@@ -1,4 +1,4 @@
-//! Requests of etcd's API, as the server decodes and answers them.
+//! Checks requests of etcd's API, as the server decodes and answers them.
 
 use std::sync::Arc;
 
@@ -12,11 +12,11 @@ use prost::Message;
 use testkit::backing::Memory;
 use tonic::Request;
 
-/// Maximum number of requests in one input. More requests find nothing new.
+/// Maximum number of requests in one input. More requests would not find more faults.
 const MOST: usize = 32;
 
 /// Runs the target `etcd_requests`. The input is a sequence of requests: a byte for the method, a byte for the length,
-/// and the message. Each request is answered or refused, and the store must be intact in the end.
+/// and the message. Each request must be answered or refused, and the store must be intact in the end.
 pub fn etcd_requests(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     runtime.block_on(async {
@@ -37,9 +37,9 @@ pub fn etcd_requests(data: &[u8]) {
     });
 }
 
-/// Makes a call if the message can be decoded.
+/// Calls a method of the API if the message can be decoded.
 async fn call(api: &Api, method: u8, message: &[u8]) {
-    /// Ignores the answer, because a refusal is as good as any other.
+    /// Calls one method of the API. The answer is ignored, because a refusal is as good as any other answer.
     macro_rules! call {
         ($request:ty, $service:ident :: $method:ident) => {
             if let Ok(request) = <$request>::decode(message) {

@@ -1,4 +1,4 @@
-//! Bytes on the private socket, as both ends read them.
+//! Checks bytes on the daemon's private socket, as the client and the daemon read them.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -31,7 +31,7 @@ fn look(frame: &Frame) {
     }
 }
 
-/// Checks that a body that can be decoded encodes and decodes to an equal value.
+/// Checks that a frame's body, if the body can be decoded, encodes and decodes to an equal value.
 fn same<T: Serialize + DeserializeOwned>(frame: &Frame) {
     let Ok(body) = frame.decode::<T>() else { return };
     let written = Frame::new(frame.kind, &body).unwrap();

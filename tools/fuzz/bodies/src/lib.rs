@@ -1,8 +1,8 @@
-//! The fuzz targets, each as a function of one input.
+//! Contains the fuzz targets, each as a function of one input.
 //!
-//! A target accepts any bytes, and panics if the code under test does something wrong. The programs of cargo-fuzz, one
-//! folder above, run the targets on generated inputs. `tests/seeds.rs` runs them on `tools/fuzz/seeds`, so that every
-//! target stays working.
+//! A target accepts any bytes, and panics if the code under test does something wrong. The programs of cargo-fuzz, in
+//! the parent folder, run the targets on generated inputs. To keep every target working, `tests/seeds.rs` runs the
+//! targets on the inputs in `tools/fuzz/seeds`.
 
 #![allow(clippy::unwrap_used, reason = "a fuzz target reports errors by panicking")]
 
@@ -31,16 +31,16 @@ pub use rows::{damaged_rows, row_codec};
 pub use selector::selector;
 pub use txns::txn_check;
 
-/// A fuzz target: a name and a function.
+/// A fuzz target: a name and a function of one input.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// The name of the target's program and of its folder of seeds.
+    /// The name of the target's program and of the folder with the target's seeds.
     pub name: &'static str,
-    /// Runs the target on an input.
+    /// The function that runs the target on an input.
     pub run: fn(&[u8]),
 }
 
-/// All targets.
+/// All fuzz targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "key_ranges", run: key_ranges },
     Target { name: "txn_check", run: txn_check },

@@ -1,4 +1,4 @@
-//! Network configurations, run through the whole plugin except the store.
+//! Runs network configurations through the whole plugin except the store.
 
 use std::net::IpAddr;
 
@@ -10,8 +10,8 @@ use ipnet::IpNet;
 use serde_json::Value;
 use time::OffsetDateTime;
 
-/// Runs the target `netconf` on the plugin's standard input. A first byte other than `{` chooses the verb and the name
-/// under which the plugin runs.
+/// Runs the target `netconf` on the plugin's standard input. A first byte other than `{` chooses the CNI verb and the
+/// plugin's program name.
 pub fn netconf(data: &[u8]) {
     let (choice, text) = match data {
         [choice, text @ ..] if *choice != b'{' => (*choice, text),

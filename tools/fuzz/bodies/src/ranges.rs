@@ -8,7 +8,7 @@ use kv_mvcc::MemoryTable;
 
 use crate::store::{block_on, open};
 
-/// Bytes at the limits of their range. With few different bytes, keys are often close to each other.
+/// Bytes at the limits of their range. Keys of few different bytes are often close to each other.
 const BYTES: [u8; 5] = [0, 1, b'a', 0xfe, 0xff];
 
 /// Runs the target `key_ranges` on an input.
@@ -16,7 +16,7 @@ pub fn key_ranges(data: &[u8]) {
     let mut input = Unstructured::new(data);
     let keys = (0..6).map(|_| key(&mut input)).collect::<Result<Vec<_>>>();
     let ranges = (0..4).map(|_| range(&mut input)).collect::<Result<Vec<_>>>();
-    // A short input is padded with zeros, so nothing fails.
+    // An input that is too short is padded with zeros, so decoding the input never fails.
     let (keys, ranges) = (keys.unwrap(), ranges.unwrap());
     for key in &keys {
         check_neighbours(key, &keys);
@@ -43,7 +43,7 @@ pub(crate) fn range(input: &mut Unstructured<'_>) -> Result<Range> {
     })
 }
 
-/// True if a range contains a key, compared byte by byte.
+/// True if a range contains a key. The keys are compared byte by byte.
 fn says(range: &Range, key: &[u8]) -> bool {
     let not_before = |from: &Key| !precedes(key, from.as_bytes());
     match range {
@@ -55,7 +55,7 @@ fn says(range: &Range, key: &[u8]) -> bool {
     }
 }
 
-/// True if `a` is before `b` in the order of unsigned bytes, with a proper prefix first.
+/// True if `a` sorts before `b` in the order of unsigned bytes. A proper prefix sorts first.
 fn precedes(a: &[u8], b: &[u8]) -> bool {
     for (place, other) in b.iter().enumerate() {
         match a.get(place) {
@@ -95,7 +95,7 @@ fn check_range(range: &Range, keys: &[Key]) {
     assert_eq!(range.is_empty(), !says(range, from.as_bytes()), "{range} and its start");
 }
 
-/// Checks that a store reads and deletes the keys in the ranges, at the current and at past revisions.
+/// Checks that a store reads and deletes exactly the keys in the ranges, at the current and at past revisions.
 fn check_store(keys: &[Key], ranges: &[Range]) {
     let store = open(Box::new(MemoryTable::new())).unwrap();
     block_on(async {

@@ -3,8 +3,8 @@
 use ipam_core::model::Labels;
 use ipam_core::selector::{MAX_SELECTOR_BYTES, Selector};
 
-/// Runs the target `selector`. The input is the selector's text and, after a line feed, which no selector contains,
-/// labels as `key=value`, one per line.
+/// Runs the target `selector`. The input is the selector's text, a line feed, and labels as `key=value`, one per line.
+/// No selector contains a line feed.
 pub fn selector(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (text, labels) = text.split_once('\n').unwrap_or((&text, ""));
@@ -23,14 +23,14 @@ pub fn selector(data: &[u8]) {
         }
     };
     let shown = selector.to_string();
-    // The displayed text adds spaces that a long text may not contain, and may then be too long.
+    // Displaying a selector adds spaces that a long text may lack, so the displayed text can exceed the maximum length.
     if shown.len() <= MAX_SELECTOR_BYTES {
         assert_eq!(shown.parse(), Ok(selector.clone()), "{text} is shown as {shown}");
     }
     let matches = selector.matches(&labels);
     let combined = |text: String| text.parse::<Selector>().map(|selector| selector.matches(&labels));
     if !text.trim_matches([' ', '\t']).is_empty() {
-        // These can only fail because they are too long or too deep.
+        // The combined selectors can only fail because they are too long or too deep.
         assert_ne!(combined(format!("!({text})")), Ok(matches), "{text}");
         assert!(combined(format!("({text}) || all()")).is_ok_and(|all| all) || text.len() > 90, "{text}");
         assert_ne!(combined(format!("({text}) && all()")), Ok(!matches), "{text}");
@@ -38,7 +38,7 @@ pub fn selector(data: &[u8]) {
     assert_eq!(selector.uses_global(), shown_global(&shown), "{shown}");
 }
 
-/// True if `global()` occurs outside of quotes.
+/// True if the displayed selector contains `global()` outside of quotes.
 fn shown_global(shown: &str) -> bool {
     let (mut rest, mut outside) = (shown, String::new());
     while let Some(start) = rest.find(['\'', '"']) {

@@ -1,4 +1,4 @@
-//! Stores for the targets.
+//! Opens stores for the fuzz targets.
 
 use std::future::Future;
 use std::time::{Duration, UNIX_EPOCH};
@@ -9,7 +9,8 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
-/// Opens a store that works on the calling thread with a fixed clock, so that every run of an input is alike.
+/// Opens a store that works on the calling thread with a fixed clock, so that every run of an input gives the same
+/// result.
 pub(crate) fn open(table: Box<dyn Table>) -> kv::Result<MvccStore> {
     let clock = Clock::new(|| UNIX_EPOCH + Duration::from_secs(1_767_225_600));
     let retention = Retention { revisions: Some(50), ..Retention::default() };

@@ -45,7 +45,7 @@ fn txn(input: &mut Unstructured<'_>) -> Result<Txn> {
     Ok(Txn::new().with_compares(compares).with_success(success).with_failure(failure))
 }
 
-/// Generates a few items. Sometimes an item is repeated to about the maximum number.
+/// Generates a list of a few items. Sometimes one item is repeated up to about the maximum number of items.
 fn many<T: Clone>(input: &mut Unstructured<'_>, one: fn(&mut Unstructured<'_>) -> Result<T>) -> Result<Vec<T>> {
     let mut all = Vec::new();
     for _ in 0..input.int_in_range(0..=4)? {
@@ -56,7 +56,7 @@ fn many<T: Clone>(input: &mut Unstructured<'_>, one: fn(&mut Unstructured<'_>) -
     Ok(all)
 }
 
-/// Generates a key. Sometimes the key has about the maximum length.
+/// Generates a key. Some keys have about the maximum length.
 fn any_key(input: &mut Unstructured<'_>) -> Result<Key> {
     if input.ratio(1, 16)? {
         return Ok(Key::from(vec![b'k'; input.int_in_range(4095..=4098)?]));
@@ -111,7 +111,7 @@ fn op(input: &mut Unstructured<'_>) -> Result<Op> {
     Ok(if input.arbitrary()? { op.with_prev() } else { op })
 }
 
-/// All violations of the rules in a transaction.
+/// Returns all violations of the rules X1 to X4 and T8 in a transaction.
 fn faults(txn: &Txn) -> Vec<ErrorKind> {
     let mut faults = Vec::new();
     for count in [txn.compares.len(), txn.success.len(), txn.failure.len()] {
@@ -170,7 +170,7 @@ fn op_size(op: &Op) -> usize {
 }
 
 fn range_faults(range: &Range) -> Vec<ErrorKind> {
-    // A page starts after a key, so a bound may be one byte longer than a key.
+    // A page of a range starts after a key, so a bound of the range may be one byte longer than a key.
     let (ends, most): (&[&Key], usize) = match range {
         Range::Key(key) | Range::Prefix(key) => (&[key], 4096),
         Range::From(from) => (&[from], 4097),
@@ -189,8 +189,8 @@ fn range_faults(range: &Range) -> Vec<ErrorKind> {
     faults
 }
 
-/// The size of a range in bytes as the rules count it: its key, or both of its ends. The end of a prefix counts as long
-/// as the prefix.
+/// Returns the size of a range in bytes as the rules count it: the size of the key, or of both ends of the range. The
+/// end of a prefix range counts as long as the prefix.
 fn range_size(range: &Range) -> usize {
     match range {
         Range::Key(key) => key.as_bytes().len(),

@@ -1,4 +1,4 @@
-//! Callers that run ADD and DEL until their work is done or the power is cut.
+//! Runs callers that make ADDs and DELs until all calls are made or the power is cut.
 
 use std::process::{Child, ExitStatus};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,29 +15,29 @@ use super::served::Daemon;
 use crate::process::{Call, Outcome};
 use crate::random::Random;
 
-/// How long a call may take.
+/// Maximum duration of a call.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The interval at which a caller checks whether its process has ended.
 const PAUSE: Duration = Duration::from_micros(500);
-/// One in this many calls is killed while the disk has power, so its unsynced writes are not lost.
+/// One in this many calls is killed while the disk has power. The unsynced writes of a killed call are not lost.
 const KILLS: u64 = 8;
 
-/// The work of one round.
+/// The work of all callers in one round.
 pub struct Work<'a> {
     pub disk: &'a Disk,
     pub conf: &'a Value,
     pub ledger: &'a Mutex<Ledger>,
-    /// How many calls each caller makes.
+    /// The number of calls that each caller makes.
     pub calls: u64,
-    /// After this many answers the power is cut. None if the cut has another trigger.
+    /// After this many answers the power is cut. `None` if another event triggers the cut.
     pub last: Option<u64>,
-    /// About how many disk operations a call takes.
+    /// The approximate number of disk operations in a call.
     pub operations: u64,
-    /// Counts the calls that a daemon has answered.
+    /// The number of calls that a daemon has answered so far.
     pub by_daemon: &'a AtomicU64,
 }
 
-/// How the wait for a process ended.
+/// How the wait for the end of a process ended.
 enum End {
     Exit(ExitStatus),
     /// The caller killed the process.
@@ -46,7 +46,7 @@ enum End {
 }
 
 impl Work<'_> {
-    /// Runs this many callers to their end. Each has its own stream of numbers, drawn from `random`.
+    /// Runs the given number of callers to their end. Each caller draws from its own stream of random numbers.
     pub fn run(&self, callers: u64, random: &mut Random) {
         let randoms: Vec<_> = (0..callers).map(|caller| Random::new(random.next(), caller)).collect();
         thread::scope(|scope| {
@@ -59,7 +59,7 @@ impl Work<'_> {
         });
     }
 
-    /// Makes a call. Returns false if the power was cut meanwhile.
+    /// Makes a call. Returns false if the power was cut during the call.
     fn call(&self, random: &mut Random) -> bool {
         let (verb, container) = self.ledger().begin(random);
         let call = Call::new(verb, &container, self.conf);
@@ -72,7 +72,7 @@ impl Work<'_> {
         };
         let output = child.wait_with_output().unwrap();
         if !status.success() {
-            // A call may fail only because of the power cut.
+            // A call is allowed to fail only because of the power cut.
             assert!(self.disk.is_cut(), "{call:?}: {status}, {}", String::from_utf8_lossy(&output.stdout));
             return false;
         }
@@ -87,7 +87,8 @@ impl Work<'_> {
         true
     }
 
-    /// Waits for the end of a process. Kills it when the power is cut or when the disk has done `killed_at` operations.
+    /// Waits for the end of a process. Kills the process when the power is cut or when the disk has done `killed_at`
+    /// operations.
     fn wait(&self, child: &mut Child, call: &Call, killed_at: Option<u64>) -> End {
         let begun = Instant::now();
         loop {

@@ -1,4 +1,4 @@
-//! The addresses acknowledged to callers, and the calls without an answer.
+//! Records the addresses acknowledged to callers, and the calls without an answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,23 +8,24 @@ use crate::random::Random;
 /// The addresses of one container.
 type Addresses = BTreeSet<IpAddr>;
 
-/// Maximum number of containers.
+/// Maximum number of containers that hold addresses.
 const MOST_HELD: usize = 60;
-/// Number of addresses of a container: one of each family.
+/// Number of addresses of each container: one address of each family.
 const EACH: usize = 2;
 
-/// Acknowledged calls, and calls that were sent and not answered.
+/// The acknowledged calls, and the calls that were sent but not answered.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     held: BTreeMap<String, Addresses>,
-    /// The containers of unanswered calls, with the addresses of each before its DEL; `None` for an ADD.
+    /// The containers of unanswered calls. For a DEL, each container has the addresses that it held before; for an ADD,
+    /// `None`.
     pending: BTreeMap<String, Option<Addresses>>,
     next: u64,
     acknowledged: u64,
 }
 
 impl Ledger {
-    /// Begins a call: an ADD of a new container or the DEL of an existing one.
+    /// Begins a call: either an ADD of a new container or the DEL of an existing container.
     pub fn begin(&mut self, random: &mut Random) -> (&'static str, String) {
         let names: Vec<_> = self.held.keys().cloned().collect();
         if names.is_empty() || (names.len() < MOST_HELD && random.once_in(2)) {
@@ -45,7 +46,7 @@ impl Ledger {
         container
     }
 
-    /// Records an answer and returns the number of answers in this round. `reported` is empty for a DEL.
+    /// Records the answer to a call, and returns the number of answers in this round. `reported` is empty for a DEL.
     pub fn end(&mut self, container: &str, reported: Addresses) -> Result<u64, String> {
         let before = self.pending.remove(container).ok_or_else(|| format!("{container} has not called"))?;
         if before.is_none() {
@@ -61,18 +62,19 @@ impl Ledger {
         Ok(self.acknowledged)
     }
 
-    /// The number of calls acknowledged in this round.
+    /// Returns the number of calls acknowledged in this round.
     pub fn acknowledged(&self) -> u64 {
         self.acknowledged
     }
 
-    /// True if a container holds one of these acknowledged addresses.
+    /// True if the ledger records a container that holds one of the given addresses.
     pub fn has_any(&self, addresses: &[IpAddr]) -> bool {
         self.held.values().any(|held| addresses.iter().any(|ip| held.contains(ip)))
     }
 
-    /// Compares the ledger with the store after the cut and ends the round. Each unanswered call counts as happened or
-    /// not happened, as the store shows. Returns how many happened and how many did not.
+    /// Compares the ledger with the store after the power cut, and ends the round. Whether an unanswered call has
+    /// happened is decided by the content of the store. Returns how many unanswered calls happened and how many did
+    /// not.
     pub fn settle(&mut self, mut recorded: BTreeMap<String, Addresses>) -> Result<(u64, u64), String> {
         let (mut happened, mut nothing) = (0, 0);
         for (container, before) in std::mem::take(&mut self.pending) {

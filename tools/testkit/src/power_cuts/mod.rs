@@ -1,5 +1,5 @@
-//! Power cuts under the plugin, in rounds: [`callers`] run ADD and DEL on a disk that loses its power, and [`world`]
-//! checks the remaining image against the [`ledger`].
+//! Cuts the power while the plugin runs, in rounds: [`callers`] run ADD and DEL on a disk that loses its power, and
+//! [`world`] checks the remaining image against the [`ledger`].
 
 pub mod callers;
 pub mod ledger;
@@ -15,20 +15,20 @@ use crate::random::{Random, setting};
 use world::{Plan, World};
 
 pub const SEED: u64 = 20_261_123;
-/// Of this many consecutive rounds, the last two run on a disk that was empty at first.
+/// The length of a cycle of rounds. The last two rounds of each cycle run on a disk that was empty at first.
 const KINDS: u64 = 5;
-/// A long run prints its progress after every this many rounds.
+/// A long run prints its progress each time after this many rounds.
 const PROGRESS: u64 = 250;
 
-/// How often each event happened.
+/// The number of times that each event happened, by the event's name.
 pub type Tally = BTreeMap<String, u64>;
 
 pub fn count(tally: &mut Tally, what: impl Into<String>) {
     *tally.entry(what.into()).or_default() += 1;
 }
 
-/// Cuts the power of an old store and of new ones in turns. Runs `usual` rounds, which must meet every kind of event,
-/// or as many rounds as `MARGAY_POWER_ROUNDS` says.
+/// Cuts the power of an old store and of new stores in turns. Runs the number of rounds in `MARGAY_POWER_ROUNDS`, or
+/// else `usual` rounds. In `usual` or more rounds, every kind of event must happen.
 pub fn rounds(engine: Engine, usual: u64) {
     let (seed, rounds) = (setting("MARGAY_POWER_SEED", SEED), setting("MARGAY_POWER_ROUNDS", usual));
     println!("{engine:?}: MARGAY_POWER_SEED={seed} MARGAY_POWER_ROUNDS={rounds}");
@@ -52,7 +52,7 @@ pub fn rounds(engine: Engine, usual: u64) {
     for (what, count) in &tally {
         println!("{count:>8}  {what}");
     }
-    // Fewer rounds need not meet every event.
+    // A run with fewer rounds need not meet every event.
     if rounds >= usual {
         let rows = &format!("not synced: /store/{}", engine.file);
         for what in [rows, "calls acknowledged", "calls answered by the daemon", "cut while there was work"] {

@@ -1,4 +1,4 @@
-//! A disk over many power cuts, and the ledger of the calls acknowledged on it.
+//! Keeps a disk over many power cuts, and the ledger of the calls acknowledged on the disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -22,21 +22,21 @@ use crate::process::Call;
 use crate::programs::command;
 use crate::random::Random;
 
-/// How many revisions a store keeps.
+/// The number of revisions that a store keeps.
 const FULL_LOG: usize = 10_000;
-/// The first guess of how many disk operations a call takes.
+/// The first estimate of the number of disk operations in a call.
 const OPERATIONS: u64 = 30;
 
-/// The moment of the power cut.
+/// The moment at which the power is cut.
 #[derive(Clone, Copy, Debug)]
 enum Moment {
-    /// After this many disk operations, or when all calls have ended before.
+    /// The power is cut after this many disk operations, or earlier when all calls have ended.
     Operation(u64),
-    /// When a caller has received this answer of the round.
+    /// The power is cut when a caller has received this answer of the round.
     Answer(u64),
 }
 
-/// The plan of a round.
+/// The plan of a round with one power cut.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
     callers: u64,
@@ -44,7 +44,7 @@ pub struct Plan {
     moment: Moment,
     pub folders: Folders,
     luck: u64,
-    /// Whether the callers have a daemon.
+    /// Whether the callers use a daemon.
     served: bool,
 }
 
@@ -54,7 +54,8 @@ impl Plan {
         let all = callers * calls;
         let moment = match random.below(4) {
             0 => Moment::Answer(1 + random.below(all)),
-            // One draw in nine falls after the last operation, so that some cuts come when all calls have ended.
+            // One draw in nine falls after the last disk operation, so that some power cuts happen when all calls have
+            // ended.
             _ => Moment::Operation(random.below(all * world.operations * 9 / 8 + 2)),
         };
         let folders = if random.once_in(2) { Folders::Strict } else { Folders::Prefix };
@@ -62,24 +63,24 @@ impl Plan {
     }
 }
 
-/// A disk, and the ledger of the calls acknowledged on it.
+/// A disk, and the ledger of the calls acknowledged on the disk.
 #[derive(Clone, Debug)]
 pub struct World {
     pub engine: Engine,
     syncs: Syncs,
     pub image: Image,
     pub ledger: Ledger,
-    /// About how many disk operations a call takes.
+    /// The approximate number of disk operations in a call.
     operations: u64,
 }
 
 impl World {
-    /// A world on an empty disk.
+    /// Creates a world on an empty disk.
     pub fn empty(engine: Engine, syncs: Syncs) -> Self {
         Self { engine, syncs, image: Image::default(), ledger: Ledger::default(), operations: OPERATIONS }
     }
 
-    /// A world with a store whose log is full, so that each commit trims the log.
+    /// Creates a world with a store whose log is full, so that each commit trims the log.
     pub fn with_full_log(engine: Engine, syncs: Syncs) -> Self {
         let lab = Lab::new(engine);
         let conf = lab.conf_with("bridge", network());
@@ -98,7 +99,8 @@ impl World {
         Self { image: Image::of_folder(lab.root.path()).unwrap(), ..Self::empty(engine, syncs) }
     }
 
-    /// Lets the callers work, cuts the power, and checks the remaining image. The error describes its fault.
+    /// Lets the callers work, cuts the power, and checks the remaining image. The returned error describes the image's
+    /// fault.
     pub fn round(&mut self, plan: &Plan, random: &mut Random, tally: &mut Tally) -> Result<(), String> {
         let folder = tempfile::tempdir().unwrap();
         let disk = Disk::new(self.image.clone(), self.syncs);
@@ -146,7 +148,7 @@ impl World {
         self.scan(tally)
     }
 
-    /// Checks a copy of the remaining image.
+    /// Checks a copy of the disk's remaining image.
     pub fn scan(&mut self, tally: &mut Tally) -> Result<(), String> {
         let left = Lab::new(self.engine);
         let disk = left.root.path().join("disk");
@@ -164,7 +166,7 @@ impl World {
         Ok(())
     }
 
-    /// Copies the remaining image to a folder that is not deleted, and returns its path.
+    /// Copies the disk's remaining image to a folder that is not deleted, and returns the folder's path.
     pub fn keep(&self) -> String {
         let folder = tempfile::Builder::new().prefix("margay-power-").tempdir().unwrap().keep();
         self.image.copy_to(&folder.join("disk")).unwrap();
@@ -172,12 +174,12 @@ impl World {
     }
 }
 
-/// A network configuration that gives each container one address of each family.
+/// Returns a network configuration that gives each container one address of each family.
 pub fn network() -> Value {
     json!({ "ranges": [[{ "subnet": "10.66.0.0/24" }], [{ "subnet": "fd66::/120" }]] })
 }
 
-/// Maps file names that differ only in a number to one name: sled numbers its snapshots.
+/// Maps file names that differ only in a number to one name, because sled numbers its snapshots.
 fn kind_of(path: &Path) -> String {
     let text = path.display().to_string();
     text.split_once("/snap.").map_or(text.clone(), |(folder, _)| format!("{folder}/snap.*"))

@@ -1,8 +1,8 @@
-//! A model of Calico's IPAM client: it reads and writes one key at a time, in Calico's order.
+//! Models Calico's IPAM client. The model reads and writes one key at a time, in Calico's order.
 //!
-//! Each call of the store is one that Calico makes. A write is a compare-and-swap of one key. Reads of documents that
-//! never change here are left out: settings, reservations, pools and the node. Conflicts are retried at once, as in
-//! Calico.
+//! Calico makes each store call that the model makes. A write is a compare-and-swap of one key. The model leaves out
+//! reads of documents that never change in these tests: settings, reservations, pools and the node. Conflicts are
+//! retried immediately, as in Calico.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -25,14 +25,14 @@ pub(crate) const JUST_NOW: &str = "2027-01-15T08:00:00Z";
 
 type Done<T = ()> = Result<T, Refusal>;
 
-/// A pool: its blocks, in the order in which hosts try them, and the number of addresses of each block.
+/// A pool's blocks, in the order in which hosts try them, and the number of addresses of each block.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
     pub(crate) blocks: Vec<String>,
     pub(crate) size: usize,
 }
 
-/// Calico's client on one host.
+/// A model of Calico's client on one host.
 #[derive(Clone)]
 pub(crate) struct Calico {
     pub(crate) store: Arc<dyn Store>,
@@ -61,7 +61,7 @@ impl Calico {
         Ok(self.store.list(Range::Prefix(prefix.into())).await.map_err(broken)?.kvs)
     }
 
-    /// Writes a key if its mod revision is still `at`. Returns the new revision.
+    /// Writes a key if the key's mod revision is still `at`. Returns the new revision.
     async fn write<T: Serialize>(&self, key: &str, value: &T, at: Revision) -> Done<Revision> {
         let text = serde_json::to_vec(value).unwrap();
         match self.store.update_if(key, text, at).await.map_err(broken)? {
@@ -159,7 +159,7 @@ impl Calico {
         }
     }
 
-    /// Finds the network of a block to claim. If none is free, takes an empty old block away from another host.
+    /// Finds the network of a block to claim. If no block is free, takes an empty old block from another host.
     async fn find_block(&self) -> Done<String> {
         let listed = self.list(BLOCKS.to_owned()).await?;
         let stored: Vec<Block> = listed.iter().map(|kv| json(kv.value.as_bytes())).collect();
@@ -182,7 +182,8 @@ impl Calico {
         Err(Refusal::Full)
     }
 
-    /// Assigns addresses of a block that was read: first adds them to the handle's count, then writes the block.
+    /// Assigns addresses of a block that was read. First adds the addresses to the handle's count, then writes the
+    /// block.
     async fn assign_from(&self, mut block: Read<Block>, handle: &str, count: usize) -> Done<Vec<IpAddr>> {
         let mut recorded = BTreeMap::from([("node".to_owned(), self.host.clone())]);
         if let Some(pod) = &self.pod {
@@ -195,7 +196,7 @@ impl Calico {
                 return Ok(assigned);
             }
             let cidr = block.value.cidr.clone();
-            // The requested number is counted, even if the block has fewer addresses.
+            // The handle counts the requested number of addresses, even if the block has fewer addresses.
             self.increment(handle, &cidr, count).await?;
             match self.update(&mut block).await {
                 Ok(()) => return Ok(assigned),
@@ -228,8 +229,8 @@ impl Calico {
         Err(Refusal::Conflict)
     }
 
-    /// Subtracts from a handle's count. Ignores all errors, as Calico only logs them, and a count that would become
-    /// negative.
+    /// Subtracts from a handle's count. Ignores all errors, because Calico only logs these errors. Also ignores a count
+    /// that would become negative.
     async fn decrement(&self, handle: &str, cidr: &str, by: usize) {
         for _ in 0..RETRIES {
             let Ok(mut read) = self.get(handle_key(handle), json::<Handle>).await else { return };
@@ -265,7 +266,7 @@ impl Calico {
         Ok(released)
     }
 
-    /// Releases one address of any holder.
+    /// Releases one address, whichever handle holds the address.
     pub(crate) async fn release_ip(&self, ip: IpAddr, cidr: &str) -> Done<Vec<IpAddr>> {
         let gone = self.release_from(cidr, |held, _| held == ip).await?;
         for (_, handle) in &gone {
@@ -274,7 +275,8 @@ impl Calico {
         Ok(gone.into_iter().map(|(ip, _)| ip).collect())
     }
 
-    /// Releases one address if it has this handle and sequence number. Returns true if it was released.
+    /// Releases one address if the address has the given handle and sequence number. Returns true if the address was
+    /// released.
     pub(crate) async fn release_leaked(&self, ip: IpAddr, cidr: &str, handle: &str, number: u64) -> Done<bool> {
         let is_it = |block: &Block| block.sequence_number_of(ip) == Some(number);
         let gone = self.release_from_if(cidr, is_it, |held, holder| held == ip && holder == handle).await?;
@@ -284,7 +286,7 @@ impl Calico {
         Ok(!gone.is_empty())
     }
 
-    /// Releases addresses of a block. Deletes the block if it is empty and has no owner.
+    /// Releases the addresses of a block that pass the test. Deletes the block if the block is empty and has no owner.
     async fn release_from(&self, cidr: &str, test: impl Fn(IpAddr, &str) -> bool) -> Done<Vec<(IpAddr, String)>> {
         self.release_from_if(cidr, |_| true, test).await
     }
@@ -347,10 +349,11 @@ impl Calico {
         }
     }
 
-    /// Creates a missing block.
+    /// Creates the block of an affinity if the block is missing.
     async fn make(&self, affinity: &mut Read<Affinity>, cidr: &str) -> Done<Read<Block>> {
         self.set_affinity(affinity, "pending").await?;
-        // Sequence numbers start at the affinity's revision, so that a recreated block has other numbers than before.
+        // Sequence numbers start at the affinity's revision, so that a recreated block gets other numbers than the
+        // deleted block.
         let number = u64::try_from(affinity.at.get()).unwrap() << 32;
         let value = Block::new(cidr, &self.host, self.pool.size, self.claimed, number);
         let key = block_key(cidr);
@@ -388,7 +391,7 @@ impl Calico {
         self.release_affinity_if(&self.host, cidr, |_| true).await
     }
 
-    /// Releases a block of the host if it is empty.
+    /// Releases a block of the host if the block is empty.
     pub(crate) async fn release_empty(&self, cidr: &str) -> Done {
         self.release_affinity_if(&self.host, cidr, Block::is_empty).await
     }

@@ -1,15 +1,15 @@
-//! The documents as Calico's client decodes them. Members that it does not have are lost when it writes a document
-//! back.
+//! Decodes the documents as Calico's client does. Fields that Calico's client does not know are lost when the client
+//! writes a document back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
-/// Why a step failed.
+/// The reason why a step of Calico's client failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The key exists already, or has changed since it was read.
+    /// The key exists already, or has changed since the client read the key.
     Conflict,
     Missing,
     /// Another host owns the block.
@@ -94,13 +94,13 @@ pub(crate) fn handle_key(handle: &str) -> String {
     format!("{HANDLES}{handle}")
 }
 
-/// The network of the block in the last part of a key.
+/// Returns the network of the block that the last part of a key names.
 pub(crate) fn cidr_of(key: &str) -> String {
     key.rsplit('/').next().unwrap().replace('-', "/")
 }
 
 impl Block {
-    /// A new block of a host.
+    /// Creates the document of a new block that a host owns.
     pub(crate) fn new(cidr: &str, host: &str, size: usize, claimed: &str, sequence_number: u64) -> Self {
         Self {
             cidr: cidr.to_owned(),
@@ -134,8 +134,8 @@ impl Block {
         }
     }
 
-    /// The holders of addresses. The part of a handle's id after a carriage return, which old versions wrote, is
-    /// ignored.
+    /// Returns the holder of each address. The part of a handle's id after a carriage return, which old versions wrote,
+    /// is ignored.
     pub(crate) fn holders(&self) -> BTreeMap<IpAddr, String> {
         let held = self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
             let handle = self.entries()[(*slot)?].handle_id.as_ref()?;
@@ -144,13 +144,13 @@ impl Block {
         held.collect()
     }
 
-    /// The sequence number of the block when an address was assigned.
+    /// Returns the block's sequence number at the time when an address was assigned.
     pub(crate) fn sequence_number_of(&self, ip: IpAddr) -> Option<u64> {
         let ordinal = (0..self.allocations.len()).find(|ordinal| self.address(*ordinal) == ip)?;
         self.sequence_numbers.as_ref()?.get(&ordinal.to_string()).copied()
     }
 
-    /// The held addresses, each with its handle and attributes.
+    /// Returns the addresses in use, each with its handle and attributes.
     pub(crate) fn held(&self) -> impl Iterator<Item = (IpAddr, &str, &BTreeMap<String, String>)> {
         self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
             let entry = self.entries().get((*slot)?)?;
@@ -158,7 +158,7 @@ impl Block {
         })
     }
 
-    /// Assigns addresses from the head of the free list.
+    /// Assigns addresses from the head of the block's free list.
     pub(crate) fn assign(&mut self, count: usize, holder: &Attribute) -> Vec<IpAddr> {
         let taken: Vec<usize> = self.unallocated.drain(..count.min(self.unallocated.len())).collect();
         if taken.is_empty() {
@@ -177,7 +177,7 @@ impl Block {
         taken.into_iter().map(|ordinal| self.address(ordinal)).collect()
     }
 
-    /// Releases the addresses that pass the test, and returns them with their holders.
+    /// Releases the addresses that pass the test, and returns these addresses with their holders.
     pub(crate) fn release(&mut self, test: impl Fn(IpAddr, &str) -> bool) -> Vec<(IpAddr, String)> {
         let gone: Vec<_> = self.holders().into_iter().filter(|(ip, handle)| test(*ip, handle)).collect();
         for (ip, _) in &gone {
@@ -196,7 +196,7 @@ impl Block {
         gone
     }
 
-    /// The first inconsistency in the block's lists, as `calicoctl ipam check` reports it.
+    /// Returns the first inconsistency in the block's lists, as `calicoctl ipam check` reports it.
     pub(crate) fn flaw(&self, cidr: &str) -> Option<&'static str> {
         let allocated: BTreeSet<usize> =
             (0..self.allocations.len()).filter(|i| self.allocations[*i].is_some()).collect();

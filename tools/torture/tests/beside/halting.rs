@@ -1,4 +1,4 @@
-//! A store whose caller is slow, halts for a while, or halts for ever, before any of its calls.
+//! Provides a store whose caller is slow, halts for a while, or halts for ever, before any of the caller's store calls.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,16 +8,16 @@ use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
-/// Notifications that a caller has halted.
+/// Notifications about a caller that has halted.
 #[derive(Debug, Default)]
 pub(crate) struct Fate {
-    /// The caller has halted for a while or for ever, so other callers must not wait for it.
+    /// The caller has halted for a while or for ever, so other callers must not wait for the halted caller.
     pub(crate) stopped: Notify,
     /// The caller has halted for ever.
     pub(crate) gone: Notify,
 }
 
-/// One caller's view of a store.
+/// The view of a store that one slow or halting caller has.
 #[derive(Debug)]
 pub(crate) struct Halting {
     inner: Arc<dyn Store>,
@@ -26,7 +26,7 @@ pub(crate) struct Halting {
 }
 
 impl Halting {
-    /// Wraps a store. Returns the wrapper and the notifications that its caller has halted.
+    /// Wraps a store. Returns the wrapper, and the notifications that the wrapper's caller has halted.
     pub(crate) fn around(inner: Arc<dyn Store>, seed: u64) -> (Arc<dyn Store>, Arc<Fate>) {
         let fate = Arc::<Fate>::default();
         let random = Mutex::new(fastrand::Rng::with_seed(seed));
@@ -54,7 +54,7 @@ impl Halting {
     }
 }
 
-/// The tasks of callers that have halted. Clones share them.
+/// The tasks of callers that have halted. Clones share the list of tasks.
 #[derive(Clone, Default)]
 pub(crate) struct Left(Arc<Mutex<Vec<Stopped>>>);
 
@@ -62,7 +62,7 @@ pub(crate) struct Left(Arc<Mutex<Vec<Stopped>>>);
 type Stopped = (JoinHandle<()>, Arc<Fate>);
 
 impl Left {
-    /// Runs a caller in a task of its own. Returns `None` once the caller halts. It may continue later.
+    /// Runs a caller in a separate task. Returns `None` once the caller halts. A halted caller may continue later.
     pub(crate) async fn behind<T: Send + 'static>(
         &self,
         fate: Arc<Fate>,
@@ -79,7 +79,7 @@ impl Left {
         }
     }
 
-    /// Waits for the callers that halted only for a while to finish.
+    /// Waits until the callers that halted only for a while have finished.
     pub(crate) async fn settle(&self) {
         let left = std::mem::take(&mut *self.0.lock().unwrap());
         for (task, fate) in left {

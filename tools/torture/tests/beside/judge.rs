@@ -1,4 +1,4 @@
-//! Checks every revision by the rules for its writer. Decodes the documents without Margay's model.
+//! Checks every revision by the rules for the revision's writer, and decodes the documents without Margay's model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,12 +8,12 @@ use kv::{Event, EventKind, Kv};
 use crate::documents::{Affinity, BLOCKS, Block, HANDLES, HOSTS, Handle, VIRTUALS, affinity_of, cidr_of};
 use crate::turns::Side;
 
-/// All IPAM documents of a revision.
+/// All IPAM documents at one revision.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stored {
     pub(crate) blocks: BTreeMap<String, Block>,
     pub(crate) handles: BTreeMap<String, Handle>,
-    /// Affinities by owner, as a block names the owner, and by block.
+    /// The affinities by owner and block. The owner is written as a block names the owner.
     pub(crate) affinities: BTreeMap<(String, String), Affinity>,
 }
 
@@ -61,7 +61,7 @@ impl Stored {
         self.blocks.values().flat_map(Block::holders).collect()
     }
 
-    /// The number of addresses of a block that a handle holds.
+    /// Returns the number of addresses of a block that a handle holds.
     fn held(&self, handle: &str, cidr: &str) -> i64 {
         let holders = self.blocks.get(cidr).map(Block::holders).unwrap_or_default();
         i64::try_from(holders.values().filter(|holder| *holder == handle).count()).unwrap()
@@ -79,7 +79,8 @@ impl Stored {
         self.affinities.get(&(owner.to_owned(), cidr.to_owned())).is_some_and(Affinity::is_confirmed)
     }
 
-    /// Addresses held under a handle that does not count their block. A release by handle would miss them.
+    /// Returns the addresses in use under a handle that does not count their block. A release by handle would miss
+    /// these addresses.
     pub(crate) fn lost(&self) -> Vec<(IpAddr, String)> {
         let blocks =
             self.blocks.iter().flat_map(|(cidr, block)| block.holders().into_iter().map(move |held| (cidr, held)));
@@ -87,7 +88,7 @@ impl Stored {
     }
 }
 
-/// Follows the store and checks each revision.
+/// Follows the store's revisions and checks each revision.
 #[derive(Debug)]
 pub(crate) struct Judge {
     pub(crate) now: Stored,
@@ -100,10 +101,10 @@ impl Judge {
         Self { now: Stored::read(start), seen: BTreeMap::new() }
     }
 
-    /// Applies and checks the next revision.
+    /// Applies the next revision and checks the new state.
     ///
     /// # Errors
-    /// The violated rule, with the changed keys.
+    /// The violated rule, with the keys that the revision changed.
     pub(crate) fn advance(&mut self, side: Side, events: &[Event]) -> Result<(), String> {
         let before = self.now.clone();
         let mut touched = Touched::default();
@@ -120,7 +121,7 @@ impl Judge {
         })
     }
 
-    /// The rules for each revision of Margay.
+    /// Checks the rules for a revision that Margay wrote.
     fn ours(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
         let now = &self.now;
         let mut pairs = BTreeSet::new();
@@ -164,7 +165,7 @@ impl Judge {
         self.owners(before, touched)
     }
 
-    /// Owners and affinities must agree if they agreed before or if this revision changed one of them.
+    /// Checks that owners and affinities agree if they agreed before or if this revision changed one of them.
     fn owners(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
         let owner = |stored: &Stored, cidr: &String| -> Option<String> { stored.blocks.get(cidr)?.affinity.clone() };
         let mut pairs = touched.affinities.clone();
@@ -188,7 +189,7 @@ impl Judge {
     }
 }
 
-/// No address may move from one holder to another within one revision.
+/// Checks that no address moved from one holder to another within one revision.
 fn not_moved(before: &Stored, now: &Stored) -> Result<(), String> {
     let held = before.holders();
     for (ip, holder) in now.holders() {

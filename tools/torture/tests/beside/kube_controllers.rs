@@ -1,9 +1,9 @@
-//! A model of the part of Calico's kube-controllers that releases leaked addresses.
+//! Models the part of Calico's kube-controllers that releases leaked addresses.
 //!
-//! The controller checks each address that is recorded with a node, a pod and a namespace. An address is a candidate if
-//! its pod is gone or does not report it. If the address is still a candidate some checks later, the controller releases
-//! it by address, handle and sequence number. The controller keeps the attributes that it first saw for an address, even
-//! if they have changed since.
+//! The controller checks each address that is recorded with a node, a pod and a namespace. An address becomes a
+//! candidate for release if its pod does not exist or does not report the address. If the address is still a candidate
+//! some checks later, the controller releases it by address, handle and sequence number. The controller keeps the
+//! attributes that it first saw for an address, even if the attributes have changed since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,8 +14,8 @@ use kv::{Range, StoreExt};
 use crate::calico::Calico;
 use crate::documents::{BLOCKS, Block};
 
-/// The number of checks in which an address must be a candidate before its release. They take a quarter of an hour in
-/// Calico.
+/// The number of checks in which an address must be a candidate before the controller releases the address. In Calico,
+/// the checks before a release take a quarter of an hour.
 const GRACE: usize = 3;
 
 /// The pods of the cluster by name, with the addresses in their status.
@@ -38,13 +38,13 @@ impl Pods {
         self.0.lock().unwrap().remove(name);
     }
 
-    /// True if a pod exists and may use an address. A pod without reported addresses may use any.
+    /// True if a pod exists and may use an address. A pod without reported addresses may use any address.
     fn may_have(&self, name: &str, ip: IpAddr) -> bool {
         self.0.lock().unwrap().get(name).is_some_and(|addresses| addresses.is_empty() || addresses.contains(&ip))
     }
 }
 
-/// An address as it was first seen.
+/// An address with the attributes that the controller first saw.
 #[derive(Clone, Debug)]
 struct Seen {
     cidr: String,
@@ -53,7 +53,7 @@ struct Seen {
     candidate: usize,
 }
 
-/// The controller's state.
+/// The addresses and pods that the controller knows.
 pub(crate) struct KubeControllers {
     pods: Pods,
     seen: BTreeMap<(String, IpAddr), Seen>,

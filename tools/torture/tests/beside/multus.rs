@@ -1,6 +1,6 @@
-//! Random pods with two networks on a real etcd: the first network is assigned by Calico's client or by Margay, and a
-//! secondary network by Margay. Calico's clients may be slow or halt. Kube-controllers releases addresses that no pod
-//! uses.
+//! Runs random pods with two networks on a real etcd. Calico's client or Margay assigns the addresses of the first
+//! network, and Margay assigns the addresses of a secondary network. Calico's clients may be slow or halt.
+//! Kube-controllers releases addresses that no pod uses.
 //!
 //! `BESIDE_OPS` sets the minimum number of operations.
 
@@ -26,21 +26,21 @@ use crate::scene::{HOSTS, allocator, attachment, blocks_of, calico, clean_up, ev
 use crate::turns::{Authors, Commits, Side, noting};
 use testkit::server::Etcd;
 
-/// Calico's pool and the pool of the secondary network.
+/// The address pools of the first network and of the secondary network.
 const POOLS: [&str; 2] = ["10.0.0.0/26", "10.9.0.0/26"];
 const WORKERS: usize = 4;
-/// The number of operations that are judged together.
+/// The number of operations whose revisions are judged together.
 const SEGMENT: usize = 4_000;
 
 /// The attribute names under which the secondary network records its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Names {
     Own,
-    /// Calico's names, as earlier versions of Margay wrote.
+    /// The attribute names of Calico, which earlier versions of Margay wrote.
     Calicos,
 }
 
-/// The acknowledged holder of each address, and the errors found so far.
+/// The acknowledged holder of each address, and the errors that the test has found so far.
 #[derive(Clone, Default)]
 struct Answered {
     has: Arc<Mutex<BTreeMap<IpAddr, String>>>,
@@ -59,7 +59,7 @@ impl Answered {
     }
 
     fn released(&self, ip: IpAddr, handle: &str) {
-        // Another pod may have got the address since.
+        // Since the release, another pod may have got the address.
         let is_its = |pod: &&String| handle.ends_with(&format!(".{pod}"));
         if let Some(pod) = self.has.lock().unwrap().get(&ip).filter(is_its) {
             self.wrong.lock().unwrap().push(format!("kube-controllers released {ip} of {handle}, and {pod} has it"));
@@ -67,7 +67,7 @@ impl Answered {
     }
 }
 
-/// State shared by all workers.
+/// State that all workers share.
 #[derive(Clone)]
 struct Field {
     store: Arc<dyn Store>,
@@ -116,7 +116,7 @@ impl Worker {
         request
     }
 
-    /// Runs Calico's client, which may halt anywhere. Returns `None` if it did.
+    /// Runs Calico's client, which may halt before any store call. Returns `None` if the client halted.
     async fn calicos<T, F>(&mut self, pod: &str, pool: Pool, work: impl FnOnce(Calico) -> F) -> Option<T>
     where
         T: Send + 'static,
@@ -151,7 +151,7 @@ impl Worker {
         let handle = format!("net.{pod}");
         let Field { answered, pods, .. } = self.field.clone();
         pods.create(&pod);
-        // Now and then the first network of a pod uses the pool of the secondary network.
+        // Sometimes the first network of a pod uses the pool of the secondary network.
         let pool = POOLS[usize::from(self.random.u32(..16) == 0)];
         let first = if self.random.bool() {
             let own = handle.clone();
@@ -193,7 +193,7 @@ impl Worker {
         pods.delete(&pod);
     }
 
-    /// Claims or releases a random block, by either writer.
+    /// Claims or releases a random block, either with Calico's client or with Margay.
     async fn disturb(&mut self, pod: &str) {
         let pool = POOLS[self.random.usize(..2)];
         let blocks = blocks_of(pool, 30);
@@ -213,7 +213,7 @@ impl Worker {
     }
 }
 
-/// Runs kube-controllers until `over`.
+/// Runs kube-controllers repeatedly until `over` is set.
 async fn control(field: Field, over: Arc<AtomicBool>) {
     let mut controllers = KubeControllers::new(field.pods.clone());
     let calico = calico(field.store_of(Side::Calicos), HOSTS[0], &blocks_of(POOLS[0], 30));
@@ -301,13 +301,14 @@ async fn pods_with_two_networks_live_beside_kube_controllers() {
     clean_up(&field.store).await.unwrap_or_else(|what| panic!("{what}"));
 }
 
-/// A control: with the attribute names of earlier versions, kube-controllers releases an address that a pod uses.
+/// Shows that the test can fail: with the attribute names of earlier versions, kube-controllers releases an address
+/// that a pod uses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_with_calico_names_lose_live_address() {
     let mut random = fastrand::Rng::with_seed(seed());
     let server = Etcd::start().unwrap();
     let field = field(&server, Names::Calicos).await;
-    // The run ends with the first release. On a busy machine the controllers run less often per operation.
+    // The run ends with the first wrong release. On a busy machine the controllers run less often per operation.
     run(&field, &mut random, 80_000).await;
     let wrong = field.answered.wrong.lock().unwrap().clone();
     assert!(wrong.iter().any(|what| what.contains("kube-controllers released")), "{wrong:?}");

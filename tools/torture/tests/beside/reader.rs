@@ -1,5 +1,5 @@
-//! Readers that work like Calico's watchers: they list, then watch from the next revision. Their connections break
-//! anywhere, even between two events of one revision, and etcd may split a large answer into fragments.
+//! Tests readers that work like Calico's watchers: they list, then watch from the next revision. A reader's connection
+//! can break at any point, even between two events of one revision. Etcd may split a large answer into fragments.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,9 +22,9 @@ type State = BTreeMap<String, Vec<u8>>;
 /// How a reader reacts to a broken connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
-    /// Lists again.
+    /// The reader lists all keys again.
     List,
-    /// Watches from the last revision that it saw, of which it may have seen only a part.
+    /// The reader watches from the last revision that it saw. The reader may have seen only a part of that revision.
     Resume,
 }
 
@@ -35,10 +35,10 @@ struct Reader {
     state: State,
     /// The changes of each watched revision.
     changes: BTreeMap<i64, BTreeMap<String, Option<Vec<u8>>>>,
-    /// The number of broken connections, and of those that broke within a revision.
+    /// The number of broken connections.
     cuts: usize,
     within: usize,
-    /// The number of answers that continued the revision of the answer before.
+    /// The number of answers that continued the revision of the previous answer.
     pieces: usize,
 }
 
@@ -58,7 +58,7 @@ impl Reader {
         listed.header().unwrap().revision() + 1
     }
 
-    /// Follows the revisions from `from` to `to` and breaks the connection repeatedly.
+    /// Follows the revisions from `from` to `to`, and breaks the reader's connection repeatedly.
     async fn follow(&mut self, mut from: i64, to: i64) {
         while from <= to {
             let left = self.random.usize(1..40);
@@ -66,7 +66,7 @@ impl Reader {
         }
     }
 
-    /// Watches until `left` events have come or `to` is reached. Returns the revision at which to continue.
+    /// Watches until `left` events have arrived or revision `to` is reached. Returns the revision at which to continue.
     async fn watch(&mut self, from: i64, to: i64, mut left: usize) -> i64 {
         let options = WatchOptions::new().with_prefix().with_start_revision(from).with_fragment();
         let mut stream = self.client.watch(PREFIX, Some(options)).await.unwrap();
@@ -94,7 +94,7 @@ impl Reader {
                 self.within += usize::from(next == Some(revision));
                 return match self.after {
                     After::List => self.list().await,
-                    // The rest of this revision may still be missing.
+                    // The other events of this revision may still be missing.
                     After::Resume if revision < to => revision,
                     After::Resume if next == Some(revision) || self.random.bool() => revision,
                     After::Resume => revision + 1,
@@ -107,14 +107,14 @@ impl Reader {
     }
 }
 
-/// The current revision and the IPAM keys of the store.
+/// Returns the current revision and the IPAM keys of the store.
 async fn stored(store: &Arc<dyn Store>) -> (i64, State) {
     let (revision, kvs) = everything(store).await;
     let own = kvs.into_iter().filter(|kv| kv.key.to_string().starts_with(PREFIX));
     (revision.get(), own.map(|kv| (kv.key.to_string(), kv.value.as_bytes().to_vec())).collect())
 }
 
-/// Assigns and releases addresses of both families in blocks of 64, so that a revision has several keys and some
+/// Assigns and releases addresses of both families in blocks of 64, so that each revision has several keys and some
 /// kilobytes.
 async fn churn(store: Arc<dyn Store>, rounds: usize) {
     let ipam = allocator(store);
@@ -133,7 +133,7 @@ async fn churn(store: Arc<dyn Store>, rounds: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_cut_anywhere_rebuild_commits() {
     let mut random = fastrand::Rng::with_seed(seed());
-    // With this limit, etcd splits answers of more than half a megabyte into fragments.
+    // With this request limit, etcd splits answers of more than half a megabyte into fragments.
     let server = Etcd::start_with("http", &["--max-request-bytes=65536".to_owned()]).unwrap();
     let plain: Arc<dyn Store> = Arc::new(EtcdStore::open(&Options::new([server.url()])).unwrap());
     let (authors, commits) = (Authors::default(), Commits::default());
@@ -145,12 +145,12 @@ async fn readers_cut_anywhere_rebuild_commits() {
     let mut lister = Reader::new(&server, random.u64(..), After::List).await;
     let mut resumer = Reader::new(&server, random.u64(..), After::Resume).await;
     let (from_list, from) = (lister.list().await, resumer.list().await);
-    // One reader follows during the writes, the other afterwards.
+    // One reader follows the store during the writes, the other reader afterwards.
     let work = tokio::spawn(churn(Arc::clone(&store), 160));
     let half = from_list + 60;
     lister.follow(from_list, half).await;
     work.await.unwrap();
-    // The last change has one key, so no part of it can be missing.
+    // The last revision changes one key, so a reader that sees the key has the whole revision.
     plain.put(format!("{PREFIX}last"), "1").await.unwrap();
     let (to, expected) = stored(&plain).await;
     resumer.follow(from, to).await;
@@ -167,7 +167,7 @@ async fn readers_cut_anywhere_rebuild_commits() {
     for (revision, writes) in &sent {
         assert_eq!(resumer.changes.get(&revision.get()), Some(writes), "revision {revision}");
     }
-    // An uninterrupted reader sees every answer, whole or in fragments.
+    // A reader whose connection never breaks sees every answer, whole or in fragments.
     let mut patient = Reader::new(&server, random.u64(..), After::Resume).await;
     patient.watch(from, to, usize::MAX).await;
     println!("pieces that began within a revision: {}", patient.pieces);

@@ -1,4 +1,4 @@
-//! A cluster of two hosts with one small pool, and its writers.
+//! Sets up a cluster of two hosts with one small pool, and the writers that use the cluster.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ use crate::documents::{Affinity, Block, Handle, affinity_key, block_key, handle_
 use crate::judge::{Judge, Stored};
 use crate::turns::{Authors, Side};
 
-/// The time of every allocator's clock, equal to `JUST_NOW`.
+/// The time that every allocator's clock shows, equal to `JUST_NOW`.
 const NOW: i64 = 1_800_000_000;
 pub(crate) const HOSTS: [&str; 2] = ["a", "b"];
 
@@ -33,7 +33,7 @@ pub(crate) fn allocator(store: Arc<dyn Store>) -> Ipam {
     Ipam::new(store, Nodes::Registered).with_clock(Arc::new(now))
 }
 
-/// Creates two nodes and a pool.
+/// Creates two nodes and a pool in the store.
 pub(crate) async fn prepare(store: &Arc<dyn Store>, cidr: &str, block_size: u8) {
     for host in HOSTS {
         let node = Node::new(host, Labels::new(), "uid", OffsetDateTime::UNIX_EPOCH);
@@ -43,7 +43,7 @@ pub(crate) async fn prepare(store: &Arc<dyn Store>, cidr: &str, block_size: u8) 
     allocator(Arc::clone(store)).create_pool(&pool, None, soon()).await.unwrap();
 }
 
-/// The blocks of a pool, in order.
+/// Returns the blocks of a pool, in order.
 pub(crate) fn blocks_of(cidr: &str, block_size: u8) -> Pool {
     let cidr: ipnet::IpNet = cidr.parse().unwrap();
     let blocks = cidr.subnets(block_size).unwrap().map(|block| block.to_string()).collect();
@@ -74,7 +74,7 @@ pub(crate) async fn del(ipam: &Ipam, host: &str, container: &str) -> ipam_core::
     ipam.release_attachment(&attachment(host, container), &[], soon()).await
 }
 
-/// Documents that exist when a test starts.
+/// Documents that exist in the store when a test starts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     pub(crate) kvs: BTreeMap<String, String>,
@@ -105,13 +105,13 @@ impl Found {
     }
 }
 
-/// The revision and all keys of the store, from which a test is judged.
+/// Returns the current revision and all keys of the store. A test's revisions are judged from this revision on.
 pub(crate) async fn everything(store: &Arc<dyn Store>) -> (Revision, Vec<Kv>) {
     let listed = store.list(Range::All).await.unwrap();
     (listed.revision, listed.kvs)
 }
 
-/// Judges all revisions after the start. Revisions without a recorded author were written by Margay.
+/// Judges all revisions after the test's start. Revisions without a recorded author were written by Margay.
 pub(crate) async fn judge(
     store: &Arc<dyn Store>,
     start: &(Revision, Vec<Kv>),
@@ -133,7 +133,7 @@ pub(crate) async fn judge(
     }
 }
 
-/// Releases every handle, then all blocks. Fails if a document other than an empty block is left.
+/// Releases every handle, then all blocks. Fails if any document except empty blocks is left in the store.
 pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
     let ipam = allocator(Arc::clone(store));
     let found = Stored::read(&everything(store).await.1);
@@ -147,8 +147,8 @@ pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
         ipam.release_node_affinities(host, ReleaseIf::Any, soon()).await.map_err(|error| error.to_string())?;
     }
     let left = Stored::read(&everything(store).await.1);
-    // An empty block that has lost its affinity may stay, because a release by node does not find it. The next claim
-    // does.
+    // An empty block that has lost its affinity may stay, because a release by node does not find the block. The next
+    // claim finds the block.
     let kept: Vec<_> = left.blocks.values().filter(|block| !block.is_empty()).collect();
     if !kept.is_empty() || !left.handles.is_empty() || !left.affinities.is_empty() {
         return Err(format!("left: {left:?}"));

@@ -1,4 +1,4 @@
-//! Runs actors on one store, one store call at a time, in every order that makes a difference.
+//! Runs actors on one store, one store call at a time, in every order that can change the result.
 //!
 //! Two adjacent calls that do not touch each other's keys are run in one order only, because the other order has an
 //! equal result.
@@ -14,14 +14,14 @@ use kv::{
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-/// The writer of a revision.
+/// The side that wrote a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
     Ours,
     Calicos,
 }
 
-/// The writer of each revision.
+/// The side that wrote each revision.
 pub(crate) type Authors = Arc<Mutex<BTreeMap<Revision, Side>>>;
 /// The changes of each revision: values by key, `None` for deleted keys.
 pub(crate) type Commits = Arc<Mutex<BTreeMap<Revision, BTreeMap<String, Option<Vec<u8>>>>>>;
@@ -33,7 +33,7 @@ enum State {
     Done,
 }
 
-/// The keys that a call reads and writes.
+/// The keys that a store call reads and writes.
 #[derive(Clone, Debug, Default)]
 struct Call {
     reads: Vec<Range>,
@@ -51,7 +51,8 @@ impl Call {
                 Op::Range(read) => call.reads.push(read.range.clone()),
             }
         }
-        // The first read of a transaction fixes the revision of its later reads, so it depends on every key.
+        // The first read of a transaction fixes the revision of the transaction's later reads, so the first read
+        // depends on every key.
         if txn.compares.is_empty() && txn.is_read_only() {
             call.reads.push(Range::All);
         }
@@ -73,13 +74,13 @@ fn overlap(one: &Range, other: &Range) -> bool {
     other_to.is_none_or(|end| from < end) && to.is_none_or(|end| other_from < end)
 }
 
-/// Where actors wait for their turn.
+/// The shared state with which actors wait for their turns.
 #[derive(Debug, Default)]
 struct Table {
     states: Mutex<Vec<State>>,
-    /// The next call of each waiting actor.
+    /// The next store call of each waiting actor.
     calls: Mutex<Vec<Call>>,
-    /// Wakes each actor when its turn comes.
+    /// The notifications that wake each actor when its turn comes.
     turns: Vec<Notify>,
     changed: Notify,
 }
@@ -91,7 +92,7 @@ impl Table {
     }
 }
 
-/// A store that waits for its actor's turn before each call, and records the commits of its side.
+/// A store wrapper that waits for its actor's turn before each call, and records the commits of the actor's side.
 #[derive(Debug)]
 struct InTurn {
     inner: Arc<dyn Store>,
@@ -115,7 +116,7 @@ impl InTurn {
 #[async_trait]
 impl Store for InTurn {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        // The state at a past revision never changes, so such a read needs no turn.
+        // The state at a past revision never changes, so a read of a past revision needs no turn.
         if !request.at.is_set() {
             self.turn(|| Call { reads: vec![request.range.clone()], writes: vec![] }).await;
         }
@@ -148,16 +149,16 @@ impl Store for InTurn {
     }
 }
 
-/// A store that records its commits as one side's, without turns.
+/// Returns a store that records its commits as commits of one side, without waiting for turns.
 pub(crate) fn noting(inner: &Arc<dyn Store>, side: Side, authors: &Authors, commits: &Commits) -> Arc<dyn Store> {
     let (inner, authors, commits) = (Arc::clone(inner), Arc::clone(authors), Arc::clone(commits));
     Arc::new(InTurn { inner, actor: 0, table: None, side, authors, commits })
 }
 
-/// The work of an actor on its store. Returns a description of the outcome.
+/// The work that an actor does on its store. The future returns a description of the outcome.
 pub(crate) type Work = Box<dyn FnOnce(Arc<dyn Store>) -> Pin<Box<dyn Future<Output = String> + Send>> + Send>;
 
-/// A side and its work.
+/// An actor's side and work.
 pub(crate) struct Actor {
     pub(crate) side: Side,
     pub(crate) work: Work,
@@ -172,14 +173,14 @@ impl Actor {
     }
 }
 
-/// A decision: the actor of the next call, or that all unfinished actors halt for ever.
+/// A decision in a run: the actor of the next call, or that all unfinished actors halt for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     Next(usize),
     Die,
 }
 
-/// A run: each choice with its number of possibilities, and the outcome of each actor that finished.
+/// The result of a run: each choice with its number of possibilities, and the outcome of each actor that finished.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) choices: Vec<(usize, usize)>,
@@ -189,7 +190,8 @@ pub(crate) struct Run {
     pub(crate) is_new: bool,
 }
 
-/// Runs actors in turns. `prefix` gives the first choices; after that the first possible choice is taken.
+/// Runs actors in turns. `prefix` gives the first choices of the run. After the prefix, the first possible choice is
+/// taken.
 pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<Actor>, prefix: &[usize]) -> Run {
     let count = actors.len();
     let sides: Vec<Side> = actors.iter().map(|actor| actor.side).collect();
@@ -213,7 +215,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
                 commits: Commits::default(),
             };
             tokio::spawn(async move {
-                // Dropped even if the work panics.
+                // This guard marks the actor as done, even if the actor's work panics.
                 let _done = Leaving(Arc::clone(&table), number);
                 (actor.work)(Arc::new(own)).await
             })
@@ -242,7 +244,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         run.choices.push((chosen, possible.len()));
         run.order.push(possible[chosen]);
         let Choice::Next(actor) = possible[chosen] else { break };
-        // A choice that was tried here before need not be tried again after a call that commutes with it.
+        // A choice that was tried at this point need not be tried again after a call that commutes with the choice.
         let calls = table.calls.lock().unwrap().clone();
         asleep.extend(possible[..chosen].iter().filter_map(|choice| match choice {
             Choice::Next(actor) => Some(*actor),
@@ -264,7 +266,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
 }
 
 impl Table {
-    /// Waits until no actor is running.
+    /// Waits until no actor is running. Returns the state of each actor.
     async fn quiet(&self) -> Vec<State> {
         loop {
             let states = self.states.lock().unwrap().clone();
@@ -276,7 +278,7 @@ impl Table {
     }
 }
 
-/// Marks an actor as done when dropped.
+/// A guard that marks an actor as done when the guard is dropped.
 struct Leaving(Arc<Table>, usize);
 
 impl Drop for Leaving {
