@@ -40,7 +40,7 @@ impl CniContext<'_> {
         };
         match allocator.check(&self.store, check)? {
             CheckAnswer::Unknown(why) => {
-                tracing::warn!(why, "the container's addresses were not compared with the store")
+                tracing::warn!(why, "the container's addresses were not compared with the store");
             }
             CheckAnswer::Compared(mut comparison) => {
                 if is_vms {

@@ -402,7 +402,7 @@ impl FamilyAssigner<'_> {
             match work.obstacle(cidr).await? {
                 None => return Ok(Some(cidr)),
                 Some(obstacle) => {
-                    tracing::warn!(pool = pool.name(), %obstacle, "skipping a block that cannot be created")
+                    tracing::warn!(pool = pool.name(), %obstacle, "skipping a block that cannot be created");
                 }
             }
         }

@@ -393,7 +393,7 @@ impl OutgoingRules {
                 return Err(CniError::internal(text));
             }
             (Err(error), None) => {
-                tracing::warn!(%error, "cannot update the masquerading rules for pools with natOutgoing; keeping the old rules")
+                tracing::warn!(%error, "cannot update the masquerading rules for pools with natOutgoing; keeping the old rules");
             }
         }
         // Packets between containers of this machine need IP forwarding for IPv6 only.

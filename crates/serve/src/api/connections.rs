@@ -272,7 +272,7 @@ impl ReloadingTls {
                     current.1 = Arc::new(config);
                 }
                 Err(why) => {
-                    tracing::warn!(why, "cannot load the new certificates of etcd's API; keeping the old certificates")
+                    tracing::warn!(why, "cannot load the new certificates of etcd's API; keeping the old certificates");
                 }
             }
         }
