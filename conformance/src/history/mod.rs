@@ -24,7 +24,7 @@
 //! let before = store.list(Range::All).await?;
 //! let history = Arc::new(CallHistory::new());
 //! let client = Recorder::new(store.clone(), history.clone());
-//! Any number of recorders can share a history, in any number of tasks, around any wrapper that injects faults.
+//! // Any number of recorders can share a history, in any number of tasks, around any wrapper that injects faults.
 //! client.put("key", "value").await?;
 //!
 //! let last = store.put("end", "").await?;
