@@ -1,4 +1,4 @@
-//! Tests the requirements on an [`Engine`], as a test program: how the engine's [`Table`](kv_mvcc::Table) orders,
+//! Tests the requirements on an [`Engine`], as a test program: how the engine's [`Table`] orders,
 //! commits and shows rows, and what happens to the engine's store when files are missing, damaged, or made by another
 //! program.
 //!

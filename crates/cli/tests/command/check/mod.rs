@@ -113,7 +113,11 @@ fn check_tells_plans_and_repairs_damage() {
 
         let rest = check(&lab, "--repair --apply");
         assert!(rest.out.contains("| OUTCOME |") && rest.out.contains("| mended  |"), "{}", rest.out);
-        assert!(rest.err.starts_with("error: 1 problem was found\nhint: none of them can be mended"), "{}", rest.err);
+        assert!(
+            rest.err.starts_with("error: 1 problem was found\nhint: none of these problems can be repaired"),
+            "{}",
+            rest.err
+        );
         assert_eq!(get(&lab, PENDING), None);
         let shown = lab.margay(&format!("ipam show --ip {ip}")).answer();
         assert!(shown.contains("Handle ID: net.c1"), "{shown}");

@@ -71,7 +71,10 @@ main   10.65.0.0/16   true   Never      Never       false      false            
 
         assert_eq!(lab.margay("delete ippool main").answer(), "Successfully deleted 1 'IPPool' resource(s)\n");
         let gone = lab.margay("delete ippool main").failure();
-        assert!(gone.contains("[resource does not exist: IPPool(main) with error: <nil>]\nhint: see which"), "{gone}");
+        assert!(
+            gone.contains("[resource does not exist: IPPool(main) with error: <nil>]\nhint: list the existing"),
+            "{gone}"
+        );
         assert_eq!(lab.margay("delete ippool main -s").answer(), "Successfully deleted 1 'IPPool' resource(s)\n");
         let gone = with_file(&lab, "replace", &pool("main", "10.65.0.0/16")).failure();
         assert!(gone.contains("failed to replace 'IPPool' resource: [resource does not exist: IPPool(main)"), "{gone}");
