@@ -138,31 +138,29 @@ impl Resolver {
     /// The last error, if every name server has failed or has refused the query.
     async fn srv(&self, name: &str) -> io::Result<Vec<SrvRecord>> {
         let mut answers: FuturesUnordered<_> = self.name_servers.iter().map(|&server| self.ask(server, name)).collect();
-        let mut failed = io::Error::other("no name server is configured");
-        while let Some(answer) = answers.next().await {
-            match answer {
-                Ok(records) => return Ok(records),
-                Err(error) => failed = error,
-            }
+        let mut answer = Err(io::Error::other("no name server is configured"));
+        while answer.is_err()
+            && let Some(next) = answers.next().await
+        {
+            answer = next;
         }
-        Err(failed)
+        answer
     }
 
     async fn ask(&self, server: SocketAddr, name: &str) -> io::Result<Vec<SrvRecord>> {
-        let mut failed = None;
+        let mut failed = io::Error::from(io::ErrorKind::TimedOut);
         for _ in 0..self.attempts {
             let query = DnsQuery::new(name)?;
             let answer = match within(self.timeout, query.over_udp(server)).await {
                 Ok(DnsAnswer::CutOff) => within(self.timeout, query.over_tcp(server)).await,
                 answer => answer,
             };
-            match answer {
+            failed = match answer {
                 Ok(DnsAnswer::Records(records)) => return Ok(records),
-                Ok(DnsAnswer::CutOff) => failed = Some(io::Error::other("the answer is cut off, also over TCP")),
-                Err(error) => failed = Some(error),
-            }
+                Ok(DnsAnswer::CutOff) => io::Error::other("the answer is cut off, also over TCP"),
+                Err(error) => error,
+            };
         }
-        let failed = failed.unwrap_or_else(|| io::ErrorKind::TimedOut.into());
         Err(io::Error::new(failed.kind(), format!("name server {server}: {failed}")))
     }
 }
@@ -181,22 +179,21 @@ enum DnsAnswer {
 /// A DNS question with its encoded message. Each query has a new random number and receives its answer on a new port.
 struct DnsQuery {
     number: u16,
-    question: Question<'static>,
+    name: Name<'static>,
     message: Vec<u8>,
 }
 
 impl DnsQuery {
     fn new(name: &str) -> io::Result<Self> {
         let no_name = || io::Error::new(io::ErrorKind::InvalidInput, format!("{name} is not a DNS name in ASCII"));
-        let labels = Name::new(name).ok().filter(|_| name.is_ascii()).ok_or_else(no_name)?;
-        let question = Question::new(labels, TYPE::SRV.into(), CLASS::IN.into(), false);
+        let name = Name::new(name).ok().filter(|_| name.is_ascii()).ok_or_else(no_name)?.into_owned();
         let [high, low, ..] = RandomState::new().build_hasher().finish().to_be_bytes();
         let number = u16::from_be_bytes([high, low]);
         let mut query = Packet::new_query(number);
         query.set_flags(PacketFlag::RECURSION_DESIRED);
-        query.questions.push(question.clone());
+        query.questions.push(Question::new(name.clone(), TYPE::SRV.into(), CLASS::IN.into(), false));
         let message = query.build_bytes_vec().map_err(io::Error::other)?;
-        Ok(Self { number, question: question.into_owned(), message })
+        Ok(Self { number, name, message })
     }
 
     async fn over_udp(&self, server: SocketAddr) -> io::Result<DnsAnswer> {
@@ -231,7 +228,7 @@ impl DnsQuery {
             return None;
         }
         // A name server's refusal need not repeat the question.
-        let answers_this = answer.questions.iter().any(|question| question.qname == self.question.qname);
+        let answers_this = answer.questions.iter().any(|question| question.qname == self.name);
         match answer.rcode() {
             RCODE::NoError | RCODE::NameError if !answers_this => None,
             _ if answer.has_flags(PacketFlag::TRUNCATION) => Some(Ok(DnsAnswer::CutOff)),
