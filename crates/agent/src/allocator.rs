@@ -148,9 +148,7 @@ impl Allocator for DaemonAllocator {
             DaemonReply::Answer(Answer::Refused(error)) => return Err(error),
             DaemonReply::Answer(answer) if verb.is_answered_by(&answer) => return Ok(answer),
             DaemonReply::Answer(answer) => {
-                // The log prints `Answer::Declined` under the former name of the variant.
-                let answer = format!("{answer:?}").replacen("Declined(", "ByYourself(", 1);
-                tracing::debug!(%answer, "the margay daemon declined the call; opening the store directly");
+                tracing::debug!(?answer, "the margay daemon declined the call; opening the store directly");
                 (verb.as_repeat(), ask_daemon_to_yield(&at.location))
             }
             DaemonReply::Lost | DaemonReply::NotRunning
