@@ -6,6 +6,13 @@
 //! --test wired -- etcd/child/plain`. The tests with names in `harness/` test the replay itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+/// Pairs a test function with its name.
+macro_rules! named {
+    ($test:ident) => {
+        (stringify!($test), $test)
+    };
+}
+
 mod books;
 mod call;
 mod carrier;
@@ -100,6 +107,9 @@ fn main() -> ExitCode {
     books::stop_all();
     conclusion.exit_code()
 }
+
+/// A test function with its name, from [`named!`].
+pub(crate) type NamedTest = (&'static str, fn(&mut replay::Stage));
 
 /// A test that returns an error message on failure.
 pub(crate) type Test = Box<dyn FnOnce() -> Result<(), String> + Send>;

@@ -13,7 +13,7 @@ use crate::call::Came;
 use crate::place::{NETNS, Place, shell};
 use crate::record::case;
 use crate::replay::Stage;
-use crate::{Kind, Mode, Test};
+use crate::{Kind, Mode, NamedTest, Test};
 
 /// Number of rounds with killed calls on each store; `MARGAY_CRASH_ROUNDS` overrides this number.
 const KILLS: u64 = 100;
@@ -26,45 +26,30 @@ const ENDPOINT: &str = "/calico/resources/v3/projectcalico.org/workloadendpoints
 
 /// Returns all tests of this module, each with its name.
 pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
-    let on = |kind: Kind, mode: Mode, name: &str, test: fn(&mut Stage)| -> (String, Test) {
+    let on = |kind: Kind, mode: Mode, (name, test): NamedTest| -> (String, Test) {
         let name = format!("own/{}/{name}", kind.name());
         (name, Box::new(move || set_and_run("plain", kind, mode, test)))
     };
     [
-        on(Kind::Etcd, Mode::InProcess, "kills_leave_nothing_after_del", kills_leave_nothing_after_del),
-        on(Kind::Redb, Mode::InProcess, "kills_leave_nothing_after_del", kills_leave_nothing_after_del),
-        on(
-            Kind::Etcd,
-            Mode::InProcess,
-            "containers_at_once_get_one_address_each",
-            containers_at_once_get_one_address_each,
-        ),
-        on(
-            Kind::Redb,
-            Mode::InProcess,
-            "containers_at_once_get_one_address_each",
-            containers_at_once_get_one_address_each,
-        ),
-        on(Kind::Redb, Mode::Child, "ipam_in_child_gets_store", ipam_in_child_gets_store),
-        on(Kind::Etcd, Mode::InProcess, "check_names_what_differs", check_names_what_differs),
-        on(Kind::Sled, Mode::InProcess, "check_names_what_differs", check_names_what_differs),
-        on(Kind::Etcd, Mode::InProcess, "gc_removes_what_is_not_listed", gc_removes_what_is_not_listed),
-        on(Kind::Redb, Mode::InProcess, "gc_removes_what_is_not_listed", gc_removes_what_is_not_listed),
-        on(Kind::Etcd, Mode::InProcess, "status", status),
-        on(Kind::Sled, Mode::InProcess, "status", status),
-        on(Kind::Redb, Mode::InProcess, "containers_reach_each_other", containers_reach_each_other),
-        on(Kind::Redb, Mode::InProcess, "prefix_is_routed_to_its_container", prefix_is_routed_to_its_container),
-        on(Kind::Sled, Mode::Child, "prefix_is_routed_to_its_container", prefix_is_routed_to_its_container),
-        on(Kind::Redb, Mode::InProcess, "prefix_never_goes_to_another_program", prefix_never_goes_to_another_program),
-        on(Kind::Redb, Mode::InProcess, "nat_outgoing", nat_outgoing),
-        on(Kind::Sled, Mode::Child, "nat_outgoing", nat_outgoing),
-        on(Kind::Etcd, Mode::InProcess, "nat_outgoing_is_left_to_felix", nat_outgoing_is_left_to_felix),
-        on(
-            Kind::Redb,
-            Mode::InProcess,
-            "nat_outgoing_is_left_to_felix_on_its_node",
-            nat_outgoing_is_left_to_felix_on_its_node,
-        ),
+        on(Kind::Etcd, Mode::InProcess, named!(kills_leave_nothing_after_del)),
+        on(Kind::Redb, Mode::InProcess, named!(kills_leave_nothing_after_del)),
+        on(Kind::Etcd, Mode::InProcess, named!(containers_at_once_get_one_address_each)),
+        on(Kind::Redb, Mode::InProcess, named!(containers_at_once_get_one_address_each)),
+        on(Kind::Redb, Mode::Child, named!(ipam_in_child_gets_store)),
+        on(Kind::Etcd, Mode::InProcess, named!(check_names_what_differs)),
+        on(Kind::Sled, Mode::InProcess, named!(check_names_what_differs)),
+        on(Kind::Etcd, Mode::InProcess, named!(gc_removes_what_is_not_listed)),
+        on(Kind::Redb, Mode::InProcess, named!(gc_removes_what_is_not_listed)),
+        on(Kind::Etcd, Mode::InProcess, named!(status)),
+        on(Kind::Sled, Mode::InProcess, named!(status)),
+        on(Kind::Redb, Mode::InProcess, named!(containers_reach_each_other)),
+        on(Kind::Redb, Mode::InProcess, named!(prefix_is_routed_to_its_container)),
+        on(Kind::Sled, Mode::Child, named!(prefix_is_routed_to_its_container)),
+        on(Kind::Redb, Mode::InProcess, named!(prefix_never_goes_to_another_program)),
+        on(Kind::Redb, Mode::InProcess, named!(nat_outgoing)),
+        on(Kind::Sled, Mode::Child, named!(nat_outgoing)),
+        on(Kind::Etcd, Mode::InProcess, named!(nat_outgoing_is_left_to_felix)),
+        on(Kind::Redb, Mode::InProcess, named!(nat_outgoing_is_left_to_felix_on_its_node)),
     ]
     .into_iter()
 }

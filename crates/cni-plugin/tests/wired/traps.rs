@@ -17,7 +17,7 @@ use crate::own::{nothing_left, set_and_run, succeed};
 use crate::place::{NETNS, Place, shell};
 use crate::record::{Documents, case};
 use crate::replay::Stage;
-use crate::{Kind, Mode, Test};
+use crate::{Kind, Mode, NamedTest, Test};
 
 /// The address of a server that accepts connections and never answers.
 const SILENT: &str = "127.0.0.1:8002";
@@ -28,71 +28,31 @@ const RACES: u32 = 40;
 
 /// Returns all tests of this module, each with its name.
 pub(crate) fn all() -> impl Iterator<Item = (String, Test)> {
-    let on = |kind: Kind, case: &'static str, name: &str, test: fn(&mut Stage)| -> (String, Test) {
+    let on = |kind: Kind, case: &'static str, (name, test): NamedTest| -> (String, Test) {
         let name = format!("traps/{}/{name}", kind.name());
         (name, Box::new(move || set_and_run(case, kind, Mode::InProcess, test)))
     };
     [
-        on(Kind::Etcd, "plain", "call_ends_in_time_when_etcd_is_silent", call_ends_in_time_when_etcd_is_silent),
-        on(
-            Kind::Etcd,
-            "pod",
-            "call_ends_in_time_when_kubernetes_api_is_silent",
-            call_ends_in_time_when_kubernetes_api_is_silent,
-        ),
-        on(
-            Kind::Redb,
-            "pod",
-            "call_ends_in_time_when_kubernetes_api_is_silent",
-            call_ends_in_time_when_kubernetes_api_is_silent,
-        ),
-        on(
-            Kind::Etcd,
-            "pod",
-            "del_of_pod_frees_all_when_namespace_is_unusable",
-            del_of_pod_frees_all_when_namespace_is_unusable,
-        ),
-        on(
-            Kind::Sled,
-            "pod",
-            "del_of_pod_frees_all_when_namespace_is_unusable",
-            del_of_pod_frees_all_when_namespace_is_unusable,
-        ),
-        on(Kind::Etcd, "pod", "damaged_endpoint_keeps_no_address", damaged_endpoint_keeps_no_address),
-        on(Kind::Etcd, "dual-stack", "add_succeeds_when_felix_is_faster", add_succeeds_when_felix_is_faster),
-        on(Kind::Etcd, "plain", "ids_with_same_beginning_stay_apart", ids_with_same_beginning_stay_apart),
-        on(Kind::Redb, "plain", "ids_with_same_beginning_stay_apart", ids_with_same_beginning_stay_apart),
-        on(
-            Kind::Etcd,
-            "plain",
-            "ids_with_same_beginning_stay_apart_at_once",
-            ids_with_same_beginning_stay_apart_at_once,
-        ),
-        on(
-            Kind::Etcd,
-            "plain",
-            "address_of_lost_namespace_may_go_to_another",
-            address_of_lost_namespace_may_go_to_another,
-        ),
-        on(
-            Kind::Redb,
-            "plain",
-            "address_of_lost_namespace_may_go_to_another",
-            address_of_lost_namespace_may_go_to_another,
-        ),
-        on(Kind::Etcd, "pod-routes", "check_of_pod_with_routes", check_of_pod_with_routes),
-        on(Kind::Etcd, "pod-use-pod-cidr", "check_of_pod_with_pod_cidr", check_of_pod_with_pod_cidr),
-        on(Kind::Etcd, "pod-ip-addrs-no-ipam", "check_of_pod_without_ipam", check_of_pod_without_ipam),
-        on(Kind::Etcd, "second-network", "check_and_gc_of_second_network", check_and_gc_of_second_network),
-        on(Kind::Redb, "second-network", "check_and_gc_of_second_network", check_and_gc_of_second_network),
-        on(Kind::Etcd, "pod-restarted", "gc_spares_restarted_pod", gc_spares_restarted_pod),
-        on(Kind::Redb, "plain", "gc_and_del_succeed_without_store", gc_and_del_succeed_without_store),
-        on(
-            Kind::Etcd,
-            "plain",
-            "credentials_are_refused_when_writable_by_others",
-            credentials_are_refused_when_writable_by_others,
-        ),
+        on(Kind::Etcd, "plain", named!(call_ends_in_time_when_etcd_is_silent)),
+        on(Kind::Etcd, "pod", named!(call_ends_in_time_when_kubernetes_api_is_silent)),
+        on(Kind::Redb, "pod", named!(call_ends_in_time_when_kubernetes_api_is_silent)),
+        on(Kind::Etcd, "pod", named!(del_of_pod_frees_all_when_namespace_is_unusable)),
+        on(Kind::Sled, "pod", named!(del_of_pod_frees_all_when_namespace_is_unusable)),
+        on(Kind::Etcd, "pod", named!(damaged_endpoint_keeps_no_address)),
+        on(Kind::Etcd, "dual-stack", named!(add_succeeds_when_felix_is_faster)),
+        on(Kind::Etcd, "plain", named!(ids_with_same_beginning_stay_apart)),
+        on(Kind::Redb, "plain", named!(ids_with_same_beginning_stay_apart)),
+        on(Kind::Etcd, "plain", named!(ids_with_same_beginning_stay_apart_at_once)),
+        on(Kind::Etcd, "plain", named!(address_of_lost_namespace_may_go_to_another)),
+        on(Kind::Redb, "plain", named!(address_of_lost_namespace_may_go_to_another)),
+        on(Kind::Etcd, "pod-routes", named!(check_of_pod_with_routes)),
+        on(Kind::Etcd, "pod-use-pod-cidr", named!(check_of_pod_with_pod_cidr)),
+        on(Kind::Etcd, "pod-ip-addrs-no-ipam", named!(check_of_pod_without_ipam)),
+        on(Kind::Etcd, "second-network", named!(check_and_gc_of_second_network)),
+        on(Kind::Redb, "second-network", named!(check_and_gc_of_second_network)),
+        on(Kind::Etcd, "pod-restarted", named!(gc_spares_restarted_pod)),
+        on(Kind::Redb, "plain", named!(gc_and_del_succeed_without_store)),
+        on(Kind::Etcd, "plain", named!(credentials_are_refused_when_writable_by_others)),
     ]
     .into_iter()
 }
