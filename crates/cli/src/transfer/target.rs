@@ -1,6 +1,8 @@
 //! Fills a store from a source. Each part of the source is compared with the store before the part is written, so a run
 //! can be interrupted at any moment and restarted. A final comparison shows whether source and store are equal.
 
+use std::fmt;
+
 use datastore::{Create, Location, OpenStore, maintenance};
 use futures::StreamExt;
 use futures::future::try_join_all;
@@ -351,6 +353,15 @@ impl Differences {
         target.has_checksums(&self.sums, &KeyProgress::new("comparing", Some(self.tally.keys))).await
     }
 
+    /// Fails if this comparison with the target `at`, which was just filled, has found a key that differs.
+    pub(crate) fn require_none(&self, at: &impl fmt::Display, hint: &str) -> CommandResult<()> {
+        if self.total() == 0 {
+            return Ok(());
+        }
+        let keys = self.list_keys();
+        Err(CommandFailure::new(format!("{at} was changed by somebody else meanwhile:{keys}")).hint(hint))
+    }
+
     /// Returns the number of keys that differ, or that differed before the run wrote them.
     pub(crate) fn total(&self) -> u64 {
         self.missing + self.different + self.extra
@@ -404,7 +415,7 @@ impl<'f, 'l> TargetFiller<'f, 'l> {
         target: &'f mut Target<'l>,
         work: FillMode,
         keys: Option<u64>,
-    ) -> CommandResult<Differences, TransferStop> {
+    ) -> Result<Differences, TransferStop> {
         let what = match work {
             FillMode::Fill => "writing",
             FillMode::Update => "copying",

@@ -134,15 +134,8 @@ impl MigrationStores<'_> {
             if !written.are_unchanged_in(target).await? {
                 // A key that differs may belong to the target itself; keys that belong to the target stay unchanged.
                 let (_, compared) = self.compare_or_fill(target, revision, FillMode::Verify).await?;
-                if compared.total() > 0 {
-                    return Err(CommandFailure::new(format!(
-                        "{} was changed by somebody else meanwhile:{}",
-                        self.to,
-                        compared.list_keys()
-                    ))
-                    .hint("stop the programs that use the second store, and run the command again")
-                    .into());
-                }
+                compared
+                    .require_none(&self.to, "stop the programs that use the second store, and run the command again")?;
             }
             target.remark(self.mark(ImportState::Copied, revision.get())).await?;
             Ok(self.copied(revision, &written)?)
@@ -275,7 +268,7 @@ impl MigrationStores<'_> {
         target: &mut Target<'_>,
         at: Revision,
         work: FillMode,
-    ) -> CommandResult<(Revision, Differences), TransferStop> {
+    ) -> Result<(Revision, Differences), TransferStop> {
         let mut source = Source::store(self.from, KeyFilter::Ipam, at);
         let found = TargetFiller::run(&mut source, target, work, None).await?;
         Ok((source.revision(), found))

@@ -208,13 +208,7 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     if !written.are_unchanged_in(target).await? {
         // A key that differs may belong to the store itself; keys that belong to the store stay unchanged.
         let compared = compare_or_fill(plan, target, FillMode::Verify).await?;
-        if compared.total() > 0 {
-            return Err(CommandFailure::new(format!(
-                "{at} was changed by somebody else meanwhile:{}",
-                compared.list_keys()
-            ))
-            .hint("delete the imported data with --abort, and import again"));
-        }
+        compared.require_none(&at, "delete the imported data with --abort, and import again")?;
     }
     target.unmark().await?;
     Ok(written)
