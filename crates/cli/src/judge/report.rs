@@ -3,9 +3,7 @@
 //! JUnit XML are formats for programs.
 
 use std::fmt;
-use std::io::{
-    IsTerminal, Write, {self},
-};
+use std::io::{self, IsTerminal, Write};
 use std::time::Duration;
 
 use conformance::{Case, Report, Verdict, rules};
@@ -200,6 +198,14 @@ fn print_failure(name: &str, failure: &conformance::Failure, out: &mut dyn Write
     Ok(())
 }
 
+/// Prints a report for programs to standard output, and the summary for people to standard error.
+fn print_document(document: &str, summary: &RunSummary, out: &mut dyn Write, err: &mut dyn Write) -> CommandResult<()> {
+    writeln!(out, "{document}")?;
+    out.flush()?;
+    _ = writeln!(err, "{summary}");
+    Ok(())
+}
+
 struct JsonReporter;
 
 #[derive(Serialize)]
@@ -235,10 +241,7 @@ impl Reporter for JsonReporter {
         });
         let json = serde_json::to_string_pretty(&RunJson { cases: cases.collect() })
             .map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
-        writeln!(out, "{json}")?;
-        out.flush()?;
-        _ = writeln!(err, "{summary}");
-        Ok(())
+        print_document(&json, summary, out, err)
     }
 }
 
@@ -257,10 +260,7 @@ impl Reporter for JunitReporter {
         let mut run = quick_junit::Report::new("margay conformance");
         run.add_test_suite(suite).set_time(summary.took);
         let xml = run.to_string().map_err(|error| CommandFailure::new(format!("JUnit: {error}")))?;
-        writeln!(out, "{}", xml.trim_end())?;
-        out.flush()?;
-        _ = writeln!(err, "{summary}");
-        Ok(())
+        print_document(xml.trim_end(), summary, out, err)
     }
 }
 
