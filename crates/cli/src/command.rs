@@ -8,9 +8,7 @@
 //! rules of a deleted pool would stay until the next container starts.
 
 use std::collections::BTreeMap;
-use std::io::{
-    Write, {self},
-};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::io;
 
 /// The result of a command or of a step of a command.
-pub(crate) type CommandResult<T, E = CommandFailure> = Result<T, E>;
+pub(crate) type CommandResult<T> = Result<T, CommandFailure>;
 
 /// A failed command: a message, and a hint if the failure has one.
 #[derive(Debug)]

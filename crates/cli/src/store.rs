@@ -126,8 +126,8 @@ impl<'a> StoreAccess<'a> {
     pub(crate) async fn run_and_close<T, E: From<CommandFailure>>(
         self,
         open: OpenStore,
-        work: impl AsyncFnOnce(&OpenStore) -> CommandResult<T, E>,
-    ) -> CommandResult<T, E> {
+        work: impl AsyncFnOnce(&OpenStore) -> Result<T, E>,
+    ) -> Result<T, E> {
         let done = work(&open).await;
         let closed = open.close().await.map_err(|error| self.explain(error));
         let done = done?;

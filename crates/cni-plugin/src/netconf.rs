@@ -232,7 +232,7 @@ pub(crate) struct PolicyConf {
 impl fmt::Debug for PolicyConf {
     /// Shows only the kind of the policy, because the other fields may be secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Policy").field("kind", &self.kind).finish_non_exhaustive()
+        f.debug_struct("PolicyConf").field("kind", &self.kind).finish_non_exhaustive()
     }
 }
 

@@ -188,7 +188,7 @@ struct DaemonOrDirect {
 
 impl fmt::Debug for ServedOrDirect {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ServedOrAlone").field("served", &self.served).finish_non_exhaustive()
+        f.debug_struct("ServedOrDirect").field("served", &self.served).finish_non_exhaustive()
     }
 }
 

@@ -261,7 +261,7 @@ impl Location {
     ///
     /// # Errors
     /// The error of `change`.
-    pub fn with_access<E>(self, change: impl FnOnce(Access) -> ConfigResult<Access, E>) -> ConfigResult<Self, E> {
+    pub fn with_access<E>(self, change: impl FnOnce(Access) -> Result<Access, E>) -> Result<Self, E> {
         let place = match self.place {
             StorePlace::Cluster(ClusterAddress { access, endpoints, discovery_srv }) => {
                 StorePlace::Cluster(ClusterAddress { endpoints, discovery_srv, access: change(access)? })

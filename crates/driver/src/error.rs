@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 /// The result of reading configuration.
-pub type ConfigResult<T, E = ConfigError> = Result<T, E>;
+pub type ConfigResult<T> = Result<T, ConfigError>;
 
 /// A store that a file of the CNI configuration folder names.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Reads the machine's boot id, the clocks that nobody can set, and the node's name.
+//! Reads the machine's boot id, the clocks that no program can set, and the node's name.
 
 use std::fs::{self, File};
 use std::io::Read;

@@ -73,7 +73,7 @@ pub enum CommitLog {
     Own,
 }
 
-/// What [`Engine::shrink`] did with the space that the engine's files do not need.
+/// The outcome of [`Engine::shrink`]: whether the engine's files keep space that the store does not need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpareSpace {
     /// The unneeded space was returned to the file system.

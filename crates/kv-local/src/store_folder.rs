@@ -268,7 +268,7 @@ impl StoreFolder {
     }
 }
 
-/// What a store's folder contains, found by [`StoreFolder::inspect`].
+/// The content of a store's folder, as [`StoreFolder::inspect`] finds it.
 pub(crate) enum FolderContents {
     /// The folder contains no store.
     Nothing,

@@ -221,7 +221,7 @@ impl JournaledTable {
 impl fmt::Debug for JournaledTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Omits the overlay, which can be large.
-        f.debug_struct("Journaled").field("table", &self.table).field("store", &self.store).finish_non_exhaustive()
+        f.debug_struct("JournaledTable").field("table", &self.table).field("store", &self.store).finish_non_exhaustive()
     }
 }
 
@@ -455,7 +455,7 @@ fn read_records(medium: &dyn Medium, capacity: u64) -> io::Result<Records> {
     Ok(records)
 }
 
-/// What follows a record in the journal.
+/// The part of the journal after a record.
 enum RecordEnd {
     /// The next record follows.
     Record { number: u64, length: usize },

@@ -42,7 +42,7 @@ impl ClientStream {
     }
 }
 
-/// What to do with a client that exceeds the maximum number of clients.
+/// The treatment of a client that exceeds the maximum number of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExcessPolicy {
     /// Leaves the client in the listener's backlog until another client disconnects.

@@ -106,7 +106,7 @@ impl<'l> Follower<'l> {
     ///
     /// # Errors
     /// [`FollowStop::OtherStore`] if the store was replaced or reset; any store error.
-    pub(crate) async fn read(&mut self) -> CommandResult<Vec<HistoryPart>, FollowStop> {
+    pub(crate) async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
         let left = match &self.reader {
             StoreReader::Embedded(one) => one.position_to_leave(),
             StoreReader::Watched(one) => one.position_to_leave(),
@@ -121,7 +121,7 @@ impl<'l> Follower<'l> {
     }
 
     /// Continues at a position of this store, through the store's daemon if one runs.
-    async fn switch_reader(&mut self, position: ReadPosition, id: Option<String>) -> CommandResult<(), FollowStop> {
+    async fn switch_reader(&mut self, position: ReadPosition, id: Option<String>) -> Result<(), FollowStop> {
         let next = StoreReader::of_files(self.at, &self.range, position, id.clone()).await;
         match (&next, &self.reader) {
             (StoreReader::Embedded(_), StoreReader::Embedded(_)) => return Ok(()),
@@ -189,7 +189,7 @@ enum ReadPosition {
 
 /// Refuses a position after the newest revision, because the store was replaced by another store or reset to an earlier
 /// state.
-fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> CommandResult<(), FollowStop> {
+fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Result<(), FollowStop> {
     if after <= newest {
         return Ok(());
     }
@@ -199,7 +199,7 @@ fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Comman
 }
 
 /// Refuses a store whose id differs from the known store id.
-fn check_identity(at: StoreAccess<'_>, known: Option<&str>, found: &str) -> CommandResult<(), FollowStop> {
+fn check_identity(at: StoreAccess<'_>, known: Option<&str>, found: &str) -> Result<(), FollowStop> {
     if known.is_none_or(|known| known == found) {
         return Ok(());
     }
@@ -262,7 +262,7 @@ impl<'l> FilesReader<'l> {
 
     /// Returns the next parts of the history. All parts of a state are returned together, because a state could be
     /// compacted while the caller handles only a part of it.
-    async fn read(&mut self) -> CommandResult<Vec<HistoryPart>, FollowStop> {
+    async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
         let mut parts = self.read_turn().await?;
         while !self.is_past && matches!(self.position, ReadPosition::State(..) | ReadPosition::Lost(_)) {
             parts.extend(self.read_turn().await?);
@@ -271,13 +271,13 @@ impl<'l> FilesReader<'l> {
     }
 
     /// Opens the store, reads the next parts, and closes the store.
-    async fn read_turn(&mut self) -> CommandResult<Vec<HistoryPart>, FollowStop> {
+    async fn read_turn(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
         let at = self.at;
         let open = at.open_files(StoreUse::Read).await?;
         at.run_and_close(open, async |open: &OpenStore| self.read_parts(open).await).await
     }
 
-    async fn read_parts(&mut self, open: &OpenStore) -> CommandResult<Vec<HistoryPart>, FollowStop> {
+    async fn read_parts(&mut self, open: &OpenStore) -> Result<Vec<HistoryPart>, FollowStop> {
         let Some(store) = open.embedded() else {
             return Err(CommandFailure::new(format!("{} has no history to read", self.at)).into());
         };

@@ -109,7 +109,7 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    pub(super) async fn read(&mut self) -> CommandResult<Vec<HistoryPart>, FollowStop> {
+    pub(super) async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
         match self.read_parts().await {
             Err(ReadError::Store(error)) => {
                 match self.part_when_compacted(&error).or_else(|| self.part_when_disconnected(&error)) {
@@ -123,7 +123,7 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    async fn read_parts(&mut self) -> CommandResult<Vec<HistoryPart>, ReadError> {
+    async fn read_parts(&mut self) -> Result<Vec<HistoryPart>, ReadError> {
         match self.position.clone() {
             ReadPosition::Before(FollowStart::Newest) => self.read_state(|at| HistoryPart::Begins(at, None)).await,
             ReadPosition::Before(start) => Ok(vec![self.begin(start).await?]),
@@ -136,10 +136,7 @@ impl<'l> WatchReader<'l> {
     /// Reads the newest state. The first part reports the revision of the state, and the second part has the blocks,
     /// which contain every address and its holder. The watch for later changes starts before this method returns,
     /// because the caller may need longer to handle the state than the store keeps its history.
-    async fn read_state(
-        &mut self,
-        first: impl FnOnce(Revision) -> HistoryPart,
-    ) -> CommandResult<Vec<HistoryPart>, ReadError> {
+    async fn read_state(&mut self, first: impl FnOnce(Revision) -> HistoryPart) -> Result<Vec<HistoryPart>, ReadError> {
         let listing = self.store().await?.list(Range::Prefix(keys::blocks_prefix(None))).await?;
         let at = listing.revision;
         check_after(self.at, self.position.read(), at)?;
@@ -151,7 +148,7 @@ impl<'l> WatchReader<'l> {
 
     /// Starts a watch. Drops any running probe, because a probe that ran beside an earlier watch tells nothing about
     /// the new watch.
-    async fn watch(&mut self, next: Revision) -> CommandResult<WatchStream, ReadError> {
+    async fn watch(&mut self, next: Revision) -> Result<WatchStream, ReadError> {
         self.idle.restart();
         let progress = if self.past.is_some() { Progress::Omit } else { Progress::Report };
         let request = WatchRequest::new(self.range.clone(), next).with_prev(Prev::Return).with_progress(progress);
@@ -170,7 +167,7 @@ impl<'l> WatchReader<'l> {
         Ok(self.open.insert(open).store())
     }
 
-    async fn begin(&mut self, start: FollowStart) -> CommandResult<HistoryPart, ReadError> {
+    async fn begin(&mut self, start: FollowStart) -> Result<HistoryPart, ReadError> {
         let store = self.store().await?;
         let keys = store.list_at(self.range.clone(), Revision::UNSET, Content::KeysOnly).await?;
         let head = keys.revision;
@@ -197,7 +194,7 @@ impl<'l> WatchReader<'l> {
     }
 
     /// Reads the next page of a state, in a reader of the past.
-    async fn read_page(&mut self, at: Revision, from: Key) -> CommandResult<HistoryPart, ReadError> {
+    async fn read_page(&mut self, at: Revision, from: Key) -> Result<HistoryPart, ReadError> {
         let request = RangeRequest::new(self.range.rest(from)).with_at(at).with_limit(MAX_PAGE_KEYS);
         let page = self.store().await?.range(request).await?;
         self.position = match page.kvs.last() {
@@ -212,7 +209,7 @@ impl<'l> WatchReader<'l> {
     }
 
     /// Returns the next batches of events, if an event arrives within [`EVENT_TIMEOUT`].
-    async fn follow(&mut self, next: Revision) -> CommandResult<HistoryPart, ReadError> {
+    async fn follow(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         if let Some(past) = self.past.as_ref().filter(|past| next > past.head) {
             return Ok(HistoryPart::Reached(past.head));
         }
@@ -290,7 +287,7 @@ impl<'l> WatchReader<'l> {
     }
 
     /// Returns the part for a read without events; this part tells whether all events were reported.
-    fn part_when_quiet(&mut self, next: Revision) -> CommandResult<HistoryPart, ReadError> {
+    fn part_when_quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {
             return Ok(HistoryPart::Reached(past.head));

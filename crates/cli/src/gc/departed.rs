@@ -34,7 +34,7 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u
     let (machine, own) = (Machine::of(None)?, own_names());
     let runtime = runtime()?;
     let named = args.free.then(|| args.node.clone().unwrap_or_default());
-    let (estates, mut skipped) = match &named {
+    let (departed_nodes, mut skipped) = match &named {
         Some(node) => (read_named_node(at, &runtime, node, &own)?, Vec::new()),
         None => read_departed_nodes(at, &runtime, list.as_ref(), &own)?,
     };
@@ -42,16 +42,16 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u
     // no candidate for freeing.
     let evidence = machine.whole_evidence()?;
     let mut reports = Vec::new();
-    for estate in estates.values() {
-        match why_this_machine(estate, &evidence) {
-            Some(why) if named.is_some() => return Err(this_machine_failure(&estate.node, &why)),
-            Some(why) => skipped.push(SkippedNode { node: estate.node.clone(), why }),
-            None => reports.push((estate, DepartedNodeReport::of(&location, estate))),
+    for departed in departed_nodes.values() {
+        match why_this_machine(departed, &evidence) {
+            Some(why) if named.is_some() => return Err(this_machine_failure(&departed.node, &why)),
+            Some(why) => skipped.push(SkippedNode { node: departed.node.clone(), why }),
+            None => reports.push((departed, DepartedNodeReport::of(&location, departed))),
         }
     }
     if args.apply {
-        for (estate, report) in &mut reports {
-            if let Err(failure) = runtime.block_on(free(at, estate, report)) {
+        for (departed, report) in &mut reports {
+            if let Err(failure) = runtime.block_on(free(at, departed, report)) {
                 failure.print(invocation.err);
                 report.failed = true;
             }
@@ -103,7 +103,7 @@ fn read_departed_nodes(
             && known.pinned.as_deref() != Some(node)
             && list.is_none_or(|list| !list.contains(node))
     };
-    let DepartedNodes { known, nodes, departed: mut estates } = runtime.block_on(survey(at, wanted))?;
+    let DepartedNodes { known, nodes, departed: mut departed_nodes } = runtime.block_on(survey(at, wanted))?;
     let ours: BTreeSet<&String> = own.iter().chain(&known.pinned).collect();
     match list {
         None if known.registered.is_empty() => {
@@ -117,11 +117,11 @@ fn read_departed_nodes(
     }
     let mut skipped = Vec::new();
     for name in own {
-        if estates.remove(name).is_some() {
+        if departed_nodes.remove(name).is_some() {
             skipped.push(SkippedNode { node: name.clone(), why: "it is the name of this machine".to_owned() });
         }
     }
-    Ok((estates, skipped))
+    Ok((departed_nodes, skipped))
 }
 
 /// Refuses a list that cannot be a list of this store's nodes: this machine is a node of the store but is not in the
@@ -149,13 +149,13 @@ fn check_list(
 }
 
 /// Returns why a node is this machine under another name, or `None` if the node is another machine.
-fn why_this_machine(estate: &DepartedNode, evidence: &Evidence) -> Option<String> {
-    let of_endpoints = estate.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
-    let mut units = estate.holds.iter().map(|hold| hold.unit).chain(of_endpoints.map(|ip| IpNet::from(*ip)));
+fn why_this_machine(departed: &DepartedNode, evidence: &Evidence) -> Option<String> {
+    let of_endpoints = departed.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
+    let mut units = departed.holds.iter().map(|hold| hold.unit).chain(of_endpoints.map(|ip| IpNet::from(*ip)));
     if let Some(unit) = units.find(|unit| evidence.is_on_an_interface(*unit)) {
         return Some(format!("an interface of this machine has its address {}", unit.addr()));
     }
-    let of_this_boot = estate.holds.iter().find(|hold| hold.boot() == Some(evidence.boot.as_str()))?;
+    let of_this_boot = departed.holds.iter().find(|hold| hold.boot() == Some(evidence.boot.as_str()))?;
     Some(format!("its address {} was given in this very boot of this machine", of_this_boot.address))
 }
 
@@ -169,14 +169,14 @@ fn this_machine_failure(node: &str, why: &str) -> CommandFailure {
 
 /// Frees the addresses of a node, and releases the node's blocks. The store is closed for a moment after every
 /// [`MAX_COMMITS_PER_OPENING`] commits, so that containers can start.
-async fn free(at: StoreAccess<'_>, estate: &DepartedNode, report: &mut DepartedNodeReport) -> CommandResult<()> {
-    let endpoints: Vec<&[NodeEndpoint]> = estate.endpoints.chunks(MAX_ENDPOINTS_PER_COMMIT).collect();
+async fn free(at: StoreAccess<'_>, departed: &DepartedNode, report: &mut DepartedNodeReport) -> CommandResult<()> {
+    let endpoints: Vec<&[NodeEndpoint]> = departed.endpoints.chunks(MAX_ENDPOINTS_PER_COMMIT).collect();
     for some in endpoints.chunks(MAX_COMMITS_PER_OPENING) {
         at.with_operator(StoreUse::Release, async |operator| {
             for batch in some {
                 let deleted = operator
                     .ipam()
-                    .delete_endpoints_of_gone(&estate.node, batch, Deadline::after(STORE_CALL_TIMEOUT))
+                    .delete_endpoints_of_gone(&departed.node, batch, Deadline::after(STORE_CALL_TIMEOUT))
                     .await;
                 report.deleted_endpoints.extend(deleted.map_err(escaped_failure)?.into_iter().map(EndpointRow::from));
             }
@@ -184,12 +184,12 @@ async fn free(at: StoreAccess<'_>, estate: &DepartedNode, report: &mut DepartedN
         })
         .await?;
     }
-    for some in batches(&estate.holds).chunks(MAX_COMMITS_PER_OPENING) {
+    for some in batches(&departed.holds).chunks(MAX_COMMITS_PER_OPENING) {
         at.with_operator(StoreUse::Release, async |operator| {
             for batch in some {
                 let freed = operator
                     .ipam()
-                    .free_of_gone(&estate.node, batch, Deadline::after(STORE_CALL_TIMEOUT))
+                    .free_of_gone(&departed.node, batch, Deadline::after(STORE_CALL_TIMEOUT))
                     .await
                     .map_err(escaped_failure)?;
                 report.freed.extend(freed.released);
@@ -199,12 +199,12 @@ async fn free(at: StoreAccess<'_>, estate: &DepartedNode, report: &mut DepartedN
         })
         .await?;
     }
-    let blocks: Vec<IpNet> = estate.blocks().collect();
+    let blocks: Vec<IpNet> = departed.blocks().collect();
     let mut damaged = None;
     for some in blocks.chunks(MAX_COMMITS_PER_OPENING) {
         at.with_operator(StoreUse::Release, async |operator| {
             for cidr in some {
-                match operator.ipam().give_up_block(&estate.node, *cidr, Deadline::after(STORE_CALL_TIMEOUT)).await {
+                match operator.ipam().give_up_block(&departed.node, *cidr, Deadline::after(STORE_CALL_TIMEOUT)).await {
                     Ok(true) => report.gave_up.push(*cidr),
                     Ok(false) => {}
                     // One unreadable block must not keep the other blocks from being released.
@@ -217,7 +217,7 @@ async fn free(at: StoreAccess<'_>, estate: &DepartedNode, report: &mut DepartedN
         .await?;
     }
     at.with_operator(StoreUse::Release, async |operator| {
-        operator.ipam().drop_legacy(&estate.node, Deadline::after(STORE_CALL_TIMEOUT)).await.map_err(escaped_failure)
+        operator.ipam().drop_legacy(&departed.node, Deadline::after(STORE_CALL_TIMEOUT)).await.map_err(escaped_failure)
     })
     .await?;
     damaged.map_or(Ok(()), |error| Err(escaped_failure(error)))
@@ -312,22 +312,22 @@ struct DepartedNodeReport {
 }
 
 impl DepartedNodeReport {
-    fn of(location: &Location, estate: &DepartedNode) -> Self {
+    fn of(location: &Location, departed: &DepartedNode) -> Self {
         Self {
             store: location.to_string(),
-            node: estate.node.clone(),
+            node: departed.node.clone(),
             failed: false,
-            candidates: estate.holds.iter().map(Candidate::new).collect(),
+            candidates: departed.holds.iter().map(Candidate::new).collect(),
             freed: Vec::new(),
             changed: Vec::new(),
-            endpoints: estate.endpoints.iter().map(EndpointRow::from).collect(),
+            endpoints: departed.endpoints.iter().map(EndpointRow::from).collect(),
             deleted_endpoints: Vec::new(),
-            blocks: estate.parts.iter().filter(|(_, part)| part.is_own).map(|(cidr, _)| *cidr).collect(),
+            blocks: departed.parts.iter().filter(|(_, part)| part.is_own).map(|(cidr, _)| *cidr).collect(),
             gave_up: Vec::new(),
             left: DepartedKeptCounts {
-                two_owners: estate.shared,
-                no_node: estate.nameless,
-                other_nodes: estate.of_others,
+                two_owners: departed.shared,
+                no_node: departed.nameless,
+                other_nodes: departed.of_others,
             },
         }
     }

@@ -164,27 +164,27 @@ fn read_cache(path: &Path, may_be_empty: bool) -> CommandResult<RuntimeList> {
     Ok(RuntimeList::new(made.into(), listed))
 }
 
-fn parse_attachments(text: &str) -> CommandResult<ParsedList, String> {
+fn parse_attachments(text: &str) -> Result<ParsedList, String> {
     match text.trim_start().chars().next() {
         Some('{' | '[') => parse_json(text),
         _ => Ok(ParsedList { network: None, listed: parse_lines(text)? }),
     }
 }
 
-fn parse_lines(text: &str) -> CommandResult<Vec<ListedAttachment>, String> {
+fn parse_lines(text: &str) -> Result<Vec<ListedAttachment>, String> {
     let lines = text.lines().map(str::trim).enumerate().filter(|(_, line)| !line.is_empty());
     lines.map(|(number, line)| parse_container(line).map_err(|what| format!("line {}: {what}", number + 1))).collect()
 }
 
 /// Parses a container id. The network and the interface of the attachment stay unknown.
-fn parse_container(id: &str) -> CommandResult<ListedAttachment, String> {
+fn parse_container(id: &str) -> Result<ListedAttachment, String> {
     match is_cni_name(id) {
         true => Ok(ListedAttachment { container: id.to_owned(), ..ListedAttachment::default() }),
         false => Err(format!("{:?} is no container's id", printable(&id.chars().take(60).collect::<String>()))),
     }
 }
 
-fn parse_json(text: &str) -> CommandResult<ParsedList, String> {
+fn parse_json(text: &str) -> Result<ParsedList, String> {
     let value: Value = serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?;
     if let Some(elements) = value.as_array() {
         return Ok(ParsedList { network: None, listed: each(elements, parse_element)? });
@@ -209,21 +209,21 @@ fn parse_json(text: &str) -> CommandResult<ParsedList, String> {
 
 fn each(
     elements: &[Value],
-    read: impl Fn(&Value) -> CommandResult<ListedAttachment, String>,
-) -> CommandResult<Vec<ListedAttachment>, String> {
+    read: impl Fn(&Value) -> Result<ListedAttachment, String>,
+) -> Result<Vec<ListedAttachment>, String> {
     let numbered = elements.iter().enumerate();
     numbered.map(|(number, one)| read(one).map_err(|what| format!("element {}: {what}", number + 1))).collect()
 }
 
 /// Parses an array element in CNI's or podman's format.
-fn parse_element(value: &Value) -> CommandResult<ListedAttachment, String> {
+fn parse_element(value: &Value) -> Result<ListedAttachment, String> {
     match value.get("Id") {
         Some(_) => parse_container(text_of(value, "Id")?),
         None => parse_attachment(value),
     }
 }
 
-fn parse_attachment(value: &Value) -> CommandResult<ListedAttachment, String> {
+fn parse_attachment(value: &Value) -> Result<ListedAttachment, String> {
     let network = match value.get("network") {
         Some(_) => Some(text_of(value, "network")?.to_owned()),
         None => None,
@@ -232,7 +232,7 @@ fn parse_attachment(value: &Value) -> CommandResult<ListedAttachment, String> {
     Ok(ListedAttachment { interface: Some(text_of(value, "ifname")?.to_owned()), network, ..named })
 }
 
-fn parse_cached(value: &Value) -> CommandResult<ListedAttachment, String> {
+fn parse_cached(value: &Value) -> Result<ListedAttachment, String> {
     if value.get("kind").and_then(Value::as_str) != Some(CNI_CACHE_KIND) {
         return Err(format!("its kind is not {CNI_CACHE_KIND}"));
     }
@@ -242,7 +242,7 @@ fn parse_cached(value: &Value) -> CommandResult<ListedAttachment, String> {
 }
 
 /// Returns an object's field that must be a text.
-fn text_of<'v>(value: &'v Value, name: &str) -> CommandResult<&'v str, String> {
+fn text_of<'v>(value: &'v Value, name: &str) -> Result<&'v str, String> {
     let text = value.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     text.ok_or_else(|| format!("it has no text {name}"))
 }
@@ -260,7 +260,7 @@ pub(super) fn read_nodes(path: &Path, may_be_empty: bool) -> CommandResult<BTree
     Ok(nodes)
 }
 
-fn parse_nodes(text: &str) -> CommandResult<BTreeSet<String>, String> {
+fn parse_nodes(text: &str) -> Result<BTreeSet<String>, String> {
     if text.trim_start().starts_with(['{', '[']) {
         let value: Value = serde_json::from_str(text).map_err(|error| format!("it is no JSON: {error}"))?;
         let items = match value.get("items") {

@@ -122,12 +122,12 @@ async fn move_node(location: &Location, operator: &Operator, from: &str, to: &st
     let mut report =
         NodeMoveReport { applied: true, blocks: Vec::new(), handles: Vec::new(), endpoints: Vec::new(), ..planned };
     let nothing = DepartedNode::default();
-    let estate = found.departed.get(from).unwrap_or(&nothing);
-    for share in estate.shares() {
+    let departed = found.departed.get(from).unwrap_or(&nothing);
+    for share in departed.shares() {
         let done = operator.ipam().hand_over(from, to, &share, Deadline::after(STORE_CALL_TIMEOUT)).await?;
         report.add(&share, done);
     }
-    for some in estate.endpoints.chunks(MAX_ENDPOINTS_MOVED_PER_COMMIT) {
+    for some in departed.endpoints.chunks(MAX_ENDPOINTS_MOVED_PER_COMMIT) {
         let moved = operator.ipam().hand_over_endpoints(from, to, some, Deadline::after(STORE_CALL_TIMEOUT)).await?;
         report.endpoints.extend(moved.into_iter().map(|(endpoint, new)| RenamedEndpoint::new(endpoint, new)));
     }
@@ -159,8 +159,8 @@ fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Co
 
 impl NodeMoveReport {
     fn planned(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Self {
-        let estate = found.departed.get(from);
-        let parts = estate.iter().flat_map(|estate| &estate.parts);
+        let departed = found.departed.get(from);
+        let parts = departed.iter().flat_map(|departed| &departed.parts);
         let rows = parts.clone().filter(|(_, part)| part.is_own || part.addresses > 0);
         let tunnels = parts.flat_map(|(_, part)| &part.tunnels);
         let renamed = |one: &NodeEndpoint| endpoint_name_on(&one.name, to).map(|new| RenamedEndpoint::new(one, new));
@@ -173,9 +173,9 @@ impl NodeMoveReport {
                 .map(|(cidr, part)| MovedBlock { block: *cidr, own: part.is_own, addresses: part.addresses })
                 .collect(),
             handles: Vec::new(),
-            endpoints: estate.iter().flat_map(|estate| &estate.endpoints).filter_map(renamed).collect(),
+            endpoints: departed.iter().flat_map(|departed| &departed.endpoints).filter_map(renamed).collect(),
             pinned: found.known.pinned.as_deref() == Some(from),
-            has_any: estate.is_some(),
+            has_any: departed.is_some(),
             others: found.nodes.iter().filter(|node| *node != from).cloned().collect(),
         };
         for handle in tunnels {

@@ -218,7 +218,7 @@ impl JudgePlan {
     }
 
     /// Removes the keys and stores that test cases left behind, including test cases that were abandoned.
-    async fn clear_up(&self) -> CommandResult<(), BoxError> {
+    async fn clear_up(&self) -> Result<(), BoxError> {
         match self {
             Self::New(stores) => Ok(stores.clear_up()?),
             Self::Empty(in_place) | Self::Erase(in_place) => in_place.clear_up().await,

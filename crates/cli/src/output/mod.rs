@@ -24,7 +24,7 @@ pub(crate) use self::yaml::yaml;
 use crate::error::{CommandFailure, CommandResult};
 
 /// Serialises a value as the text of its `Display` implementation.
-pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> CommandResult<S::Ok, S::Error> {
+pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
 
@@ -157,7 +157,7 @@ pub(crate) fn format_share(number: f64, whole: f64) -> String {
 pub(crate) struct SortedJson<'a>(pub(crate) &'a Value);
 
 impl Serialize for SortedJson<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> CommandResult<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self.0 {
             Value::Object(fields) => {
                 let place = |name: &str| field_order().position(|known| known == name).unwrap_or(usize::MAX);

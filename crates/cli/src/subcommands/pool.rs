@@ -106,20 +106,20 @@ pub(crate) struct PoolCreate {
 }
 
 /// Parses a range without host bits. Refuses a single address, since a pool of one address is rarely intended.
-fn cidr(text: &str) -> CommandResult<IpNet, String> {
+fn cidr(text: &str) -> Result<IpNet, String> {
     let net: IpNet = text.parse().map_err(|_| "not a range such as 10.65.0.0/16 or fd00:10:65::/48".to_owned())?;
     masked(net)
 }
 
 /// Parses a prefix length with or without a leading slash.
-fn auto_bits(text: &str) -> CommandResult<u8, String> {
+fn auto_bits(text: &str) -> Result<u8, String> {
     let bits = text.strip_prefix('/').unwrap_or(text).parse().ok();
     bits.filter(|bits| (16..=30).contains(bits) || (48..=126).contains(bits))
         .ok_or_else(|| "not a prefix length of 16 to 30, or of 48 to 126 for IPv6".to_owned())
 }
 
 /// Parses a range without host bits, or a single address.
-pub(super) fn cidr_or_address(text: &str) -> CommandResult<IpNet, String> {
+pub(super) fn cidr_or_address(text: &str) -> Result<IpNet, String> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok(address.into());
     }
@@ -127,7 +127,7 @@ pub(super) fn cidr_or_address(text: &str) -> CommandResult<IpNet, String> {
     masked(net)
 }
 
-fn masked(net: IpNet) -> CommandResult<IpNet, String> {
+fn masked(net: IpNet) -> Result<IpNet, String> {
     let trunc = net.trunc();
     if trunc == net { Ok(net) } else { Err(format!("it has host bits set; did you mean {trunc}?")) }
 }

@@ -97,7 +97,7 @@ impl QuotaSubjectArgs {
     }
 }
 
-fn name(text: &str) -> CommandResult<String, String> {
+fn name(text: &str) -> Result<String, String> {
     match text {
         "" => Err("a name has at least one letter".to_owned()),
         _ if text.chars().any(char::is_control) => Err("a name has no control characters".to_owned()),

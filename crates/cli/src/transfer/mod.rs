@@ -86,7 +86,7 @@ impl<'l> Source<'l> {
         Self::Store(Box::new(Snapshot::of(at, ranges).at(revision)), filter)
     }
 
-    async fn next(&mut self) -> CommandResult<RowBatch, TransferStop> {
+    async fn next(&mut self) -> Result<RowBatch, TransferStop> {
         match self {
             Self::Store(snapshot, filter) => {
                 let kvs = snapshot.batch().await?.unwrap_or_default();
@@ -131,7 +131,7 @@ pub(crate) trait Sink {
 }
 
 /// Moves all rows of a source to a sink. Reads the next part while the sink takes the current part.
-pub(crate) async fn transfer_rows(source: &mut Source<'_>, sink: &mut impl Sink) -> CommandResult<(), TransferStop> {
+pub(crate) async fn transfer_rows(source: &mut Source<'_>, sink: &mut impl Sink) -> Result<(), TransferStop> {
     let mut next = Some(source.next().await?);
     if let Some(header) = source.header() {
         sink.begin(header).await?;
@@ -173,7 +173,7 @@ impl From<CommandFailure> for TransferStop {
 /// meantime.
 pub(crate) async fn retry_at_one_revision<T>(
     at: StoreAccess<'_>,
-    mut attempt: impl AsyncFnMut() -> CommandResult<T, TransferStop>,
+    mut attempt: impl AsyncFnMut() -> Result<T, TransferStop>,
 ) -> CommandResult<T> {
     for _ in 0..MAX_ATTEMPTS {
         match attempt().await {
@@ -283,7 +283,7 @@ impl<'l> Snapshot<'l> {
 
     /// Opens the store, reads the next keys in ascending order, and closes the store. Returns `None` after the last
     /// key.
-    pub(crate) async fn batch(&mut self) -> CommandResult<Option<Vec<Kv>>, TransferStop> {
+    pub(crate) async fn batch(&mut self) -> Result<Option<Vec<Kv>>, TransferStop> {
         if self.is_over() {
             return Ok(None);
         }
@@ -292,7 +292,7 @@ impl<'l> Snapshot<'l> {
         store.run_and_close(open, async |open: &OpenStore| self.read(open).await).await.map(Some)
     }
 
-    async fn read(&mut self, open: &OpenStore) -> CommandResult<Vec<Kv>, TransferStop> {
+    async fn read(&mut self, open: &OpenStore) -> Result<Vec<Kv>, TransferStop> {
         let store = self.store;
         let found = read_identity(store, open).await?;
         if self.about.get_or_insert_with(|| found.clone()).id != found.id {

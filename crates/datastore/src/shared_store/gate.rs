@@ -34,7 +34,7 @@ struct GateState {
     share_end: Instant,
 }
 
-/// What a caller finds when it tries to use the store: an open store, or the reason why the store is not open.
+/// The open store, or the reason why the store is not open.
 pub(super) enum GateStatus {
     Open(StoreUse),
     /// The store is closed, and no task is opening it.

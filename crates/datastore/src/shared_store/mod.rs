@@ -103,13 +103,13 @@ impl OpenGuard {
 
 impl fmt::Debug for SharedStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Held").field("store", &self.shared.name).finish_non_exhaustive()
+        f.debug_struct("SharedStore").field("store", &self.shared.name).finish_non_exhaustive()
     }
 }
 
 impl fmt::Debug for OpenGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Turn").field("generation", &self.generation).finish_non_exhaustive()
+        f.debug_struct("OpenGuard").field("generation", &self.generation).finish_non_exhaustive()
     }
 }
 

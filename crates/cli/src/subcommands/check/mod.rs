@@ -185,7 +185,7 @@ pub(super) async fn inspect(at: StoreAccess<'_>, keep: AddressReporting) -> Comm
     retry_at_one_revision(at, async || inspect_once(at, keep).await).await
 }
 
-async fn inspect_once(at: StoreAccess<'_>, keep: AddressReporting) -> CommandResult<StoreInspection, TransferStop> {
+async fn inspect_once(at: StoreAccess<'_>, keep: AddressReporting) -> Result<StoreInspection, TransferStop> {
     let mut snapshot = Snapshot::of(at, Inspector::ranges());
     let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
     let mut read = snapshot.batch().await?;

@@ -35,7 +35,7 @@ pub(crate) struct CheckReport {
 }
 
 /// Reads a list or a map, which Go writes as `null` if the list or map is empty.
-fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> CommandResult<T, D::Error> {
+fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 

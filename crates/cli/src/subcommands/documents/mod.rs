@@ -200,7 +200,7 @@ pub(crate) struct DocumentSelection {
 }
 
 /// Parses a document kind from any of calicoctl's names for the kind.
-fn kind(text: &str) -> CommandResult<DocumentKind, String> {
+fn kind(text: &str) -> Result<DocumentKind, String> {
     Ok(match text.to_ascii_lowercase().as_str() {
         "ippool" | "ippools" | "ipp" | "ipps" | "pool" | "pools" => DocumentKind::Pool,
         "ipreservation" | "ipreservations" | "reservation" | "reservations" => DocumentKind::Reservation,

@@ -50,7 +50,7 @@ pub(crate) struct TakeOverArgs {
 
 /// Parses the name of a network. Runtimes never call the plugin with a name that CNI does not allow, so no DEL could
 /// release addresses that are recorded under an invalid name.
-fn network_name(text: &str) -> CommandResult<String, String> {
+fn network_name(text: &str) -> Result<String, String> {
     match is_cni_name(text) {
         true => Ok(text.to_owned()),
         false => {
@@ -365,7 +365,7 @@ fn read_host_local(folder: &Path) -> CommandResult<ForeignLeases> {
 
 /// Reads a file's content and the time of its last write. Returns the reason if the file cannot be a file of
 /// host-local.
-fn lease_file_content(path: &Path) -> io::Result<CommandResult<(String, SystemTime), String>> {
+fn lease_file_content(path: &Path) -> io::Result<Result<(String, SystemTime), String>> {
     let about = fs::metadata(path)?;
     if !about.is_file() {
         return Ok(Err("it is no regular file".to_owned()));
@@ -501,8 +501,7 @@ fn podman_leases(containers: Vec<PodmanContainer>, network: &str) -> ForeignLeas
     for container in containers {
         let Some((_, Some(of))) = container.networks().find(|(name, _)| *name == network) else { continue };
         let texts = [&of.v4, &of.v6].into_iter().flatten().filter(|text| !text.is_empty());
-        let addresses =
-            texts.map(|text| text.parse::<IpAddr>().map_err(|_| text)).collect::<CommandResult<Vec<_>, _>>();
+        let addresses = texts.map(|text| text.parse::<IpAddr>().map_err(|_| text)).collect::<Result<Vec<_>, _>>();
         let mut leave_out = |why: String| {
             found.left_out.push(SkippedLease::new(format!("container {}", printable(&container.id)), why));
         };

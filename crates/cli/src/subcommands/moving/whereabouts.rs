@@ -59,7 +59,7 @@ impl AddressRange {
 }
 
 /// Parses a range: a network, with or without host bits, or FIRST-LAST/BITS.
-fn address_range(text: &str) -> CommandResult<AddressRange, String> {
+fn address_range(text: &str) -> Result<AddressRange, String> {
     let (first, rest) = match text.split_once('-') {
         Some((first, rest)) => (Some(first), rest),
         None => (None, text),
@@ -271,7 +271,7 @@ impl WhereaboutsRecords {
 }
 
 /// Reads a field that may be `null`.
-fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D) -> CommandResult<T, D::Error> {
+fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
