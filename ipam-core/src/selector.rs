@@ -29,9 +29,9 @@ enum Expression {
     In(String, BTreeSet<String>),
     NotIn(String, BTreeSet<String>),
     Not(Box<Expression>),
-    // `And` has two or more expressions.
+    // A conjunction of two or more expressions.
     And(Vec<Expression>),
-    // `Or` has two or more expressions.
+    // A disjunction of two or more expressions.
     Or(Vec<Expression>),
 }
 
@@ -50,7 +50,7 @@ impl Selector {
         Self { root: Expression::All }
     }
 
-    /// True if the selector matches these labels.
+    /// True if the selector matches the given labels.
     pub fn matches(&self, labels: &Labels) -> bool {
         self.root.matches(labels)
     }
@@ -67,7 +67,7 @@ impl FromStr for Selector {
     /// Parses a selector.
     ///
     /// # Errors
-    /// [`SelectorError`] if the text is no selector, or exceeds the maximum length or nesting.
+    /// [`SelectorError`] if the text is not a valid selector, or exceeds the maximum length or nesting.
     fn from_str(text: &str) -> Result<Self, SelectorError> {
         Ok(Self { root: parse(text)? })
     }
@@ -98,8 +98,9 @@ impl Expression {
         }
     }
 
-    /// Returns the binding strength of the expression. A part is displayed in parentheses unless it binds tighter than
-    /// the expression around it. With more parentheses, the displayed text could be nested too deep to be parsed.
+    /// Returns how tightly the expression's operator binds; a greater number binds tighter. A subexpression is
+    /// displayed in parentheses unless it binds tighter than the expression around it. With redundant parentheses, the
+    /// displayed selector could be nested too deep to be parsed again.
     fn tightness(&self) -> u8 {
         match self {
             Self::Or(_) => 0,
@@ -146,8 +147,8 @@ impl Comparison {
     }
 }
 
-/// A quoted string of a selector. The string never contains both kinds of quotes, since it was parsed between two
-/// quotes of one kind.
+/// A quoted string of a selector. A selector's string never contains both kinds of quotes, because the parser read the
+/// string between two equal quotes.
 struct Quoted<'a>(&'a str);
 
 impl fmt::Display for Quoted<'_> {
@@ -185,7 +186,7 @@ impl fmt::Display for Expression {
 }
 
 impl fmt::Display for Selector {
-    /// Formats the selector in a canonical form. Parsing the formatted text gives the same selector, unless the text
+    /// Formats the selector in a canonical form. Parsing the formatted text gives an equal selector, unless the text
     /// exceeds [`MAX_SELECTOR_BYTES`].
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.root.fmt(f)
@@ -195,8 +196,8 @@ impl fmt::Display for Selector {
 /// Maximum length of a selector, in bytes.
 pub const MAX_SELECTOR_BYTES: usize = 64 * 1024;
 
-/// Maximum nesting of parentheses. The stack needed to parse, display and match a selector is proportional to its
-/// nesting.
+/// Maximum nesting of parentheses in a selector. The stack needed to parse, display and match a selector is
+/// proportional to its nesting.
 pub const MAX_DEPTH: usize = 100;
 
 fn parse(text: &str) -> Result<Expression, SelectorError> {
@@ -226,14 +227,14 @@ impl<'a> Parser<'a> {
         Ok(Self { tokens, position, token, depth: 0 })
     }
 
-    /// Returns the current token and reads the next token.
+    /// Returns the current token of the selector, and reads the next token.
     fn advance(&mut self) -> Result<Token<'a>, SelectorError> {
         let (position, next) = self.tokens.next()?;
         self.position = position;
         Ok(std::mem::replace(&mut self.token, next))
     }
 
-    /// Returns an error at the current token, or at the end of the text.
+    /// Returns an error at the position of the current token.
     fn error<T>(&self, kind: SelectorErrorKind) -> Result<T, SelectorError> {
         Err(SelectorError::new(self.position, kind))
     }
@@ -258,7 +259,7 @@ impl<'a> Parser<'a> {
         Ok(one_or(parts, Expression::And))
     }
 
-    /// Parses `!!...x`. An even number of `!` cancels out.
+    /// Parses `!!...x`. An even number of `!` operators cancels out.
     fn negatable(&mut self) -> Result<Expression, SelectorError> {
         let mut negated = false;
         while self.token == Token::Not {
@@ -324,7 +325,7 @@ impl<'a> Parser<'a> {
         }
     }
 
-    /// Parses a set such as `{'a', 'b'}`. The set may be empty, and may end with a comma.
+    /// Parses a set such as `{'a', 'b'}`. A set in braces may be empty, and may end with a comma.
     fn set(&mut self) -> Result<BTreeSet<String>, SelectorError> {
         if self.token != Token::LeftBrace {
             return self.error(SelectorErrorKind::ExpectedSet);
@@ -344,7 +345,7 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// Joins the parts of an expression. A single part is returned unchanged.
+/// Joins subexpressions into one expression. A single subexpression is returned unchanged.
 fn one_or(mut parts: Vec<Expression>, join: impl FnOnce(Vec<Expression>) -> Expression) -> Expression {
     match parts.pop() {
         Some(only) if parts.is_empty() => only,
@@ -393,7 +394,7 @@ pub struct SelectorError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectorErrorKind {
-    /// Characters that are not allowed at this position, or text after a complete selector.
+    /// The text has characters that are not allowed at this position, or continues after a complete selector.
     #[error("unexpected characters")]
     Unexpected,
     /// A quoted string has no closing quote.
@@ -402,16 +403,16 @@ pub enum SelectorErrorKind {
     /// The selector ends where another token is expected.
     #[error("unexpected end")]
     UnexpectedEnd,
-    /// A comparison needs a quoted string.
+    /// A comparison operator is not followed by a quoted string.
     #[error("expected a string in quotes")]
     ExpectedString,
-    /// `in` needs a set in braces.
+    /// The operator `in` is not followed by a set in braces.
     #[error("expected a set in braces")]
     ExpectedSet,
-    /// A set, a call or a group has no closing character.
+    /// A set, a function call or a group in parentheses has no closing character.
     #[error("expected {0}")]
     ExpectedClosing(char),
-    /// A label has no comparison after it.
+    /// A label is not followed by a comparison operator.
     #[error("expected a comparison after the label")]
     ExpectedOperator,
     /// `has()` does not contain the name of a label.
@@ -448,7 +449,7 @@ impl SelectorError {
 struct Tokens<'a> {
     text: &'a str,
     position: usize,
-    // True after a label, where only an operator can follow. Elsewhere `in` is a label.
+    // True after a label, where only an operator can follow. In any other place, the word `in` is the name of a label.
     after_label: bool,
 }
 
@@ -457,7 +458,8 @@ impl<'a> Tokens<'a> {
         Self { text, position: 0, after_label: false }
     }
 
-    /// Returns the next token and its start. At the end of the text, always returns [`Token::End`].
+    /// Returns the next token and the position of its first byte. At the end of the text, always returns
+    /// [`Token::End`].
     fn next(&mut self) -> Result<(usize, Token<'a>), SelectorError> {
         self.skip_blanks();
         let start = self.position;
@@ -522,8 +524,8 @@ impl<'a> Tokens<'a> {
         Ok(Token::Text(inner.get(..length).unwrap_or("")))
     }
 
-    /// Parses an operator that is a word. As in Calico, nothing needs to separate the operator from the following
-    /// token: `a in{'b'}`.
+    /// Parses an operator that is a word, such as `in`. As in Calico, nothing needs to separate the operator from the
+    /// following token, so `a in{'b'}` is valid.
     fn operator(&mut self) -> Result<Token<'a>, SelectorError> {
         let start = self.position;
         if self.take("contains") {
@@ -573,7 +575,7 @@ impl<'a> Tokens<'a> {
         if self.take(")") { Ok(()) } else { self.error(SelectorErrorKind::ExpectedClosing(')')) }
     }
 
-    /// Parses the name of a label at the current position. The name may be empty.
+    /// Parses the name of a label at the current position. The parsed name of the label may be empty.
     fn label(&mut self) -> Result<&'a str, SelectorError> {
         let rest = self.rest();
         let of_label = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '/' | '-');

@@ -1,5 +1,4 @@
-//! Tests that every document that the real Calico stored is encoded to the same bytes from which the document was
-//! decoded.
+//! Tests that every document that the real Calico stored is decoded and encoded again to the same bytes.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -29,8 +28,8 @@ fn stored(row: &Value) -> (Key, &str) {
     (row["key"].as_str().unwrap().into(), row["value"].as_str().unwrap())
 }
 
-/// Decodes a document by the kind in its key, and encodes the document again. Returns `None` for a kind that the model
-/// lacks.
+/// Decodes a document by the kind in its key, and encodes the document again. Returns `None` if the model has no type
+/// for the kind in the key.
 fn round(key: &Key, value: &str) -> Option<(&'static str, Result<kv::Value, Malformed>)> {
     fn pass<T: Document>(key: &Key, value: &str) -> Result<kv::Value, Malformed> {
         T::decode(key, value.as_bytes())?.encode()
@@ -59,7 +58,7 @@ fn round(key: &Key, value: &str) -> Option<(&'static str, Result<kv::Value, Malf
 
 #[test]
 fn documents_keep_unknown_fields_byte_for_byte() {
-    // The unknown fields contain numbers that fit no Rust type, unsorted fields, escapes and spaces.
+    // The unknown JSON fields contain numbers that no Rust type can hold, unsorted names, escapes and spaces.
     let odd =
         r#""later":{"z":1.0,"a":[1E+3, 123456789012345678901234567890],"n":0.1000000000000000055,"t":"\u00e9\/"}"#;
     let documents = [
@@ -121,7 +120,7 @@ fn documents_of_cluster_are_written_as_read() {
     check(transcript["start"].as_array().unwrap());
 }
 
-/// This test uses old and odd forms of documents that a store of several years can still contain.
+/// This test uses old and odd forms of documents that a store in use for several years can still contain.
 #[test]
 fn documents_of_old_forms_are_written_as_read() {
     for (key, value) in [
@@ -206,7 +205,7 @@ fn documents_of_damaged_queue_are_healed() {
     assert_eq!(free, ["10.0.0.5", "10.0.0.3", "10.0.0.1", "10.0.0.2", "10.0.0.4", "10.0.0.6"]);
 }
 
-/// Margay counts the same numbers of addresses that Calico itself reports for the cluster.
+/// Tests that Margay's report on a cluster counts the same numbers of addresses as Calico's report.
 #[test]
 fn documents_utilization_matches_calico() {
     let rows: Vec<Value> = serde_json::from_str(&fixture("cluster.json")).unwrap();
@@ -240,7 +239,7 @@ fn documents_utilization_matches_calico() {
     }
     assert_eq!(ours.pools[1].usage.in_use, Count::new(233));
 
-    // Margay's search for blocks tries the network of each block that Calico created.
+    // The network of each block that Calico created is among the networks that Margay's search for blocks tries.
     for block in &blocks {
         let first = block.cidr().network();
         let pool = pool_of(&pools, first, PoolUse::Workload).unwrap();
@@ -264,7 +263,7 @@ fn documents_times_are_printed_as_calico_does() {
     assert!(seen > 200, "{seen}");
 }
 
-/// Converts the numbers in Calico's report to texts, because Margay writes numbers as texts.
+/// Converts the numbers in Calico's report to strings, because Margay writes numbers as strings.
 fn with_texts(value: &Value) -> Value {
     match value {
         Value::Number(number) => Value::String(number.to_string()),
@@ -287,10 +286,10 @@ fn documents_of_nodes_are_known_by_key() {
     assert_eq!(*node.labels(), Labels::from([("foo".into(), "bar".into())]));
 }
 
-/// A strategy for documents with a few damaged places: in numbers, names and structure.
+/// Generates documents with a few damaged places, in numbers, names or structure.
 fn damaged() -> impl Strategy<Value = (Key, Vec<u8>)> {
     let rows: Vec<Value> = fixture("documents.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    // Only short documents are damaged, so that the damage hits more than an entry of a long list.
+    // Long documents are left out, because the damage would hit little more than an entry of a long list.
     let documents: Vec<(Key, Vec<u8>)> = rows
         .iter()
         .map(stored)

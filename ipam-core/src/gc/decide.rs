@@ -1,5 +1,5 @@
-//! Decides, without I/O, which of a node's allocations are unused, according to the machine's evidence or to a
-//! runtime's lists.
+//! Decides which of a node's allocations are unused, by evidence of the machine or by container runtimes' lists.
+//! Deciding about allocations needs no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,36 +8,36 @@ use time::{Duration, OffsetDateTime};
 use super::{Allocation, Evidence, Holdings};
 use crate::model::handle_id;
 
-/// Minimum age of an allocation that is freed because a runtime's list lacks it. A runtime's list lacks
-/// an allocation that was made after the list.
+/// Minimum age of an allocation before it may be freed because a runtime's list does not contain its container. An
+/// allocation that was made after the runtime's list is missing in the list although it may be in use.
 pub const MIN_STALE_AGE: Duration = Duration::seconds(60);
 
-/// The verdicts on a node's allocations. Every allocation is in exactly one list.
+/// The verdicts on a node's allocations. Every judged allocation is in exactly one of the lists.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JudgedAllocations {
-    /// Allocations that were assigned in an earlier boot of this machine and whose address is on no interface.
-    /// Allocations in this list are certainly unused.
+    /// Allocations of an earlier boot of this machine, whose address is on no interface. Such allocations of an earlier
+    /// boot are certainly unused.
     pub earlier: Vec<Allocation>,
-    /// Allocations that were assigned in this boot or in an unknown boot, whose network namespace is gone and whose
-    /// address is on no interface. Allocations in this list are unused if a second scan has the same result.
+    /// Allocations of this boot or of an unknown boot, whose network namespace is gone and whose address is on no
+    /// interface. An allocation whose network namespace is gone is unused if a second scan has the same result.
     pub gone: Vec<Allocation>,
-    /// Allocations whose address is on no interface, but whose network namespace may exist. Allocations in this list
-    /// may be in use without an interface.
+    /// Allocations whose address is on no interface, but whose network namespace may still exist. An idle allocation
+    /// may still be in use without an interface.
     pub idle: Vec<Allocation>,
-    /// Allocations in use. The allocation's network namespace exists, an interface has its address, or another address
-    /// of its attachment is in use.
+    /// Allocations in use. An allocation is live if its network namespace exists, an interface has its address, or
+    /// another address of its attachment is in use.
     pub live: Vec<Allocation>,
-    /// Allocations that were assigned outside of the container in which the scan ran.
+    /// Allocations that were made outside of the container in which the scan ran.
     pub outside: Vec<Allocation>,
     /// Allocations that may belong to another machine with the same node name.
     pub elsewhere: Vec<Allocation>,
 }
 
-/// Judges each attachment as a whole: while one of the attachment's addresses is in use, none of its addresses is
+/// Judges each attachment as a whole: if one address of an attachment is in use, none of its addresses counts as
 /// unused.
 ///
-/// The argument `began` is the time of this machine's boot, if other machines use the store too. With `began`, an
-/// allocation of another boot counts as another machine's if it was assigned since `began` or at an unknown time.
+/// The argument `began` is the boot time of this machine, or `None` if no other machine uses the store. With `began`,
+/// an allocation of another boot counts as another machine's if it was made after `began` or at an unknown time.
 pub fn judge(holdings: &Holdings, evidence: &Evidence, began: Option<OffsetDateTime>) -> JudgedAllocations {
     let mut attachments: BTreeMap<(&str, &str), Vec<&Allocation>> = BTreeMap::new();
     for allocation in &holdings.allocations {
@@ -68,13 +68,13 @@ pub(super) enum Verdict {
     Idle,
 }
 
-/// Judges all allocations of one attachment. If an allocation was renewed in this boot, the whole attachment belongs to
-/// this boot.
+/// Judges all allocations of one attachment. If any allocation of the attachment was renewed in this boot, the whole
+/// attachment counts as assigned in this boot.
 pub(super) fn verdict(allocations: &[&Allocation], evidence: &Evidence, began: Option<OffsetDateTime>) -> Verdict {
     let is_earlier = |one: &Allocation| one.boot.as_ref().is_some_and(|boot| *boot != evidence.boot);
     let is_before = |one: &Allocation| began.is_none_or(|began| one.assigned_at().is_some_and(|at| at < began));
     let is_of_this_boot = |one: &Allocation| one.boot.as_ref() == Some(&evidence.boot);
-    // The recorded names of network namespaces are meaningless in another boot.
+    // The recorded name of a network namespace is meaningless after a reboot.
     let presence = |one: &Allocation| if is_earlier(one) { Presence::Unknown } else { evidence.presence(one) };
     let is_live = |one: &Allocation| evidence.is_on_an_interface(one.unit) || presence(one) == Presence::There;
     let any = |is_so: &dyn Fn(&Allocation) -> bool| allocations.iter().any(|one| is_so(one));
@@ -94,12 +94,12 @@ pub(super) fn verdict(allocations: &[&Allocation], evidence: &Evidence, began: O
     }
 }
 
-/// Whether the network namespace of an allocation exists.
+/// Whether the network namespace of an allocation still exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Presence {
     There,
     Gone,
-    /// The network namespace is not recorded, or the scan cannot see it.
+    /// The allocation's network namespace is not recorded, or the scan cannot tell whether it exists.
     Unknown,
 }
 
@@ -109,23 +109,24 @@ impl Evidence {
         match &self.namespaces {
             None => Presence::Unknown,
             Some(there) if there.contains(name) => Presence::There,
-            // Only a scan that sees all processes of the container's process id namespace can decide.
+            // Only a scan that sees all processes of the recorded process id namespace can tell that a network
+            // namespace is gone.
             Some(_) if self.within.is_none() || self.within.as_deref() == container => Presence::Gone,
             Some(_) => Presence::Unknown,
         }
     }
 
-    /// True if the scan ran in a container, and the allocation, according to its record, was not assigned in a
-    /// container. A scan in a container does not see an allocation outside of the container. Even the boot id may
-    /// differ, because some containers have a separate boot id.
+    /// True if the scan ran in a container, but the allocation's record shows that it was not made in a container. A
+    /// scan that runs in a container does not see network namespaces outside of the container. Even the boot id seen in
+    /// a container may not be the machine's, because some containers have a separate boot id.
     fn is_outside(&self, one: &Allocation) -> bool {
         let container = one.netns.as_deref().and_then(parse_netns).and_then(|(_, container)| container);
         self.within.is_some() && container.is_none()
     }
 }
 
-/// Splits a recorded network namespace into its name and the process id namespace after the slash, if there is a slash.
-/// Returns `None` for other text.
+/// Splits a recorded network namespace into its name and the process id namespace that may follow after a slash.
+/// Returns `None` if the recorded text has another form.
 fn parse_netns(recorded: &str) -> Option<(&str, Option<&str>)> {
     let is_number = |text: &str| text.parse::<u64>().is_ok();
     let (name, container) = match recorded.split_once('/') {
@@ -136,17 +137,17 @@ fn parse_netns(recorded: &str) -> Option<(&str, Option<&str>)> {
     (is_name && container.is_none_or(is_number)).then_some((name, container))
 }
 
-/// The result of comparing a network's allocations with a runtime's list.
+/// The result of comparing a network's allocations with a container runtime's list of attachments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StaleAllocations {
-    /// The allocations that are not in the list and are old enough to be freed.
+    /// The allocations that are not in the runtime's list and are old enough to be freed.
     pub gone: Vec<Allocation>,
     /// The number of allocations that are in the runtime's list.
     pub valid: usize,
-    /// The number of allocations that are not in the list and younger than [`MIN_STALE_AGE`].
+    /// The number of allocations that are not in the runtime's list and are younger than [`MIN_STALE_AGE`].
     pub young: usize,
-    /// The number of allocations that are not in the list and have no known age: their timestamp is missing, unreadable
-    /// or in the future.
+    /// The number of allocations that are not in the runtime's list and whose timestamp is missing, unreadable or in
+    /// the future.
     pub undated: usize,
 }
 
@@ -174,10 +175,10 @@ pub fn find_stale(
     stale
 }
 
-/// Minimum number of characters of a shortened container id. Runtimes print ids of this length.
+/// Minimum number of characters of a shortened container id. Container runtimes print shortened ids of 12 characters.
 const MIN_ID_CHARS: usize = 12;
 
-/// An entry of a runtime's list.
+/// An entry of a container runtime's list of attachments.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListedAttachment {
     /// The container's id, or at least its first 12 characters.
@@ -188,7 +189,7 @@ pub struct ListedAttachment {
     pub network: Option<String>,
 }
 
-/// A runtime's list of attachments in use.
+/// A container runtime's list of the attachments in use.
 #[derive(Clone, Debug)]
 pub struct RuntimeList {
     /// The only network that the list covers, or `None` for all networks.
@@ -199,7 +200,7 @@ pub struct RuntimeList {
 }
 
 impl RuntimeList {
-    /// Creates a list that was made at this time.
+    /// Creates a runtime's list that was made at the given time.
     pub fn new(made: OffsetDateTime, listed: impl IntoIterator<Item = ListedAttachment>) -> Self {
         let mut entries: BTreeMap<String, Vec<ListedAttachment>> = BTreeMap::new();
         for one in listed {
@@ -208,7 +209,7 @@ impl RuntimeList {
         Self { network: None, made, entries }
     }
 
-    /// Restricts the list to this network. A restricted list gives no evidence about other networks.
+    /// Restricts the runtime's list to the given network. A restricted list gives no evidence about other networks.
     #[must_use]
     pub fn only_for(mut self, network: impl Into<String>) -> Self {
         self.network = Some(network.into());
@@ -224,7 +225,7 @@ impl RuntimeList {
         self.network.as_ref().is_none_or(|network| *network == one.network)
     }
 
-    /// True if the list contains the attachment to which an allocation belongs.
+    /// True if the runtime's list contains the attachment to which an allocation belongs.
     fn has(&self, one: &Allocation) -> bool {
         let ids =
             (MIN_ID_CHARS.min(one.container.len())..=one.container.len()).filter_map(|end| one.container.get(..end));
@@ -236,23 +237,24 @@ impl RuntimeList {
     }
 }
 
-/// The result of comparing allocations with lists of several runtimes.
+/// The result of comparing allocations with the lists of several container runtimes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnlistedAllocations {
-    /// The allocations that are in no list and are old enough to be freed.
+    /// The allocations that are in no runtime's list and are old enough to be freed.
     pub gone: Vec<Allocation>,
-    /// The number of allocations that are in at least one list.
+    /// The number of allocations that are in at least one runtime's list.
     pub listed: usize,
-    /// The number of allocations that are in no list and are too young to be freed. An allocation is too young if it
-    /// was assigned after a list was made, or less than [`MIN_STALE_AGE`] before a list was made.
+    /// The number of allocations that are in no runtime's list and are too young to be freed. An allocation is too
+    /// young if it was made after one of the lists, or less than [`MIN_STALE_AGE`] before one of the lists.
     pub young: usize,
-    /// The number of allocations that are in no list and have no known age: their timestamp is missing or unreadable.
+    /// The number of allocations that are in no runtime's list and whose timestamp is missing or unreadable.
     pub undated: usize,
-    /// The number of allocations whose network is covered by no list.
+    /// The number of allocations whose network no runtime's list covers.
     pub unspoken: usize,
 }
 
-/// Compares allocations with runtimes' lists. An allocation is in use if any list contains it.
+/// Compares allocations with the lists of container runtimes. An allocation counts as in use if any runtime's list
+/// contains its attachment.
 pub fn find_unlisted(allocations: impl IntoIterator<Item = Allocation>, lists: &[RuntimeList]) -> UnlistedAllocations {
     let mut found = UnlistedAllocations::default();
     for one in allocations {

@@ -1,12 +1,12 @@
-//! Reads the holdings of departed nodes at one revision, and hands them over to other nodes. A caller frees the
-//! holdings or hands them over. A hand-over is needed when a machine was renamed, or when a machine replaces another
-//! machine together with its containers, which keep their addresses.
+//! Reads the holdings of departed nodes at one revision. Callers then free a departed node's holdings, or hand the
+//! holdings over to another node. A hand-over is needed when a machine was renamed, or when a new machine takes over
+//! the containers of an old machine with their addresses.
 //!
-//! Each commit of a hand-over transfers whole blocks to the other node: the owner, the affinity and the attributes of
-//! the addresses. The commit also renames the handles that contain the node's name, which are the handles of tunnels
-//! and of the node's own prefixes. A store with one pinned node pins the new name in the same commit, so that a DEL
-//! finds the transferred addresses. The commit guards the blocks, the affinities, the changed handles, and that the old
-//! node is not registered.
+//! Each commit of a hand-over transfers whole blocks to the other node, with their owner, their affinity and the
+//! attributes of their addresses. A hand-over commit also renames node handles: handles of the node's tunnels and of
+//! its own prefixes, which contain the node's name. If the store has a pinned node, the hand-over commit also pins the
+//! new name, so that a DEL finds the transferred addresses. A hand-over commit fails if a block, an affinity or a
+//! changed handle was changed by another writer, or if the old node is registered again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -39,13 +39,13 @@ pub struct KnownNodes {
 /// The part of a block that belongs to a departed node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockPart {
-    /// Whether the node owns the block.
+    /// Whether the departed node owns the block.
     pub is_own: bool,
-    /// Whether the node has an affinity to the block, even if the affinity is stale.
+    /// Whether the departed node has an affinity to the block, even if the affinity is stale.
     pub has_affinity: bool,
-    /// The number of the block's addresses that are recorded for the node.
+    /// The number of the block's addresses that are recorded for the departed node.
     pub addresses: usize,
-    /// The handles of the node's tunnels and own prefixes that hold addresses in the block.
+    /// The node handles that hold addresses in the block: handles of the departed node's tunnels and own prefixes.
     pub tunnels: Vec<String>,
     /// The size in bytes of the stored block.
     bytes: usize,
@@ -58,12 +58,12 @@ pub struct DepartedNode {
     pub node: String,
     /// The blocks that the node owns, to which it has an affinity, or in which it holds addresses.
     pub parts: BTreeMap<IpNet, BlockPart>,
-    /// The addresses that any program has recorded for the node, including tunnels' addresses, by block.
+    /// The addresses that any program has recorded for the node, grouped by block. Addresses of tunnels are included.
     pub holds: Vec<Hold>,
-    /// The number of the node's addresses that must not simply be freed: addresses that are also recorded for a second
-    /// owner, which may be alive, and addresses of virtual machines, which may run elsewhere next.
+    /// The number of the node's addresses that must not simply be freed. Such an address is also recorded for a second
+    /// owner, which may be alive, or belongs to a virtual machine, which may run elsewhere next.
     pub shared: usize,
-    /// The number of addresses in the node's blocks that are recorded for no node. Addresses that wait for their
+    /// The number of addresses in the node's blocks that are recorded for no node. Sticky addresses that wait for their
     /// workloads are not counted.
     pub nameless: usize,
     /// The number of addresses in the node's blocks that are recorded for other nodes.
@@ -88,10 +88,11 @@ impl DepartedNode {
 pub struct DepartedNodes {
     /// The names of the nodes in the store.
     pub known: KnownNodes,
-    /// All nodes that are registered or have addresses or blocks, wanted or not, and the wanted nodes that have
-    /// endpoints.
+    /// All nodes that are registered or have addresses or blocks, even nodes that the caller did not ask for. Nodes
+    /// that have only endpoints are included if the caller asked for them.
     pub nodes: BTreeSet<String>,
-    /// The holdings of the wanted nodes, by the node's name. Nodes without holdings are not included.
+    /// The holdings of the nodes that the caller asked for, by node name. Nodes without holdings have no entry in this
+    /// map.
     pub departed: BTreeMap<String, DepartedNode>,
 }
 
@@ -110,7 +111,8 @@ impl DepartedNodes {
                 }
                 self.nodes.insert(node);
             }
-            // The keys that old versions kept for a node contain only the node's name.
+            // The remaining kind of key is one that old Calico versions stored for a node, and contains only the node's
+            // name.
             _ => {
                 let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {
@@ -167,7 +169,7 @@ impl DepartedNodes {
 }
 
 impl Ipam {
-    /// Reads the holdings of the `wanted` nodes in pages of one revision, and then the nodes' endpoints.
+    /// Reads the holdings of the `wanted` nodes at one revision, page by page, and then the nodes' endpoints.
     ///
     /// # Errors
     /// Any store error. Damaged blocks are logged and skipped.
@@ -225,7 +227,7 @@ impl Ipam {
         Ok(found)
     }
 
-    /// Requires that a node is not registered, and guards this condition.
+    /// Fails if a node is registered, and makes the commit fail if the node is registered before the commit.
     pub(crate) async fn require_gone(&self, tx: &mut Transaction, node: &str) -> Result<()> {
         match tx.get(&keys::resource(ResourceKind::Node, node)).await? {
             None => Ok(()),
@@ -234,9 +236,10 @@ impl Ipam {
     }
 }
 
-/// Maximum number of keys of the blocks in a commit. The commit also has a few other keys.
+/// Maximum number of keys that one hand-over commit may change for its blocks. A hand-over commit also changes a few
+/// keys that belong to no block.
 const MAX_KEYS_PER_COMMIT: usize = 96;
-/// Maximum total size of the blocks in a commit, in bytes. A single block may be larger.
+/// Maximum total size of the blocks in one hand-over commit, in bytes. A single block may be larger than this maximum.
 const MAX_BYTES_PER_COMMIT: usize = 1_000_000;
 
 /// The blocks, addresses and handles that one commit of a hand-over has changed.
@@ -250,14 +253,13 @@ pub struct HandOverResult {
     pub handles: Vec<(String, String)>,
 }
 
-/// Returns the handles in a block that end with the node's name: the handles of the node's tunnels and of its own
-/// prefixes.
+/// Returns the node handles in a block: handles of the node's tunnels and own prefixes, which end with the node's name.
 fn named_handles_in(block: &Block, node: &str) -> BTreeSet<String> {
     let handles = block.allocated().filter_map(|(_, entry)| entry.handle());
     handles.filter(|handle| is_node_handle(handle, node)).map(str::to_owned).collect()
 }
 
-/// Returns the addresses of a block that are recorded for a node, even as the second owner.
+/// Returns the addresses of a block that are recorded for a node, as the holder or as the alternate holder.
 fn recorded_for(block: &Block, node: &str) -> Vec<IpAddr> {
     let is_its = |recorded: Option<&str>| recorded == Some(node);
     let held = block.allocated().filter(|(_, entry)| entry.released_at().is_none());
@@ -266,12 +268,13 @@ fn recorded_for(block: &Block, node: &str) -> Vec<IpAddr> {
 }
 
 impl DepartedNode {
-    /// Groups the node's blocks into shares, each of which one commit can hand over. Returns one empty share if the
-    /// node has no blocks.
+    /// Groups the node's blocks into shares, each of which one commit can hand over. Returns a single empty share if
+    /// the node has no blocks.
     pub fn shares(&self) -> Vec<Vec<IpNet>> {
         let (mut shares, mut share, mut keys, mut bytes) = (Vec::new(), Vec::new(), 0, 0);
         for (cidr, part) in &self.parts {
-            // A block has its own key and two affinities. Each tunnel has two handles.
+            // Handing over a block changes three keys: the block, the old affinity and the new affinity. Each tunnel
+            // handle in the block adds two keys: the old handle and the renamed handle.
             let more = 3 + 2 * part.tunnels.len();
             if !share.is_empty() && (keys + more > MAX_KEYS_PER_COMMIT || bytes + part.bytes > MAX_BYTES_PER_COMMIT) {
                 shares.push(std::mem::take(&mut share));
@@ -288,12 +291,13 @@ impl DepartedNode {
 }
 
 impl Ipam {
-    /// Hands over the holdings of node `from` in some blocks to node `to`, in one commit. `blocks` is one of the
-    /// [`DepartedNode::shares`]. Blocks that `to` already owns are not changed, so the call can be repeated.
+    /// Hands over the holdings of node `from` in some blocks to node `to`, in one commit. The argument `blocks` is one
+    /// of the [`DepartedNode::shares`]. Blocks that node `to` already owns are not changed, so a hand-over can be
+    /// repeated.
     ///
     /// # Errors
-    /// `Invalid` if `from` is registered, or `to` cannot be the name of another node. `UnknownNode` if the store has
-    /// registered nodes and `to` is not registered. `Malformed` for damaged handles. Any store error.
+    /// `Invalid` if node `from` is registered, or if `to` cannot be the name of another node. `UnknownNode` if the
+    /// store has registered nodes but node `to` is not registered. `Malformed` for damaged handles. Any store error.
     #[boxed_future]
     pub async fn hand_over(
         &self,
@@ -330,7 +334,7 @@ impl Ipam {
         })
     }
 
-    /// Requires that a node is registered, unless the store has no registered nodes at all.
+    /// Fails unless the node is registered or the store has no registered nodes at all.
     pub(super) async fn require_known(&self, tx: &mut Transaction, node: &str) -> Result<()> {
         let registered = Range::Prefix(keys::resources_prefix(ResourceKind::Node));
         let is_known = tx.snapshot_get(&keys::resource(ResourceKind::Node, node)).await?.is_some();
@@ -340,7 +344,8 @@ impl Ipam {
         Err(Error::UnknownNode(node.to_owned()))
     }
 
-    /// Pins the new name of the store's only node, and deletes the keys that old versions kept under the old name.
+    /// Pins the new name of the store's only node, and deletes the keys that old Calico versions stored under the old
+    /// name.
     async fn pin_instead(&self, tx: &mut Transaction, from: &str, to: &str) -> Result<()> {
         let pin = Key::from(keys::PINNED_NODE);
         if self.nodes() == Nodes::FirstSeen
@@ -380,8 +385,8 @@ async fn hand_over_block(
         work.confirm_affinity(heir, cidr).await?;
         done.blocks.push(cidr);
     }
-    // The new affinity replaces the old affinity. An old affinity to a missing block, or to a block of another owner,
-    // is stale.
+    // The new node's affinity to the block replaces the old node's affinity. An old affinity to a missing block, or to
+    // a block of another owner, is stale.
     for owner in Owner::all_of(old) {
         let Some(key) = keys::affinity(&owner, cidr) else { continue };
         if work.tx.snapshot_get(&key).await?.is_some() {

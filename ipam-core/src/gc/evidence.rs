@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use ipnet::IpNet;
 
-/// The state of the machine, as evidence of unused addresses. The evidence must be gathered after
-/// [`Holdings`](super::Holdings) were read.
+/// The state of the machine, from which callers conclude which addresses are unused. Gather the evidence only after
+/// reading the [`Holdings`](super::Holdings).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evidence {
     /// The first 8 characters of the machine's current boot id.
@@ -17,25 +17,26 @@ pub struct Evidence {
     pub up: Duration,
     /// The addresses of all interfaces in the scanned network namespaces.
     pub live: BTreeSet<IpAddr>,
-    /// The names of all scanned network namespaces, without the part after a slash; see
-    /// [`NETNS`](crate::attachment::NETNS). `None` if the name of a scanned namespace is unknown.
+    /// The names of all scanned network namespaces, without the process id namespace after a slash; see
+    /// [`NETNS`](crate::attachment::NETNS). `None` if the name of any scanned network namespace is unknown.
     pub namespaces: Option<BTreeSet<String>>,
-    /// The process id namespace in which the scan ran, if it is not the machine's initial one. A scan in a container's
-    /// process id namespace does not see anything outside of the container.
+    /// The process id namespace in which the scan ran, or `None` for the machine's initial process id namespace. A scan
+    /// in a container's process id namespace does not see anything outside of the container.
     pub within: Option<String>,
 }
 
 impl Evidence {
-    /// True if an interface has the address, or an address of the prefix.
+    /// True if an interface of the machine has the address, or any address of the prefix.
     pub fn is_on_an_interface(&self, unit: IpNet) -> bool {
         self.live.range(unit.network()..=unit.broadcast()).next().is_some()
     }
 }
 
-/// A source of evidence about the machine. Only an assignment that finds no free address queries the source.
+/// A source of evidence about the machine. Assignments query the source of evidence only when they find no free
+/// address.
 #[async_trait]
 pub trait LivenessSource: Send + Sync {
-    /// Returns the machine's current state, or `None` if a part of the machine cannot be scanned. Without evidence, no
-    /// address is freed.
+    /// Returns the machine's current state, or `None` if a part of the machine cannot be scanned. Without evidence
+    /// about the machine, no address is freed.
     async fn evidence(&self) -> Option<Evidence>;
 }

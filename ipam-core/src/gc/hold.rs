@@ -1,10 +1,10 @@
-//! Frees addresses together with their workload endpoints, if the assignment of the address is unchanged since it was
-//! read. An assignment that finds no free address uses this module to free leftover addresses of earlier boots in its
-//! own commit.
+//! Frees addresses and deletes their workload endpoints, unless an address was reassigned or released after it was
+//! read. An assignment that finds no free address uses this module to free leftover addresses of earlier boots, in the
+//! assignment's own commit.
 //!
-//! An endpoint is deleted on the same evidence as its addresses, and in the same commit. If the container has requested
-//! the address again, the commit that would free the address fails or skips the address. An endpoint of a live
-//! container is therefore never deleted.
+//! A workload endpoint is deleted on the same evidence as its addresses, and in the same commit. If the container has
+//! requested the address again, the commit that would free the address fails or skips the address. The workload
+//! endpoint of a live container is therefore never deleted.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -27,11 +27,11 @@ use crate::model::{
 };
 use crate::write_set::{BlockSlot, WriteSet};
 
-/// Maximum number of handles and endpoints in a commit that frees addresses. Each address can have a separate handle
-/// and endpoint, and a commit can change 120 keys.
+/// Maximum number of handles and endpoints in a commit that frees addresses. Each freed address can have its own handle
+/// and its own endpoint, and one commit can change at most 120 keys.
 const MAX_HANDLES_PER_COMMIT: usize = 64;
 
-/// A held address, with all attributes that distinguish its assignment from a later one.
+/// A held address, with all attributes that distinguish its assignment from later assignments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     /// The held address, or the first address of the held prefix.
@@ -46,7 +46,7 @@ pub struct Hold {
     pub sequence_number: u64,
     /// The workload endpoint to delete with the address; see [`with_endpoints`].
     pub endpoint: Option<EndpointToDelete>,
-    /// The stored entry of the address, with all attributes.
+    /// The stored block entry of the address, with all attributes.
     entry: Attribute,
 }
 
@@ -87,7 +87,7 @@ impl Hold {
         self.entry.get(BOOT)
     }
 
-    /// Returns the recorded time of the assignment.
+    /// Returns the recorded time at which the address was assigned.
     pub fn timestamp(&self) -> Option<&str> {
         self.entry.get(TIMESTAMP)
     }
@@ -130,7 +130,8 @@ pub struct FreeResult {
     pub endpoints: Vec<EndpointToDelete>,
 }
 
-/// Divides allocations into batches, each of which one commit can free. A batch covers one block.
+/// Divides allocations into batches, each of which one commit can free. Each batch contains allocations of a single
+/// block.
 pub fn batches<'a, A>(held: &'a [A]) -> Vec<Vec<Hold>>
 where
     Hold: From<&'a A>,
@@ -170,8 +171,8 @@ impl Ipam {
         Ok(freed)
     }
 
-    /// Frees the holdings of a departed node like [`free`](Self::free). The commit fails if the node is registered
-    /// again.
+    /// Frees the holdings of a departed node like [`free`](Self::free). The commit that frees the holdings fails if the
+    /// node is registered again.
     ///
     /// # Errors
     /// `Invalid` if the node is registered. Any error of [`free`](Self::free).
@@ -231,10 +232,12 @@ fn tell(batch: &[Hold], freed: &FreeResult) {
     }
 }
 
-/// Maximum number of endpoints deleted in one commit. Each endpoint is one key, and a commit can change 120 keys.
+/// Maximum number of endpoints deleted in one commit. Each endpoint has one key, and one commit can change at most 120
+/// keys.
 pub const MAX_ENDPOINTS_PER_COMMIT: usize = 64;
 
-/// Maximum number of endpoints handed over in one commit. Each endpoint takes one deleted key and one new key.
+/// Maximum number of endpoints handed over in one commit. Handing over an endpoint deletes one key and creates another
+/// key.
 pub const MAX_ENDPOINTS_MOVED_PER_COMMIT: usize = 32;
 
 /// The workload endpoint of a container or a pod on a node.
@@ -255,8 +258,8 @@ pub struct NodeEndpoint {
 }
 
 impl NodeEndpoint {
-    /// Converts an endpoint that the CNI plugin has stored. Returns `None` for endpoints of other kinds, and if the
-    /// endpoint's name and its document give different nodes.
+    /// Converts a workload endpoint that the CNI plugin has stored. Returns `None` if another program has stored the
+    /// endpoint, or if the endpoint's name and its document name different nodes.
     fn of(endpoint: &WorkloadEndpoint) -> Option<Self> {
         let [node, orchestrator, ..] = split_endpoint_name(endpoint.name())?;
         let is_of_plugin = [Orchestrator::Cni, Orchestrator::K8s].iter().any(|known| known.as_str() == orchestrator);
@@ -282,10 +285,11 @@ impl NodeEndpoint {
     }
 }
 
-/// Pairs each allocation to free with the endpoint that must be deleted with it, if the allocation has an endpoint.
+/// Pairs each allocation to be freed with the workload endpoint that must be deleted together with the allocation, if
+/// there is one.
 ///
-/// An endpoint is kept if its container holds another address that is not freed, or if an interface of the machine has
-/// an address of the endpoint.
+/// An endpoint is kept if its container keeps another address, or if an interface of the machine has an address of the
+/// endpoint.
 pub fn with_endpoints(
     freed: &[Allocation],
     holdings: &Holdings,
@@ -313,9 +317,9 @@ pub fn with_endpoints(
 }
 
 impl Ipam {
-    /// Returns the workload endpoints of the wanted nodes that the CNI plugin has stored, in all namespaces. Damaged
-    /// endpoints are skipped. Reads the keys of all endpoints of the cluster and the documents of the wanted nodes'
-    /// endpoints.
+    /// Returns the workload endpoints that the CNI plugin has stored for the wanted nodes, in all namespaces. Damaged
+    /// endpoints are skipped. Reads the keys of all endpoints of the cluster, but only the documents of the wanted
+    /// nodes' endpoints.
     ///
     /// # Errors
     /// Any store error.
@@ -359,9 +363,9 @@ impl Ipam {
         Ok(deleted)
     }
 
-    /// Hands over at most [`MAX_ENDPOINTS_MOVED_PER_COMMIT`] endpoints of node `from` to node `to` in one commit, and
-    /// returns each moved endpoint with its new name. If `to` already has an endpoint of the new name, both endpoints
-    /// are left unchanged.
+    /// Hands over at most [`MAX_ENDPOINTS_MOVED_PER_COMMIT`] endpoints of node `from` to node `to` in one commit.
+    /// Returns each endpoint that was handed over, with its new name. If node `to` already has an endpoint of the new
+    /// name, that endpoint and the endpoint of `from` stay unchanged.
     ///
     /// # Errors
     /// Any error of [`hand_over`](Self::hand_over). `Malformed` for damaged endpoints.
@@ -393,25 +397,25 @@ impl Ipam {
     }
 }
 
-/// Maximum number of attachments that one assignment frees. Freeing several attachments lets the next assignments find
-/// free addresses immediately.
+/// Maximum number of leftover attachments that one assignment frees. Freeing several attachments at once lets the
+/// following assignments find free addresses immediately.
 const MAX_LEFTOVER_ATTACHMENTS: usize = 16;
-/// Maximum number of blocks and handles that are changed to free leftovers. A commit can change more keys, but also
-/// contains the assignment.
+/// Maximum number of blocks and handles that one assignment changes to free leftovers. A commit can change more keys,
+/// but must also contain the assignment itself.
 const MAX_LEFTOVER_KEYS: usize = 64;
 
 /// An attachment that holds addresses of an earlier boot.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Leftover {
-    /// The time of the assignment in Unix seconds. An assignment at an unknown time sorts last.
+    /// When the addresses were assigned, in Unix seconds. A leftover with an unknown assignment time sorts last.
     since: i64,
     handle: String,
     interface: String,
 }
 
 impl Leftover {
-    /// Returns the attachments with addresses in these blocks that were left from earlier boots of the node named in
-    /// `asks`, oldest first. Each attachment occurs once, and the attachment `asks` is left out.
+    /// Returns the leftovers of earlier boots in the given blocks, oldest first: attachments of the node that is named
+    /// in `asks`. Each attachment is returned once, and the requesting attachment `asks` is left out.
     pub(crate) fn in_blocks<'b>(blocks: impl Iterator<Item = &'b Block>, asks: &Attachment) -> Vec<Self> {
         let allocations = blocks.flat_map(|block| {
             let of_node = |(address, entry)| match Allocation::of(block, address, entry, &asks.node) {
@@ -423,7 +427,7 @@ impl Leftover {
         Self::among(allocations, asks)
     }
 
-    /// Returns the leftovers of earlier boots among allocations of the node; see [`Self::in_blocks`].
+    /// Returns the leftovers of earlier boots among the given allocations of the node; see [`Self::in_blocks`].
     fn among(allocations: impl Iterator<Item = Allocation>, asks: &Attachment) -> Vec<Self> {
         let Some(boot) = &asks.boot else { return Vec::new() };
         let mut found: Vec<Self> = Vec::new();
@@ -446,12 +450,12 @@ impl Leftover {
 pub(crate) struct Leftovers {
     /// The leftovers of earlier boots, oldest first.
     pub(crate) found: Vec<Leftover>,
-    /// The evidence, which was gathered after the leftovers were found.
+    /// The machine's evidence, which was gathered after the leftovers were found.
     pub(crate) evidence: Evidence,
 }
 
 impl Ipam {
-    /// Returns the leftovers on an attachment's node that count against a quota, in any block, oldest first.
+    /// Returns the leftovers on an attachment's node that count against the given quota, in any block, oldest first.
     ///
     /// # Errors
     /// Any store error.
@@ -469,8 +473,8 @@ impl Ipam {
         Ok(Leftover::among(holdings.allocations.into_iter().filter(counts), asks))
     }
 
-    /// Frees leftover addresses of a node as part of a write set. An attachment that has become live, was renewed, or
-    /// has too many blocks is kept.
+    /// Frees leftover addresses of a node as part of an assignment's write set. A leftover attachment is kept if it has
+    /// become live, was renewed, or has too many blocks.
     pub(crate) async fn free_leftovers(
         &self,
         work: &mut WriteSet<'_>,
@@ -493,8 +497,8 @@ impl Ipam {
                 let addresses: BTreeSet<IpAddr> =
                     allocations.iter().filter(|one| one.block == *cidr).map(|one| one.address).collect();
                 let now = self.now();
-                // Leftover addresses were unused since the boot, so they need no cooldown. If the store has a cooldown,
-                // the assignment does not call this function.
+                // Leftover addresses were unused since the boot, so they need no cooldown. In a store with a cooldown,
+                // assignments do not free leftovers.
                 work.change(*cidr, |block| block.release_where(now, 0, |ip, _| addresses.contains(&ip))).await?;
                 work.touch_handle(&leftover.handle, *cidr);
             }
@@ -509,8 +513,8 @@ impl Ipam {
     }
 }
 
-/// Returns all allocations of an attachment on the node, in any block. Returns no allocations if the attachment's
-/// handle or a block is damaged.
+/// Returns all allocations of a leftover attachment on the node, in any block. Returns no allocations if the
+/// attachment's handle or a block is damaged.
 async fn whole(work: &mut WriteSet<'_>, node: &str, leftover: &Leftover) -> Result<Vec<Allocation>> {
     let key = keys::handle(&leftover.handle);
     let Some(stored) = work.tx.snapshot_get(&key).await? else { return Ok(Vec::new()) };

@@ -1,23 +1,23 @@
 //! Frees addresses that are no longer in use.
 //!
-//! Runtimes fail to release addresses: at a reboot they release none, and after a crash some remain. Three kinds of
-//! evidence show that an address is unused. First, the address was assigned in an earlier boot. Second, the network
-//! namespace of the address is gone, and no interface has the address. Third, the runtime's list of containers does not
-//! contain the address's container. A missing interface alone is no evidence, because virtual machines and programs
-//! with a network card of their own use addresses without an interface.
+//! Container runtimes fail to release some addresses: at a reboot they release none, and after a crash some remain.
+//! Three kinds of evidence show that an address is unused. First, the address was assigned in an earlier boot of the
+//! machine. Second, the network namespace of the address is gone, and no interface has the address. Third, the
+//! container runtime's list does not contain the address's container. A missing interface alone is no evidence, because
+//! virtual machines and programs with a network card of their own use addresses without an interface.
 //!
-//! Callers of this module gather the evidence. [`judge`], [`find_stale`] and [`find_unlisted`] decide on the evidence
-//! without any I/O. Callers must read the holdings first and gather the evidence afterwards. An address that is
-//! assigned after the holdings were read is then not freed.
+//! Callers of this module gather the evidence about addresses. [`judge`], [`find_stale`] and [`find_unlisted`] decide
+//! on the evidence without any I/O. Callers must read a node's holdings before they gather the evidence. If the
+//! evidence were gathered first, an address that is assigned before the holdings are read could be freed.
 //!
-//! Only allocations of the requesting node that have Margay's attributes are candidates. Addresses of tunnels and load
-//! balancers, and addresses that Windows hosts reserve for themselves, lack these attributes. Addresses without these
-//! attributes are counted, but not freed. A permanently removed node is different: all its holdings belong to its
-//! [`DepartedNode`], regardless of the program that assigned them.
+//! Only allocations that have Margay's attributes and belong to the requesting node can be freed. Addresses of tunnels
+//! and load balancers, and addresses that Windows hosts reserve for themselves, lack Margay's attributes. Addresses
+//! without Margay's attributes are counted, but not freed. For a permanently removed node, [`DepartedNode`] contains
+//! all holdings, regardless of the program that assigned the addresses.
 //!
-//! Leftover addresses are freed in one commit per block, and only if handle, attributes and sequence number are
+//! Leftover addresses are freed in one commit per block, and only if their handle, attributes and sequence number are
 //! unchanged. Each assignment changes the sequence number, even an assignment of the same address to the same holder.
-//! The commit that frees an address also deletes the container's workload endpoint, if an endpoint exists.
+//! The commit that frees an address also deletes the workload endpoint of the address's container, if there is one.
 
 mod decide;
 mod departed;
@@ -52,7 +52,7 @@ pub use hold::{
 };
 pub(crate) use hold::{Leftover, Leftovers, is_short};
 
-/// Calico's attribute for addresses that no workload holds, for example addresses of tunnels.
+/// Calico's attribute that marks addresses that no workload holds, for example addresses of tunnels.
 pub const TYPE: &str = "type";
 
 /// An address that a node holds for an attachment, with Margay's attributes.
@@ -80,11 +80,11 @@ pub struct Allocation {
     pub netns: Option<String>,
     /// The recorded time of the assignment.
     pub timestamp: Option<String>,
-    /// The stored entry of the address, with all attributes.
+    /// The stored block entry of the address, with all attributes.
     entry: Attribute,
 }
 
-/// The relation of an address to a node whose holdings are read.
+/// How an address of a block relates to the node whose holdings are read.
 #[derive(Debug)]
 enum EntryRelation {
     /// The node holds the address, and the allocation has Margay's attributes.
@@ -121,8 +121,8 @@ impl Allocation {
         else {
             return EntryRelation::Unmarked;
         };
-        // The network is known, so the rest of the handle is the container id. Splitting the handle at a dot would be
-        // ambiguous.
+        // The entry records the network's name, so the rest of the handle is the container id. Splitting a handle at a
+        // dot would be ambiguous, because both of its parts may contain dots.
         let Some(container) = handle.strip_prefix(&handle_id(network, "")).filter(|id| !id.is_empty()) else {
             return EntryRelation::Unmarked;
         };
@@ -142,7 +142,7 @@ impl Allocation {
         }))
     }
 
-    /// Returns the time of the assignment, if the recorded time can be parsed.
+    /// Returns the time at which the address was assigned, if the recorded time can be parsed.
     pub fn assigned_at(&self) -> Option<OffsetDateTime> {
         self.timestamp.as_deref().and_then(parse_go_string)
     }
@@ -164,12 +164,12 @@ pub struct Holdings {
     /// The number of the node's addresses without Margay's attributes, which Calico assigned.
     pub unmarked: usize,
     /// The number of the node's addresses that no container holds: addresses of tunnels, load balancers, Windows hosts
-    /// and virtual machines, and addresses that wait for a workload.
+    /// and virtual machines, and waiting sticky addresses.
     pub special: usize,
 }
 
 impl Holdings {
-    /// Adds the addresses that the node holds in a block.
+    /// Adds the addresses that the node holds in a block to the holdings.
     fn add(&mut self, block: &Block) {
         for (address, entry) in block.allocated() {
             match Allocation::of(block, address, entry, &self.node) {
@@ -183,7 +183,7 @@ impl Holdings {
 }
 
 impl Ipam {
-    /// Reads all holdings of a node, in its own blocks and in other blocks, in pages of one revision.
+    /// Reads all holdings of a node at one revision, page by page, both in the node's own blocks and in other blocks.
     ///
     /// # Errors
     /// Any store error. Damaged blocks are logged and skipped.
@@ -204,8 +204,8 @@ impl Ipam {
         judge(holdings, evidence, self.boot_time(evidence))
     }
 
-    /// Returns the time of the machine's boot if other machines use the store too. In a shared store, a node with the
-    /// same name on another machine must not be mistaken for an earlier boot of this machine.
+    /// Returns the boot time of this machine, or `None` if no other machine uses the store. In a shared store, another
+    /// machine with the same node name must not be mistaken for an earlier boot of this machine.
     fn boot_time(&self, evidence: &Evidence) -> Option<OffsetDateTime> {
         (self.nodes() == Nodes::Registered).then(|| self.now() - evidence.up)
     }
@@ -214,29 +214,29 @@ impl Ipam {
 /// Number of blocks read in one request.
 const BLOCKS_PER_READ: usize = 32;
 
-/// The part of a cluster's store that is read to find a node's addresses. The store of a single machine is always read
-/// as a whole.
+/// Which blocks of a cluster's store are read to find a node's addresses. In the store of a single machine, all blocks
+/// are read regardless of the read scope.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReadScope {
     /// Blocks in which the node may hold addresses, besides the blocks to which the node has an affinity.
     pub blocks: BTreeSet<IpNet>,
-    /// The other blocks that are also read.
+    /// Which blocks are scanned besides the node's own blocks and the remembered blocks.
     pub scan: ScanScope,
 }
 
-/// The blocks that are scanned besides the node's own blocks.
+/// Which blocks are scanned besides the node's own blocks and the remembered blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScanScope {
     /// Only the node's own blocks and the remembered blocks are read.
     #[default]
     None,
-    /// All blocks that were written after this revision are scanned. If the revision is unset, or if the store is
-    /// behind it, all blocks are scanned.
+    /// All blocks that were written after the contained revision are scanned. If the contained revision is unset, or is
+    /// newer than the store's revision, all blocks are scanned.
     Since(Revision),
 }
 
 impl ReadScope {
-    /// Creates a scope of the node's own blocks and these blocks.
+    /// Creates a read scope of the node's own blocks and the given blocks, without a scan.
     pub fn near(blocks: impl IntoIterator<Item = IpNet>) -> Self {
         Self { blocks: blocks.into_iter().map(|cidr| cidr.trunc()).collect(), scan: ScanScope::None }
     }
@@ -249,9 +249,9 @@ impl Ipam {
         ReadScope::near(self.hints().map(|hints| hints.held(node)).unwrap_or_default())
     }
 
-    /// Reads the addresses that a node holds within a scope. For a scan, also returns the revision up to which all
-    /// blocks were scanned. Blocks are read in their current state, a few dozen per request. Freeing addresses does not
-    /// require that all blocks are read at one revision.
+    /// Reads the addresses that a node holds within a read scope. If blocks are scanned, also returns the revision up
+    /// to which all blocks were scanned. Blocks are read in their current state, a few dozen per request. Freeing
+    /// addresses does not require that all blocks are read at one revision.
     ///
     /// # Errors
     /// Any store error. Damaged blocks are logged and skipped.
@@ -270,8 +270,8 @@ impl Ipam {
         Ok((holdings, matches!(reach.scan, ScanScope::Since(_)).then_some(revision)))
     }
 
-    /// Passes each well-formed block in the read scope of a cluster's node to `see`, once. Returns a revision at or
-    /// after which the blocks were read.
+    /// Calls `see` once for each well-formed block in the read scope of a cluster's node. Returns a revision of the
+    /// store; all blocks were read at this revision or later.
     pub(crate) async fn read_near(
         &self,
         node: &str,
@@ -298,7 +298,7 @@ impl Ipam {
         Ok(revision)
     }
 
-    /// Passes the current state of these blocks to `see`.
+    /// Calls `see` with the current state of each given block.
     async fn scan_blocks(
         &self,
         blocks: Vec<IpNet>,
@@ -314,7 +314,7 @@ impl Ipam {
         Ok(())
     }
 
-    /// Passes the blocks that were written after a revision to `see`, except blocks that were already seen. Returns the
+    /// Calls `see` with each block that was written after a revision, except blocks that were already seen. Returns the
     /// revision up to which the blocks were scanned.
     async fn scan_blocks_written_since(
         &self,
@@ -328,7 +328,8 @@ impl Ipam {
         Ok(at)
     }
 
-    /// Returns the blocks that were written after a revision. Only the keys of the blocks are read.
+    /// Returns the unseen blocks that were written after a revision. Only the keys of the blocks are read, not the
+    /// values.
     async fn written_since(
         &self,
         since: Revision,

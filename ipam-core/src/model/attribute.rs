@@ -1,6 +1,7 @@
-//! Stores the attributes of the assigned addresses in a block. Attributes are kept as JSON until they are used, because
-//! an ADD or DEL needs one entry of a block and copies dozens of entries unchanged. Parsing and writing all attributes
-//! of a block took a third of the processor time of an ADD beside 40 others.
+//! Defines an entry of a block: the attributes that one or more assigned addresses share. The attributes of an entry
+//! stay undecoded JSON until a caller reads them. An ADD or DEL reads one entry of a block, and writes dozens of other
+//! entries back unchanged. With 40 concurrent ADDs, parsing and encoding all attributes of a block took a third of an
+//! ADD's processor time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,8 +21,8 @@ use crate::timestamps::StoredTime;
 static NO_ATTRIBUTES: BTreeMap<String, String> = BTreeMap::new();
 
 document! {
-    /// The entry of a block that one or more addresses share. An entry records the addresses' holder, or the start of
-    /// their cooldown.
+    /// An entry in a block's list of attributes, to which one or more addresses of the block refer. An entry of a block
+    /// records either who holds the addresses or when their cooldown began.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct Attribute {
         handle_id: Field<SmolStr> = "handle_id",
@@ -32,7 +33,7 @@ document! {
 }
 
 impl Attribute {
-    /// Creates an entry for a new holder. Like Calico, the entry omits empty fields.
+    /// Creates a block's entry for a new holder of addresses. As in Calico, empty fields are omitted from the entry.
     pub fn new(handle: Option<&str>, attributes: BTreeMap<String, String>) -> Self {
         let handle_id = handle.map_or(Field::Absent, |handle| Field::Is(handle.into()));
         let mut new = Self { handle_id, ..Self::default() };
@@ -40,13 +41,13 @@ impl Attribute {
         new
     }
 
-    /// Creates the entry of addresses that were released now and are in cooldown.
+    /// Creates the entry for addresses that are released at time `now` and are in cooldown from then on.
     pub(super) fn released(now: OffsetDateTime) -> Self {
         Self { released_at: Field::Is(StoredTime::new(now)), ..Self::default() }
     }
 
-    /// Returns the handle exactly as stored. An old migration may have left a carriage return and more text in the
-    /// stored handle, so compare handles with [`Self::has_handle`].
+    /// Returns the handle exactly as stored. Calico's old migration from host-local may have left a carriage return and
+    /// more text in the stored handle. To compare handles, call [`Self::has_handle`].
     pub fn handle_id(&self) -> Option<&str> {
         self.handle_id.get().map(SmolStr::as_str)
     }
@@ -56,18 +57,18 @@ impl Attribute {
         self.handle_id.get().filter(|_| self.released_at().is_none())
     }
 
-    /// Returns the handle up to the first carriage return. An old migration may have left a carriage return and more
-    /// text in the stored handle.
+    /// Returns the handle up to the first carriage return. Calico's old migration from host-local may have left a
+    /// carriage return and more text in the stored handle.
     pub fn handle(&self) -> Option<&str> {
         self.handle_id().map(|id| id.split('\r').next().unwrap_or(id))
     }
 
-    /// True if this handle holds the addresses of this entry.
+    /// True if the given handle holds the addresses of this entry.
     pub fn has_handle(&self, handle: &str) -> bool {
         self.released_at().is_none() && self.handle_id().is_some_and(|id| same_handle(id, handle))
     }
 
-    /// Returns the attributes of the holder: `node`, `pod`, `namespace`, `timestamp` and others.
+    /// Returns the holder's attributes, such as `node`, `pod`, `namespace` and `timestamp`.
     pub fn attributes(&self) -> &BTreeMap<String, String> {
         self.secondary.get().map_or(&NO_ATTRIBUTES, LazyMap::get)
     }
@@ -77,22 +78,22 @@ impl Attribute {
         self.attributes().get(name).map(String::as_str)
     }
 
-    /// Returns the holder's node, under Calico's or Margay's attribute name.
+    /// Returns the node of the holder, stored under Calico's or Margay's attribute name.
     pub fn node(&self) -> Option<&str> {
         node_of(self.attributes())
     }
 
-    /// Returns the holder's pod, under Calico's or Margay's attribute name.
+    /// Returns the pod of the holder, stored under Calico's or Margay's attribute name.
     pub fn pod(&self) -> Option<&str> {
         pod_of(self.attributes())
     }
 
-    /// Returns the namespace of the holder's pod, under Calico's or Margay's attribute name.
+    /// Returns the namespace of the holder's pod, stored under Calico's or Margay's attribute name.
     pub fn namespace(&self) -> Option<&str> {
         namespace_of(self.attributes())
     }
 
-    /// Returns the node of the alternate holder, under Calico's or Margay's attribute name.
+    /// Returns the node of the alternate holder, stored under Calico's or Margay's attribute name.
     pub fn alternate_node(&self) -> Option<&str> {
         node_of(self.alternate_attributes())
     }
@@ -107,8 +108,8 @@ impl Attribute {
         }
     }
 
-    /// Replaces a node's name in the attributes of both holders, and in a handle that ends with the name. Returns true
-    /// if the old name occurred.
+    /// Renames a node in the attributes of the holder and of the alternate holder, and in a handle that ends with the
+    /// node's name. Returns true if the entry contained the node's old name.
     pub(super) fn rename_node(&mut self, from: &str, to: &str) -> bool {
         let mut renamed = false;
         for attributes in [self.secondary.get_mut(), self.alternate.get_mut()].into_iter().flatten() {
@@ -131,29 +132,29 @@ impl Attribute {
         self.secondary = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
     }
 
-    /// Replaces all attributes of the alternate holder. Omits an empty map.
+    /// Replaces all attributes of the alternate holder. An empty map is stored as an absent field.
     pub(super) fn set_alternate_attributes(&mut self, attributes: BTreeMap<String, String>) {
         self.alternate = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
     }
 
-    /// Returns the attributes of the alternate holder. An address that moves between two holders has an alternate
-    /// holder.
+    /// Returns the attributes of the alternate holder. While an address moves from one pod to another, as in a live
+    /// migration, it has an alternate holder.
     pub fn alternate_attributes(&self) -> &BTreeMap<String, String> {
         self.alternate.get().map_or(&NO_ATTRIBUTES, LazyMap::get)
     }
 
-    /// Returns the time of the release, if the addresses are in cooldown.
+    /// Returns when the addresses were released, if they are in cooldown.
     pub fn released_at(&self) -> Option<OffsetDateTime> {
         self.released_at.get().map(StoredTime::at)
     }
 
-    /// Corrects an implausible time of the addresses' release.
+    /// Replaces an implausible recorded release time of the addresses.
     pub(super) fn set_released_at(&mut self, at: OffsetDateTime) {
         self.released_at = Field::Is(StoredTime::new(at));
     }
 
-    /// True if a new address of the holder of `other` can share this entry. An entry can be shared only if handle and
-    /// attributes are equal, and if it has no other fields.
+    /// True if an address assigned to the holder in `other` can refer to this entry. Addresses can share an entry if
+    /// their handles and attributes are equal and the entry has no other fields.
     pub(super) fn can_serve(&self, other: &Self) -> bool {
         self.handle_id() == other.handle_id()
             && self.attributes() == other.attributes()
@@ -166,7 +167,8 @@ impl Attribute {
 /// A map of strings that is parsed only when a caller uses it.
 #[derive(Clone)]
 enum LazyMap {
-    /// The JSON text that was read, which is written back unchanged, and the parsed map once a caller has used the map.
+    /// The JSON text as it was read, and the map that is parsed from this text on first use. The text is written back
+    /// unchanged.
     Json(Box<RawValue>, OnceLock<BTreeMap<String, String>>),
     /// A map that was created or changed by this program.
     Map(BTreeMap<String, String>),
@@ -190,7 +192,7 @@ impl LazyMap {
     }
 }
 
-/// Parses the JSON of a map that was already checked when it was read.
+/// Parses the JSON text of a map. The text was already validated when the document was decoded.
 fn map_of(json: &RawValue) -> BTreeMap<String, String> {
     serde_json::from_str(json.get()).unwrap_or_default()
 }
@@ -293,7 +295,7 @@ mod tests {
         let json = r#"{"pod":"a \u003cb\u003e", "namespace":"x","pod":"c"}"#;
         let mut map = read(json).unwrap();
         assert_eq!(serde_json::to_string(&map).unwrap(), json);
-        // Of two fields with one name the later field counts, as in Go.
+        // If two JSON fields have the same name, the later one counts, as in Go.
         assert_eq!(map.get().get("pod").map(String::as_str), Some("c"));
         assert_eq!(serde_json::to_string(&map).unwrap(), json);
         map.get_mut().remove("namespace");

@@ -1,7 +1,9 @@
-//! Encodes and decodes documents. An absent field is distinguished from a field that is `null`.
+//! Encodes and decodes stored documents as JSON. Decoded documents distinguish an absent field from a field that is
+//! `null`.
 //!
-//! Most documents are declared with `document!`. Unknown fields are written back byte for byte, because another version
-//! or another program may have written them. Unknown fields may contain numbers that no Rust number type can hold.
+//! Most documents are declared with the macro `document!`. Unknown fields of a document are written back byte for byte,
+//! because they may belong to another version or another program. Unknown fields may contain JSON numbers that no Rust
+//! number type can hold.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,12 +15,12 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, value::RawValue};
 
-/// A JSON object with its fields.
+/// A JSON object: a map from field names to values.
 pub type JsonObject = Map<String, serde_json::Value>;
 
 /// A kind of stored document.
 pub trait Document: Sized {
-    /// Decodes a document from the value of its key.
+    /// Decodes a document from the value stored under its key.
     ///
     /// # Errors
     /// [`Malformed`] if the value is not a document of this kind, or does not match its key.
@@ -27,12 +29,12 @@ pub trait Document: Sized {
     /// Encodes the document as compact JSON.
     ///
     /// # Errors
-    /// [`Malformed`] if the document cannot be encoded, which does not happen to a document that this program has
-    /// decoded or created.
+    /// [`Malformed`] if the document cannot be encoded. Encoding a document that this program decoded or created never
+    /// fails.
     fn encode(&self) -> Result<Value, Malformed>;
 }
 
-/// The error for a stored value that is not a document of the kind that its key requires.
+/// The error for a stored value that is not a valid document of its key's kind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("malformed document{}: {reason}", if .key.is_empty() { String::new() } else { format!(" at {key}") })]
 pub struct Malformed {
@@ -41,24 +43,24 @@ pub struct Malformed {
 }
 
 impl Malformed {
-    /// Creates the error for the value of a key. The reason may contain names and numbers of the value, but no other
-    /// content of the value.
+    /// Creates the error for the malformed value under a key. The reason may quote names and numbers from the malformed
+    /// value, but nothing else from it.
     pub fn new(key: &Key, reason: impl fmt::Display) -> Self {
         Self { key: key.to_string(), reason: reason.to_string() }
     }
 
-    /// The key of the damaged value; empty if the document has not been stored yet.
+    /// Returns the key of the damaged value; empty if the document has not been stored yet.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// The reason why the value is malformed.
+    /// Returns the reason why the value is malformed.
     pub fn reason(&self) -> &str {
         &self.reason
     }
 }
 
-/// Parses JSON. An error contains the key of the value.
+/// Parses JSON. A parse error contains the key under which the JSON is stored.
 pub(super) fn from_json<T: DeserializeOwned>(key: &Key, value: &[u8]) -> Result<T, Malformed> {
     serde_json::from_slice(value).map_err(|error| Malformed::new(key, error))
 }
@@ -67,7 +69,7 @@ pub(super) fn to_json<T: Serialize>(document: &T) -> Result<Value, Malformed> {
     to_json_of(document, 128)
 }
 
-/// Encodes a document as compact JSON of about this many bytes.
+/// Encodes a document as compact JSON, in a buffer that initially has room for `bytes` bytes.
 pub(super) fn to_json_of<T: Serialize>(document: &T, bytes: usize) -> Result<Value, Malformed> {
     let mut json = Vec::with_capacity(bytes);
     serde_json::to_writer(&mut json, document).map_err(|error| Malformed::new(&Key::default(), error))?;
@@ -99,7 +101,7 @@ impl<T> Field<T> {
         }
     }
 
-    /// Returns the value of the field. An unset field is set to the default first.
+    /// Returns a mutable reference to the field's value. An absent or `null` field is first set to the default value.
     pub(super) fn or_default(&mut self) -> &mut T
     where
         T: Default,
@@ -114,7 +116,7 @@ impl<T> Field<T> {
 }
 
 impl<T: Copy + Default> Field<T> {
-    /// Returns the value of the field, or zero if the field is unset, as in Go.
+    /// Returns the value of the field, or zero if the field is absent or `null`, as in Go.
     pub(super) fn or_zero(&self) -> T {
         self.get().copied().unwrap_or_default()
     }
@@ -132,7 +134,7 @@ impl<T: Serialize> Serialize for Field<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Is(value) => value.serialize(serializer),
-            // The document's serializer skips absent fields.
+            // Absent fields never get here, because the document's serializer skips them.
             Self::Absent | Self::Null => serializer.serialize_unit(),
         }
     }
@@ -149,13 +151,14 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Field<T> {
 pub(super) struct UnknownFields(Vec<(String, Box<RawValue>)>);
 
 impl UnknownFields {
-    /// Keeps an unknown field. Of two fields with one name the later field counts, as in Go.
+    /// Adds an unknown field, to be written back later. If two JSON fields have the same name, the later one counts, as
+    /// in Go.
     pub(super) fn keep(&mut self, name: String, value: Box<RawValue>) {
         self.0.retain(|(other, _)| *other != name);
         self.0.push((name, value));
     }
 
-    /// Writes the unknown fields, after the known fields.
+    /// Writes the unknown fields to a document's JSON, after the known fields.
     pub(super) fn write<M: SerializeMap>(&self, map: &mut M) -> Result<(), M::Error> {
         self.0.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))
     }
@@ -171,11 +174,11 @@ impl PartialEq for UnknownFields {
 
 impl Eq for UnknownFields {}
 
-/// The name of a field, borrowed from the input where possible.
+/// A JSON field's name, borrowed from the input where possible.
 #[derive(Deserialize)]
 pub(super) struct Name<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
 
-/// A required network in a document, as text: `10.0.0.0/26`.
+/// A required network in a document, stored as text like `10.0.0.0/26`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Net(pub(super) IpNet);
 
@@ -192,9 +195,9 @@ impl<'de> Deserialize<'de> for Net {
     }
 }
 
-/// The type of a field in a document.
+/// A type that a field of a document can have.
 pub(super) trait FieldType: PartialEq + Sized {
-    /// Returns the value of an absent field, or `None` if the field is required.
+    /// Returns the value that an absent field gets, or `None` if the field is required.
     fn when_absent() -> Option<Self> {
         None
     }
@@ -210,9 +213,9 @@ impl FieldType for Net {}
 
 impl<T: PartialEq> FieldType for Vec<T> {}
 
-/// Defines a document with its struct, its deserializer and its serializer. The serializer writes the fields in the
-/// order of the declaration, followed by the unknown fields (`extra`, which each document has). A field of type
-/// [`Field`] may be absent; all other fields are required.
+/// Declares a stored document: its struct, its deserializer and its serializer. The serializer writes the declared
+/// fields in order, followed by the unknown fields in `extra`. A document's field of type [`Field`] may be absent; all
+/// other fields are required.
 ///
 /// ```text
 /// document! {
@@ -225,8 +228,7 @@ impl<T: PartialEq> FieldType for Vec<T> {}
 /// }
 /// ```
 ///
-/// The macro does not use serde's derived code for flattened maps, because that code would convert all unknown values
-/// to its own types.
+/// The macro does not use `#[serde(flatten)]`, because flattening would convert unknown values to serde's own types.
 macro_rules! document {
     ($(#[$meta:meta])* pub struct $document:ident { $($field:ident: $type:ty = $name:literal,)+ }) => {
         $(#[$meta])*

@@ -28,24 +28,24 @@ impl AddressPersistence {
     }
 }
 
-/// The error for contradictory settings. The error messages are Calico's.
+/// The error for contradictory settings. Error messages for contradictory settings are the same as Calico's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContradictorySettings {
-    /// Neither strict affinity nor the automatic claiming of blocks is on, so it would be unclear where addresses come
-    /// from.
+    /// Strict affinity and the automatic claiming of blocks are both off, which Calico forbids.
     #[error("Cannot disable 'StrictAffinity' and 'AutoAllocateBlocks' at the same time")]
     NeitherStrictNorAuto,
-    /// A block limit is set without strict affinity, so a host at its limit would continue by borrowing addresses.
+    /// A limit of blocks per host is set without strict affinity. A host at the limit would borrow addresses from other
+    /// hosts' blocks.
     #[error("MaxBlocksPerHost requires StrictAffinity to be enabled")]
     LimitWithoutStrict,
 }
 
 document! {
-    /// The document under the key of the IPAM settings.
+    /// The stored document with the IPAM settings.
     ///
-    /// Calico omits a field that is zero, so a stored `{}` means that no new blocks may be claimed. A missing document,
-    /// in contrast, means [`IpamConfig::default`].
+    /// Calico omits fields that are zero or false, so a stored `{}` forbids claiming new blocks. If no settings
+    /// document is stored, [`IpamConfig::default`] applies.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct IpamConfig {
         strict_affinity: Field<bool> = "strict_affinity",
@@ -57,8 +57,8 @@ document! {
 }
 
 impl Default for IpamConfig {
-    /// Returns the settings that apply if no settings are stored: borrowing and new blocks are allowed, without a
-    /// cooldown.
+    /// Returns the settings that apply when no settings are stored. The default settings allow borrowing and new
+    /// blocks, without a cooldown.
     fn default() -> Self {
         Self {
             strict_affinity: Field::Absent,
@@ -83,7 +83,7 @@ impl IpamConfig {
     }
 
     /// Returns the number of blocks that a host may claim: the smaller of the configured and the requested limit. A
-    /// limit of 0 counts as unset. If both limits are unset, the limit is 20.
+    /// block limit of 0 counts as unset. If neither the settings nor the request sets a block limit, the limit is 20.
     pub fn block_limit(&self, requested: u32) -> u32 {
         [self.max_blocks_per_host(), requested]
             .into_iter()
@@ -97,7 +97,8 @@ impl IpamConfig {
         self.cooldown_seconds.or_zero()
     }
 
-    /// Returns whether a virtual machine keeps its addresses. Margay itself does not use this setting.
+    /// Returns whether a virtual machine keeps its addresses when its pod is recreated. Assignments do not use this
+    /// setting: they read the same setting from Calico's `IPAMConfiguration` resource.
     pub fn address_persistence(&self) -> AddressPersistence {
         match self.kubevirt_persistence.get().map(String::as_str) {
             Some("Disabled") => AddressPersistence::Disabled,
@@ -105,8 +106,7 @@ impl IpamConfig {
         }
     }
 
-    /// Returns the configured number of blocks that a host may have, or 0 if no number is configured; see
-    /// [`Self::block_limit`].
+    /// Returns the configured maximum number of blocks per host, or 0 if none is configured; see [`Self::block_limit`].
     pub fn max_blocks_per_host(&self) -> u32 {
         u32::try_from(self.max_blocks_per_host.or_zero().max(0)).unwrap_or(u32::MAX)
     }
@@ -153,7 +153,7 @@ impl IpamConfig {
         self
     }
 
-    /// Sets whether a virtual machine keeps its addresses.
+    /// Sets whether a virtual machine keeps its addresses when its pod is recreated.
     #[must_use]
     pub fn with_address_persistence(mut self, persistence: AddressPersistence) -> Self {
         self.kubevirt_persistence = Field::Is(persistence.as_str().to_owned());
@@ -171,13 +171,13 @@ impl Document for IpamConfig {
     }
 }
 
-/// The limits in the schema of Calico's resource. The command `ipam configure` of Calico and of Margay accepts up to
-/// 5,000 seconds.
+/// Maximum values in the schema of Calico's `IPAMConfiguration` resource. The command `ipam configure`, in Calico and
+/// in Margay, accepts a cooldown of up to 5,000 seconds.
 const MAX_BLOCKS_SETTING: u32 = 1_000_000;
 const MAX_COOLDOWN_SECONDS: u32 = 1_200;
 
 spec_fields! {
-    /// The names of the fields of the settings' spec.
+    /// The field names in the spec of the IPAM settings.
     pub const SETTINGS_FIELDS:
     STRICT = "strictAffinity";
     AUTO = "autoAllocateBlocks";
@@ -187,10 +187,11 @@ spec_fields! {
 }
 
 impl IpamConfig {
-    /// Sets all fields from a spec. Fields that are missing in the spec are set to their defaults.
+    /// Sets all settings from a spec. Settings that are missing in the spec get their default values.
     ///
     /// # Errors
-    /// [`DocumentError::Invalid`] for a field of another type or out of its range, or for contradictory settings.
+    /// [`DocumentError::Invalid`] for a field with a wrong type or an out-of-range value, and for contradictory
+    /// settings.
     pub fn with_spec(self, spec: &JsonObject) -> Result<Self, DocumentError> {
         let persistence = match PERSISTENCE.get(spec) {
             None => AddressPersistence::Enabled,
@@ -208,7 +209,7 @@ impl IpamConfig {
         Ok(settings)
     }
 
-    /// Returns the spec of these settings, with all fields.
+    /// Returns the spec of the IPAM settings, including fields with default values.
     pub fn spec(&self) -> Json {
         json!({
             STRICT.name: self.strict_affinity(),

@@ -1,6 +1,6 @@
 //! Defines the WorkloadEndpoint document, which records the addresses, profiles and interface of a container or a pod.
-//! Also contains Calico's rules for the document, with Calico's error messages, and the profile of a network without
-//! its own policy.
+//! Also checks endpoints against Calico's rules, with Calico's error messages, and creates the profile for a network
+//! that has no policy of its own.
 
 use std::net::IpAddr;
 
@@ -17,8 +17,7 @@ use super::spec::spec_fields;
 use crate::timestamps::rfc3339;
 
 spec_fields! {
-    /// The names of the fields of an endpoint's spec, of its floating addresses and of its ports, in the order of
-    /// calicoctl's output.
+    /// Field names of an endpoint's spec, of its floating addresses and of its ports, in calicoctl's output order.
     pub const ENDPOINT_FIELDS:
     ORCHESTRATOR = "orchestrator";
     _ = "workload";
@@ -40,11 +39,12 @@ spec_fields! {
     ALLOWED_SOURCES = "allowSpoofedSourcePrefixes";
 }
 
-/// The label with the endpoint's namespace. Calico sets this label on each write.
+/// The label that contains the endpoint's namespace. Calico sets the namespace label whenever it writes an endpoint.
 const LABEL_NAMESPACE: &str = "projectcalico.org/namespace";
-/// The label with the orchestrator. Calico sets this label on each write.
+/// The label that contains the orchestrator's name. Calico sets the orchestrator label whenever it writes an endpoint.
 const LABEL_ORCHESTRATOR: &str = "projectcalico.org/orchestrator";
-/// The label with the pod's service account. Calico sets this label if the account's name is shorter than 63 bytes.
+/// The label that contains the name of the pod's service account. Calico sets the service account label if the
+/// account's name is shorter than 63 bytes.
 const LABEL_SERVICE_ACCOUNT: &str = "projectcalico.org/serviceaccount";
 /// Maximum length of a service account's name in a label, in bytes.
 const MAX_ACCOUNT_LABEL_BYTES: usize = 62;
@@ -52,14 +52,14 @@ const MAX_ACCOUNT_LABEL_BYTES: usize = 62;
 /// The program that started the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Orchestrator {
-    /// A runtime that does not name a pod for the container.
+    /// A container runtime that passes no pod name to the CNI plugin.
     Cni,
     /// Kubernetes started the container.
     K8s,
 }
 
 impl Orchestrator {
-    /// Returns the orchestrator's spelling in endpoint names and documents.
+    /// Returns the orchestrator's name as written in endpoint names and documents.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Cni => "cni",
@@ -68,24 +68,24 @@ impl Orchestrator {
     }
 }
 
-/// A port of a pod, as an endpoint lists it.
+/// An entry in a workload endpoint's list of the pod's ports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointPort {
     /// The name of the port; may be empty.
     pub name: String,
-    /// The protocol of the port: `TCP`, `UDP` or `SCTP`.
+    /// The protocol of the port (`TCP`, `UDP` or `SCTP`).
     pub protocol: String,
-    /// The number of the port in the pod.
+    /// The port number inside the pod.
     pub port: u16,
-    /// The node's port that forwards to the pod's port; 0 if there is no such port.
+    /// The node's port that forwards to the pod's port; 0 for none.
     pub host_port: u16,
     /// The node's address on which the host port listens; may be empty.
     #[serde(rename = "hostIP")]
     pub host_ip: String,
 }
 
-/// The properties of a container or a pod that an endpoint records.
+/// The properties that a workload endpoint records about a container or a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EndpointFacts {
     /// The node's name.
@@ -106,14 +106,13 @@ pub struct EndpointFacts {
     pub labels: Labels,
     /// The addresses of the container or pod.
     pub addresses: Vec<IpAddr>,
-    /// The floating addresses: pairs of an address of the endpoint and an external address.
+    /// The floating addresses, as pairs of the endpoint's address and the external address.
     pub nats: Vec<(IpAddr, IpAddr)>,
     /// The names of the profiles that apply to the endpoint.
     pub profiles: Vec<String>,
-    /// The name of the host's end of the interface pair.
+    /// The name of the host-side interface that is paired with the container's interface.
     pub interface: String,
-    /// The MAC address of the container's end of the interface pair: six or more bytes in lower case, separated by
-    /// colons.
+    /// The MAC address of the container's interface: six or more bytes in lower case, separated by colons.
     pub mac: String,
     /// The ports that the pod declares.
     pub ports: Vec<EndpointPort>,
@@ -121,7 +120,7 @@ pub struct EndpointFacts {
     pub allowed_sources: Vec<String>,
 }
 
-/// A stored workload endpoint. Unknown fields are kept.
+/// A stored workload endpoint. Unknown fields of the stored document are kept.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkloadEndpoint {
     namespace: String,
@@ -141,7 +140,8 @@ impl Document for WorkloadEndpoint {
 }
 
 impl WorkloadEndpoint {
-    /// Creates a workload endpoint. `uid` is a random UUID, and the time is truncated to seconds.
+    /// Creates a workload endpoint. The argument `uid` must be a random UUID, and the creation time is `now`, truncated
+    /// to seconds.
     pub fn new(namespace: &str, name: &str, facts: &EndpointFacts, uid: &str, now: OffsetDateTime) -> Self {
         let mut endpoint = Self { namespace: namespace.to_owned(), resource: Resource::empty(name) };
         let metadata = json!({ "name": name, "namespace": namespace, "uid": uid, "creationTimestamp": rfc3339(now) });
@@ -150,8 +150,8 @@ impl WorkloadEndpoint {
         endpoint
     }
 
-    /// Overwrites the properties that the endpoint records. The unique id, the creation time and unknown fields are
-    /// kept.
+    /// Replaces the properties of the container or pod that the endpoint records. The update keeps the endpoint's
+    /// unique id, creation time and unknown fields.
     pub fn update(&mut self, facts: &EndpointFacts) {
         self.resource.set_part("kind", "WorkloadEndpoint".into());
         self.resource.set_part("apiVersion", "projectcalico.org/v3".into());
@@ -182,7 +182,7 @@ impl WorkloadEndpoint {
         }
     }
 
-    /// Replaces the labels, and adds the labels that Calico sets automatically.
+    /// Replaces the endpoint's labels, and adds the labels that Calico sets automatically.
     fn set_labels(&mut self, facts: &EndpointFacts) {
         let mut labels = facts.labels.clone();
         let account = &facts.service_account;
@@ -194,7 +194,8 @@ impl WorkloadEndpoint {
         self.resource.set_labels(&labels);
     }
 
-    /// Adds a profile unless it is listed already, and updates the labels that Calico sets automatically.
+    /// Adds a profile to the endpoint unless the endpoint already has the profile, and updates Calico's automatic
+    /// labels.
     pub fn add_profile(&mut self, profile: &str) {
         let orchestrator = self.orchestrator().to_owned();
         let labels = object(self.resource.part("metadata").entry("labels"));
@@ -208,8 +209,8 @@ impl WorkloadEndpoint {
         }
     }
 
-    /// Returns a copy of this endpoint for another node, with the matching name. Returns `None` if the name does not
-    /// have the CNI plugin's form, or if the node's name cannot be a part of an endpoint's name.
+    /// Returns a copy of this endpoint for another node, renamed to contain that node's name. Returns `None` if the
+    /// endpoint's name lacks the CNI plugin's form, or if the node's name is not allowed in endpoint names.
     pub fn on_node(&self, node: &str) -> Option<Self> {
         let mut resource = self.resource.renamed(&endpoint_name_on(self.name(), node)?);
         resource.set_spec(NODE, Some(node.into()));
@@ -251,7 +252,7 @@ impl WorkloadEndpoint {
         self.resource.text(NODE)
     }
 
-    /// Returns the endpoint's orchestrator: `cni` or `k8s` for endpoints of the plugin.
+    /// Returns the endpoint's orchestrator, which is `cni` or `k8s` for endpoints of the CNI plugin.
     pub fn orchestrator(&self) -> &str {
         self.resource.text(ORCHESTRATOR)
     }
@@ -271,17 +272,17 @@ impl WorkloadEndpoint {
         self.resource.text(ENDPOINT)
     }
 
-    /// Returns the name of the host's end of the interface pair.
+    /// Returns the name of the host-side interface that is paired with the container's interface.
     pub fn interface(&self) -> &str {
         self.resource.text(INTERFACE)
     }
 
-    /// Returns the MAC address of the container's end of the interface pair.
+    /// Returns the MAC address of the container's interface.
     pub fn mac(&self) -> &str {
         self.resource.text(MAC)
     }
 
-    /// Returns the addresses of the endpoint. Entries that cannot be parsed as a network are skipped.
+    /// Returns the addresses of the endpoint. Stored addresses that cannot be parsed as a network are skipped.
     pub fn addresses(&self) -> Vec<IpAddr> {
         let networks = self.resource.texts(NETWORKS);
         networks.filter_map(|text| text.parse::<ipnet::IpNet>().ok().map(|network| network.addr())).collect()
@@ -298,14 +299,14 @@ impl WorkloadEndpoint {
     }
 }
 
-/// Formats a single address as a network, as Calico stores it.
+/// Formats an address as a /32 or /128 network, the form in which Calico stores addresses.
 pub fn host_network(address: IpAddr) -> String {
     format!("{address}/{}", if address.is_ipv4() { 32 } else { 128 })
 }
 
 /// Maximum length of a document's name, in bytes.
 const MAX_NAME_BYTES: usize = 253;
-/// Maximum length of a label's value, and of a label's name after the prefix, in bytes.
+/// Maximum length in bytes of a label's value, and of the part of a label's name after the `/`.
 const MAX_LABEL_BYTES: usize = 63;
 
 const SUBDOMAIN: &str = "[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*";
@@ -351,7 +352,7 @@ pub fn check_endpoint(name: &str, facts: &EndpointFacts) -> Result<(), String> {
     wrong.finish()
 }
 
-/// The error messages for invalid fields, in the order of the document.
+/// The error messages for an endpoint's invalid fields, in the order of the fields in the document.
 #[derive(Default)]
 struct FieldErrors(Vec<String>);
 
@@ -360,9 +361,9 @@ impl FieldErrors {
         self.0.push(format!("{field} = '{value}' ({reason})"));
     }
 
-    /// Adds the error message for a value that violates the rule `tag`.
+    /// Adds the error message for a field whose value violates the validation rule `tag`.
     fn tagged(&mut self, field: &str, value: &str, tag: &str) {
-        // The message has a space before the parenthesis, as Calico's does.
+        // The trailing space is deliberate: Calico's message has a space before its closing parenthesis.
         self.field(field, value, &format!("Reason: failed to validate Field: {field} because of Tag: {tag} "));
     }
 
@@ -429,8 +430,9 @@ fn is_subdomain(text: &str) -> bool {
     text.split('.').all(|part| is_label(part, allowed))
 }
 
-/// Splits an endpoint's name into node, orchestrator, container id or pod, and interface. The parts are separated by
-/// single dashes; a double dash stands for a dash inside a part. Returns `None` if the name does not have four parts.
+/// Splits an endpoint's name into four parts: node, orchestrator, container id or pod name, and interface. In an
+/// endpoint's name, single dashes separate the parts, and a double dash is a dash inside a part. Returns `None` if the
+/// endpoint's name does not have four parts.
 pub fn split_endpoint_name(name: &str) -> Option<[String; 4]> {
     let mut parts = vec![String::new()];
     let mut chars = name.chars().peekable();
@@ -446,19 +448,20 @@ pub fn split_endpoint_name(name: &str) -> Option<[String; 4]> {
     parts.try_into().ok()
 }
 
-/// Returns the name of an endpoint on another node. Returns `None` if the name does not have four parts, or if the
-/// node's name cannot be a part of an endpoint's name.
+/// Returns the name that an endpoint gets when it belongs to another node. Returns `None` if the endpoint's name does
+/// not have four parts, or if the node's name is not allowed in endpoint names.
 pub fn endpoint_name_on(name: &str, node: &str) -> Option<String> {
     let [_, orchestrator, workload, endpoint] = split_endpoint_name(name)?;
     let parts = [("node", node), ("orchestrator", &orchestrator), ("workload", &workload), ("endpoint", &endpoint)];
     workload_endpoint_name(&parts).ok()
 }
 
-/// Encodes a new profile with the name of a network. With this profile, containers accept each other's traffic, and
-/// pods accept all traffic. `uid` is a random UUID, and the time is truncated to seconds.
+/// Encodes a new profile that is named after a network. The profile lets containers accept traffic from each other, and
+/// lets pods accept all traffic. The argument `uid` must be a random UUID, and the creation time is `now`, truncated to
+/// seconds.
 ///
 /// # Errors
-/// [`Malformed`] if the document cannot be encoded, which does not happen.
+/// [`Malformed`] if the profile cannot be encoded, which never happens.
 pub fn new_profile(
     network: &str,
     orchestrator: Orchestrator,

@@ -1,6 +1,6 @@
-//! Defines handles: documents that record the blocks of a container's addresses. Also derives the names of handles and
-//! workload endpoints, and recognizes the handles that end with a node's name, which are the handles of the node's
-//! tunnels and of its own prefixes.
+//! Defines handles: documents that record which blocks contain a container's addresses. Also builds the names of
+//! handles and workload endpoints. Recognizes node handles, too: handles of a node's tunnels or own prefixes, which end
+//! with the node's name.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,14 @@ use super::codec::{Document, Field, Malformed, UnknownFields, document, from_jso
 use super::prefixes::beginning_of_node_prefix;
 
 document! {
-    /// The document under a handle's key. Only the key contains the handle's id.
+    /// The stored document of a handle. The handle's id is part of its key, but not of the document.
     ///
-    /// The counts in a handle are hints. Calico adds the requested number of addresses before it knows how many
-    /// addresses it gets, so a count can be too high. Only the blocks record which addresses are held.
+    /// A handle's count of addresses per block is only a hint. Calico raises the count by the requested number before
+    /// the addresses are assigned, so the count can be too high. Only the blocks record reliably which addresses a
+    /// handle holds.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct Handle {
-        // The map's keys are the networks' text, so that an invalid entry is kept.
+        // Block networks stay unparsed text, so that invalid entries survive when the handle is rewritten.
         block: Field<BTreeMap<String, i64>> = "block",
         deleted: Field<bool> = "deleted",
     }
@@ -29,37 +30,37 @@ impl Handle {
         Self { block: Field::Is(BTreeMap::new()), deleted: Field::Is(false), extra: UnknownFields::default() }
     }
 
-    /// Returns the blocks of the handle with their counts, in the order of the blocks' text. Invalid entries of the
-    /// handle are skipped.
+    /// Returns the handle's blocks and the count of addresses in each, sorted by the block's text. Invalid entries of
+    /// the handle are skipped.
     pub fn blocks(&self) -> impl Iterator<Item = (IpNet, i64)> {
         let entries = self.block.get().into_iter().flatten();
         entries.filter_map(|(text, count)| Some((text.parse::<IpNet>().ok()?.trunc(), *count)))
     }
 
-    /// Returns the count of a block, or 0 if the handle does not contain the block.
+    /// Returns the handle's count of addresses in a block, or 0 if the handle does not list the block.
     pub fn count(&self, block: IpNet) -> i64 {
         self.blocks().find(|(named, _)| *named == block).map_or(0, |(_, count)| count)
     }
 
-    /// Increases the count of a block.
+    /// Increases the handle's count of addresses in a block.
     pub fn increment(&mut self, block: IpNet, by: usize) {
         let by = i64::try_from(by).unwrap_or(i64::MAX);
-        // A negative count is damage, so a negative count is replaced by 0.
+        // A negative stored count is damage and is treated as 0.
         self.set(block, self.count(block).max(0).saturating_add(by));
     }
 
-    /// Decreases the count of a block, and removes the block's entry when the count is 0. Subtracting more than the
-    /// count is allowed, since counts are hints.
+    /// Decreases the handle's count of addresses in a block, and removes the block's entry when the count is 0. The
+    /// decrement may exceed the count, because the counts in a handle are only hints.
     pub fn decrement(&mut self, block: IpNet, by: usize) {
         let by = i64::try_from(by).unwrap_or(i64::MAX);
         self.set(block, self.count(block).saturating_sub(by));
     }
 
-    /// Sets the count of a block to the number of addresses that the block itself records. A number of 0 or less
-    /// removes the block's entry.
+    /// Sets the handle's count for a block to the number of addresses that the block itself records. A count of 0 or
+    /// less removes the block from the handle.
     pub fn set(&mut self, block: IpNet, count: i64) {
         let blocks = self.block.or_default();
-        // Replaces another program's spelling of the network with the canonical spelling.
+        // Another program may have spelled the block's network differently, so every spelling is removed.
         blocks.retain(|text, _| text.parse::<IpNet>().map(|net| net.trunc()) != Ok(block));
         if count > 0 {
             blocks.insert(block.to_string(), count);
@@ -67,12 +68,13 @@ impl Handle {
         self.deleted = Field::Is(self.deleted.or_zero());
     }
 
-    /// Returns the number of entries whose key is not a network.
+    /// Returns the number of the handle's entries that do not name a valid network.
     pub fn odd_entries(&self) -> usize {
         self.block.get().into_iter().flatten().filter(|(text, _)| text.parse::<IpNet>().is_err()).count()
     }
 
-    /// Sets all counts to the numbers that the blocks themselves record, and drops all other entries.
+    /// Replaces all entries of the handle by the given blocks, each with the number of addresses that the block itself
+    /// records.
     pub fn set_all(&mut self, counts: impl IntoIterator<Item = (IpNet, i64)>) {
         self.block.or_default().clear();
         for (block, count) in counts {
@@ -80,7 +82,8 @@ impl Handle {
         }
     }
 
-    /// True if the handle contains no block, so that its key must be deleted. Invalid entries are ignored.
+    /// True if the handle lists no block. The key of such an empty handle must be deleted. Invalid entries of the
+    /// handle are ignored.
     pub fn is_empty(&self) -> bool {
         self.blocks().next().is_none()
     }
@@ -96,14 +99,14 @@ impl Document for Handle {
     }
 }
 
-/// Returns the handle of a container in a network: `<network>.<container id>`. The handle cannot be split again,
-/// because both parts may contain dots.
+/// Returns a container's handle in a network, `<network>.<container id>`. A handle cannot be split into network and
+/// container id again, because both parts may contain dots.
 pub fn handle_id(network: &str, container: &str) -> String {
     format!("{network}.{container}")
 }
 
 /// True if a stored handle equals a given handle. Only the parts before the first carriage return are compared, because
-/// an old migration stored file contents with their line end.
+/// Calico's old migration from host-local stored file contents with their line end.
 pub fn same_handle(stored: &str, handle: &str) -> bool {
     stored.split('\r').next() == handle.split('\r').next()
 }
@@ -117,13 +120,14 @@ pub struct InvalidWorkload {
     reason: &'static str,
 }
 
-/// Returns Calico's name of a workload's endpoint: the parts joined by `-`, with each `-` inside a part doubled.
+/// Returns the name that Calico gives to a workload endpoint. The parts of the name are joined by `-`, and each `-`
+/// inside a part is doubled.
 ///
-/// The argument `parts` has pairs of a field's name for errors and its value: node, `k8s` or `cni`, pod or container
-/// id, interface.
+/// Each element of `parts` has a field's name, for errors, and its value. The fields are node, `k8s` or `cni`, pod or
+/// container id, and interface.
 ///
 /// # Errors
-/// [`InvalidWorkload`] for the first part that is empty, or that begins or ends with `-`.
+/// [`InvalidWorkload`] for the first name part that is empty, or that begins or ends with `-`.
 pub fn workload_endpoint_name(parts: &[(&'static str, &str)]) -> Result<String, InvalidWorkload> {
     let mut name = Vec::with_capacity(parts.len());
     for (field, value) in parts {
@@ -142,8 +146,8 @@ pub fn workload_endpoint_name(parts: &[(&'static str, &str)]) -> Result<String, 
     Ok(name.join("-"))
 }
 
-/// The prefixes of the handles of a node's tunnel addresses in Calico. The node's name follows the prefix. Calico finds
-/// the tunnel addresses by these handles.
+/// Prefixes of the handles under which Calico holds a node's tunnel addresses. In a tunnel's handle, the node's name
+/// follows the prefix. Calico finds a node's tunnel addresses by these handles.
 const TUNNELS: [&str; 5] = [
     "ipip-tunnel-addr-",
     "vxlan-tunnel-addr-",
@@ -152,13 +156,13 @@ const TUNNELS: [&str; 5] = [
     "wireguard-v6-tunnel-addr-",
 ];
 
-/// True if the handle belongs to a tunnel or an own prefix of this node, and thus ends with the node's name.
+/// True if the handle belongs to a tunnel or an own prefix of the given node. Such a handle ends with the node's name.
 pub fn is_node_handle(handle: &str, node: &str) -> bool {
     beginning(handle, node).is_some()
 }
 
-/// Returns the new name of a node handle when node `from` becomes `to`, or `None` if the handle is not a node handle of
-/// `from`.
+/// Returns the name of a node handle after node `from` is renamed to `to`, or `None` if the handle is not a node handle
+/// of `from`.
 pub fn renamed_node_handle(handle: &str, from: &str, to: &str) -> Option<String> {
     beginning(handle, from).map(|beginning| format!("{beginning}{to}"))
 }

@@ -1,7 +1,7 @@
 //! Builds and parses the keys of all documents, mainly Calico's etcd keys.
 //!
-//! Names are inserted into a key unescaped. Parsing returns `None` for a key of another kind, because Calico skips such
-//! keys in a listing.
+//! Names are inserted into keys unescaped, except in the keys of quota counters. Parse functions return `None` for a
+//! key of another kind. Calico, too, skips such keys when it lists documents.
 
 use ipnet::IpNet;
 use kv::Key;
@@ -15,27 +15,27 @@ const WORKLOAD_ENDPOINTS: &str = "workloadendpoints";
 const PREFIXES: &str = "prefixes";
 const PROFILES: &str = "profiles";
 
-/// The key with the name of an embedded store's only node.
+/// The key under which an embedded store records the name of its only node.
 pub const PINNED_NODE: &str = "/margay/v1/node";
-/// The common prefix of the keys of the quotas and the quota counters.
+/// The prefix that the keys of the quotas document and of all quota counters share.
 pub const QUOTAS_PREFIX: &str = "/margay/v1/quota";
 const QUOTAS: &str = "/margay/v1/quotas";
 const QUOTA_USE: &str = "/margay/v1/quota-use/";
 const STICKY: &str = "/margay/v1/sticky/";
 
-/// The kinds of resources that have typed documents.
+/// The kinds of Calico resources for which this crate defines a document type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ResourceKind {
-    /// The kind of address pools.
+    /// A pool of addresses.
     IpPool,
-    /// The kind of reservations: sets of addresses that are never assigned.
+    /// A reservation: a set of addresses that are never assigned.
     IpReservation,
-    /// The kind of the cluster's nodes.
+    /// A node of the cluster.
     Node,
 }
 
 impl ResourceKind {
-    /// Returns the kind's name in documents.
+    /// Returns the resource kind's name as written in documents.
     pub fn kind(self) -> &'static str {
         match self {
             Self::IpPool => "IPPool",
@@ -44,7 +44,7 @@ impl ResourceKind {
         }
     }
 
-    /// Returns the kind's plural name in keys.
+    /// Returns the resource kind's plural name as written in keys.
     pub fn plural(self) -> &'static str {
         match self {
             Self::IpPool => "ippools",
@@ -54,13 +54,13 @@ impl ResourceKind {
     }
 }
 
-/// Formats a network as in keys: `10.0.0.0-26`.
+/// Formats a network as in keys, for example `10.0.0.0-26`.
 fn net_segment(net: IpNet) -> String {
     format!("{}-{}", net.network(), net.prefix_len())
 }
 
-/// Parses the network in a key's last segment. Returns `None` unless the network is of the key's family and in the
-/// canonical form of [`net_segment`], so that no two keys belong to one block.
+/// Parses the network in a key's last segment. Returns `None` for a network of another family than the key's. Also
+/// returns `None` unless the network has the canonical form of [`net_segment`], so that each block has only one key.
 fn parse_net(family: &str, segment: &str) -> Option<IpNet> {
     let (address, prefix) = segment.split_once('-')?;
     let address = address.parse().ok()?;
@@ -86,7 +86,7 @@ pub fn block(cidr: IpNet) -> Key {
     format!("{IPAM}assignment/{family}/{}/{}", kind_of_block(cidr), net_segment(cidr)).into()
 }
 
-/// Returns the key segment for the kind of a block: a block of addresses or a block of prefixes.
+/// Returns the key segment that distinguishes blocks of addresses from blocks of prefixes.
 fn kind_of_block(cidr: IpNet) -> &'static str {
     if is_of_prefixes(cidr) { PREFIXES } else { "block" }
 }
@@ -107,40 +107,40 @@ pub fn blocks_prefix(family: Option<Family>) -> Key {
     }
 }
 
-/// Returns the prefix of the keys of a family's blocks of addresses.
+/// Returns the prefix of the keys of all blocks of addresses in one address family.
 pub fn blocks_of_addresses_prefix(family: Family) -> Key {
     format!("{IPAM}assignment/{}/block/", family.key_segment()).into()
 }
 
-/// Returns the prefix of the keys of a family's blocks of prefixes.
+/// Returns the prefix of the keys of all blocks of prefixes in one address family.
 pub fn blocks_of_prefixes_prefix(family: Family) -> Key {
     format!("{IPAM}assignment/{}/{PREFIXES}/", family.key_segment()).into()
 }
 
-/// Returns the key of the record of a workload's addresses. The workload's name is inserted unescaped, including
-/// slashes.
+/// Returns the key of the record that lists a workload's sticky addresses. The workload's name is inserted into the key
+/// unescaped, including slashes.
 pub fn sticky(name: &str) -> Key {
     format!("{STICKY}{name}").into()
 }
 
-/// Parses the key of a workload's record, and returns the workload's name.
+/// Parses the key of a workload's sticky-address record, and returns the workload's name.
 pub fn parse_sticky(key: &Key) -> Option<&str> {
     text(key)?.strip_prefix(STICKY)
 }
 
-/// Returns the prefix of the keys of all workloads' records.
+/// Returns the prefix of the keys of all workloads' sticky-address records.
 pub fn sticky_prefix() -> Key {
     STICKY.into()
 }
 
-/// Returns the key of an owner's affinity to a block. Returns `None` for an owner that cannot have affinities, because
-/// its name is empty or because it is neither a host nor virtual.
+/// Returns the key of an owner's affinity to a block. Returns `None` if the owner's name is empty, or if the owner is
+/// neither a host nor virtual.
 pub fn affinity(owner: &Owner, cidr: IpNet) -> Option<Key> {
     let prefix = owner_segment(owner)?;
     Some(format!("{prefix}/{}/block/{}", Family::of_net(cidr).key_segment(), net_segment(cidr)).into())
 }
 
-/// Parses the key of an affinity.
+/// Parses the key of an affinity, and returns the owner and the block.
 pub fn parse_affinity(key: &Key) -> Option<(Owner, IpNet)> {
     let mut parts = text(key)?.strip_prefix(IPAM)?.split('/');
     let (kind, name, family) = (parts.next()?, parts.next()?, parts.next()?);
@@ -156,8 +156,8 @@ pub fn parse_affinity(key: &Key) -> Option<(Owner, IpNet)> {
     parts.next().is_none().then_some((owner, cidr))
 }
 
-/// Returns the prefix of the keys of an owner's affinities, in one family or in both. Returns `None` for an owner that
-/// cannot have affinities; see [`affinity`].
+/// Returns the prefix of the keys of an owner's affinities, in the given family or in both families. Returns `None` for
+/// an owner that cannot have affinities; see [`affinity`].
 pub fn affinities_prefix(owner: &Owner, family: Option<Family>) -> Option<Key> {
     let prefix = owner_segment(owner)?;
     Some(match family {
@@ -176,7 +176,7 @@ pub fn virtual_affinities_prefix() -> Key {
     format!("{IPAM}virtual/").into()
 }
 
-/// Returns the key that old versions kept for a host. The key is only read when a host is removed.
+/// Returns the key that old versions of Calico stored for a host. This legacy key is only read when a host is removed.
 pub fn legacy_host(name: &str) -> Key {
     format!("{IPAM}host/{name}").into()
 }
@@ -200,7 +200,8 @@ pub fn parse_handle(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("handle/")?)
 }
 
-/// Returns the prefix of the keys of all resources of another kind, given by its plural name in keys.
+/// Returns the prefix of the keys of all resources of a kind that [`ResourceKind`] lacks. The argument is the kind's
+/// plural name in keys.
 pub fn other_resources_prefix(plural: &str) -> Key {
     format!("{RESOURCES}{plural}/").into()
 }
@@ -210,18 +211,18 @@ pub fn config() -> Key {
     format!("{IPAM}config").into()
 }
 
-/// Parses a key that [`legacy_host`] builds, and returns the host's name.
+/// Parses a key that [`legacy_host`] has built, and returns the host's name.
 pub fn parse_legacy_host(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("host/")?)
 }
 
-/// Returns the key of Calico's ClusterInformation document about the whole cluster.
+/// Returns the key of the cluster's only ClusterInformation document, which Calico maintains.
 pub fn cluster_information() -> Key {
     format!("{RESOURCES}clusterinformations/default").into()
 }
 
-/// Returns the key of a workload endpoint. If `name` is only the beginning of a name, the key is the prefix of the keys
-/// of all endpoints with this beginning.
+/// Returns the key of a workload endpoint. If `name` is only the beginning of an endpoint's name, the result is the
+/// common key prefix of all matching endpoints.
 pub fn workload_endpoint(namespace: &str, name: &str) -> Key {
     format!("{RESOURCES}{WORKLOAD_ENDPOINTS}/{namespace}/{name}").into()
 }
@@ -258,7 +259,7 @@ pub fn resource(kind: ResourceKind, name: &str) -> Key {
     format!("{RESOURCES}{}/{name}", kind.plural()).into()
 }
 
-/// Parses the key of a resource of this kind, and returns the resource's name.
+/// Parses the key of a resource of the given kind, and returns the resource's name.
 pub fn parse_resource(kind: ResourceKind, key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(RESOURCES)?.strip_prefix(kind.plural())?.strip_prefix('/')?)
 }
@@ -273,8 +274,8 @@ pub fn quotas() -> Key {
     QUOTAS.into()
 }
 
-/// Returns the key of a subject's quota counter. Bytes of the subject's name other than ASCII letters, digits and `-_.`
-/// are percent-encoded.
+/// Returns the key of a subject's quota counter. In the key, all bytes of the subject's name except ASCII letters,
+/// digits and `-_.` are percent-encoded.
 pub fn quota_use(kind: QuotaKind, name: &str) -> Key {
     let mut key = format!("{QUOTA_USE}{}/", kind.as_str());
     for byte in name.bytes() {
@@ -287,7 +288,7 @@ pub fn quota_use(kind: QuotaKind, name: &str) -> Key {
     key.into()
 }
 
-/// Parses the key of a quota counter, and returns the counter's subject.
+/// Parses the key of a quota counter, and returns the subject whose addresses are counted.
 pub fn parse_quota_use(key: &Key) -> Option<QuotaSubject> {
     let (kind, encoded) = text(key)?.strip_prefix(QUOTA_USE)?.split_once('/')?;
     let kind = QuotaKind::ALL.into_iter().find(|one| one.as_str() == kind)?;

@@ -1,9 +1,9 @@
 //! Defines the stored documents exactly as Calico writes them: their keys, their JSON, and the operations on each
 //! document.
 //!
-//! A document that was read and not changed is written back identically, including unknown fields and the difference
-//! between `null` and an absent field. Documents of earlier versions of Calico can also be read. A changed document is
-//! written in the current form.
+//! An unchanged document is written back exactly as it was read: unknown fields and `null` fields are kept, and absent
+//! fields stay absent. Documents of earlier versions of Calico can also be read. A changed document is written in the
+//! form of Calico's current version.
 
 mod attribute;
 mod block;

@@ -1,10 +1,10 @@
-//! Computes key ranges that contain the keys of all blocks that overlap with a network.
+//! Computes key ranges that cover the keys of all blocks overlapping with a network.
 //!
-//! Two blocks overlap if one contains the other. A key contains its block's first address as text. The first address of
-//! a larger block has one of a few texts, but the first addresses of smaller blocks have texts that do not sort by
-//! address: `10.0.0.13-26` sorts between `10.0.0.128-26` and `10.0.0.140-26`. A [`Cover`] therefore has two forms: a
-//! few ranges that also contain the keys of other blocks, and, for a network of at most 64 addresses or prefixes, exact
-//! ranges.
+//! Two blocks overlap if one contains the other. A block's key contains the block's first address as text. A block
+//! around the network has one of only a few keys. The keys of blocks inside the network do not sort by address: for
+//! example, `10.0.0.13-26` sorts between `10.0.0.128-26` and `10.0.0.140-26`. A [`Cover`] therefore has a few coarse
+//! ranges, which also contain the keys of other blocks. For a network of at most 64 addresses or prefixes, the cover
+//! also has exact ranges.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,33 +16,34 @@ use super::is_of_prefixes;
 use super::keys::{blocks_of_addresses_prefix, blocks_of_prefixes_prefix};
 use crate::net::Family;
 
-/// Maximum number of values of an address's last part for which a coarse cover has a separate range per value.
+/// Maximum number of values of the last address part for which a coarse cover has one range per value.
 const MAX_SINGLE_ADDRESSES: u32 = 2;
-/// Maximum number of values of an address's inner part for which a coarse cover has a separate range per value.
+/// Maximum number of values of an inner address part for which a coarse cover has one range per value.
 const MAX_SINGLE_PARTS: u32 = 16;
-/// Maximum number of values of an address's part for which an exact cover has a separate range per value.
+/// Maximum number of values of an address part for which an exact cover has one range per value.
 const MAX_EXACT_RANGES: u32 = 64;
 
-/// Key ranges of all blocks of one kind that overlap with a network in one way: either inside the network or around it.
+/// Key ranges of the blocks that lie inside a network, or of the blocks around it. A cover is either for blocks of
+/// addresses or for blocks of prefixes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cover {
-    /// A few key ranges, which may also contain the keys of other blocks.
+    /// A few key ranges that contain the keys of all overlapping blocks, and possibly the keys of other blocks.
     pub coarse: Vec<Range>,
-    /// Key ranges without the keys of other blocks, or `None` if there would be too many ranges.
+    /// Key ranges that contain only the keys of overlapping blocks, or `None` if there would be too many ranges.
     pub exact: Option<Vec<Range>>,
 }
 
-/// Selects the key ranges to compute. A cover has up to 64 exact ranges, and only a block with thousands of blocks
-/// around it needs exact ranges.
+/// Which key ranges of a [`Cover`] to compute. Exact ranges are needed only for a block between thousands of other
+/// blocks. A cover has up to 64 exact ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
-    /// Only the few coarse ranges are computed.
+    /// Only a few coarse key ranges are computed.
     Coarse,
-    /// The exact ranges are computed as well.
+    /// Both the coarse and the exact key ranges are computed.
     Exact,
 }
 
-/// Returns the covers of all blocks that overlap with a block, including the block's own key.
+/// Returns the covers of all blocks that overlap with a given block, including the block's own key.
 pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     let family = Family::of_net(block);
     let mut covers = Vec::new();
@@ -55,7 +56,8 @@ pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     } else {
         covers.extend(covers_of_addresses(block, precision));
         let largest = *family.block_sizes().start();
-        // Only a larger block can be a block of prefixes, and usually no such block is stored.
+        // A block of prefixes that overlaps with a block of addresses is always the larger one, and usually none is
+        // stored.
         let prefixes = blocks_of_prefixes_prefix(family);
         let exact = around(&prefixes, block, 0..largest);
         covers.push(Cover { coarse: vec![Range::Prefix(prefixes)], exact: Some(exact) });
@@ -63,17 +65,18 @@ pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     covers
 }
 
-/// Returns a few ranges that contain the keys of all blocks that overlap with any of these blocks.
+/// Returns a few key ranges that contain the keys of all blocks overlapping with any of the given blocks.
 pub fn ranges_around(blocks: &[IpNet]) -> Vec<Range> {
     merged(blocks.iter().flat_map(|block| covers_of_overlaps(*block, Precision::Coarse)).flat_map(|cover| cover.coarse))
 }
 
-/// Merges key ranges that differ only in the last part of their addresses. The merged ranges may contain other keys.
+/// Merges key ranges whose block addresses differ only in the last byte or group. The merged ranges may also contain
+/// the keys of blocks that do not overlap.
 fn merged(ranges: impl Iterator<Item = Range>) -> Vec<Range> {
     let mut by_parent: BTreeMap<Key, (Key, Option<Key>)> = BTreeMap::new();
     for range in ranges.collect::<BTreeSet<_>>() {
         let (from, to) = range.bounds();
-        // `end` is the length of the key up to the last part of the address.
+        // `end` is the length of the key up to the last byte or group of the block's address.
         let end = from.as_bytes().iter().rposition(|byte| matches!(byte, b'.' | b':' | b'/')).map_or(0, |end| end + 1);
         let parent = Key::from(&from.as_bytes()[..end]);
         let span = by_parent.entry(parent).or_insert_with(|| (from.clone(), to.clone()));
@@ -83,25 +86,26 @@ fn merged(ranges: impl Iterator<Item = Range>) -> Vec<Range> {
     spans.map(|(from, to)| to.map_or(Range::From(from.clone()), |to| Range::FromTo(from, to))).collect()
 }
 
-/// Returns a few ranges that contain the keys of all blocks of addresses that overlap with a block of addresses,
-/// including the block's own key.
+/// Returns a few key ranges that contain the keys of all blocks of addresses overlapping with a given block, including
+/// its own key.
 pub fn overlaps_of_addresses(block: IpNet) -> Vec<Range> {
     merged(covers_of_addresses(block, Precision::Coarse).into_iter().flat_map(|cover| cover.coarse))
 }
 
-/// Returns the cover of the blocks of addresses inside a block of addresses, and the cover of the blocks around it.
+/// Returns two covers for a block of addresses: the cover of smaller blocks inside it, and the cover of larger blocks
+/// around it.
 fn covers_of_addresses(block: IpNet, precision: Precision) -> [Cover; 2] {
     let family = Family::of_net(block);
     let blocks = blocks_of_addresses_prefix(family);
     let inside = inside(&blocks, block, precision);
     let mut around = around(&blocks, block, *family.block_sizes().start()..block.prefix_len());
-    // The cover of the blocks inside already contains the keys at the block's first address.
+    // The cover of the inner blocks already contains all keys with the block's first address.
     let first = single(&blocks, &block.network().to_string(), '-');
     around.retain(|range| *range != first);
     [inside, Cover { coarse: around.clone(), exact: Some(around) }]
 }
 
-/// Returns the key ranges of blocks of these lengths that contain a block.
+/// Returns the key ranges of the blocks that contain a given block and have one of the given prefix lengths.
 fn around(prefix: &Key, block: IpNet, lengths: std::ops::Range<u8>) -> Vec<Range> {
     let family = Family::of_net(block);
     let bases: BTreeSet<IpAddr> =
@@ -109,7 +113,7 @@ fn around(prefix: &Key, block: IpNet, lengths: std::ops::Range<u8>) -> Vec<Range
     bases.into_iter().map(|base| single(prefix, &base.to_string(), '-')).collect()
 }
 
-/// Returns the cover of the blocks that begin at an address of the network.
+/// Returns the cover of all blocks whose first address lies inside a network.
 fn inside(prefix: &Key, block: IpNet, precision: Precision) -> Cover {
     match block.network() {
         IpAddr::V4(first) => {
@@ -132,7 +136,8 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
     let place = usize::from(place);
     let mut numbers = Numbers::of(groups[place].into(), end, length, 16);
     let (end, mut heads) = (if place == 7 { '-' } else { ':' }, Vec::new());
-    // IPv6 text may write an address with a zero in this group differently from the other addresses.
+    // An IPv6 address in which this group is zero can have a different text before the group, because `::` replaces
+    // zeros.
     let mut zero = Vec::new();
     if numbers.low == 0 {
         let trailing = groups[..place].iter().rev().take_while(|group| **group == 0).count();
@@ -148,7 +153,7 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
         other[7] = 1;
         heads.extend(Ipv6Addr::from(other).to_string().strip_suffix('1').map(str::to_owned));
     } else {
-        // A run of zeros in the first groups is compressed, unless a longer run follows.
+        // IPv6 text compresses a run of zeros in the leading groups to `::`, unless a longer run follows.
         heads.push(groups[..place].iter().map(|group| format!("{group:x}:")).collect());
         for (from, to) in runs_of_zeros(&groups[..place]) {
             let rest: String = groups[to..place].iter().map(|group| format!("{group:x}:")).collect();
@@ -163,18 +168,18 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
     cover
 }
 
-/// The values that one part of an address can have in a network.
+/// The values that one part (byte or group) of an address can have inside a network.
 struct Numbers {
     low: u32,
     high: u32,
-    /// The greatest value that this part of an address can have.
+    /// The greatest possible value of the address part: 255 or 65535.
     most: u32,
     base: u32,
 }
 
 impl Numbers {
-    /// Computes the values of the part that ends at bit `end`, in a network of this length where the part begins at
-    /// `low`.
+    /// Computes the values of the address part that ends at bit `end`, in a network of prefix length `length`. In the
+    /// network's first address, this part has the value `low`.
     fn of(low: u32, end: u32, length: u8, base: u32) -> Self {
         let bits = end.saturating_sub(u32::from(length));
         let most = if base == 10 { 0xff } else { 0xffff };
@@ -205,7 +210,7 @@ impl Numbers {
         Cover { coarse, exact: (precision == Precision::Exact && count <= MAX_EXACT_RANGES).then(each) }
     }
 
-    /// Returns the values grouped by number of digits, because texts of equal length sort by value.
+    /// Returns ranges of values with equal numbers of digits, because number texts of equal length sort by value.
     fn spans(&self) -> Vec<(u32, u32)> {
         let (mut spans, mut first) = (Vec::new(), 0);
         let mut next = self.base;
@@ -220,7 +225,7 @@ impl Numbers {
     }
 }
 
-/// Returns the runs of at least two zeros, as start and end indices (exclusive).
+/// Returns the runs of at least two zero groups, as pairs of start index and exclusive end index.
 fn runs_of_zeros(groups: &[u16]) -> Vec<(usize, usize)> {
     let (mut runs, mut from) = (Vec::new(), 0);
     for to in 0..=groups.len() {
@@ -244,12 +249,12 @@ fn key(prefix: &Key, text: &str) -> Key {
     bytes.into()
 }
 
-/// Returns the range of the keys that continue the prefix with this text and `end`.
+/// Returns the range of the keys that begin with `prefix`, `text` and `end`, in this order.
 fn single(prefix: &Key, text: &str, end: char) -> Range {
     Range::Prefix(key(prefix, &format!("{text}{end}")))
 }
 
-/// Returns the range of the keys from one text to another, including keys that continue the second text.
+/// Returns the range of the keys from text `low` to text `high`, including the keys that begin with `high`.
 fn span(prefix: &Key, head: &str, low: &str, high: &str, end: char) -> Range {
     let last = Range::Prefix(key(prefix, &format!("{head}{high}{end}")));
     let first = key(prefix, &format!("{head}{low}{end}"));
@@ -267,7 +272,7 @@ mod tests {
     use crate::model::keys;
     use crate::net::overlap;
 
-    /// Generates pairs of nearby networks, with and without runs of zeros.
+    /// Generates pairs of nearby networks whose addresses may contain runs of zeros.
     fn nets() -> impl Strategy<Value = (IpNet, IpNet)> {
         let v4 = (any::<u16>(), any::<u16>(), 0_u8..=32, 0_u8..=32, 0_u32..4096).prop_map(|(low, high, a, b, off)| {
             let first = (u32::from(high) << 16) | u32::from(low);

@@ -1,5 +1,5 @@
-//! Defines the owner of a block, and the affinity: the document that records an owner's claim to a block and the state
-//! of the claim.
+//! Defines the owner of a block. Also defines affinities: documents that record an owner's claim to a block, and the
+//! state of the claim.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -9,24 +9,25 @@ use kv::{Key, Value};
 
 use super::codec::{Document, Field, Malformed, UnknownFields, document, from_json, to_json};
 
-/// The owner of a block, as stored in the block: `host:node1`, `virtual:load-balancer`.
+/// The owner of a block, stored in the block as text like `host:node1` or `virtual:load-balancer`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
     /// A node, identified by its name.
     Host(String),
     /// An owner that is not a node, for example a load balancer.
     Virtual(String),
-    /// A text that names neither a node nor a virtual owner. An owner of unknown form matches no other owner, so
-    /// addresses of its blocks can only be borrowed.
+    /// A stored owner text that names neither a node nor a virtual owner. No requester matches an owner of unknown
+    /// form, so the addresses of its blocks can only be borrowed.
     Other(String),
 }
 
 /// The virtual owner of the blocks from which Calico assigns addresses to services.
 const LOAD_BALANCER: &str = "load-balancer";
 
-/// The prefix of the name of the virtual owner of a node's secondary networks. The node's name follows the prefix.
-/// Calico's node names consist of letters, digits, `.`, `_` and `-`, so no node and no virtual owner of Calico's has a
-/// name with this prefix. Calico reads an owner's name up to the next `/` in a key, and up to the end in a block.
+/// Name prefix of the virtual owner that owns the blocks for a node's secondary networks. In the virtual owner's name,
+/// the node's name follows this prefix. Names of Calico's nodes contain only letters, digits, `.`, `_` and `-`. The `@`
+/// in the prefix therefore excludes a clash with Calico's owners. Calico can parse an owner's name with `@`: in a key
+/// the name ends at the next `/`, and in a block at the end of the text.
 const SECONDARY: &str = "secondary@";
 
 impl Owner {
@@ -46,8 +47,8 @@ impl Owner {
         Self::Virtual(format!("{SECONDARY}{node}"))
     }
 
-    /// Returns the node to which the owner's blocks belong: the owner itself if it is a node, or the node whose
-    /// secondary networks the virtual owner serves. Returns `None` for other virtual owners.
+    /// Returns the node to which the owner's blocks belong. For the virtual owner of secondary networks, returns the
+    /// node that has these networks. Returns `None` for a virtual owner that belongs to no node.
     pub fn node(&self) -> Option<&str> {
         match self {
             Self::Host(name) => Some(name),
@@ -56,7 +57,8 @@ impl Owner {
         }
     }
 
-    /// Returns the corresponding owner of node `to`, if this owner belongs to node `from`.
+    /// Returns the owner that replaces this owner when node `from` is renamed to `to`, or `None` if this owner belongs
+    /// to another node.
     pub fn renamed(&self, from: &str, to: &str) -> Option<Self> {
         let place = Self::all_of(from).iter().position(|owner| owner == self)?;
         Self::all_of(to).into_iter().nth(place)
@@ -99,18 +101,20 @@ impl FromStr for Owner {
 /// The state of an owner's claim to a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AffinityState {
-    /// The owner has the block. An empty state and the empty value of old versions also count as confirmed.
+    /// The owner's claim to the block is complete. An affinity with an empty state, or with the empty value of old
+    /// Calico versions, also counts as confirmed.
     Confirmed,
-    /// The owner is about to claim the block. Another owner may claim the block first.
+    /// The owner is about to claim the block. Before a pending claim is confirmed, another owner may claim the block.
     Pending,
     /// The owner is about to release the block.
     PendingDeletion,
-    /// The state is unknown. An affinity in an unknown state must be treated as not confirmed.
+    /// This version does not know the stored state of the claim. An affinity in an unknown state must be treated as not
+    /// confirmed.
     Unknown,
 }
 
 document! {
-    /// The document under an affinity's key.
+    /// The stored document of an owner's affinity to a block.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Affinity {
         state: Field<String> = "state",
@@ -119,14 +123,14 @@ document! {
 }
 
 impl Affinity {
-    /// Creates an affinity with this state.
+    /// Creates an affinity with the given state.
     pub fn new(state: AffinityState) -> Self {
         let mut new = Self { state: Field::Absent, deleted: Field::Absent, extra: UnknownFields::default() };
         new.set_state(state);
         new
     }
 
-    /// Returns the state of the owner's claim.
+    /// Returns the state of the owner's claim to the block.
     pub fn state(&self) -> AffinityState {
         match self.state.get().map(String::as_str) {
             None | Some("" | "confirmed") => AffinityState::Confirmed,
@@ -136,7 +140,7 @@ impl Affinity {
         }
     }
 
-    /// Sets the state of the claim, and updates the document to the current form. Setting [`AffinityState::Unknown`]
+    /// Sets the state of the claim, and converts the document to the current form. Setting [`AffinityState::Unknown`]
     /// changes nothing.
     pub fn set_state(&mut self, state: AffinityState) {
         let text = match state {
@@ -152,7 +156,7 @@ impl Affinity {
 
 impl Document for Affinity {
     fn decode(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
-        // The first versions stored affinities with an empty value.
+        // The first versions of Calico stored affinities with an empty value.
         if value.is_empty() { from_json(key, b"{}") } else { from_json(key, value) }
     }
 

@@ -19,7 +19,7 @@ use super::resource::{Labels, Resource};
 use crate::net::{Count, Family};
 use crate::selector::{Selector, SelectorError};
 
-/// The annotation with the name of the network whose configuration defines the pool by its subnet.
+/// The annotation that names the network whose configuration defines the pool.
 pub const NETWORK_ANNOTATION: &str = "margay.io/network";
 
 /// The purpose for which an address of a pool is used.
@@ -29,12 +29,12 @@ pub enum PoolUse {
     Workload,
     /// The address is for a node's tunnel interface.
     Tunnel,
-    /// The address is for a load balancer. A pool with this use has no other use.
+    /// The address is for a load balancer. A pool for load balancers has no other use.
     LoadBalancer,
 }
 
 impl PoolUse {
-    /// Returns the name of the use in pools.
+    /// Returns the name of the use as written in pool documents.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Workload => "Workload",
@@ -53,14 +53,14 @@ impl fmt::Display for PoolUse {
 /// Decides which requests may use a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AssignmentMode {
-    /// Requests that name the pool, and all other requests if the pool's selectors match.
+    /// Requests that name the pool may use it. Other requests may use the pool if the pool's selectors match.
     Automatic,
     /// Only requests that name the pool may use it.
     Manual,
 }
 
 impl AssignmentMode {
-    /// Returns the name of the mode in pools.
+    /// Returns the name of the assignment mode as written in pool documents.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Automatic => "Automatic",
@@ -81,9 +81,9 @@ pub struct NewPool {
     pub block_size: u8,
     /// The length of the prefixes in a pool of prefixes; `None` for a pool of addresses.
     pub prefix_length: Option<u8>,
-    /// The selector of nodes; `all()` for all nodes.
+    /// The selector of the nodes that may use the pool; `all()` for all nodes.
     pub node_selector: String,
-    /// The selector of namespaces; empty for all namespaces.
+    /// The selector of the namespaces that may use the pool; empty for all namespaces.
     pub namespace_selector: String,
     /// The allowed uses of the pool's addresses.
     pub allowed_uses: Vec<PoolUse>,
@@ -113,7 +113,7 @@ impl NewPool {
         self
     }
 
-    /// Makes the pool a pool of prefixes of this length. Only requests that name the pool may use it.
+    /// Makes the pool a pool of prefixes of the given length. Only requests that name the pool may use it.
     #[must_use]
     pub fn with_prefix_length(mut self, length: u8) -> Self {
         self.prefix_length = Some(length);
@@ -128,8 +128,8 @@ impl NewPool {
         self
     }
 
-    /// Sets the selector of namespaces that may use the pool. Also removes the use for tunnels, because Calico refuses
-    /// a pool with both: tunnels are in no namespace.
+    /// Sets the selector of namespaces that may use the pool. Also removes the use `Tunnel`: tunnels are in no
+    /// namespace, so Calico refuses a tunnel pool with a namespace selector.
     #[must_use]
     pub fn with_namespace_selector(mut self, selector: impl Into<String>) -> Self {
         self.namespace_selector = selector.into();
@@ -154,7 +154,7 @@ impl NewPool {
     }
 }
 
-/// The document under a pool's key.
+/// The stored document of a pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pool {
     resource: Resource,
@@ -164,11 +164,11 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Creates the document of a new pool. `uid` is a random UUID.
+    /// Creates the document of a new pool. The argument `uid` must be a random UUID.
     ///
     /// # Errors
-    /// [`Malformed`] if the network or the block size is impossible. The errors of [`super::check_new_pool`] describe
-    /// the problem better.
+    /// [`Malformed`] if the pool's network or block size is impossible. For a better error message, call
+    /// [`super::check_new_pool`] first.
     pub fn new(new: &NewPool, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = Resource::new(ResourceKind::IpPool, &new.name, uid, now);
         let spec = NewPool { cidr: new.cidr.trunc(), ..new.clone() }.spec();
@@ -179,11 +179,11 @@ impl Pool {
         Self::read(&keys::resource(ResourceKind::IpPool, &new.name), resource)
     }
 
-    /// Returns a part of this pool as a separate pool, with all other properties unchanged. The new pool no longer
-    /// belongs to a network's configuration.
+    /// Creates a separate pool from a part of this pool's network, with this pool's other properties. The new pool does
+    /// not belong to a network configuration, even if this pool does.
     ///
     /// # Errors
-    /// No error for a network inside this pool.
+    /// Never fails for a network inside this pool.
     pub fn part(&self, name: &str, cidr: IpNet, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = self.resource.reborn(name, uid, now);
         resource.set_spec(CIDR, Some(cidr.to_string().into()));
@@ -225,7 +225,7 @@ impl Pool {
         self.cidr
     }
 
-    /// Returns the family of the pool's addresses.
+    /// Returns the address family of the pool.
     pub fn family(&self) -> Family {
         Family::of_net(self.cidr)
     }
@@ -251,8 +251,8 @@ impl Pool {
         Count::of_parts(self.cidr, self.length())
     }
 
-    /// Returns the prefix of the pool that contains an address. In a pool of addresses, returns the address as a
-    /// network.
+    /// In a pool of prefixes, returns the assignable prefix that contains an address. In a pool of addresses, returns
+    /// the address itself as a /32 or /128 network.
     pub fn unit_of(&self, ip: IpAddr) -> IpNet {
         self.family().network(ip, self.length()).unwrap_or_else(|| ip.into())
     }
@@ -272,8 +272,8 @@ impl Pool {
         self.resource.switch(DISABLED)
     }
 
-    /// True if containers' traffic to the outside uses their host's address. The setting also applies to a disabled
-    /// pool, whose addresses stay in use.
+    /// True if outgoing traffic of the pool's containers is translated to the host's address. Outgoing NAT also applies
+    /// to a disabled pool, whose addresses stay in use.
     pub fn is_nat_outgoing(&self) -> bool {
         self.resource.switch(NAT_OUTGOING)
     }
@@ -288,8 +288,8 @@ impl Pool {
         self.resource.set_spec(DISABLED, None);
     }
 
-    /// True if addresses may be assigned from the pool, which must be neither disabled, nor being deleted, nor marked
-    /// as not allocatable.
+    /// True if addresses may be assigned from the pool. The pool must not be disabled, being deleted, or marked as not
+    /// allocatable.
     pub fn is_enabled(&self) -> bool {
         !self.is_disabled() && !self.resource.is_being_deleted() && self.is_allocatable()
     }
@@ -302,7 +302,7 @@ impl Pool {
             .any(|condition| condition["type"] == "Allocatable" && condition["status"] == "False")
     }
 
-    /// Returns which requests may use the pool. An unknown mode counts as manual.
+    /// Returns which requests may use the pool. An unknown assignment mode counts as manual.
     pub fn assignment_mode(&self) -> AssignmentMode {
         match self.resource.text(ASSIGNMENT_MODE) {
             "" | "Automatic" => AssignmentMode::Automatic,
@@ -316,7 +316,7 @@ impl Pool {
         if uses.is_empty() { vec![PoolUse::Workload.as_str(), PoolUse::Tunnel.as_str()] } else { uses }
     }
 
-    /// True if the pool allows this use.
+    /// True if the pool allows the given use.
     pub fn allows(&self, wanted: PoolUse) -> bool {
         self.allowed_uses().contains(&wanted.as_str())
     }
@@ -331,7 +331,7 @@ impl Pool {
         self.resource.text(NAMESPACE_SELECTOR)
     }
 
-    /// True if the pool's node selector matches a node with these labels.
+    /// True if the pool's node selector matches a node with the given labels.
     ///
     /// # Errors
     /// [`SelectorError`] if the node selector cannot be parsed.
@@ -339,7 +339,7 @@ impl Pool {
         Ok(self.node_selector().parse::<Selector>()?.matches(labels))
     }
 
-    /// True if the pool's namespace selector matches a namespace with these labels.
+    /// True if the pool's namespace selector matches a namespace with the given labels.
     ///
     /// # Errors
     /// [`SelectorError`] if the namespace selector cannot be parsed.

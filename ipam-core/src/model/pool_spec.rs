@@ -27,14 +27,14 @@ spec_fields! {
     ASSIGNMENT_MODE = "assignmentMode" as "IPPool.AssignmentMode" of ["Automatic", "Manual"];
 }
 
-/// Reads a pool's spec, and returns the pool that it defines and the spec to store. The spec to store contains the
-/// defaults, and omits fields that are off. `prefix_length` is the value of the annotation
-/// [`super::PREFIX_LENGTH_ANNOTATION`]; without it, the stored pool's prefix length applies. A spec without a block
-/// size gets the stored pool's block size, or else the default.
+/// Reads a pool's spec. Returns the defined pool and the spec to store. The spec to store contains default values, and
+/// omits boolean fields that are false. The argument `prefix_length` is the value of the annotation
+/// [`super::PREFIX_LENGTH_ANNOTATION`]. Without the annotation, the stored pool's prefix length applies. If the spec
+/// has no block size, the stored pool's block size applies, or else the default.
 ///
 /// # Errors
-/// [`InvalidPool`] for a field of another type or with an invalid value, for tunnel modes that exclude each other, and
-/// for a tunnel mode that excludes a load balancer. [`check_new_pool`] checks the other rules.
+/// [`InvalidPool`] for a field of a wrong type or with an invalid value. Also for tunnel modes that exclude each other,
+/// or that a load balancer's pool must not have. Call [`check_new_pool`] to check all other rules for pools.
 pub fn read_pool_spec(
     name: &str,
     written: &JsonObject,
@@ -76,7 +76,7 @@ pub fn read_pool_spec(
 }
 
 impl NewPool {
-    /// Returns the spec of the pool to store, without tunnels.
+    /// Returns the spec to store for the pool, with both tunnel modes off.
     pub fn spec(&self) -> JsonObject {
         let uses: Vec<&str> = self.allowed_uses.iter().map(|used| used.as_str()).collect();
         let mut spec = JsonObject::from_iter([
@@ -113,8 +113,8 @@ fn check_tunnels(cidr: IpNet, ipip: &str, vxlan: &str) -> Result<(), InvalidPool
     Ok(())
 }
 
-/// Checks the fields of a load balancer's pool. Calico's own error message about `disableBGPExport` says `true` instead
-/// of `false`.
+/// Checks the fields in the spec of a load balancer's pool. The message about `disableBGPExport` differs from Calico's
+/// on purpose: Calico's says `true` where it means `false`.
 fn check_load_balancer(written: &JsonObject, ipip: &str, vxlan: &str) -> Result<(), InvalidPool> {
     if let Some(mode) = [ipip, vxlan].into_iter().find(|mode| *mode != "Never") {
         let reason = "Neither IPIPMode nor VXLANMode can be enabled on AllowedUses LoadBalancer IP pool";
@@ -127,7 +127,7 @@ fn check_load_balancer(written: &JsonObject, ipip: &str, vxlan: &str) -> Result<
     Ok(())
 }
 
-/// Returns the block size of a spec. A block size of 0 counts as unset.
+/// Returns the block size in a pool's spec. A block size of 0 counts as unset.
 fn size(written: &JsonObject, family: Family) -> Result<Option<u8>, InvalidPool> {
     let Some(value) = BLOCK_SIZE.get(written) else { return Ok(None) };
     match value.as_u64().map(u8::try_from) {
@@ -153,7 +153,7 @@ fn uses(written: &JsonObject) -> Result<Vec<PoolUse>, InvalidPool> {
     listed.iter().map(known).collect()
 }
 
-/// Returns the default prefix length of blocks, for 64 addresses.
+/// Returns the default prefix length of a block with 64 addresses: /26 or /122.
 pub fn default_block_size(family: Family) -> u8 {
     match family {
         Family::V4 => 26,
@@ -173,11 +173,11 @@ pub fn fitting_block_size(cidr: IpNet, wanted: Option<u8>) -> u8 {
 /// [`InvalidPool`] for the first violated rule:
 /// - The pool's name is valid.
 /// - The network has no host bits set, is not link-local, and is not IPv4 mapped into IPv6.
-/// - Blocks have a prefix length of /20 to /32, or /116 to /128, and fit into the pool.
+/// - Blocks have a prefix length of /20 to /32 (IPv4) or /116 to /128 (IPv6), and fit into the pool.
 /// - The selectors can be parsed and do not contain `global()`.
 /// - The pool has at least one use. A pool with the use `LoadBalancer` has no other use and is for all nodes. A pool
 ///   with the use `Tunnel` has no namespace selector.
-/// - No other pool and no existing block of another size overlaps with the network.
+/// - No other pool overlaps with the pool's network, and no existing block of another size does.
 pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result<(), InvalidPool> {
     check_name(&new.name).map_err(|reason| InvalidPool::new("IPPool.Name", &new.name, reason))?;
     check_network(new.cidr)?;
@@ -186,12 +186,12 @@ pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result
     check_neighbours(new, pools, blocks)
 }
 
-/// Checks a changed pool against the stored pool. The network and the block size must not change, since addresses
-/// depend on them.
+/// Checks a changed pool against the stored pool. The network and the block size of a pool must not change, because
+/// assigned addresses depend on both.
 ///
 /// # Errors
-/// [`InvalidPool`] for a changed network or block size, for a load balancer's pool with another use, and for selectors
-/// and uses that are invalid in a new pool.
+/// [`InvalidPool`] for a changed network or block size, and for a load balancer's pool that gets another use. Also for
+/// selectors and uses that are not allowed in a new pool.
 pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPool> {
     if new.cidr != stored.cidr() {
         return Err(CIDR.wrong(new.cidr, "IPPool CIDR cannot be modified"));
@@ -210,12 +210,12 @@ pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPoo
     check_selectors_and_uses(new)
 }
 
-/// Checks a stored pool against the rules that Calico's client applies to each change of a pool. Calico's client also
-/// applies these rules to a deletion, which starts with a change.
+/// Checks a stored pool against the rules that Calico's client applies to each change of a pool. Calico's client
+/// applies the same rules before it deletes a pool, because a deletion starts with a change of the pool.
 ///
 /// # Errors
-/// [`InvalidPool`] for a field of another type, for tunnel modes that exclude each other, and for selectors and uses
-/// that are invalid in a new pool.
+/// [`InvalidPool`] for a field of a wrong type, or for tunnel modes that exclude each other. Also for selectors and
+/// uses that are not allowed in a new pool.
 pub fn check_stored_pool(pool: &Pool) -> Result<(), InvalidPool> {
     let nothing = Map::new();
     let spec = pool.resource().whole_spec().unwrap_or(&nothing);
@@ -224,7 +224,7 @@ pub fn check_stored_pool(pool: &Pool) -> Result<(), InvalidPool> {
 }
 
 /// Removes the use for tunnels from a pool with a namespace selector, since tunnels are in no namespace. Returns `None`
-/// if the pool does not have the use for tunnels, or has no other use.
+/// if the pool does not have the use `Tunnel`, or has only this use.
 pub fn without_tunnels(pool: &Pool) -> Option<Pool> {
     let tunnel = PoolUse::Tunnel.as_str();
     let uses = pool.allowed_uses();
@@ -301,7 +301,7 @@ fn check_uses(new: &NewPool) -> Result<(), InvalidPool> {
         return Err(ALLOWED_USES.wrong("", "at least one use is needed"));
     }
     if uses.contains(&PoolUse::Tunnel) && !new.namespace_selector.is_empty() {
-        // The address of a tunnel belongs to no namespace.
+        // A tunnel's address belongs to no namespace, so a namespace selector cannot apply to it.
         let reason = "IP Pool with AllowedUse Tunnel must not have a namespace selector; set allowedUses to Workload";
         return Err(NAMESPACE_SELECTOR.wrong(&new.namespace_selector, reason));
     }

@@ -1,37 +1,37 @@
-//! Defines pools of prefixes. From these pools, networks such as /64s are assigned instead of single addresses.
+//! Defines pools of prefixes, from which whole networks such as /64s are assigned instead of single addresses.
 //!
-//! A pool of prefixes is divided into blocks like any other pool, and an ordinal of a block identifies a prefix. The
-//! first address of a prefix stands for the prefix in answers, requests, handles and reports. Any other address inside
-//! a prefix also identifies the prefix.
+//! A pool of prefixes is divided into blocks like any other pool, and each ordinal of a block identifies one prefix.
+//! Answers, requests, handles and reports name a prefix by its first address. A request may also name a prefix by any
+//! other address inside the prefix.
 //!
 //! A block of prefixes is larger than any block of addresses can be, so the size distinguishes the two kinds of blocks.
-//! The keys of the two kinds differ, and Calico skips the keys of blocks of prefixes.
+//! Blocks of prefixes have keys of a separate form, which Calico skips.
 
 use ipnet::IpNet;
 
 use crate::net::Family;
 
-/// The annotation of a pool with the length of its prefixes, in decimal: `64`. Calico keeps the annotation, and assigns
-/// no addresses from the pool, because the pool's assignment mode is manual.
+/// The annotation that contains the length of a pool's prefixes, in decimal like `64`. Calico keeps this annotation,
+/// and assigns no addresses from a pool of prefixes, because the pool's assignment mode is manual.
 pub const PREFIX_LENGTH_ANNOTATION: &str = "margay.io/prefix-length";
 
-/// The common prefix of the handles of nodes' own prefixes.
+/// The text with which the handle of a node's own prefix begins.
 const NODE_PREFIX: &str = "margay-node-prefix.";
 
-/// Returns the handle of a node's own prefix from a pool. No name of a pool or a node contains the `@` that separates
-/// the two names.
+/// Returns the handle under which a node holds its own prefix from a pool. The `@` separates the two names
+/// unambiguously, because names of pools and nodes cannot contain `@`.
 pub fn node_prefix_handle(pool: &str, node: &str) -> String {
     format!("{NODE_PREFIX}{pool}@{node}")
 }
 
-/// Returns the part of a handle of [`node_prefix_handle`] before the node's name.
+/// For a handle that [`node_prefix_handle`] has built, returns the part before the node's name.
 pub(super) fn beginning_of_node_prefix<'h>(handle: &'h str, node: &str) -> Option<&'h str> {
     handle.strip_suffix(node).filter(|rest| rest.starts_with(NODE_PREFIX) && rest.ends_with('@'))
 }
 
-/// Number of bits of the default block size: a block has 64 prefixes, unless it must be larger.
+/// The default size of a block of prefixes, in bits: 6 bits for 64 prefixes.
 const DEFAULT_BLOCK_BITS: u8 = 6;
-/// Minimum number of host bits of a prefix, which has an address for the container and at least one more.
+/// Minimum number of host bits of a prefix, which must contain the container's address and at least one more.
 const MIN_HOST_BITS: u8 = 2;
 
 /// True if the block has the size of a block of prefixes.
@@ -39,7 +39,7 @@ pub fn is_of_prefixes(block: IpNet) -> bool {
     block.prefix_len() <= largest_length(Family::of_net(block))
 }
 
-/// Returns the longest prefix length of a block of prefixes.
+/// Returns the longest prefix length that a block of prefixes can have.
 fn largest_length(family: Family) -> u8 {
     family.block_sizes().start() - 1
 }
@@ -47,7 +47,7 @@ fn largest_length(family: Family) -> u8 {
 /// Returns the prefix length of the blocks of a pool of prefixes.
 ///
 /// # Errors
-/// The reason why a pool cannot have prefixes of this length.
+/// The reason why the pool cannot have prefixes of the given length.
 pub fn block_size_for(pool: IpNet, length: u8) -> Result<u8, String> {
     let family = Family::of_net(pool);
     let longest = family.bits() - MIN_HOST_BITS;
@@ -61,8 +61,8 @@ pub fn block_size_for(pool: IpNet, length: u8) -> Result<u8, String> {
     Ok(length.saturating_sub(DEFAULT_BLOCK_BITS).clamp(pool.prefix_len(), largest))
 }
 
-/// Returns the prefix length of a block's ordinals, given their number: the length of a single address, or of a prefix.
-/// Returns `None` if a block of this network cannot have this number of ordinals.
+/// Returns the prefix length that one ordinal covers, if a block has `ordinals` ordinals: the length of a single
+/// address or of a prefix. Returns `None` if the block cannot be divided into this number of ordinals.
 pub(super) fn length_in_block(block: IpNet, ordinals: usize) -> Option<u8> {
     let bits = Family::of_net(block).bits();
     let length = block.prefix_len().checked_add(u8::try_from(ordinals.checked_ilog2()?).ok()?)?;

@@ -1,13 +1,13 @@
-//! Defines quotas: how many addresses namespaces, networks and nodes may have. Also defines the counters of subjects
-//! with a quota.
+//! Defines quotas: how many addresses namespaces, networks and nodes may have. Also defines quota counters, which count
+//! the addresses of a namespace, network or node that has a quota.
 //!
 //! All quotas are stored in one document, `{"namespaces":{"shop":10,"*":50},"networks":{},"nodes":{}}`. The limit under
-//! `*` applies to each subject without a limit of its own.
+//! `*` applies to each namespace, network or node without a limit of its own.
 //!
-//! A counter is an upper bound of the number of addresses that its subject has. A counter is valid only with the
-//! version of the quotas that it records, because addresses of a subject without a quota are not counted. Each change
-//! of the quotas invalidates all quota counters, and the next assignment to each subject counts the subject's addresses
-//! again.
+//! A quota counter is an upper bound of the number of addresses that its subject holds. A quota counter records the
+//! version of the quotas with which it is valid. Addresses of a subject without a quota are not counted, so a later
+//! quota needs a new count. Each change of the quotas invalidates all quota counters, and the next assignment to each
+//! subject counts the subject's addresses again.
 
 use std::fmt;
 
@@ -35,7 +35,7 @@ impl QuotaKind {
     /// All kinds of subjects that can have a quota.
     pub const ALL: [Self; 3] = [Self::Namespace, Self::Network, Self::Node];
 
-    /// Returns the name of the kind in messages, labels and options.
+    /// Returns the name of the quota kind in messages, labels and options.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Namespace => "namespace",
@@ -52,7 +52,8 @@ impl QuotaKind {
         }
     }
 
-    /// Returns the name of the subject of this kind whose quota an allocation uses.
+    /// Returns the name of the namespace, network or node, as this kind requires, whose quota the allocation counts
+    /// against.
     pub fn name_in(self, entry: &Attribute) -> Option<&str> {
         match self {
             Self::Namespace => entry.namespace(),
@@ -65,14 +66,14 @@ impl QuotaKind {
 /// A namespace, a network or a node that can have a quota.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QuotaSubject {
-    /// The kind of the subject.
+    /// The kind of the quota subject.
     pub kind: QuotaKind,
-    /// The name of the subject.
+    /// The name of the quota subject.
     pub name: String,
 }
 
 impl QuotaSubject {
-    /// Creates a subject of this kind and name.
+    /// Creates a quota subject of the given kind and name.
     pub fn new(kind: QuotaKind, name: impl Into<String>) -> Self {
         Self { kind, name: name.into() }
     }
@@ -84,7 +85,7 @@ impl fmt::Display for QuotaSubject {
     }
 }
 
-/// The quotas of all subjects. Unknown kinds of subjects are kept.
+/// The quotas of all subjects. Quotas of unknown kinds of subjects are kept in the document.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Quotas(Map<String, Json>);
 
@@ -105,7 +106,7 @@ impl Document for Quotas {
 }
 
 impl Quotas {
-    /// The name that stands for all subjects without a limit of their own.
+    /// The subject name whose limit applies to all subjects without a limit of their own.
     pub const ANY_OTHER: &str = "*";
 
     /// Returns the number of addresses that a subject may have, or `None` if the subject has no limit.
@@ -114,7 +115,7 @@ impl Quotas {
         limits.get(name).or_else(|| limits.get(Self::ANY_OTHER))?.as_u64()
     }
 
-    /// Returns the stored limits, including the limits for all other subjects.
+    /// Returns all stored quotas, including the limits under the name `*`.
     pub fn all(&self) -> impl Iterator<Item = (QuotaSubject, u64)> {
         QuotaKind::ALL.into_iter().flat_map(|kind| {
             let limits = self.0.get(kind.plural()).and_then(Json::as_object).into_iter().flatten();
@@ -122,12 +123,12 @@ impl Quotas {
         })
     }
 
-    /// True if no subject has a limit.
+    /// True if no quota is set for any subject.
     pub fn is_empty(&self) -> bool {
         self.0.values().all(|limits| limits.as_object().is_some_and(Map::is_empty))
     }
 
-    /// Sets or removes the limit of a subject, and returns the previous limit.
+    /// Sets or removes the limit of a quota subject, and returns the previous limit.
     pub fn set(&mut self, subject: &QuotaSubject, limit: Option<u64>) -> Option<u64> {
         let limits = self.0.entry(subject.kind.plural()).or_insert_with(|| Json::Object(Map::new())).as_object_mut()?;
         match limit {
@@ -138,24 +139,24 @@ impl Quotas {
     }
 }
 
-/// The counter of a subject's addresses.
+/// The quota counter of a subject's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QuotaCount {
     /// An upper bound of the number of the subject's addresses.
     pub used: u64,
-    /// The revision of the quotas with which the counter is valid; 0 if the counter is never valid.
+    /// The revision of the quotas with which the quota counter is valid; 0 if the counter is never valid.
     pub quotas: i64,
 }
 
 impl QuotaCount {
-    /// Returns the number in a stored counter, if the counter is valid with the quotas of this revision. A damaged
-    /// counter is never valid.
+    /// Returns the count in a stored quota counter, or `None` if the counter is not valid with the quotas of the given
+    /// revision. A damaged quota counter is never valid.
     pub fn good(stored: Option<&Value>, quotas: Revision) -> Option<u64> {
         let count: Json = serde_json::from_slice(stored?.as_bytes()).ok()?;
         if count.get("quotas")?.as_i64()? == quotas.get() { count.get("used")?.as_u64() } else { None }
     }
 
-    /// Encodes the counter as the value of its key.
+    /// Encodes the quota counter as the JSON value of its key.
     pub fn encode(self) -> String {
         format!(r#"{{"used":{},"quotas":{}}}"#, self.used, self.quotas)
     }

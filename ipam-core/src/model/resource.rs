@@ -1,5 +1,5 @@
-//! Defines the common form of pools, reservations and nodes (kind, metadata, spec). Also defines two short documents of
-//! this form: the node, of which the allocator reads only the labels, and the address reservation.
+//! Defines the common form of pools, reservations and nodes (kind, metadata, spec). Also defines the documents of nodes
+//! and of address reservations. The allocator reads only a node's labels.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use crate::timestamps::rfc3339;
 /// Labels or annotations: a map from their names to their values.
 pub type Labels = BTreeMap<String, String>;
 
-/// A resource with all fields that were read. Unknown fields are written back unchanged.
+/// A decoded Calico resource with all its fields. Unknown fields of the resource are written back unchanged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resource {
     name: String,
@@ -26,7 +26,8 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// Creates a resource with an empty spec. `uid` is a random UUID, and the time is truncated to seconds.
+    /// Creates a resource with an empty spec. The argument `uid` must be a random UUID, and the creation time is `now`,
+    /// truncated to seconds.
     pub fn new(kind: ResourceKind, name: &str, uid: &str, now: OffsetDateTime) -> Self {
         let document = serde_json::json!({
             "kind": kind.kind(),
@@ -43,17 +44,18 @@ impl Resource {
         Self { name: name.to_owned(), document: JsonObject::new() }
     }
 
-    /// Decodes a resource. The resource's name is taken from the key, since some writers omit it from the metadata.
+    /// Decodes a resource. The resource's name is taken from the key, since some programs omit the name from the
+    /// metadata.
     ///
     /// # Errors
-    /// [`Malformed`] if the key is not of this kind, or the value is not an object.
+    /// [`Malformed`] if the key does not belong to a resource of the given kind, or if the value is not a JSON object.
     pub(super) fn decode(kind: ResourceKind, key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         let name = keys::parse_resource(kind, key)
             .ok_or_else(|| Malformed::new(key, format_args!("not the key of a resource of kind {}", kind.kind())))?;
         Self::read(name, key, value)
     }
 
-    /// Decodes a resource that has this name.
+    /// Decodes a resource under the given name.
     pub(super) fn read(name: &str, key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         Ok(Self { name: name.to_owned(), document: from_json(key, value)? })
     }
@@ -62,8 +64,8 @@ impl Resource {
         to_json(&self.document)
     }
 
-    /// Copies the resource under another name and as a new resource. Fields that belong only to the old resource, for
-    /// example its status, are left out.
+    /// Copies the resource as a new resource with another name, unique id and creation time. Fields that belong only to
+    /// the old resource, for example its status, are not copied.
     pub(super) fn reborn(&self, name: &str, uid: &str, now: OffsetDateTime) -> Self {
         let mut new = self.renamed(name);
         new.document.remove("status");
@@ -105,7 +107,7 @@ impl Resource {
         self.metadata("deletionTimestamp").is_some_and(|stamp| !stamp.is_null())
     }
 
-    /// Returns the labels of the resource. Values that are not strings are skipped.
+    /// Returns the labels of the resource. Labels whose values are not strings are skipped.
     pub fn labels(&self) -> Labels {
         text_map(self.metadata("labels"))
     }
@@ -120,7 +122,7 @@ impl Resource {
         object(self.part("metadata").entry("annotations")).insert(name.to_owned(), value.into());
     }
 
-    /// Removes an annotation. Removing the last annotation also removes the field that contains the annotations.
+    /// Removes an annotation. Removing the last annotation also removes the field `annotations`.
     pub fn remove_annotation(&mut self, name: &str) {
         let metadata = self.part("metadata");
         if let Some(annotations) = metadata.get_mut("annotations").and_then(serde_json::Value::as_object_mut) {
@@ -141,22 +143,22 @@ impl Resource {
         self.document.get("metadata")?.get(field)
     }
 
-    /// Returns the spec of the resource, if the resource has a spec.
+    /// Returns the whole spec of the resource, or `None` if the resource has no spec.
     pub(super) fn whole_spec(&self) -> Option<&JsonObject> {
         self.document.get("spec")?.as_object()
     }
 
-    /// Returns the value of a field of the spec. A `null` counts as an absent field.
+    /// Returns the value of one field of the resource's spec. A field that is `null` counts as absent.
     pub(super) fn spec(&self, field: SpecField) -> Option<&serde_json::Value> {
         field.get(self.whole_spec()?)
     }
 
-    /// Returns a string in the spec; empty if the field is absent.
+    /// Returns the string in a field of the spec; empty if the field is absent.
     pub(super) fn text(&self, field: SpecField) -> &str {
         self.spec(field).and_then(serde_json::Value::as_str).unwrap_or("")
     }
 
-    /// Returns a list of strings in the spec. Entries that are not strings are skipped.
+    /// Returns the list of strings in a field of the spec. List entries that are not strings are skipped.
     pub(super) fn texts(&self, field: SpecField) -> impl Iterator<Item = &str> {
         let entries = self.spec(field).and_then(serde_json::Value::as_array).into_iter().flatten();
         entries.filter_map(serde_json::Value::as_str)
@@ -167,12 +169,13 @@ impl Resource {
         self.spec(field).and_then(serde_json::Value::as_bool).unwrap_or(false)
     }
 
-    /// Sets a field of the spec. Without a value, removes the field, as Go's `omitempty` does.
+    /// Sets a field of the spec. If no value is given, the field is removed from the spec, like with Go's `omitempty`.
     pub(super) fn set_spec(&mut self, field: SpecField, value: Option<serde_json::Value>) {
         self.set("spec", field.name, value);
     }
 
-    /// Sets a field in a part of the document, for example the metadata. Without a value, removes the field.
+    /// Sets a field in a part of the document, for example the metadata. If no value is given, the field is removed
+    /// from its part of the document.
     pub(super) fn set(&mut self, part: &str, field: &str, value: Option<serde_json::Value>) {
         match value {
             Some(value) => self.part(part).insert(field.to_owned(), value),
@@ -180,7 +183,8 @@ impl Resource {
         };
     }
 
-    /// Returns an object in the document. A missing object is created.
+    /// Returns a top-level object of the document, for example the metadata. If the document lacks the object, an empty
+    /// object is created.
     pub(super) fn part(&mut self, part: &str) -> &mut JsonObject {
         object(self.document.entry(part))
     }
@@ -194,7 +198,7 @@ impl Resource {
     }
 }
 
-/// Returns the object under a map entry. A value that is not an object is replaced by an empty object.
+/// Returns the JSON object under a map entry. A value that is not an object is replaced by an empty object.
 pub(super) fn object(entry: serde_json::map::Entry<'_>) -> &mut JsonObject {
     let value = entry.or_insert(serde_json::Value::Null);
     loop {
@@ -205,7 +209,7 @@ pub(super) fn object(entry: serde_json::map::Entry<'_>) -> &mut JsonObject {
     }
 }
 
-/// Parses a map of strings. Values that are not strings are skipped.
+/// Parses a JSON object as a map of strings. Fields whose values are not strings are skipped.
 fn text_map(value: Option<&serde_json::Value>) -> Labels {
     let entries = value.and_then(serde_json::Value::as_object).into_iter().flatten();
     entries.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect()
@@ -214,7 +218,7 @@ fn text_map(value: Option<&serde_json::Value>) -> Labels {
 /// Checks that the name of a resource is a DNS subdomain, as in Calico.
 ///
 /// # Errors
-/// Returns as error the rule that the name violates.
+/// If the name is invalid, the error is the violated rule.
 pub fn check_name(name: &str) -> Result<(), &'static str> {
     let good_part = |part: &str| {
         part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')
@@ -233,7 +237,7 @@ pub fn check_name(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// The document under a node's key.
+/// The stored document of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
     resource: Resource,
@@ -241,7 +245,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates a node with these labels.
+    /// Creates a node with the given labels.
     pub fn new(name: &str, labels: Labels, uid: &str, now: OffsetDateTime) -> Self {
         let mut resource = Resource::new(ResourceKind::Node, name, uid, now);
         resource.set_part("status", serde_json::json!({}));
@@ -285,14 +289,14 @@ spec_fields! {
     CIDRS = "reservedCIDRs" as "IPReservation.ReservedCIDRs";
 }
 
-/// The document under a reservation's key.
+/// The stored document of an address reservation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IpReservation {
     resource: Resource,
 }
 
 impl IpReservation {
-    /// Creates a reservation of these networks. A single address is reserved as a /32 or a /128.
+    /// Creates a reservation of the given networks. A single address is reserved as a /32 or a /128.
     pub fn new(name: &str, networks: &[IpNet], uid: &str, now: OffsetDateTime) -> Self {
         let mut new = Self { resource: Resource::new(ResourceKind::IpReservation, name, uid, now) };
         new.set_networks(networks);
@@ -310,7 +314,7 @@ impl IpReservation {
         entries.map(|entry| entry.as_str().map_or_else(|| entry.to_string(), str::to_owned)).collect()
     }
 
-    /// Replaces the networks that the reservation reserves.
+    /// Replaces the reserved networks of the reservation.
     pub fn set_networks(&mut self, networks: &[IpNet]) {
         let texts = networks.iter().map(|net| net.trunc().to_string().into()).collect();
         self.resource.set_spec(CIDRS, Some(Json::Array(texts)));

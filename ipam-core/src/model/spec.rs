@@ -1,6 +1,6 @@
-//! Defines the kinds of documents that users write and read, the errors about such documents, and the fields of their
-//! specs. A field has a name in JSON, a name in errors and possible values. The crate `margay-ipam-operator` defines
-//! the documents themselves.
+//! Defines the kinds of documents that users write and read, their errors, and the fields of their specs. Each field of
+//! a spec has a name in JSON, a name in error messages, and possible values. The documents that users write and read
+//! are defined in the crate `margay-ipam-operator`.
 
 use std::fmt;
 
@@ -30,7 +30,7 @@ impl DocumentKind {
     pub const ALL: [Self; 6] =
         [Self::Pool, Self::Reservation, Self::Node, Self::Settings, Self::WorkloadEndpoint, Self::Profile];
 
-    /// Returns the name of the kind in documents.
+    /// Returns the name of the document kind as written in documents.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Pool => ResourceKind::IpPool.kind(),
@@ -47,8 +47,8 @@ impl DocumentKind {
         self == Self::WorkloadEndpoint
     }
 
-    /// Returns the full name of a document, as in Calico's messages: `NAMESPACE/NAME` for kinds with namespaces,
-    /// otherwise the name.
+    /// Returns a document's full name as shown in Calico's messages. The full name is `NAMESPACE/NAME` for documents in
+    /// namespaces, and `NAME` for all other documents.
     pub fn full_name(self, namespace: &str, name: &str) -> String {
         if self.is_namespaced() { format!("{namespace}/{name}") } else { name.to_owned() }
     }
@@ -60,8 +60,8 @@ impl fmt::Display for DocumentKind {
     }
 }
 
-/// The reason why a document could not be written, deleted or shown. If Calico has the same error as Margay, the error
-/// message is Calico's. The names in these errors are full names; see [`DocumentKind::full_name`].
+/// The reason why a document could not be written, deleted or shown. If Calico reports the same error, Margay's error
+/// message equals Calico's. Document names in these errors are full names; see [`DocumentKind::full_name`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {
@@ -96,12 +96,12 @@ pub(super) struct SpecField {
     pub(super) name: &'static str,
     /// The name of the field in Calico's errors; empty for a field that no error mentions.
     pub(super) shown: &'static str,
-    /// The possible values of the field, default first; empty if any text is possible.
+    /// The possible values of the field, starting with the default; empty if any text is possible.
     pub(super) known: &'static [&'static str],
 }
 
 impl SpecField {
-    /// Returns the value of the field. A `null` counts as an absent field.
+    /// Returns the value of the field. A field that is `null` counts as absent.
     pub(super) fn get(self, spec: &Map<String, Value>) -> Option<&Value> {
         spec.get(self.name).filter(|value| !value.is_null())
     }
@@ -130,12 +130,12 @@ impl SpecField {
         }
     }
 
-    /// Returns the field with a value, as an entry of a spec.
+    /// Returns the field's name with a value, as an entry for a spec.
     pub(super) fn with(self, value: impl Into<Value>) -> (String, Value) {
         (self.name.to_owned(), value.into())
     }
 
-    /// Creates the error for an invalid value of a pool's field.
+    /// Creates the error for an invalid value in a field of a pool's spec.
     pub(super) fn wrong(self, value: impl fmt::Display, reason: impl fmt::Display) -> InvalidPool {
         InvalidPool::new(self.shown, value, reason)
     }
@@ -155,18 +155,19 @@ impl InvalidPool {
         Self { field, value: value.to_string(), reason: reason.to_string() }
     }
 
-    /// Returns the name of the invalid field.
+    /// Returns the name of the pool's invalid field.
     pub fn field(&self) -> &'static str {
         self.field
     }
 
-    /// Returns the reason why the field's value is invalid.
+    /// Returns the reason why the value of the pool's field is invalid.
     pub fn reason(&self) -> &str {
         &self.reason
     }
 }
 
-/// Declares the fields of a spec: a [`SpecField`] for each (`_` if no code needs it), and the list of their names.
+/// Declares the fields of a spec. Each field becomes a [`SpecField`] constant, named `_` if no code needs the constant,
+/// and the names of all fields become one public list.
 ///
 /// ```text
 /// spec_fields! {

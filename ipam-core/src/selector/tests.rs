@@ -116,7 +116,7 @@ fn selector_errors_are_bounded_for_garbage() {
     assert_eq!(kind(format!("{} == 'b'", "a".repeat(513))), Err(LabelTooLong));
 }
 
-/// Displaying a selector omits redundant parentheses, because they could exceed the maximum nesting.
+/// A displayed selector has no redundant parentheses, because these could exceed the maximum nesting.
 #[test]
 fn selector_is_shown_no_deeper_than_read() {
     for (left, right) in [("(", " && has(b) || has(c))"), ("(!", " && has(b))"), ("!(has(b) && ", ")"), ("!(!(", "))")]
@@ -129,7 +129,7 @@ fn selector_is_shown_no_deeper_than_read() {
 }
 
 fn text() -> impl Strategy<Value = String> {
-    // Quoted text contains only one kind of quotes, like all text that was parsed.
+    // Each generated string contains at most one kind of quotes, like the strings of a parsed selector.
     prop_oneof!["[a-z \u{e4}\"&|]{0,6}", "[a-z \u{e4}'(){}]{0,6}"]
 }
 

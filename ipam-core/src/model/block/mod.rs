@@ -30,25 +30,26 @@ pub use sticky::{StickyAddress, StickyRecord};
 pub use stored::{BlockFlaws, StoredBlock};
 
 /// The handle of the addresses that a Windows host reserves for itself in each of its blocks. A block in which only
-/// this handle holds addresses counts as empty. The handle is compared case-insensitively.
+/// this handle holds addresses counts as empty. Windows' reserved handle is compared case-insensitively.
 pub const WINDOWS_RESERVED_HANDLE: &str = "windows-reserved-ipam-handle";
 
-/// Maximum number of addresses of a block. The maximum is far more than the 4096 addresses that a pool can request for
-/// its blocks.
+/// Maximum number of addresses of a block. The limit is generous: the block size of a pool allows at most 4096
+/// addresses per block.
 pub const MAX_BLOCK_ADDRESSES: usize = 1 << 16;
 
 document! {
-    /// The document under a block's key.
+    /// The stored document of a block.
     ///
-    /// An address is identified by its ordinal: its distance from the first address of the block. In a block of
-    /// prefixes ([`super::is_of_prefixes`]) an ordinal identifies a prefix, and the first address of the prefix stands
-    /// for the prefix. An ordinal is either allocated and refers to its [`Attribute`], or is in the list of free
-    /// ordinals. The list of free ordinals is a queue: the head is assigned first, and a released ordinal is appended.
+    /// An address of a block is identified by its ordinal: the distance from the block's first address. In a block of
+    /// prefixes ([`super::is_of_prefixes`]), each ordinal identifies a prefix, which is named by its first address.
+    /// Each ordinal of a block is either allocated and refers to an [`Attribute`], or is in the list of free ordinals.
+    /// The list of free ordinals is a queue: assignments take ordinals from the head, and releases append ordinals.
     ///
-    /// **Invariant** of every value of this type: there are as many allocations as addresses, each allocation refers to
-    /// an existing attribute, and the list of free ordinals contains each unallocated ordinal exactly once.
+    /// **Invariant** of a block: there is one allocation slot per address, and each allocation refers to an existing
+    /// attribute. The list of free ordinals contains each unallocated ordinal exactly once.
     ///
-    /// Operations on a block change only the value in memory. Call [`Self::bump`] exactly once before each write.
+    /// Operations on a block change only the decoded block in memory, not the store. Call [`Self::bump`] exactly once
+    /// before each write of the block.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Block {
         cidr: Net = "cidr",
@@ -63,7 +64,7 @@ document! {
     }
 }
 
-/// The addresses at both ends of each new block that a host reserves for itself.
+/// The addresses that a host reserves for itself at both ends of each new block.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostReserved {
     /// The number of reserved addresses at the start of the block.
@@ -81,9 +82,9 @@ pub struct HostReserved {
 pub enum AddressState<'a> {
     /// The address is not in this block.
     Outside,
-    /// The address has no holder. A free address can still be reserved.
+    /// The address has no holder. A free address can still be excluded by a reservation.
     Free,
-    /// The address was released at this time and is in cooldown.
+    /// The address was released at the contained time and is in cooldown.
     CoolingDown(OffsetDateTime),
     /// The address is held.
     Assigned(&'a Attribute),
@@ -95,19 +96,19 @@ pub enum AddressState<'a> {
 pub struct Cooldown {
     /// The addresses that are now free, because their cooldown is over.
     pub freed: Vec<IpAddr>,
-    /// The number of releases and waits that were dated too far in the future and were set to now. If `moved` is not 0,
-    /// write the block even if nothing else changed. If the block is not written, each read corrects the dates again,
-    /// and the cooldown never ends.
+    /// The number of releases and waits that were dated too far in the future and whose dates were corrected. If
+    /// `moved` is not 0, write the block even if nothing else changed. Without this write of the block, each read would
+    /// correct the dates again, and the cooldown would never end.
     pub moved: usize,
 }
 
 impl Block {
-    /// Creates a block with all addresses free, except the addresses that the host reserves for itself. The block's
-    /// sequence numbers start at the time in nanoseconds, so that a block that is deleted and created again never
+    /// Creates a block with all addresses free, except the addresses that the host reserves for itself. Sequence
+    /// numbers start at the current time in nanoseconds. A block that is deleted and created again therefore never
     /// repeats a sequence number.
     ///
     /// # Errors
-    /// [`UnusableBlock`] if the network is too large, or if the host reserves all its addresses.
+    /// [`UnusableBlock`] if the network is too large, or if the host reserves all addresses of the network.
     pub fn new(
         cidr: IpNet,
         owner: Option<&Owner>,
@@ -117,7 +118,7 @@ impl Block {
         Self::of_length(cidr, Family::of_net(cidr).bits(), owner, now, reserved)
     }
 
-    /// Creates a block of prefixes of this length; see [`Self::new`].
+    /// Creates a block whose ordinals are prefixes of the given length; see [`Self::new`].
     ///
     /// # Errors
     /// Any error of [`Self::new`].
@@ -174,7 +175,7 @@ impl Block {
         self.cidr.0
     }
 
-    /// Returns the family of the block's addresses.
+    /// Returns the address family of the block.
     pub fn family(&self) -> Family {
         Family::of_net(self.cidr())
     }
@@ -184,12 +185,12 @@ impl Block {
         self.affinity.get().map(|text| Owner::from(text.as_str()))
     }
 
-    /// True if this owner owns the block.
+    /// True if the given owner owns the block.
     pub fn is_owned_by(&self, owner: &Owner) -> bool {
         self.owner().as_ref() == Some(owner)
     }
 
-    /// Requires that this owner may take addresses from the block under strict affinity.
+    /// Checks that the given owner may take addresses from the block under strict affinity.
     ///
     /// # Errors
     /// [`NotOwner`] if the block has another owner or no owner.
@@ -207,14 +208,14 @@ impl Block {
         self.affinity_claim_time = Field::Is(StoredTime::new(now));
     }
 
-    /// Removes the owner of the block. Handles keep the block's addresses.
+    /// Removes the owner of the block. The addresses of the block stay assigned to their handles.
     pub fn clear_owner(&mut self) {
         self.affinity = Field::Null;
         self.affinity_claim_time = Field::Absent;
     }
 
-    /// Renames a node, as the owner of the block and as a holder of its addresses. Returns true if the old name
-    /// occurred.
+    /// Renames a node, as the owner of the block and as a holder of its addresses. Returns true if the block contained
+    /// the node's old name.
     pub fn rename_node(&mut self, from: &str, to: &str) -> bool {
         let owner = self.owner().and_then(|owner| owner.renamed(from, to));
         let owns = owner.is_some();
@@ -230,9 +231,10 @@ impl Block {
         self.affinity_claim_time.get().map(StoredTime::at)
     }
 
-    /// Returns the time since the block was claimed. Returns `None` for a claim that counts as very old: no time is
-    /// recorded, or the time is more than a day in the future. A claim up to a day in the future counts as made now. A
-    /// claim further in the future comes from a wrong clock, and would prevent a reclaim of the block for years.
+    /// Returns the time since the block was claimed. Returns `None` for a claim that counts as very old, because its
+    /// time is not recorded or is more than a day in the future. A claim dated up to a day in the future counts as made
+    /// now. A claim dated further in the future comes from a wrong clock, and would otherwise keep other nodes from
+    /// taking over the block for years.
     pub fn claim_age(&self, now: OffsetDateTime) -> Option<Duration> {
         let claimed = self.claimed_at()?;
         (claimed - now <= Duration::DAY).then(|| age(now, claimed))
@@ -249,8 +251,8 @@ impl Block {
         self.ordinal(ip).map_or(0, |ordinal| self.sequence_of(ordinal))
     }
 
-    /// Increases the sequence number and converts the block to the current form. Call this function exactly once before
-    /// each write of a changed block, after all changes. The number wraps from 2^64 - 1 to 0.
+    /// Increases the block's sequence number, and converts the document to the current form. Call this function exactly
+    /// once before each write of a changed block, after all changes. The sequence number wraps from 2^64 - 1 to 0.
     pub fn bump(&mut self) {
         self.sequence_number = Field::Is(self.sequence_number().wrapping_add(1));
         self.sequence_numbers.or_default();
@@ -263,15 +265,16 @@ impl Block {
         }
     }
 
-    /// Frees the addresses whose cooldown is over. Call this function first on every block that was read.
+    /// Frees the addresses whose cooldown is over. Call this function on every block right after reading the block.
     ///
-    /// An address is in cooldown for more than `cooldown_seconds` after its release, by the clock of `now`. If
+    /// An address stays in cooldown until more than `cooldown_seconds` have passed from its release to `now`. If
     /// `cooldown_seconds` is 0 or less, there is no cooldown.
     ///
-    /// Clocks of machines differ, so a release that is dated in the future counts as a release now. A release date up
-    /// to one cooldown in the future is not changed, and the address waits for at most two cooldowns. A release date
-    /// further in the future is set to now, because the cooldown would never end. If the local clock is the wrong one,
-    /// the cooldown is too short once, which does less harm. The recorded end of an address's wait for its workload is
+    /// Clocks of machines differ, so an address with a release date in the future counts as released now. A release
+    /// date up to one cooldown in the future is left unchanged, so the address is in cooldown for at most twice the
+    /// usual time. A release date further in the future is set to `now`, because the cooldown might otherwise never
+    /// end. If instead the local clock is wrong, a single cooldown is too short, which does less harm than an endless
+    /// cooldown. If the recorded end of an address's wait for its workload lies too far in the future, the end is
     /// corrected in the same way.
     pub fn apply_cooldown(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> Cooldown {
         let cooldown = Duration::seconds(cooldown_seconds.max(0));
@@ -305,22 +308,24 @@ impl Block {
         self.free_addresses().filter(|ip| !self.is_reserved(*ip, reservations)).count()
     }
 
-    /// True if every address has a holder. In a full block, no address can become free without a write of the block.
+    /// True if no address of the block is free. In a full block, no address can become free without a write of the
+    /// block.
     pub fn is_full(&self) -> bool {
         self.unallocated.is_empty()
             && self.allocated().all(|(_, entry)| entry.released_at().is_none())
             && !self.may_become_overdue()
     }
 
-    /// True if no address has a holder, ignoring addresses that a Windows host reserves for itself. A block with an
-    /// address in cooldown is not empty.
+    /// True if no address of the block has a holder, ignoring addresses that a Windows host reserves for itself. A
+    /// block with an address in cooldown is not empty.
     pub fn is_empty(&self) -> bool {
         let mut entries = self.allocations.iter().flatten().filter_map(|index| self.attributes().get(*index));
         entries.all(|entry| entry.handle_id().is_some_and(|id| id.eq_ignore_ascii_case(WINDOWS_RESERVED_HANDLE)))
     }
 
     /// Assigns up to `wanted` addresses, starting with the addresses that have been free for longest. Reserved
-    /// addresses are skipped and keep their place in the queue. Returns the assigned addresses, which can be none.
+    /// addresses are skipped and keep their place in the queue of free addresses. Returns the assigned addresses, which
+    /// can be none.
     pub fn assign_auto(&mut self, wanted: usize, holder: &Attribute, reservations: &Reservations) -> Vec<IpAddr> {
         let (mut taken, mut addresses) = (Vec::new(), Vec::new());
         for &ordinal in &self.unallocated {
@@ -336,7 +341,8 @@ impl Block {
         addresses
     }
 
-    /// Assigns this specific address. As in Calico, reservations are not checked.
+    /// Assigns one specific address of the block. As in Calico, a specifically requested address is assigned even if it
+    /// is reserved.
     ///
     /// # Errors
     /// [`AlreadyAssigned`] if the address is held, in cooldown, or outside this block.
@@ -365,9 +371,9 @@ impl Block {
         self.unallocated.retain(|ordinal| self.allocations.get(*ordinal) == Some(&None));
     }
 
-    /// Assigns an address to its current holder again. Sets the given attributes, removes attributes with the value
-    /// `None`, and counts the address as newly assigned. Other addresses keep their attributes, even if they shared an
-    /// entry with this address. An address without a holder is not changed.
+    /// Assigns an address to its current holder again. Sets the given attributes, removes attributes whose given value
+    /// is `None`, and counts the address as newly assigned. Other addresses keep their attributes, even if they shared
+    /// an entry with this address. An address without a holder is not changed.
     pub fn renew<'a>(&mut self, ip: IpAddr, attributes: impl IntoIterator<Item = (&'a str, Option<&'a str>)>) {
         let (Some(mut entry), Some(ordinal)) = (self.attributes_of(ip).cloned(), self.ordinal(ip)) else { return };
         for (name, value) in attributes {
@@ -432,7 +438,8 @@ impl Block {
     }
 }
 
-/// Returns the number of subnets of this length in a block, or `None` if a block cannot have that many ordinals.
+/// Returns the number of subnets of the given prefix length in a block, or `None` if a block cannot have that many
+/// ordinals.
 fn capacity_of(cidr: IpNet, length: u8) -> Option<usize> {
     let count = 1_usize.checked_shl(u32::from(length.checked_sub(cidr.prefix_len())?))?;
     (count <= MAX_BLOCK_ADDRESSES).then_some(count)
@@ -444,19 +451,20 @@ impl Block {
         self.allocations.len()
     }
 
-    /// Returns the prefix length of one ordinal: the length of a single address, or of a prefix.
+    /// Returns the prefix length that one ordinal covers: the length of a single address or of a prefix.
     pub fn length(&self) -> u8 {
         self.family().bits() - self.host_bits()
     }
 
-    /// Returns the prefix of the block that contains an address. In a block of addresses, returns the address as a
-    /// network.
+    /// In a block of prefixes, returns the prefix that contains an address. In a block of addresses, returns the
+    /// address itself as a /32 or /128 network.
     pub fn unit_of(&self, ip: IpAddr) -> IpNet {
         let unit = self.cidr().contains(&ip).then(|| self.family().network(ip, self.length()));
         unit.flatten().unwrap_or_else(|| ip.into())
     }
 
-    /// Returns the first address of the prefix that contains an address. In a block of addresses, returns the address.
+    /// In a block of prefixes, returns the first address of the prefix that contains an address. In a block of
+    /// addresses, returns the address itself.
     pub fn first_of(&self, ip: IpAddr) -> IpAddr {
         self.unit_of(ip).network()
     }
@@ -483,14 +491,14 @@ impl Block {
         nth(self.cidr(), (ordinal as u128).checked_shl(self.host_bits().into())?)
     }
 
-    /// Returns the number of low address bits that an ordinal does not cover: 0 for addresses, the host bits for
-    /// prefixes.
+    /// Returns the number of host bits in the network that an ordinal identifies, which is 0 in a block of addresses.
     fn host_bits(&self) -> u8 {
         let bits = self.family().bits() - self.cidr().prefix_len();
         bits.saturating_sub(self.allocations.len().checked_ilog2().and_then(|of| u8::try_from(of).ok()).unwrap_or(0))
     }
 
-    /// Checks that the number of allocations is the number of addresses, or of prefixes of some length.
+    /// Checks that the number of allocations fits the block's network, as a number of addresses or of prefixes of one
+    /// length.
     fn check_size(&self, key: &Key) -> Result<(), Malformed> {
         let (found, cidr) = (self.allocations.len(), self.cidr());
         if found <= MAX_BLOCK_ADDRESSES && length_in_block(cidr, found).is_some() {
@@ -503,13 +511,13 @@ impl Block {
     }
 }
 
-/// Typical encoded sizes in bytes of a block without its entries, and of an entry. With these sizes, the buffer for
-/// encoding seldom grows.
+/// Typical JSON sizes in bytes: of a block without its entries, and of one entry. With buffers of these sizes, encoding
+/// a block seldom reallocates.
 const BASE_BYTES: usize = 1024;
 const ENTRY_BYTES: usize = 320;
 
 impl Block {
-    /// Returns the entries to which the allocations refer.
+    /// Returns the block's entries, to which its allocations refer.
     fn attributes(&self) -> &[Attribute] {
         self.attributes.get().map_or(&[], Vec::as_slice)
     }
@@ -521,13 +529,13 @@ impl Block {
         attributes.len() - 1
     }
 
-    /// Returns the allocated ordinals, in ascending order, whose entry index passes the test.
+    /// Returns the allocated ordinals whose entry index passes the test, in ascending order.
     fn ordinals_where(&self, test: impl Fn(usize) -> bool) -> Vec<usize> {
         let allocated = self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| Some((ordinal, (*slot)?)));
         allocated.filter(|(_, index)| test(*index)).map(|(ordinal, _)| ordinal).collect()
     }
 
-    /// Frees an allocated ordinal: appends it to the queue and drops its sequence number.
+    /// Frees an allocated ordinal: appends the ordinal to the queue of free ordinals and drops its sequence number.
     fn set_free(&mut self, ordinal: usize) {
         if let Some(slot) = self.allocations.get_mut(ordinal)
             && slot.take().is_some()
@@ -544,14 +552,14 @@ impl Block {
         numbers.and_then(|numbers| numbers.get(format_smolstr!("{ordinal}").as_str())).copied().unwrap_or(0)
     }
 
-    /// Records the block's current sequence number for an ordinal. The write of the block increases the block's number
-    /// afterwards.
+    /// Records the block's current sequence number for an ordinal. The block's own sequence number increases later,
+    /// when the block is written.
     fn set_sequence(&mut self, ordinal: usize) {
         let number = self.sequence_number();
         self.sequence_numbers.or_default().insert(format_smolstr!("{ordinal}"), number);
     }
 
-    /// Drops the entries to which no allocation refers, and renumbers the other entries in their order.
+    /// Drops the block's entries to which no allocation refers, and renumbers the remaining entries in order.
     fn compact(&mut self) {
         let Field::Is(attributes) = &mut self.attributes else { return };
         let mut used = vec![false; attributes.len()];
@@ -580,9 +588,10 @@ impl Block {
 
     /// Checks a block that was read, and repairs its queue of free ordinals.
     ///
-    /// The allocations determine which ordinals are free; the queue determines only their order. Ordinals that are
-    /// allocated, outside the block or listed twice are removed from the queue, and missing free ordinals are appended.
-    /// After the repair, no address can be assigned twice or lost for ever.
+    /// The allocations determine which ordinals are free; the queue determines only the order of the free ordinals.
+    /// Ordinals that are allocated, outside the block or listed twice are removed from the queue. Free ordinals that
+    /// the queue lacks are appended to the queue. After this repair of the queue, no address can be assigned twice or
+    /// lost for ever.
     fn check(&mut self, key: &Key) -> Result<(), Malformed> {
         self.cidr = Net(self.cidr().trunc());
         if keys::parse_block(key) != Some(self.cidr()) {
@@ -599,8 +608,8 @@ impl Block {
 
     fn heal_queue(&mut self) {
         let mut missing: Vec<bool> = self.allocations.iter().map(Option::is_none).collect();
-        // Keep the first occurrence of each free ordinal. Afterwards `missing` marks the free ordinals without an
-        // occurrence.
+        // Keeps only the first occurrence of each free ordinal in the queue. Afterwards, `missing` marks the free
+        // ordinals that the queue lacks.
         self.unallocated.retain(|ordinal| missing.get_mut(*ordinal).is_some_and(std::mem::take));
         let lost = missing.iter().enumerate().filter_map(|(ordinal, missing)| missing.then_some(ordinal));
         self.unallocated.extend(lost);
@@ -635,7 +644,7 @@ pub enum UnusableBlock {
 #[error("resource already exists: {0} with error: Address already assigned in block")]
 pub struct AlreadyAssigned(pub IpAddr);
 
-/// The error of a requesting owner that does not own the block under strict affinity.
+/// The error when strict affinity is on and the requesting owner does not own the block.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOwner {
     /// The block has another owner.

@@ -1,4 +1,4 @@
-//! Changes the owners of an address that moves between two holders: the pods of a migrating virtual machine.
+//! Changes the owners of an address that moves from one pod to another, as when a virtual machine migrates.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,15 +8,15 @@ use super::Block;
 const POD: &str = "pod";
 const NAMESPACE: &str = "namespace";
 
-/// The owner that an address must have before its owner is changed.
+/// The condition on the current owner of an address, which is checked before a change of the owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ExpectedOwner {
     /// The address may have any owner or no owner.
     #[default]
     Anyone,
-    /// The address has no owner: there are no attributes of this kind.
+    /// The address must have no owner.
     None,
-    /// The owner is this pod, according to the attributes `namespace` and `pod`.
+    /// The address must be owned by this pod, according to the attributes `namespace` and `pod`.
     Pod {
         /// The pod's namespace.
         namespace: String,
@@ -26,8 +26,8 @@ pub enum ExpectedOwner {
 }
 
 impl ExpectedOwner {
-    /// Returns the namespace and the name of the expected pod for Calico's error message; both are empty if no pod is
-    /// expected.
+    /// Returns the namespace and the name of the expected pod, for Calico's error message. Without an expected pod,
+    /// namespace and name are empty.
     fn pod(&self) -> (&str, &str) {
         match self {
             Self::Pod { namespace, name } => (namespace, name),
@@ -46,7 +46,8 @@ impl ExpectedOwner {
     }
 }
 
-/// The change of one owner of an address. The new attributes replace all existing attributes of this owner.
+/// A change of the active or the alternate owner of an address. The new attributes replace all existing attributes of
+/// the changed owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OwnerChange {
@@ -57,17 +58,17 @@ pub struct OwnerChange {
 }
 
 impl OwnerChange {
-    /// Creates a change that sets these attributes of the owner.
+    /// Creates a change that replaces the owner's attributes by the given attributes.
     pub fn to(attributes: BTreeMap<String, String>) -> Self {
         Self { attributes, expected: ExpectedOwner::Anyone }
     }
 
-    /// Creates a change that removes all attributes of the owner.
+    /// Creates a change that removes all attributes of an address's owner.
     pub fn clear() -> Self {
         Self::default()
     }
 
-    /// Makes the change conditional on the current owner.
+    /// Makes the change of an owner conditional on the current owner.
     #[must_use]
     pub fn if_owned_by(mut self, expected: ExpectedOwner) -> Self {
         self.expected = expected;
@@ -75,16 +76,18 @@ impl OwnerChange {
     }
 }
 
-/// The changes of an address's active and alternate owner. A field with `None` keeps its owner unchanged.
+/// The changes to the active owner and the alternate owner of an address. If a field is `None`, the corresponding owner
+/// stays unchanged.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnerUpdate {
-    /// The change of the active owner: `secondary` in the document.
+    /// The change of the active owner, which the document stores in `secondary`.
     pub active: Option<OwnerChange>,
-    /// The change of the alternate owner: `alternateOwnerAttrs` in the document.
+    /// The change of the alternate owner, which the document stores in `alternateOwnerAttrs`.
     pub alternate: Option<OwnerChange>,
 }
 
-/// The reason why the owners of an address were not changed. The error messages are Calico's.
+/// The reason why the owners of an address were not changed. The error message of a refused change of owners is the
+/// same as Calico's.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OwnerRefusal {
@@ -111,25 +114,25 @@ pub enum OwnerRefusal {
 pub struct OtherOwner {
     /// The address whose owner was to be changed.
     pub address: IpAddr,
-    /// Calico's name of the owner's attributes: `ActiveOwnerAttrs` or `AlternateOwnerAttrs`.
+    /// Calico's name of the owner's attributes, `ActiveOwnerAttrs` or `AlternateOwnerAttrs`.
     pub part: &'static str,
-    /// The owner that the update expected.
+    /// The owner that the address was expected to have.
     pub expected: ExpectedOwner,
-    /// The name of the pod that owns the address; empty if there is no such pod.
+    /// The name of the pod that owns the address; empty if no pod owns the address.
     pub pod: String,
-    /// The namespace of the pod that owns the address; empty if there is no such pod.
+    /// The namespace of the pod that owns the address; empty if no pod owns the address.
     pub namespace: String,
 }
 
 impl Block {
-    /// Changes the owners of an address that is held under a handle. Returns false if the owners are already as
-    /// requested. The expected owners are checked before an owner is changed. Other addresses keep their owners, even
-    /// if they shared the entry. The address keeps its sequence number, because a change of owners is no new
-    /// assignment.
+    /// Changes the owners of an address that the given handle holds. Returns false if the owners are already as
+    /// requested. All expected owners are checked before any owner is changed. Other addresses keep their owners, even
+    /// if they shared a block entry with the changed address. The address keeps its sequence number, because a change
+    /// of owners is no new assignment.
     ///
     /// # Errors
-    /// [`OwnerRefusal`] if the handle does not hold the address, or an owner is not the expected one. On this error,
-    /// the block is unchanged.
+    /// [`OwnerRefusal`] if the handle does not hold the address, or if an owner of the address is not the expected one.
+    /// If the change of owners is refused, the block is unchanged.
     pub fn set_owners(&mut self, address: IpAddr, handle: &str, update: &OwnerUpdate) -> Result<bool, OwnerRefusal> {
         let held = self.attributes_of(address).filter(|entry| entry.has_handle(handle));
         let (Some(entry), Some(ordinal)) = (held, self.ordinal(address)) else {

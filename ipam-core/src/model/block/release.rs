@@ -15,9 +15,9 @@ use crate::sticky;
 pub struct ReleaseRequest {
     /// The address to release.
     pub address: IpAddr,
-    /// The handle that must hold the address, if given.
+    /// The handle that must hold the address, or `None` for any handle.
     pub handle: Option<String>,
-    /// The sequence number that the address must have, if given.
+    /// The sequence number that the address must have, or `None` for any number.
     pub sequence_number: Option<u64>,
 }
 
@@ -27,14 +27,14 @@ impl ReleaseRequest {
         Self { address, handle: None, sequence_number: None }
     }
 
-    /// Adds the condition that this handle holds the address.
+    /// Adds the condition that the given handle holds the address.
     #[must_use]
     pub fn with_handle(mut self, handle: impl Into<String>) -> Self {
         self.handle = Some(handle.into());
         self
     }
 
-    /// Adds the condition that the address has this sequence number.
+    /// Adds the condition that the address has the given sequence number.
     #[must_use]
     pub fn with_sequence_number(mut self, number: u64) -> Self {
         self.sequence_number = Some(number);
@@ -49,7 +49,7 @@ pub struct ReleaseResult {
     pub released: Vec<IpAddr>,
     /// The addresses that had no holder, because they were free, in cooldown, or outside this block.
     pub unallocated: Vec<IpAddr>,
-    /// The number of released addresses per handle, for the handles' counts.
+    /// The number of released addresses per handle, by which the counts in the handles must decrease.
     pub by_handle: BTreeMap<String, usize>,
 }
 
@@ -60,8 +60,8 @@ impl ReleaseResult {
     }
 }
 
-/// The error for an address that does not meet the conditions of its release request. On this error, no address was
-/// released.
+/// The error for an address that does not meet the conditions of its release request. If an address does not meet its
+/// conditions, no address is released.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("update conflict: {address}: {kind}")]
 pub struct ReleaseConflict {
@@ -91,24 +91,24 @@ pub enum ReleaseConflictKind {
 }
 
 impl ReleaseConflict {
-    /// Returns the address that does not meet the conditions.
+    /// Returns the address that does not meet the conditions of its release request.
     pub fn address(&self) -> IpAddr {
         self.address
     }
 
-    /// Returns the condition that was not met.
+    /// Returns the condition of the release request that was not met.
     pub fn kind(&self) -> &ReleaseConflictKind {
         &self.kind
     }
 }
 
 impl Block {
-    /// Releases the held addresses of the block that pass the test. After the release, a sticky address waits for its
-    /// workload; see [`crate::sticky`].
+    /// Releases the held addresses of the block for which the predicate is true. After the release, a sticky address
+    /// waits for its workload; see [`crate::sticky`].
     ///
     /// Released addresses are in cooldown for `cooldown_seconds` from now. If `cooldown_seconds` is 0 or less, released
-    /// addresses are free immediately. The release includes [`Self::apply_cooldown`], so addresses whose cooldown is
-    /// over become free too.
+    /// addresses are free immediately. Also calls [`Self::apply_cooldown`], which frees the addresses whose cooldown is
+    /// over.
     pub fn release_where(
         &mut self,
         now: OffsetDateTime,
@@ -125,14 +125,15 @@ impl Block {
         self.release_where(now, cooldown_seconds, |_, entry| entry.has_handle(handle))
     }
 
-    /// Releases either all requested addresses or none. An address in several requests counts once, and must meet the
-    /// conditions of all its requests. Addresses without a holder are returned in `unallocated`. If a request has a
-    /// handle, a sticky address waits for its workload, as in [`Self::release_where`]. Without a handle, the workload
-    /// of a sticky address loses the address.
+    /// Releases either all requested addresses or none. An address in several release requests counts once, and must
+    /// meet the conditions of all these requests. Addresses without a holder are returned in the result's field
+    /// `unallocated`. If a release request names a handle, a sticky address waits for its workload, as in
+    /// [`Self::release_where`]. If a release request names no handle, the workload of a sticky address loses the
+    /// address.
     ///
     /// # Errors
-    /// [`ReleaseConflict`] if an address is held by another handle than its request names, or has another sequence
-    /// number. On this error, the block is unchanged.
+    /// [`ReleaseConflict`] if the handle or the sequence number of a held address differs from the release request. If
+    /// there is a release conflict, the block is unchanged.
     pub fn release_addresses(
         &mut self,
         requests: &[ReleaseRequest],
@@ -155,11 +156,11 @@ impl Block {
         Ok(released)
     }
 
-    /// True if the address of a request is held, false if it has no holder.
+    /// Checks a release request: returns true if the address is held, and false if the address has no holder.
     fn check_request(&self, request: &ReleaseRequest) -> Result<bool, ReleaseConflict> {
         let address = request.address;
-        // The sequence number is checked first, as in Calico: a caller with an old number is wrong even if the address
-        // is free.
+        // As in Calico, the sequence number is checked first, so a request with an outdated number fails even if the
+        // address is free.
         if let Some(requested) = request.sequence_number {
             let stored = self.sequence_number_of(address);
             if requested != stored {
@@ -178,8 +179,8 @@ impl Block {
         }
     }
 
-    /// Marks held addresses as released now, then applies the cooldown. After the release, sticky addresses that
-    /// `may_wait` accepts wait for their workload.
+    /// Marks the given held addresses as released at `now`, then applies the cooldown. After the release, a sticky
+    /// address waits for its workload if `may_wait` accepts the address.
     fn release_held(
         &mut self,
         released: Vec<IpAddr>,
@@ -205,12 +206,12 @@ impl Block {
             if let Some(slot) = self.allocations.get_mut(ordinal) {
                 *slot = Some(marker);
             }
-            // During the cooldown, a caller that remembers the sequence number of the assignment cannot release the
-            // address again.
+            // With a new sequence number, a caller that remembers the old number cannot release the address again
+            // during the cooldown.
             self.set_sequence(ordinal);
         }
         self.compact();
-        // The addresses whose cooldown is over are written together with the release.
+        // The list of freed addresses is not needed, because the block is written for the release anyway.
         let _freed = self.apply_cooldown(now, cooldown_seconds);
         for (ip, waiting) in kept {
             self.keep(ip, &waiting);

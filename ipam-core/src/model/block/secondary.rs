@@ -8,25 +8,25 @@ use crate::attachment::{NETWORK, OWN_NODE, use_own_names};
 use crate::model::Attribute;
 
 impl Attribute {
-    /// True if the entry belongs to an address of a secondary network. Only entries of secondary networks have Margay's
-    /// attribute for the node. `known` recognizes the network's name, for addresses that were assigned before this
-    /// attribute existed.
+    /// True if the block's entry belongs to an address of a secondary network. Margay's attribute for the node exists
+    /// only in entries of secondary networks. The argument `known` recognizes names of secondary networks, for
+    /// addresses that were assigned before Margay's node attribute existed.
     pub fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
         self.get(OWN_NODE).is_some() || self.get(NETWORK).is_some_and(known)
     }
 }
 
 impl Block {
-    /// True if secondary networks hold all held addresses of the block, or if no address is held.
+    /// True if every held address of the block belongs to a secondary network, or if no address is held.
     pub fn is_secondary(&self, known: impl Fn(&str) -> bool) -> bool {
         let mut held = self.allocated().filter(|(_, entry)| entry.released_at().is_none());
         held.all(|(_, entry)| entry.is_secondary(&known))
     }
 
-    /// Replaces Calico's attribute names with Margay's on all addresses of secondary networks that still have Calico's
-    /// names. Returns the number of addresses whose names were replaced. An address with replaced names counts as
-    /// assigned again, which changes its sequence number. Calico's kube-controllers releases an address only with the
-    /// sequence number that it saw first, so it cannot release the address any more.
+    /// Replaces Calico's attribute names with Margay's on the block's addresses of secondary networks. Returns the
+    /// number of addresses whose attribute names were replaced. Replacing the attribute names of an address counts as a
+    /// new assignment, which changes the address's sequence number. Calico's kube-controllers can then no longer
+    /// release the address, because they use the sequence number that they saw first.
     pub fn use_own_names(&mut self, known: impl Fn(&str) -> bool) -> usize {
         let held = self.allocated().filter(|(_, entry)| entry.released_at().is_none() && entry.is_secondary(&known));
         let addresses: Vec<IpAddr> = held.map(|(address, _)| address).collect();
@@ -34,7 +34,7 @@ impl Block {
     }
 
     /// Replaces Calico's attribute names with Margay's on one address. Returns false if the address already has
-    /// Margay's names, or has no holder.
+    /// Margay's attribute names, or has no holder.
     pub fn use_own_names_of(&mut self, address: IpAddr) -> bool {
         let (Some(entry), Some(ordinal)) = (self.attributes_of(address), self.ordinal(address)) else { return false };
         let mut attributes = entry.attributes().clone();

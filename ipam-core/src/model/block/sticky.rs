@@ -1,4 +1,5 @@
-//! Handles the addresses that named workloads keep: the record of a workload, and the workload's addresses in a block.
+//! Defines sticky addresses, which named workloads keep: the record of a workload, and the workload's addresses in a
+//! block.
 
 use std::net::IpAddr;
 
@@ -12,17 +13,17 @@ use crate::net::Family;
 use crate::sticky::{PINNED, STICKY_FOR, STICKY_UNTIL, WaitEnd, end_of_wait, is_pinned, overdue, waits_until};
 use crate::timestamps::rfc3339;
 
-/// The document under the key of a workload's name. The document lists the workload's addresses, so that one read finds
-/// them. The state of an address is recorded in the address's block. A listed address that the workload no longer keeps
-/// is ignored.
+/// The stored record of a workload's sticky addresses. The record lists all sticky addresses of a workload, so that a
+/// single read finds them. The state of a sticky address is recorded in the address's block. A recorded address that
+/// the workload no longer keeps is ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StickyRecord {
-    /// The addresses of the workload, in the order in which they were recorded.
+    /// The workload's sticky addresses, in the order in which they were recorded.
     #[serde(default)]
     pub addresses: Vec<StickyAddress>,
 }
 
-/// An address that a workload keeps.
+/// A sticky address that a workload keeps.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StickyAddress {
     /// The kept address.
@@ -30,13 +31,13 @@ pub struct StickyAddress {
     /// The network in which the workload has the address, or `None` for any network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    /// The interface in the container, or `None` for any interface.
+    /// The container's interface that has the address, or `None` for any interface.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<String>,
 }
 
 impl StickyAddress {
-    /// True if this interface of this network may have the address.
+    /// True if the given interface of the given network may have the sticky address.
     pub fn is_for(&self, network: &str, interface: &str) -> bool {
         self.network.as_ref().is_none_or(|own| own == network)
             && self.interface.as_ref().is_none_or(|own| own == interface)
@@ -44,13 +45,13 @@ impl StickyAddress {
 }
 
 impl StickyRecord {
-    /// Returns the addresses of a family that this interface of this network may have.
+    /// Returns the recorded addresses of a family that the given interface of the given network may have.
     pub fn of(&self, family: Family, network: &str, interface: &str) -> Vec<StickyAddress> {
         let own = |one: &&StickyAddress| Family::of(one.address) == family && one.is_for(network, interface);
         self.addresses.iter().filter(own).cloned().collect()
     }
 
-    /// Adds an address to the record, replacing an existing entry of the address.
+    /// Adds a sticky address to the record, replacing an existing entry of the address.
     pub fn add(&mut self, new: StickyAddress) {
         self.remove(new.address);
         self.addresses.push(new);
@@ -75,8 +76,8 @@ impl Document for StickyRecord {
 }
 
 impl Block {
-    /// Replaces the state of an address with this entry, whether the address is held, free or waits for a workload. The
-    /// change counts as an assignment of the address. Returns false if the address is outside this block.
+    /// Sets the entry of an address, whether the address is held, free or waiting for a workload. Setting the entry
+    /// counts as an assignment of the address. Returns false if the address is outside this block.
     pub fn keep(&mut self, ip: IpAddr, entry: &Attribute) -> bool {
         let Some(ordinal) = self.ordinal(ip) else { return false };
         self.set_taken(&[ordinal], entry);
@@ -84,7 +85,7 @@ impl Block {
         true
     }
 
-    /// Assigns an address to the workload that keeps it, and records this entry. A pinned address stays pinned.
+    /// Assigns a sticky address to its workload, and records the given entry. A pinned address stays pinned.
     pub fn assign_kept(&mut self, ip: IpAddr, entry: &Attribute) {
         let is_pinned = self.attributes_of(ip).is_some_and(is_pinned);
         if self.keep(ip, entry) && is_pinned {
@@ -97,8 +98,8 @@ impl Block {
         self.allocated().filter_map(move |(ip, entry)| Some((overdue(entry, now)?, ip)))
     }
 
-    /// Frees the overdue addresses in memory, so that they count as free. An assignment that finds no free address
-    /// takes overdue addresses.
+    /// Frees, in memory, the addresses that have waited too long for their workload. Only an assignment that finds no
+    /// free address uses addresses that have waited too long.
     pub fn free_overdue(&mut self, now: OffsetDateTime) {
         let over: Vec<usize> = self.overdue(now).filter_map(|(_, ip)| self.ordinal(ip)).collect();
         if !over.is_empty() {
@@ -107,20 +108,21 @@ impl Block {
         }
     }
 
-    /// True if an address waits for its workload until a certain time, after which the address becomes assignable
-    /// without a write.
+    /// True if some address waits for its workload until a recorded time. After this time, the address is assignable
+    /// without a write of the block.
     pub(super) fn may_become_overdue(&self) -> bool {
         self.allocated().any(|(_, entry)| matches!(waits_until(entry), Some(WaitEnd::At(_))))
     }
 
-    /// True if no address of the block has a holder, although some may wait for their workloads.
+    /// True if all addresses of the block are free or wait for their workloads.
     pub fn only_waits(&self) -> bool {
         self.allocated().all(|(_, entry)| waits_until(entry).is_some())
     }
 }
 
 impl Attribute {
-    /// Corrects the end of a wait that a fast clock has recorded too late. Returns true if the entry changed.
+    /// Corrects the end of a sticky address's wait, if a clock that was ahead recorded the end too late. Returns true
+    /// if the address's entry was changed.
     pub(super) fn correct_wait(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> bool {
         let Some(end) = end_of_wait(self, now, cooldown_seconds) else { return false };
         self.set(STICKY_UNTIL, &rfc3339(end));
@@ -208,7 +210,7 @@ mod tests {
         block.assign_kept(ip, &holder("net.c2", "web-0", "30"));
         assert!(is_pinned(block.attributes_of(ip).unwrap()));
 
-        // A longer wait of the network's former configuration does not pin the address.
+        // An endless wait from the network's former configuration does not pin the address.
         block.keep(ip, &holder("net.c2", "web-0", "forever"));
         block.release_by_handle("net.c2", NOW, 0);
         block.assign_kept(ip, &holder("net.c3", "web-0", "30"));
@@ -219,7 +221,7 @@ mod tests {
         assert_eq!(block.apply_cooldown(NOW, 0).moved, 1);
         let end = NOW + Duration::seconds(30);
         assert_eq!(waits_until(block.attributes_of(ip).unwrap()), Some(WaitEnd::At(end)));
-        // A difference of a few seconds between clocks is not corrected.
+        // A difference of a few seconds between two machines' clocks is not corrected.
         assert_eq!(block.apply_cooldown(NOW - Duration::seconds(5), 0).moved, 0);
         assert_eq!(block.apply_cooldown(end, 0).moved, 0);
     }

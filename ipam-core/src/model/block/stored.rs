@@ -1,4 +1,4 @@
-//! Reads stored blocks without repairs, and reports the flaws that reading a [`Block`] would repair or refuse.
+//! Reads stored blocks without repairs, and reports the flaws that decoding a [`Block`] would repair or refuse.
 
 use kv::Key;
 use smol_str::SmolStr;
@@ -6,25 +6,26 @@ use smol_str::SmolStr;
 use super::Block;
 use crate::model::codec::{Malformed, Net, from_json};
 
-/// A block that was read without repairs. Of the invariant of [`Block`], only the number of allocations is certain.
+/// A block that was read without repairs. Only one part of the invariant of [`Block`] is certain: the number of
+/// allocations.
 #[derive(Clone, Debug)]
 pub struct StoredBlock(Block);
 
-/// The flaws inside a stored block. Ordinals are in ascending order, except ordinals from the queue of free ordinals,
-/// which are in the queue's order.
+/// The flaws inside a stored block. Lists of ordinals are sorted, except lists of ordinals in the queue of free
+/// ordinals, which keep the queue's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockFlaws {
     /// Ordinals whose allocation refers to a missing entry.
     pub dangling: Vec<usize>,
-    /// The number of entries to which no allocation refers.
+    /// The number of the block's entries to which no allocation refers.
     pub unused: usize,
-    /// Free ordinals that occur more than once in the queue.
+    /// Free ordinals that occur more than once in the queue of free ordinals.
     pub twice: Vec<usize>,
-    /// Free ordinals that are missing in the queue.
+    /// Free ordinals that are missing in the queue of free ordinals.
     pub lost: Vec<usize>,
-    /// Allocated ordinals in the queue.
+    /// Allocated ordinals that are in the queue of free ordinals.
     pub taken: Vec<usize>,
-    /// Numbers in the queue that are not ordinals of the block.
+    /// Numbers in the queue of free ordinals that are not ordinals of the block.
     pub outside: Vec<usize>,
     /// Keys in the map of sequence numbers that are not allocated ordinals.
     pub numbers: Vec<String>,
@@ -42,7 +43,7 @@ impl StoredBlock {
     /// Decodes a stored block. The network in the block may differ from the network in the key.
     ///
     /// # Errors
-    /// [`Malformed`] if the value is not a block, or the number of allocations is wrong.
+    /// [`Malformed`] if the value is not a block, or if the block's number of allocations is wrong.
     pub fn read(key: &Key, value: &[u8]) -> Result<Self, Malformed> {
         let mut block: Block = from_json(key, value)?;
         block.cidr = Net(block.cidr().trunc());
@@ -95,8 +96,8 @@ impl StoredBlock {
 }
 
 impl Block {
-    /// Drops entries to which no allocation refers, and sequence numbers of addresses that are not allocated. The queue
-    /// was already repaired when the block was read.
+    /// Drops the block's entries to which no allocation refers, and sequence numbers of addresses that are not
+    /// allocated. The queue of free ordinals was already repaired when the block was decoded.
     pub fn tidy(&mut self) {
         self.compact();
         let allocations = &self.allocations;
@@ -106,7 +107,7 @@ impl Block {
     }
 }
 
-/// True if a text denotes an allocated ordinal in canonical form.
+/// True if `name` is the decimal text, in canonical form, of an allocated ordinal.
 fn is_allocated(allocations: &[Option<usize>], name: &str) -> bool {
     let ordinal = name.parse::<usize>().ok().filter(|ordinal| ordinal.to_string() == name);
     ordinal.is_some_and(|ordinal| matches!(allocations.get(ordinal), Some(Some(_))))

@@ -163,7 +163,7 @@ fn block_cooldown_from_future_ends_too() {
     assert_eq!(block.apply_cooldown(NOW + Duration::seconds(30), 60), Cooldown::default());
     assert_eq!(block.apply_cooldown(NOW + Duration::seconds(61), 60).freed, ips(&[0]));
 
-    // A release that is dated slightly in the future is not changed.
+    // A release date slightly in the future is not changed.
     let _ = block.assign_specific(ip(0), &holder("a"));
     let _ = block.release_by_handle("a", NOW + Duration::seconds(50), 60);
     assert_eq!(block.apply_cooldown(NOW, 60), Cooldown::default());
@@ -181,7 +181,7 @@ fn block_cooldown_counts_as_unheld_despite_handle() {
     assert_eq!(block.ips_by_handle("h"), ips(&[]));
     assert_eq!(block.attributes_of(ip(0)), None);
     assert!(!block.release_by_handle("h", NOW, 60).changed());
-    // A new holder with an equal handle does not share the entry of a released address, so its new address is not in
+    // A new holder does not share a released address's entry with an equal handle, since its new address is not in
     // cooldown.
     assert_eq!(block.assign_auto(1, &Attribute::new(Some("h"), BTreeMap::new()), &none()), ips(&[1]));
     assert_eq!(block.ips_by_handle("h"), ips(&[1]));
@@ -306,8 +306,8 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    /// Compares a block with a map of holders: no address is assigned twice or lost, and a written block can be read
-    /// again.
+    /// Compares a block with a map of holders after each random step. No address is assigned twice or lost, and a
+    /// written block can be read again.
     #[test]
     fn block_stays_consistent_under_random_history(steps in prop::collection::vec(step(), 0..40), cooldown in prop_oneof![Just(0_i64), Just(30)]) {
         let mut block = block(28);
