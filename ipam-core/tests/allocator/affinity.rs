@@ -1,4 +1,4 @@
-//! Tests claims and releases of blocks: by one caller, with faults, and by concurrent callers.
+//! Tests that nodes claim and release blocks, with one caller, with store faults, and with concurrent callers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -143,8 +143,8 @@ async fn affinity_left_half_done_by_others_is_completed() {
     let block =
         |cidr, name: &str| Block::new(cidr, Some(&Owner::Host(name.into())), OffsetDateTime::UNIX_EPOCH, None).unwrap();
     let foreign = async || {
-        // The store gets an affinity without a block, a block without an affinity, and an affinity to another owner's
-        // block.
+        // Here the store contains an affinity without a block, a block without an affinity, and an affinity to another
+        // owner's block.
         world.put(affinity(first), &Affinity::new(AffinityState::Confirmed)).await;
         world.put(keys::block(second), &block(second, "a")).await;
         world.put(affinity(third), &Affinity::new(AffinityState::Pending)).await;

@@ -56,7 +56,8 @@ async fn assign_tries_last_written_block_first_and_no_full_ones() {
     for number in 0..24 {
         all.push(world.one("a", &format!("c{number}")).await.unwrap());
     }
-    // The node has six full blocks. Addresses are freed in the second claimed block, then in the first claimed block.
+    // Node `a` has six full blocks. Addresses are released first in the node's second claimed block, and then in its
+    // first claimed block.
     world.release("a", "c5").await;
     world.release("a", "c2").await;
     let counting = Arc::new(CountingStore::new(Arc::clone(&world.store)));
@@ -66,7 +67,7 @@ async fn assign_tries_last_written_block_first_and_no_full_ones() {
     let before = ipam.assign(&any("a", "new2", 1, 0), soon()).await.unwrap();
     let read_then = counting.take().bytes_received;
     assert_eq!((latest[0].ip, before[0].ip), (all[2], all[5]), "the latest room, and the room before that");
-    // In the second assignment, the most recently written block is full, so the other blocks are read as well.
+    // For the second assignment, the most recently written block is full, so the node's other blocks are read as well.
     let block = world.store.get(keys::block(latest[0].block)).await.unwrap().unwrap().value.len() as u64;
     assert!(read_then > read + 3 * block / 2, "{read} bytes were read, then {read_then}; a block has {block}");
     world.check().await;
@@ -209,7 +210,7 @@ async fn assign_treats_claim_in_future_as_young() {
 async fn assign_completes_what_others_left_half_done() {
     let owner = Owner::Host("a".into());
     for state in [AffinityState::Pending, AffinityState::PendingDeletion] {
-        // The store has an affinity without a block.
+        // Here the store contains an affinity without its block.
         let world = World::new().await;
         world.add_pool("v4", "10.0.0.0/30").await;
         let key = keys::affinity(&owner, "10.0.0.0/30".parse().unwrap()).unwrap();
@@ -217,7 +218,7 @@ async fn assign_completes_what_others_left_half_done() {
         world.one("a", "c1").await.unwrap();
         world.check().await;
 
-        // The store has a block and an affinity that is not confirmed.
+        // Here the store contains a block and an unconfirmed affinity to the block.
         let world = World::new().await;
         world.add_pool("v4", "10.0.0.0/30").await;
         world.one("a", "c1").await.unwrap();
@@ -226,7 +227,7 @@ async fn assign_completes_what_others_left_half_done() {
         world.one("a", "c2").await.unwrap();
         world.check().await;
     }
-    // The store has a block without an affinity, and an affinity to another owner's block.
+    // Here the store contains a block without an affinity, and an affinity to another owner's block.
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/29").await;
     let cidr = "10.0.0.0/30".parse().unwrap();
@@ -411,8 +412,9 @@ async fn assign_takes_few_round_trips_when_steady() {
     counting.take();
     counted.assign(&any("a", "c2", 1, 1)).await.unwrap();
     let counts = counting.take();
-    // The first transaction reads the surrounding documents, and for each family a block, its affinity and the keys of
-    // neighbouring blocks, all at one revision. The second transaction is the commit.
+    // The first transaction reads the pools and other documents for the assignment, all at one revision. For each
+    // family it also reads a block, the block's affinity and the keys of neighbouring blocks. The second transaction
+    // commits the assignment.
     assert_eq!((counts.txns, counts.ranges), (2, 8));
     counted.ipam.release_attachment(&attachment("a", "c2"), &["c2".into()], soon()).await.unwrap();
     let counts = counting.take();

@@ -28,7 +28,7 @@ async fn bridge_reserves_ends_and_gateway_on_first_use() {
     let assigned = world.assign(&bridged("c0", Gateway::First)).await.unwrap();
     assert_eq!(assigned[0].gateway, Some(ip("10.0.0.1")));
     let mut given: BTreeSet<_> = [assigned[0].ip].into();
-    // Containers on another node get addresses from the same pool on a routed network.
+    // Containers on node `b` get addresses from the same pool, on a routed network.
     for number in 1..5 {
         given.insert(world.one("b", &format!("c{number}")).await.unwrap());
     }
@@ -139,7 +139,7 @@ async fn bridge_configuration_makes_pool_and_keeps_to_ranges() {
     world.check().await;
 }
 
-/// The configurations of two networks define the same subnet, each network with its own range.
+/// In this test, the configurations of two networks define the same subnet, each with its own range of addresses.
 #[tokio::test]
 async fn bridge_networks_in_one_subnet_keep_to_their_ranges() {
     let world = World::new().await;
@@ -170,7 +170,7 @@ async fn bridge_networks_in_one_subnet_keep_to_their_ranges() {
     world.ipam.release_attachment(&two("b0").attachment, &[], soon()).await.unwrap();
     foreign.wanted = RequestedAddresses::these([ip("10.9.0.30")]);
     assert!(matches!(world.assign(&foreign).await, Err(Error::Reserved(_))));
-    // The requests of both networks are served in one commit.
+    // The requests of both networks are then served in one commit.
     world.ipam.release_attachment(&one("a0").attachment, &[], soon()).await.unwrap();
     let together = world.ipam.assign_together(&[one("a5"), two("b5")], soon()).await.unwrap();
     let answers: Vec<_> = together.iter().map(|answer| answer[0].ip).collect();
@@ -196,8 +196,8 @@ async fn bridge_configuration_is_refused_when_store_contradicts() {
     assert!(matches!(world.assign(&overlapping).await, Err(Error::Bridge(BridgeError::BadRanges(_)))));
 }
 
-/// Calico's kube-controllers releases an address with Calico's attribute names if the address is missing in the pod's
-/// status.
+/// Calico's kube-controllers releases an address that has Calico's attribute names if the pod's status does not contain
+/// the address.
 #[tokio::test]
 async fn bridge_network_records_no_calico_names_of_node_and_pod() {
     let world = world("10.0.0.0/24").await;
@@ -232,8 +232,8 @@ async fn bridge_pools_each_have_unique_id() {
     assert!(ids.len() == 3 && ids.iter().all(|id| id.len() == 36), "{ids:?}");
 }
 
-/// In this test the store has 70 pools, which are too many to guard one by one. Without another guard, two networks
-/// could each create a pool for the same subnet.
+/// In this test the store has 70 pools, which are too many for a commit to guard one by one. If no other key were
+/// guarded, two networks could each create a pool for the same subnet.
 #[tokio::test]
 async fn bridge_networks_make_pools_in_turn_when_many_exist() {
     let world = World::new().await;

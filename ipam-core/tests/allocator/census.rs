@@ -1,4 +1,4 @@
-//! Tests the census, which tells how every address is used.
+//! Tests the census: a report on how every address of the pools is used.
 
 use ipam_core::census::{AddressUse, BlockCensus};
 use ipam_core::model::keys::{self, ResourceKind};
@@ -42,7 +42,7 @@ async fn census_tells_every_address_once() {
     assert_eq!((count('#'), count('b'), count('~'), count('r'), both.len()), (2, 1, 1, 2, 8), "{drawn:?}");
     let in_cooldown = pool.blocks.iter().find(|block| block.cidr.contains(&first)).unwrap();
     assert!(signs(in_cooldown).contains('~'));
-    // As in `utilization`, addresses in cooldown count as in use.
+    // As in `utilization`, addresses in cooldown count as used.
     assert_eq!(pool.usage, world.ipam.utilization(soon()).await.unwrap().pools[0].usage);
     assert_eq!((census.nodes["a"].used, census.nodes["c"].used, census.nodes["c"].blocks), (1, 1, 0));
     assert_eq!(census.nodes["b"].boots["boot0001"], 1);

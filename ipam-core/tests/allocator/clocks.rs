@@ -1,5 +1,4 @@
-//! Tests clocks that jump by ten years at any moment: no address is lost, stays in cooldown for ever, or stays held for
-//! ever.
+//! Tests clocks that jump by ten years at any moment: no address is lost, and none stays in cooldown or held for ever.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,8 +11,9 @@ use crate::world::World;
 
 const TEN_YEARS: i64 = 3652 * 24 * 3600;
 const COOLDOWN: u32 = 60;
-/// Number of seconds after which every cooldown and every claim of an empty block has been re-evaluated: more than
-/// twice the cooldown, and more than twice the age from which an empty block can be taken over.
+/// Number of seconds after which all cooldowns are over and all empty blocks can be taken over, even after clocks
+/// jumped. The number is more than twice the cooldown, and more than twice the age from which an empty block can be
+/// taken over.
 const PATIENCE: i64 = 121;
 /// Number of addresses in the pool, which has four blocks.
 const ADDRESSES: usize = 16;
@@ -43,7 +43,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A world, and the expected holders of its addresses according to the answers so far.
+/// A test world, and the holders that its addresses must have according to all answers so far.
 struct Life {
     world: World,
     held: BTreeMap<String, (&'static str, IpAddr)>,
@@ -104,7 +104,7 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-/// In this test, a host whose clock was ten years ahead has claimed all blocks of the pool and is never seen again.
+/// In this test, a host whose clock was ten years ahead has claimed all blocks of the pool and never returns.
 #[tokio::test]
 async fn clock_far_ahead_leaves_empty_block_to_others() {
     let world = World::new().await;
@@ -134,8 +134,8 @@ proptest! {
             for step in &steps {
                 life.step(step).await;
             }
-            // At any clock setting, after all addresses are released and `PATIENCE` seconds have passed, a single node
-            // can get all addresses.
+            // At any clock setting, a single node can get all addresses once they are released and `PATIENCE` seconds
+            // have passed.
             while !life.held.is_empty() {
                 life.del(0).await;
             }

@@ -1,4 +1,4 @@
-//! Tests concurrent callers: no address is assigned twice or lost, and every revision is consistent.
+//! Tests concurrent callers: no address is assigned twice or lost, and every revision of the store is consistent.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -85,7 +85,7 @@ pub(crate) async fn every_revision_is_consistent(quiet: &World, start: RangeResp
     end.kvs
 }
 
-/// Fails if any address is held or a handle is left.
+/// Fails if the store still contains a held address or a handle.
 fn nothing_is_left(kvs: &[Kv]) {
     let left: usize = kvs
         .iter()

@@ -21,7 +21,7 @@ async fn pool_and_walk(world: &World, cidr: &str) -> Vec<IpNet> {
     blocks_from(&pool, start_of("a")).collect()
 }
 
-/// A request for one address for a container on host `a`.
+/// Creates a request for one address for a container on host `a`.
 fn one(container: &str) -> AssignRequest {
     AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0))
 }

@@ -88,7 +88,7 @@ async fn ensure_completes_what_others_left_half_done() {
         assert_eq!(world.ensure("a", &[Family::V4]).await.unwrap(), [cidr]);
         world.check().await;
     }
-    // The store has an affinity without its block, and later an affinity to another owner's block.
+    // Here the store first contains an affinity without its block, and later an affinity to another owner's block.
     world.store.delete(kv::Range::Key(keys::block(cidr))).await.unwrap();
     assert_eq!(world.ensure("a", &[Family::V4]).await.unwrap(), [cidr]);
     world.check().await;

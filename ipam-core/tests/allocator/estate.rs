@@ -1,4 +1,4 @@
-//! Tests what happens to the addresses and blocks of a node that is gone, and of a node that was renamed.
+//! Tests that the addresses and blocks of nodes that are gone are freed, and those of renamed nodes are handed over.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -94,7 +94,7 @@ async fn renamed_node_passes_all_to_new_name() {
     both.attachment.boot = Some("boot0001".into());
     let both = world.assign(&both).await.unwrap();
     let tunnel = world.give("vxlan-tunnel-addr-a", "a", &[("node", "a"), ("type", "vxlanTunnelAddress")]).await;
-    // Two nodes claim the other blocks of the pool, and node `a` borrows addresses.
+    // Nodes `a` and `b` claim all blocks of the pool, and node `a` also borrows an address.
     for number in 0..12 {
         world.one(if number < 5 { "b" } else { "a" }, &format!("c{number}")).await.unwrap();
     }
@@ -226,7 +226,7 @@ async fn departed_node_blocks_move_32_per_commit() {
     world.check().await;
 }
 
-/// A request like the plugin's, dated `at` seconds after [`START`].
+/// Creates a request like the CNI plugin's, dated `at` seconds after [`START`].
 fn dated(container: &str, interface: &str, at: i64) -> AssignRequest {
     let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
     request.attachment.interface = interface.into();
@@ -284,7 +284,7 @@ async fn departed_node_endpoints_go_unless_it_comes_back() {
     let world = World::new().await;
     let names = [world.store_endpoint("a", "c1").await, world.store_endpoint("a", "c2").await];
     world.store_endpoint("b", "c3").await;
-    // An endpoint is not deleted if its name and its document name different nodes, and OpenStack's endpoints are never
+    // An endpoint is not deleted if its name and its document name different nodes. Endpoints of OpenStack are never
     // deleted.
     let odd = r#"{"spec":{"orchestrator":"cni","node":"b","containerID":"c4"}}"#;
     world.store.put(keys::workload_endpoint("default", "a-cni-c4-eth0"), odd).await.unwrap();
@@ -297,7 +297,7 @@ async fn departed_node_endpoints_go_unless_it_comes_back() {
     let refused = world.ipam.delete_endpoints_of_gone("a", &estate.endpoints, soon()).await;
     assert!(refused.unwrap_err().to_string().contains("node a is registered"));
     world.deregister("a").await;
-    // Endpoints of other nodes are ignored.
+    // Endpoints of other nodes are not deleted.
     assert!(world.ipam.delete_endpoints_of_gone("z", &estate.endpoints, soon()).await.unwrap().is_empty());
     world.store.delete(Range::Key(keys::workload_endpoint("default", &names[0]))).await.unwrap();
     let deleted = world.ipam.delete_endpoints_of_gone("a", &estate.endpoints, soon()).await.unwrap();

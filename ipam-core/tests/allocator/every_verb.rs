@@ -1,5 +1,5 @@
-//! Runs all operations concurrently, with faults: every revision is consistent, and no handle or affinity is left at
-//! the end.
+//! Runs all operations of the allocator concurrently, with store faults. Every revision must be consistent, and no
+//! handle or affinity may be left at the end.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use kv::{Range, StoreExt};
 use crate::concurrent::{every_revision_is_consistent, faulty};
 use crate::world::{World, soon};
 
-/// Runs one of the operations other than assignments and releases, selected by `turn`. Many of these operations are
-/// refused.
+/// Runs one of the operations that are neither assignments nor releases, selected by `turn`. Many calls of these
+/// operations are refused.
 async fn meddle(world: &World, owner: &Owner, turn: usize) -> Result<&'static str> {
     let pool: IpNet = "10.0.0.0/27".parse().unwrap();
     let part: IpNet = format!("10.0.0.{}/29", turn * 8 % 32).parse().unwrap();
@@ -107,7 +107,7 @@ async fn verbs_all_at_once_keep_every_revision_consistent() {
                 };
                 match outcome {
                     Ok(()) => {}
-                    // The pool has no free address, or another caller has changed the cooldown.
+                    // The pool may have no free address, for example because another caller has set a cooldown.
                     Err(Error::Exhausted { .. } | Error::NoNewBlocks) => {}
                     Err(error) => panic!("caller {caller}, round {round}: {error}"),
                 }
@@ -124,6 +124,6 @@ async fn verbs_all_at_once_keep_every_revision_consistent() {
         quiet.ipam.remove_owner(&owner, soon()).await.unwrap();
     }
     let end = every_revision_is_consistent(&quiet, start).await;
-    // Blocks with addresses in cooldown may exist at the end, but no handle, and therefore no held address.
+    // At the end, blocks with addresses in cooldown may exist, but no handle, and therefore no held address.
     assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none() && keys::parse_affinity(&kv.key).is_none()));
 }

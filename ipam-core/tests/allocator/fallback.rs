@@ -1,4 +1,4 @@
-//! Tests bridged networks with several pools of a family, and with sets of ranges.
+//! Tests bridged networks with several pools of one address family, and with sets of ranges.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ fn bridged(container: &str, pools: &[&str]) -> AssignRequest {
     request
 }
 
-/// A world with two pools of five addresses each, and a large pool.
+/// A test world with two pools of five addresses each, and a large pool.
 async fn world() -> World {
     let world = World::new().await;
     for (name, cidr) in [("one", "10.1.0.0/29"), ("two", "10.2.0.0/29"), ("big", "10.3.0.0/24")] {
@@ -160,12 +160,12 @@ async fn fallback_gives_attachment_address_of_each_set() {
         seen.extend(addresses);
     }
     assert_eq!(seen.len(), 9);
-    // The third set of ranges is full, so no address is taken from the other sets.
+    // The third set of ranges is full, so the assignment fails without taking addresses from the other sets.
     let before = world.dump().await;
     let error = world.assign(&defining("c3", &sets, 2, 1)).await.unwrap_err();
     assert!(error.is_exhaustion(), "{error}");
     assert_eq!(world.dump().await, before);
-    // A requested address counts as the address from its set of ranges.
+    // An address that a request names counts as the address from the set of ranges that contains it.
     world.release("a", "c0").await;
     let mut wanted = defining("c4", &sets, 1, 1);
     let free = seen.iter().find(|text| text.starts_with("10.1.0.2") && text.len() == 9).unwrap();
@@ -209,14 +209,14 @@ async fn fallback_chooses_free_network_once() {
         };
         defining(container, &[vec![one("0.0.0.0/24", "net"), one("::/64", "net-ipv6")]], 1, 1)
     };
-    // Two concurrent first requests choose the same network.
+    // Two concurrent first requests of a network choose the same subnet.
     let (one, two) = (auto("c0"), auto("c1"));
     let (one, two) = tokio::join!(world.assign(&one), world.assign(&two));
     let (one, two) = (one.unwrap(), two.unwrap());
     assert_eq!((one[0].pool, one[1].pool), (two[0].pool, two[1].pool));
     assert_eq!((one[0].pool.to_string().as_str(), one[0].gateway), ("10.200.2.0/24", Some(ip("10.200.2.1"))));
     assert!(one[1].ip.to_string().starts_with("fd") && one[1].pool.prefix_len() == 64);
-    // Routes that the machine gets later do not change the automatically chosen subnet.
+    // Later routes of the machine do not change an automatically chosen subnet.
     let mut later = auto("c2");
     later.define[0].free_of = Some(vec!["10.0.0.0/8".parse().unwrap()]);
     assert_eq!(world.assign(&later).await.unwrap()[0].pool, one[0].pool);
@@ -328,8 +328,7 @@ async fn fallback_keeps_sticky_address_in_any_pool() {
     let own = world.assign(&sticky("w1")).await.unwrap()[0].ip;
     world.release("a", "w1").await;
     world.pass(3600);
-    // An address of the first pool whose wait for its workload is over is assigned only after all free addresses of the
-    // second pool.
+    // An overdue address of the first pool is assigned only after all free addresses of the second pool.
     for number in 0..9 {
         let assigned = world.assign(&bridged(&format!("c{number}"), &["one", "two"])).await.unwrap();
         assert_ne!(assigned[0].ip, own);
@@ -337,7 +336,7 @@ async fn fallback_keeps_sticky_address_in_any_pool() {
     let last = world.assign(&bridged("c9", &["one", "two"])).await.unwrap();
     assert_eq!((last[0].ip, last[0].gateway), (own, Some(ip("10.1.0.1"))));
     world.check().await;
-    // The workload's next address is in the second pool. The workload keeps the address in the second pool although the
+    // The workload gets an address from the second pool. The workload keeps its address in the second pool although the
     // first pool has free addresses.
     world.release("a", "c8").await;
     let second = world.assign(&sticky("w2")).await.unwrap();

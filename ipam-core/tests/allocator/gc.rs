@@ -25,8 +25,8 @@ const THIS_BOOT: &str = "boot0002";
 /// The time at which the clock of a [`World`] starts.
 const START: i64 = 1_800_000_000;
 
-/// A liveness source whose live addresses a test sets. If the live addresses are `None`, the source's scan is
-/// incomplete.
+/// A liveness source whose live addresses a test sets. If the live addresses are `None`, the liveness source reports an
+/// incomplete scan.
 struct Machine {
     live: Mutex<Option<BTreeSet<IpAddr>>>,
     asked: AtomicUsize,
@@ -55,14 +55,14 @@ fn evidence(live: BTreeSet<IpAddr>) -> Evidence {
     Evidence { boot, up, live, namespaces: Some(["4:7".to_owned()].into()), within: None }
 }
 
-/// A world with the store of a single machine, and with a pool of two blocks of four addresses.
+/// A test world with the store of a single machine, and with a pool of two blocks of four addresses.
 async fn one_machine() -> World {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add_pool("v4", "10.0.0.0/29").await;
     world
 }
 
-/// A request like the plugin's in boot `boot`, dated `at` seconds after [`START`].
+/// Creates a request like the CNI plugin's in boot `boot`, dated `at` seconds after [`START`].
 fn request(container: &str, boot: &str, at: i64) -> AssignRequest {
     let mut request = AssignRequest::new(attachment("a", container), RequestedAddresses::any(1, 0));
     request.attachment.boot = Some(boot.into());
@@ -156,7 +156,7 @@ async fn gc_proves_attachment_gone_only_by_missing_namespace() {
             ""
         ]
     );
-    // If a network namespace has no known name, the namespace can be that of any recorded address.
+    // A network namespace without a known name could be the namespace of any recorded address.
     let shielded = Evidence { namespaces: None, ..on_the_machine.clone() };
     let [live, gone, earlier, ..] = lists(&shielded);
     assert_eq!((&*live, &*gone, &*earlier), ("", "", "earlier-in-container reused-since-earlier"));
@@ -198,7 +198,7 @@ async fn gc_keeps_address_when_container_asks_after_scan() {
     assert_eq!(give(&world, "c1", THIS_BOOT, 100).await, first);
     let freed = free(&world, &seen).await;
     assert_eq!((freed.released, freed.changed), (vec![], vec![first]));
-    // Within one boot, the time of a repeated request is recorded too, unless the repetition is immediate.
+    // Within one boot, a repeated request updates the recorded time, unless the repetition is immediate.
     let seen = world.ipam.holdings("a", soon()).await.unwrap().allocations;
     assert_eq!(give(&world, "c1", THIS_BOOT, 200).await, first);
     assert!(free(&world, &seen).await.released.is_empty());
@@ -209,7 +209,7 @@ async fn gc_keeps_address_when_container_asks_after_scan() {
     let before = revision(&world).await;
     assert_eq!(give(&world, "c1", THIS_BOOT, 205).await, first);
     assert_eq!(revision(&world).await, before);
-    // The address is released, and then assigned again.
+    // The address of container `c1` is released and then assigned again.
     world.release("a", "c1").await;
     give(&world, "c1", THIS_BOOT, 200).await;
     assert!(free(&world, &renewed).await.released.is_empty());
@@ -270,7 +270,7 @@ async fn gc_takes_other_boot_for_other_machine_in_cluster() {
     assert_eq!(addresses(&judged.idle), [mine].into());
 }
 
-/// This test uses all documents that Calico itself wrote, including tunnels and Windows blocks.
+/// This test uses all documents that Calico itself wrote, including documents about tunnels and Windows blocks.
 #[tokio::test]
 async fn gc_never_considers_what_calico_recorded() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
@@ -305,8 +305,8 @@ async fn gc_never_considers_what_calico_recorded() {
     assert!(unmarked > 0 && special > 0, "{unmarked} {special}");
 }
 
-/// An address with a type is never a workload's address, even if another program adds Margay's attributes to the
-/// address.
+/// An address with Calico's attribute `type` is never a workload's address, even if another program adds Margay's
+/// attributes to the address.
 #[tokio::test]
 async fn gc_keeps_tunnel_and_windows_addresses() {
     let world = one_machine().await;

@@ -1,4 +1,4 @@
-//! Tests addresses of handles that do not belong to a container, and blocks of owners that are not nodes.
+//! Tests addresses of handles without a container, and blocks of owners that are not nodes.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use kv::StoreExt;
 
 use crate::world::{World, attachment, held, ip, soon};
 
-/// A world with a pool for workloads and a pool for services, both with blocks of four addresses.
+/// A test world with a pool for workloads and a pool for services, both with blocks of four addresses.
 async fn world() -> World {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;
@@ -128,8 +128,8 @@ async fn handle_gets_no_more_of_family_than_allowed() {
     world.check().await;
 }
 
-/// Calico raises the handle's count before Calico writes the block. If Calico is interrupted between these two writes,
-/// the handle's count stays too high.
+/// Calico raises a handle's count of addresses before it writes the block. If Calico is interrupted between writing the
+/// handle and writing the block, the handle's count stays too high.
 #[tokio::test]
 async fn handle_that_counts_too_much_refuses_nothing() {
     let world = world().await;
@@ -142,8 +142,8 @@ async fn handle_that_counts_too_much_refuses_nothing() {
     let number = world.block(&cidr.to_string()).await.unwrap().sequence_number();
     let given = give(&world, &request("h", Owner::host("a"), 1).with_most_per_family(1)).await.unwrap();
     assert_eq!(world.ipam.addresses_of_handle("h", soon()).await.unwrap(), given);
-    // Writing the block makes a concurrent writer retry that has raised the count and is about to write the block; the
-    // retrying writer then lowers the count.
+    // Another writer may have raised the handle's count and be about to write the block. Writing the block makes the
+    // other writer retry, and the retry lowers the count again.
     assert!(world.block(&cidr.to_string()).await.unwrap().sequence_number() > number);
     let stored = world.store.get(key.clone()).await.unwrap().unwrap();
     let counted: Vec<_> = Handle::decode(&key, stored.value.as_bytes()).unwrap().blocks().collect();
@@ -218,8 +218,8 @@ async fn handle_gives_only_address_to_one_of_many() {
         tokio::spawn(async move {
             let node = ["a", "b", "c"][number % 3];
             let request = request("net.vmi.shop.cart", Owner::host(node), 1).with_most_per_family(1);
-            // Replies are lost in this test. Two equal writes of one node could not be distinguished, so each write has
-            // its own attribute.
+            // In this test, some replies of the store are lost. If a reply is lost, two equal writes of one node could
+            // not be told apart, so each write has its own attribute.
             let own = [("caller".to_owned(), number.to_string())].into();
             give(&world, &request.with_attributes(own)).await
         })

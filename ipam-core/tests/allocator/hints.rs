@@ -1,4 +1,5 @@
-//! Counts the round trips of calls with and without hints: hints save round trips and never change a call's result.
+//! Counts the round trips of calls with and without hints. Hints save round trips, and never change the result of a
+//! call.
 
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -16,7 +17,7 @@ use kv::{Operation, StoreExt};
 
 use crate::world::{World, attachment, ip, soon};
 
-/// Hints that keep what was recorded, or that always return fixed hints.
+/// A hints implementation that returns either what was recorded or always the same hints.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     blocks: Mutex<Vec<IpNet>>,
@@ -56,14 +57,15 @@ impl Hints for Memory {
 
 pub(crate) type Counted = CountingStore<Arc<dyn kv::Store>>;
 
-/// Creates an allocator with the given hints on the store of a world, and a store that counts the allocator's calls.
+/// Creates an allocator with the given hints on a world's store. Also returns the wrapped store, which counts the
+/// allocator's calls.
 pub(crate) fn counted(world: &World, hints: &Arc<Memory>) -> (Ipam, Counted) {
     let counting = CountingStore::new(Arc::clone(&world.store));
     let counted = World::on(Arc::new(counting.clone()), Nodes::Registered);
     (counted.ipam.with_hints(Arc::clone(hints) as Arc<dyn Hints>), counting)
 }
 
-/// A world with three nodes, and with pools whose blocks have 64 addresses.
+/// A test world with three nodes, and with pools whose blocks have 64 addresses.
 async fn world() -> World {
     let world = World::new().await;
     world.add(NewPool::new("v4", "10.0.0.0/16".parse().unwrap())).await;
@@ -80,8 +82,8 @@ fn these(container: &str, ips: &[&str]) -> AssignRequest {
     AssignRequest::new(attachment("a", container), RequestedAddresses::these(addresses))
 }
 
-/// A borrowed block is recorded even if the commit's request is lost, since the caller cannot know whether the commit
-/// happened. The node's own block needs no record.
+/// A borrowed block is recorded before the commit, since the caller cannot know whether a commit whose answer is
+/// missing happened. The node's own block need not be recorded as a hint.
 #[tokio::test]
 async fn hint_of_borrowed_block_is_noted_before_commit() {
     let world = World::new().await;
@@ -97,7 +99,7 @@ async fn hint_of_borrowed_block_is_noted_before_commit() {
         .unwrap()
         .remove(0);
     let before = world.dump().await;
-    // After the block was recorded, all requests to the store are lost.
+    // After the hints have recorded the block, all requests to the store are lost.
     let seen = Arc::clone(&hints);
     let is_noted = move |_| (!seen.about_to_hold.lock().unwrap().is_empty()).then_some(Fault::RequestLost);
     let lost = FaultyStore::new(Arc::clone(&world.store), is_noted);
@@ -176,7 +178,7 @@ async fn hint_is_stored_only_when_changed() {
     assert_eq!(hints.blocks.lock().unwrap().len(), 3);
 }
 
-/// A concurrent request for the same block costs two more round trips, also when the block is new.
+/// A conflict with a concurrent request for the same block costs two more round trips, even if the block is new.
 #[tokio::test(start_paused = true)]
 async fn hint_conflict_costs_two_round_trips() {
     for (is_new, expected) in [(false, 4), (true, 5)] {
@@ -207,8 +209,9 @@ async fn hint_conflict_costs_two_round_trips() {
 #[tokio::test]
 async fn hint_costs_one_round_trip_when_wrong() {
     let own = "10.0.0.0/26";
-    // Each wrong hint has the number of keys and ranges that the second request reads: the block, the block's affinity,
-    // and the ranges of neighbouring block keys that were not read for the hint.
+    // Each wrong hint is listed with the number of keys and ranges that the second request reads. The second request
+    // reads the block, the block's affinity, and those ranges of neighbouring block keys that were not read for the
+    // hint.
     for (wrong, ranges) in [
         (&[] as &[&str], 3),
         (&["10.0.9.0/26"], 3),
@@ -239,8 +242,8 @@ async fn hint_costs_one_round_trip_when_wrong() {
     }
 }
 
-/// Runs random calls with random hints and without hints. In both worlds the same calls succeed, and the blocks,
-/// handles and affinities are consistent.
+/// Runs random calls in one world with random hints, and in another world without hints. In both worlds the same calls
+/// must succeed, and the blocks, handles and affinities must be consistent.
 #[tokio::test]
 async fn hints_drawn_at_random_decide_nothing() {
     for seed in 0..200 {

@@ -1,4 +1,4 @@
-//! Tests assignments that are killed after a commit was sent and before the commit's answer arrived.
+//! Tests assignments that are aborted after their commit was sent, but before the commit's answer arrived.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -66,20 +66,20 @@ fn request() -> AssignRequest {
 async fn world() -> World {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
-    // The world's block exists already, so that no commit guards only the absence of keys.
+    // The world has a block before the test, because a commit that creates a block guards only the absence of keys.
     world.one("a", "before").await.unwrap();
     world
 }
 
-/// Wraps a world's store so that transaction number `reads` gets the fault and later calls hang. Also returns the
+/// Wraps a world's store so that transaction number `reads` gets the fault, and all later calls hang. Also returns a
 /// signal that the first hanging call sends.
 pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (FaultyStore<Arc<dyn Store>>, Arc<Notify>) {
     let commits = AtomicU32::new(0);
     let reported = Arc::new(Notify::new());
     let tell = Arc::clone(&reported);
     let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
-        // A read of the history, which decides the outcome of a commit that guards only absent keys, hangs like a later
-        // commit.
+        // The outcome of a commit that guards only absent keys is decided by reading the history. Such a read hangs,
+        // like a later commit.
         let begun = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { commits.load(SeqCst) };
         match (begun, operation) {
             (before, _) if before < reads => None,
@@ -94,10 +94,10 @@ pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (FaultyStore<
     (faulty, reported)
 }
 
-/// Starts an assignment, and kills the assignment after its commit was sent and before the commit's answer arrived.
+/// Starts an assignment, and aborts it after its commit was sent, but before the commit's answer arrived.
 async fn break_off(world: &World, notes: &Arc<Notes>, fault: Fault) -> FaultyStore<Arc<dyn Store>> {
-    // The first transaction reads the surrounding documents. If the node has no block, a second transaction looks for a
-    // free block.
+    // The assignment's first transaction reads the pools and other documents. If the node has no block, a second
+    // transaction looks for a free block.
     let reads = if world.block("10.0.0.0/30").await.is_some() { 1 } else { 2 };
     let (faulty, reported) = breaking(world, fault, reads);
     let ipam = allocator(&(Arc::new(faulty.clone()) as Arc<dyn Store>), notes);
@@ -147,14 +147,14 @@ async fn late_commit_leaves_nothing_when_foreign_block_is_gone() {
     .await;
 }
 
-/// In this test the assignment is not killed. The assignment sends its commit again and succeeds while the first commit
-/// is still on its way to the store.
+/// In this test the assignment is not aborted. The assignment sends its commit again and succeeds while the first
+/// commit is still on its way to the store.
 #[tokio::test(start_paused = true)]
 async fn late_commit_sent_twice_does_not_land_after_release() {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
     let notes: Arc<Notes> = Arc::default();
-    // The first two transactions are reads: of the surrounding documents, and of the blocks in the search for a free
+    // The first two transactions only read: the pools and other documents, and then the blocks in the search for a free
     // block.
     let late = FaultyStore::script(Arc::clone(&world.store), [None, None, Some(Fault::Held)]);
     let ipam = allocator(&(Arc::new(late.clone()) as Arc<dyn Store>), &notes);
@@ -186,7 +186,7 @@ async fn late_commit_after_release_leaves_nothing() {
     }
 }
 
-/// Shows that an address would be lost without the recorded pending commits.
+/// Shows that an address would be lost if pending commits were not recorded.
 #[tokio::test(start_paused = true)]
 async fn late_commit_without_notes_would_lose_address() {
     let world = world().await;
@@ -226,8 +226,8 @@ async fn note_does_no_harm_when_its_guards_fail() {
 
 #[tokio::test(start_paused = true)]
 async fn note_stays_while_its_commit_could_come_again() {
-    // Each case has the faults of the commit and of its repetition, and the number of pending commits that stay
-    // recorded. If the guards of the repetition fail, the first commit or another writer may have changed the keys.
+    // Each case lists the faults of the commit and of its repetition, and the number of pending commits that stay
+    // recorded. If the guards of a repeated commit fail, the first commit or another writer may have changed the keys.
     let stays = [
         ([None, None], 0),
         ([Some(Fault::RequestLost), None], 0),
@@ -252,8 +252,8 @@ async fn note_stays_while_its_commit_could_come_again() {
 async fn note_stays_when_outcome_is_unknown() {
     let world = world().await;
     let notes: Arc<Notes> = Arc::default();
-    // All calls after the commit fail. The error that the repetition was not sent says nothing about the outcome of the
-    // first commit.
+    // All store calls after the commit fail. The fact that the repeated commit was not sent says nothing about the
+    // outcome of the first commit.
     let commits = AtomicU32::new(0);
     let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
         let commit = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { 0 };
@@ -298,7 +298,7 @@ async fn note_is_removed_when_commit_was_never_sent() {
     let notes: Arc<Notes> = Arc::default();
     let begun = AtomicU32::new(0);
     let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
-        // The first transaction reads the documents around the address.
+        // The first transaction only reads the documents for the assignment.
         (operation == Operation::Txn && begun.fetch_add(1, SeqCst) > 0).then_some(Fault::NotSent)
     });
     let faulty: Arc<dyn Store> = Arc::new(faulty);

@@ -1,5 +1,5 @@
-//! Runs every operation and loses each of its requests, or the answer to each request. The outcome of each operation is
-//! the same as without a fault.
+//! Runs every operation several times, each time with one of its requests or answers lost. Each operation must have the
+//! same outcome as without a lost request or answer.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,7 +23,7 @@ const HELD: [&str; 2] = ["10.0.0.1", "10.0.0.2"];
 type Answer<'a> = Pin<Box<dyn Future<Output = String> + 'a>>;
 type Verb = fn(&Ipam) -> Answer<'_>;
 
-/// All operations, each with a name and a call that returns the operation's result as text.
+/// All operations of the allocator, each with a name and a call that returns the operation's result as text.
 const VERBS: [(&str, Verb); 17] = [
     ("assign", |ipam| {
         let request = AssignRequest::new(attachment("b", "c9"), RequestedAddresses::any(1, 1));
@@ -96,7 +96,7 @@ const VERBS: [(&str, Verb); 17] = [
     }),
 ];
 
-/// Runs a DEL of the pod that is recorded for the addresses of handle `net.c1`.
+/// Runs a DEL of the pod that owns the addresses of handle `net.c1`.
 fn release_vm(ipam: &Ipam, fate: VmFate) -> Answer<'_> {
     let vm = VmPod { handle: "net.c1".into(), ..vm::pod("held", PodRole::Source, fate) };
     let container = attachment("a", "c9");
@@ -107,8 +107,8 @@ fn attributes() -> BTreeMap<String, String> {
     [("namespace", "shop"), ("pod", "target")].map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-/// A world in which node `a` has three blocks, including an empty block, and two addresses of a container. The store
-/// also has keys of old versions of Margay.
+/// A test world in which node `a` has three blocks, including an empty block, and two addresses of a container. The
+/// store also contains a key that old versions of Calico stored for a node.
 async fn world() -> World {
     let world = World::new().await;
     world.add(NewPool::new("v4", "10.0.0.0/26".parse().unwrap()).with_block_size(30)).await;

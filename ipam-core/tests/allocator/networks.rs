@@ -14,7 +14,7 @@ use kv::StoreExt;
 
 use crate::world::{World, attachment, ip, soon};
 
-/// An ADD on network `net` that defines a pool for each of the given subnets and wants one address from each pool.
+/// Creates an ADD on network `net` that defines a pool for each given subnet and wants one address from each pool.
 fn defining(node: &str, container: &str, subnets: &[&str]) -> AssignRequest {
     let v6 = subnets.iter().filter(|subnet| subnet.contains(':')).count();
     let mut request = AssignRequest::new(attachment(node, container), RequestedAddresses::any(subnets.len() - v6, v6));
@@ -42,8 +42,8 @@ trait OnNetworks {
     /// Checks that every block, affinity and reservation belongs to a pool, and returns the pools' networks by name.
     async fn pools(&self) -> BTreeMap<String, String>;
 
-    /// Asserts that the network is refused without any change to the store, because a subnet of the network overlaps
-    /// with the subnet `by` of pool `net`.
+    /// Asserts that the network is refused and the store stays unchanged, because a subnet overlaps with subnet `by` of
+    /// pool `net`.
     async fn is_refused(&self, of: &[&str], by: &str);
 
     async fn edit(&self, name: &str, edit: impl Fn(&mut Pool));
@@ -127,8 +127,8 @@ async fn network_pool_name_is_taken_by_other_network() {
     assert_eq!(subnets(&world.assign(&other).await.unwrap()), ["10.5.0.0/24"]);
     let expected = these(&[("net", "10.3.0.0/24"), ("net-2", "10.4.0.0/24"), ("net-2-2", "10.5.0.0/24")]);
     assert_eq!(world.pools().await, expected);
-    // The second network no longer uses its pool, so a new pool replaces the second network's pool. The first network's
-    // pool stays, although no address of the pool is in use.
+    // The second network no longer uses its pool, so its new pool replaces the old pool. The first network's pool
+    // stays, although no address of the pool is in use.
     for container in ["c1", "c2"] {
         let mut attachment = attachment("a", container);
         world.ipam.release_attachment(&attachment, &[], soon()).await.unwrap();
@@ -175,7 +175,7 @@ async fn network_pool_is_replaced_when_subnet_changes_size() {
         world.is_refused(&["10.0.0.0/8"], cidr).await;
         world.release("a", "c0").await;
     }
-    // The network is refused, because blocks of another size would overlap with the old blocks.
+    // The changed network is refused, because its blocks would overlap with stored blocks of another size.
     world.is_refused(&["10.9.4.0/29"], "10.9.0.0/20").await;
     let world = World::new().await;
     world.on_subnets("c0", &["10.9.4.0/29"]).await;
@@ -379,7 +379,7 @@ async fn network_gateway_of_ipv6_may_lie_outside_subnet() {
         let refused = world.assign(&request).await;
         assert!(matches!(refused, Err(Error::Bridge(BridgeError::BadGateway { .. }))), "{bad} {refused:?}");
     }
-    // A network that names its pool and a network with two pools are tested as well.
+    // The test also covers a network that names its pool, and a network with two pools.
     let mut named = AssignRequest::new(attachment("a", "d1"), RequestedAddresses::any(0, 1));
     world.add_pool("six", "fd06::/64").await;
     named.v6_pools = vec!["six".into()];

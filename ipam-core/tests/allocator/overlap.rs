@@ -1,5 +1,5 @@
-//! Tests that no new block overlaps with a stored block, even if the store has pools that were recreated with another
-//! block size, affinities without their blocks, or blocks of Calico's writers.
+//! Tests that no new block overlaps with a stored block. Tested stores have pools that were recreated with another
+//! block size, affinities without their blocks, or blocks that Calico wrote.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ async fn put_affinity(world: &World, node: &str, cidr: &str, state: AffinityStat
     world.put(key, &Affinity::new(state)).await;
 }
 
-/// Writes a block like Calico, without checking other blocks.
+/// Writes a block without checking for overlapping blocks, as Calico does.
 async fn put_block(world: &World, node: &str, cidr: &str) {
     let block = Block::new(net(cidr), Some(&Owner::host(node)), OffsetDateTime::UNIX_EPOCH, None).unwrap();
     world.put(keys::block(net(cidr)), &block).await;
@@ -174,7 +174,7 @@ async fn overlap_by_quicker_writer_fails_commit() {
 }
 
 /// Calico can create a block that overlaps with a block of Margay, and Margay's first version could create overlapping
-/// blocks as well.
+/// blocks, too.
 #[tokio::test]
 async fn overlap_made_by_others_is_never_assigned_from() {
     for foreign in ["100.64.0.0/24", "100.64.0.64/27", "100.64.0.65/32"] {
@@ -238,8 +238,8 @@ async fn overlap_is_ruled_out_among_many_small_blocks() {
     are_apart(&world).await;
 }
 
-/// The creation of a large block between thousands of other blocks cannot be guarded. The error message tells how to
-/// proceed.
+/// No commit has room for the guards that the creation of a large block between thousands of other blocks needs. The
+/// error message for a block that cannot be guarded tells how to proceed.
 #[tokio::test]
 async fn overlap_that_cannot_be_guarded_is_refused() {
     let world = World::new().await;

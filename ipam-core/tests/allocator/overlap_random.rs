@@ -21,7 +21,7 @@ const SEEDS: u64 = 24;
 const STEPS: usize = 80;
 const NODES: [&str; 3] = ["a", "b", "c"];
 
-/// The stored blocks, and the addresses that each block has assigned.
+/// The blocks in the store, and the assigned addresses of each block.
 #[derive(Default)]
 struct State {
     blocks: BTreeSet<IpNet>,
@@ -49,7 +49,7 @@ struct Run {
     world: World,
     rng: Rng,
     pool: IpNet,
-    /// Whether a foreign writer creates blocks in addition to the allocator.
+    /// Whether another program creates blocks in addition to the allocator.
     with_others: bool,
     containers: Vec<(&'static str, String)>,
 }
@@ -66,12 +66,13 @@ impl Run {
         NODES[self.rng.usize(..NODES.len())]
     }
 
-    /// A random block size.
+    /// Returns a random block size for the pool.
     fn size(&mut self) -> u8 {
         self.pool.prefix_len() + self.rng.u8(..=12)
     }
 
-    /// A random network inside the pool, in half of the cases inside the pool's first 256 addresses.
+    /// Returns a random network inside the pool. In half of the cases, the network is inside the pool's first 256
+    /// addresses.
     fn net(&mut self) -> IpNet {
         let most = if self.rng.bool() { 256 } else { 4096 };
         let first = nth(self.pool, self.rng.u128(..most)).unwrap();
@@ -96,7 +97,7 @@ impl Run {
         }
     }
 
-    /// Deletes an empty block but not its affinities, like a foreign writer.
+    /// Deletes an empty block but not its affinities, as another program may do.
     async fn foreign_deletion(&mut self) {
         let state = State::of(&self.world).await;
         let is_empty = |block: &&IpNet| !state.assigned.iter().any(|(_, of)| of == *block);
@@ -110,7 +111,7 @@ impl Run {
         self.world.put(keys::resource(ResourceKind::IpPool, "p"), &pool).await;
     }
 
-    /// Runs one random step; returns true if the step was a call of the allocator.
+    /// Runs one random step, and returns true if the step was a call of the allocator.
     async fn step(&mut self, number: usize) -> bool {
         let container = format!("c{number}");
         let (node, cidr) = (self.node(), self.net());
@@ -190,7 +191,6 @@ async fn overlap_never_comes_from_random_sequences() {
             before = after;
         }
     }
-    // The random sequences create blocks, assign addresses, and have refused calls often enough to be a meaningful
-    // test.
+    // The test is meaningful only if the random steps often create blocks, assign addresses and are refused.
     assert!(made > 100 && assigned > 200 && refused > 50, "{made} {assigned} {refused}");
 }

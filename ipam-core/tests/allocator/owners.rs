@@ -17,7 +17,7 @@ fn alternate(name: &str) -> OwnerUpdate {
     OwnerUpdate { active: None, alternate: Some(OwnerChange::to(pod(name))) }
 }
 
-/// A world with two addresses of handle `net.c1` that share one entry of a block.
+/// A test world with two addresses of handle `net.c1` that share one entry of a block.
 async fn world() -> (World, [std::net::IpAddr; 2]) {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/28").await;

@@ -21,7 +21,7 @@ use crate::concurrent::{every_revision_is_consistent, faulty};
 use crate::hints::{Memory, counted};
 use crate::world::{World, attachment, held, ip, soon};
 
-/// A world with a pool of /64 prefixes.
+/// A test world with a pool of /64 prefixes.
 async fn world(cidr: &str) -> World {
     let world = World::new().await;
     world.add(NewPool::new("p", cidr.parse().unwrap()).with_prefix_length(64)).await;
@@ -241,7 +241,7 @@ async fn prefix_is_given_once_with_many_callers_and_faults() {
     assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "a handle is left");
 }
 
-/// In this test, a container's interface has another address of the container's prefix than the recorded address.
+/// In this test, the container's interface uses another address of its prefix than the recorded address.
 #[tokio::test]
 async fn prefix_on_interface_is_not_collected() {
     let world = world("2001:db8::/48").await;
@@ -286,7 +286,7 @@ async fn prefix_release_by_address_inside_forgets_workload() {
     world.check().await;
 }
 
-/// The command `calicoctl replace` deletes a pool's annotations that are missing in the given file.
+/// The command `calicoctl replace` deletes a pool's annotations that the given file does not contain.
 #[tokio::test]
 async fn prefix_pool_without_annotation_assigns_nothing() {
     for mode in [AssignmentMode::Manual, AssignmentMode::Automatic] {
@@ -316,8 +316,7 @@ async fn refuses_without_its_annotation(mode: AssignmentMode) {
     assert_eq!(world.release("a", "c1").await, [given.addr()]);
 }
 
-/// In this test, another program has deleted a pool and recreated the pool with another prefix length but with blocks
-/// of equal size.
+/// In this test, another program has recreated a pool with another prefix length, but with blocks of equal size.
 #[tokio::test]
 async fn prefix_block_of_other_length_is_left_alone() {
     let world = world("2001:db8::/60").await;

@@ -59,7 +59,7 @@ async fn counter(world: &World, (kind, name): (QuotaKind, &str)) -> Option<Quota
     Some(serde_json::from_slice(kv.value.as_bytes()).unwrap())
 }
 
-/// The quota counter of a subject, if the counter is valid for the stored quotas.
+/// Returns the quota counter of a subject, if the counter is valid for the stored quotas.
 async fn used(world: &World, of: (QuotaKind, &str)) -> Option<u64> {
     let quotas = world.store.get(keys::quotas()).await.unwrap()?;
     counter(world, of).await.filter(|count| count.quotas == quotas.mod_revision.get()).map(|count| count.used)
@@ -155,7 +155,7 @@ async fn quota_counts_uncounted_before_refusing() {
     let world = with_shop(2).await;
     shop(&world, "c1").await.unwrap();
     shop(&world, "c2").await.unwrap();
-    // A foreign writer releases an address without lowering the quota counter.
+    // Another program releases an address without lowering the quota counter.
     let blocks = world.ipam.all_blocks(soon()).await.unwrap();
     let mut block = blocks.into_iter().find(|block| !block.is_empty()).unwrap();
     let (ip, _) = block.allocated().next().unwrap();
@@ -219,8 +219,7 @@ async fn quota_counts_other_ways_to_get_and_lose_addresses() {
     assert_eq!(is_full(shop(&world, "c2").await), (4, 4));
     world.ipam.release_by_handle("net.c1", soon()).await.unwrap();
     assert_eq!(used(&world, SHOP).await, Some(3));
-    // The release of an address without an attachment does not lower the quota counter, because the counter might not
-    // include the address.
+    // Releasing an address without an attachment does not lower the quota counter, which may not include the address.
     world.ipam.release_by_handle("tunnel", soon()).await.unwrap();
     assert_eq!((used(&world, SHOP).await, truth(&world, SHOP).await), (Some(3), 0));
     for container in ["c1", "c2", "c3", "c4"] {
@@ -318,7 +317,8 @@ async fn quota_counts_leftovers_in_blocks_without_room() {
         next.attachment.boot = Some("boot0002".into());
         world.assign(&next).await
     };
-    // The block with free addresses has no leftover addresses, and the full block has four leftover addresses.
+    // In this test, one block has free addresses and no leftover addresses, and the full block has four leftover
+    // addresses.
     next("n0").await.unwrap();
     match next("n1").await.unwrap_err() {
         Error::Quota(reached) => assert!(reached.over_leftovers),
@@ -422,7 +422,7 @@ async fn quota_is_never_exceeded_under_churn_with_faults() {
         assert!(held <= LIMIT && held <= counted, "revision {revision}: {held} held, {counted} counted");
     }
     assert_eq!(most, LIMIT);
-    // The quota counter may be too high, but the whole limit can still be used.
+    // The quota counter may be too high, but addresses up to the limit can still be assigned.
     for number in 0..LIMIT {
         shop(&quiet, &format!("last{number}")).await.unwrap();
     }

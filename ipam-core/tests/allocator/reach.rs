@@ -17,8 +17,9 @@ use crate::world::{World, soon};
 const MOST_REQUESTS: u64 = 20;
 const MOST_BYTES: u64 = 200_000;
 
-/// A cluster of `nodes` nodes, each with a fully used block of 64 addresses. Node `a` has two more blocks, including a
-/// block for secondary networks, and an address in a block of another node. Returns the other node's block.
+/// Creates a cluster of `nodes` nodes, each with a fully used block of 64 addresses. Node `a` has two more blocks,
+/// including a block for secondary networks, and an address in a block of another node. Returns the block of the other
+/// node in which node `a` has an address.
 async fn cluster(nodes: usize) -> (World, IpNet) {
     let world = World::of_one_caller().await;
     world.add(NewPool::new("v4", "10.0.0.0/12".parse().unwrap()).with_block_size(26)).await;
@@ -51,7 +52,7 @@ fn confirmed(owner: &Owner, cidr: IpNet) -> Op {
     Op::put(keys::affinity(owner, cidr).unwrap(), affinity.encode().unwrap())
 }
 
-/// A block whose addresses are all in use by pods of a node, recorded like the plugin records addresses.
+/// Creates a block whose addresses are all used by pods of a node, with the attributes that the CNI plugin records.
 fn block(cidr: IpNet, owner: &Owner, node: &str) -> Block {
     let at = OffsetDateTime::from_unix_timestamp(1_700_000_000).unwrap();
     let mut block = Block::new(cidr, Some(owner), at, None).unwrap();

@@ -184,8 +184,8 @@ async fn release_leaves_handle_count_ahead_of_block_to_writer() {
         let stored = world.store.get(key.clone()).await.unwrap()?;
         Some(Handle::decode(&key, stored.value.as_bytes()).unwrap().count(cidr))
     };
-    // No address of the handle is held, so the handle's count is removed. The block is written as well, so that the
-    // block's next writer must read the block again.
+    // No address of the handle is held, so the release removes the handle's count. The release also writes the block,
+    // so that the block's next writer must read the block again.
     ahead().await;
     let before = world.store.get(block.clone()).await.unwrap().unwrap();
     world.release("a", "c1").await;
@@ -292,8 +292,8 @@ async fn release_of_handle_in_many_blocks_is_whole() {
     world.check().await;
 }
 
-/// A world with a block of eight addresses in a pool whose blocks now have four. A container holds the seventh address
-/// of the block. The argument `also` is the CIDR of one more block of node `b`, or empty.
+/// A test world with a block of eight addresses in a pool whose block size is now four addresses. A container holds the
+/// seventh address of the block. The argument `also` is the CIDR of one more block of node `b`, or empty.
 async fn of_another_size(also: &str) -> (World, IpAddr) {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;

@@ -11,8 +11,8 @@ fn net(text: &str) -> IpNet {
     text.parse().unwrap()
 }
 
-/// A world with a pool in which node `a`, node `b` and the load balancer own one block each and node `a` holds an
-/// address, and with a second pool in which node `a` owns a block.
+/// A test world with two pools. In the first pool, node `a`, node `b` and the load balancer own one block each, and
+/// node `a` holds an address. In the second pool, node `a` owns a block.
 async fn world() -> World {
     let world = World::new().await;
     let both = [PoolUse::Workload];
@@ -50,7 +50,7 @@ async fn retired_pool_loses_blocks_of_all_owners() {
 #[tokio::test]
 async fn retired_pool_loses_stale_affinity_and_block_of_owner() {
     let world = world().await;
-    // Node `c` owned the block of node `b` earlier.
+    // Node `c` has a stale affinity to the block that node `b` owns now.
     let stale = keys::affinity(&Owner::host("c"), net("10.0.0.4/30")).unwrap();
     world.put(stale, &Affinity::new(AffinityState::PendingDeletion)).await;
     let done = world.ipam.release_pool_affinities(net("10.0.0.0/28"), ReleaseIf::Any, soon()).await.unwrap();

@@ -15,8 +15,8 @@ use time::OffsetDateTime;
 
 use crate::world::{World, attachment, ip, soon};
 
-/// A world with a pool of 2048 blocks of 16 addresses. Other nodes own `claimed` of these blocks, and each claimed
-/// block has `in_use` addresses in use.
+/// A test world with a pool of 2048 blocks of 16 addresses. Other nodes own `claimed` of the 2048 blocks, and each
+/// claimed block has `in_use` addresses in use.
 async fn world(claimed: usize, in_use: usize) -> World {
     let world = World::of_one_caller().await;
     world.add(NewPool::new("v4", "10.0.0.0/17".parse().unwrap()).with_block_size(28)).await;
@@ -34,7 +34,7 @@ async fn world(claimed: usize, in_use: usize) -> World {
     world
 }
 
-/// Runs the first ADD of node `a`; returns the block of the ADD's address and the number of requests.
+/// Runs the first ADD of node `a`. Returns the block of the assigned address and the number of requests.
 async fn first_add(world: &World) -> (ipam_core::Result<IpNet>, CallCounts) {
     first_add_with(world, None).await
 }
@@ -59,7 +59,8 @@ async fn claim_costs_same_until_pool_is_nearly_claimed() {
         let (assigned, counts) = first_add(&world(claimed, 16).await).await;
         assigned.unwrap();
         assert_eq!(counts.round_trips(), empty.round_trips(), "{claimed}");
-        // In a pool with claimed blocks, the ADD reads only a few more keys, and no value of a block.
+        // In a pool with claimed blocks, the ADD reads only a few more keys than in an empty pool, and no value of a
+        // block.
         assert!(counts.bytes_received < empty.bytes_received + 64 * 80, "{counts:?}, {empty:?}");
     }
 }
@@ -136,7 +137,7 @@ async fn full_pool_is_told_without_reading_blocks_again() {
     world.pass(31);
     assert_eq!(add().await.0.unwrap().to_string(), "10.0.66.0/28");
 
-    // An address that no longer waits for its workload is found as well.
+    // An assignment also finds a sticky address that no longer waits for its workload.
     let mut kept = world.block("10.0.77.0/28").await.unwrap();
     let until = WaitEnd::At(world.ipam.now() + Duration::from_secs(30)).text();
     let waits = [(STICKY.to_owned(), "shop/web-0".to_owned()), (STICKY_UNTIL.to_owned(), until)];

@@ -17,7 +17,8 @@ use crate::world::{World, attachment, held, ip, soon};
 
 const WAIT: u64 = 3600;
 
-/// A world with a pool of four addresses, 10.0.0.0 to 10.0.0.3. The addresses are assigned in order.
+/// A test world with a pool of four addresses, 10.0.0.0 to 10.0.0.3. The four addresses are assigned in ascending
+/// order.
 async fn four() -> World {
     let world = World::new().await;
     world.add_pool("v4", "10.0.0.0/30").await;
@@ -75,7 +76,7 @@ async fn sticky_overdue_longest_goes_first_in_any_block() {
         own.push((sticky(&world, "a", &name, &name).await.unwrap(), name));
     }
     own.sort();
-    // The addresses of the last block wait longest for their workloads.
+    // Addresses are released in descending order, so the addresses of the last block wait longest for their workloads.
     own.reverse();
     for (_, name) in &own {
         world.release("a", name).await;
@@ -121,8 +122,7 @@ async fn sticky_address_that_waits_is_lost_to_container() {
     world.check().await;
 }
 
-/// An address that waits for its workload for ever, but is not pinned, is released when the workload can no longer use
-/// the address.
+/// An address that waits for ever without being pinned is released when its workload can no longer use it.
 #[tokio::test]
 async fn sticky_address_is_given_up_when_network_changed() {
     for wait in [None, Some(Duration::from_secs(WAIT))] {
@@ -350,7 +350,7 @@ async fn sticky_address_costs_no_round_trip() {
     let hints = Arc::<Memory>::default();
     let (ipam, counting) = counted(&world, &hints);
     let add = |container: &str| request("a", container, "w");
-    // The workload's block is not the most recently used block.
+    // The workload's block must not be the most recently used block.
     let own = ipam.assign(&add("c1"), soon()).await.unwrap();
     for number in 0..70 {
         let other = AssignRequest::new(attachment("a", &format!("o{number}")), RequestedAddresses::any(1, 0));
@@ -371,7 +371,7 @@ async fn sticky_address_costs_no_round_trip() {
 }
 
 /// In this test, workloads start and stop on three nodes, sometimes as two containers of one name. The pool is too
-/// small, and every tenth transaction fails in some way.
+/// small for all workloads, and every tenth transaction fails in some way.
 #[tokio::test(flavor = "multi_thread")]
 async fn sticky_workloads_come_and_go_and_lose_no_address() {
     let quiet = World::new().await;
@@ -404,7 +404,8 @@ async fn sticky_workloads_come_and_go_and_lose_no_address() {
     }
     let end = every_revision_is_consistent(&quiet, start).await;
     assert!(end.iter().all(|kv| keys::parse_handle(&kv.key).is_none()), "a handle is left");
-    // All addresses that are not free wait for their workloads, and become free when the waiting time is over.
+    // At the end, all addresses that are not free wait for their workloads, and become free when the waiting time is
+    // over.
     quiet.pass(1_000_000);
     for number in 0..16 {
         quiet.one("a", &format!("last{number}")).await.unwrap();

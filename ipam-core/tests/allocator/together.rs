@@ -34,8 +34,7 @@ async fn revision(world: &World) -> i64 {
     world.store.range(RangeRequest::new(kv::Range::All).with_limit(1)).await.unwrap().revision.get()
 }
 
-/// The stored documents without the blocks' sequence numbers, because the sequence numbers depend on the number of
-/// commits.
+/// Returns the stored documents without the blocks' sequence numbers, which depend on the number of commits.
 fn documents(kvs: &[Kv]) -> Vec<(String, Value)> {
     let document = |kv: &Kv| {
         let text = std::str::from_utf8(kv.value.as_bytes()).unwrap();
@@ -50,8 +49,8 @@ fn documents(kvs: &[Kv]) -> Vec<(String, Value)> {
     kvs.iter().map(document).collect()
 }
 
-/// Runs the requests one after the other in one world and together in another world. Asserts that answers and documents
-/// are equal, and that the second world needs only one commit.
+/// Runs the requests one by one in one world, and in one common assignment in a second world. Asserts that both worlds
+/// have equal answers and documents, and that the common assignment needs only one commit.
 async fn the_same(requests: &[AssignRequest], prepare: impl AsyncFn(&World)) -> Vec<Vec<AssignedAddress>> {
     let worlds = [world().await, world().await];
     for one in &worlds {
@@ -76,7 +75,7 @@ async fn the_same_in([alone, together]: [World; 2], requests: &[AssignRequest]) 
 
 #[tokio::test]
 async fn together_gives_what_each_gets_alone() {
-    // The requests want many more addresses than a block of four has, in one family and in both families.
+    // The requests want many more addresses than the four addresses of a block, in one family and in both families.
     let wanted = [
         RequestedAddresses::any(1, 0),
         RequestedAddresses::any(1, 1),
@@ -122,7 +121,7 @@ fn empty() -> [World; 2] {
     [(); 2].map(|()| World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen))
 }
 
-/// A request for one address from each pool of a network that defines its pools.
+/// Creates a request for one address from each pool of a network that defines its pools.
 fn defining(network: &str, container: &str, subnets: &[&str]) -> AssignRequest {
     let mut request = request(container, RequestedAddresses::any(1, subnets.len() - 1));
     request.attachment.network = network.to_owned();
@@ -202,7 +201,7 @@ async fn together_repeats_address_of_holder() {
     };
     let answers = the_same(&requests(&["c1", "c2", "c3"]), before).await;
     assert_ne!(answers[0], answers[1]);
-    // If all containers have their addresses already, nothing is written.
+    // If all containers have their addresses already, nothing is written to the store.
     let world = world().await;
     let requests = requests(&["c1", "c2"]);
     let first = world.ipam.assign_together(&requests, soon()).await.unwrap();
@@ -256,7 +255,7 @@ async fn together_is_for_one_node_and_each_attachment_once() {
     assert_eq!(world.dump().await, before);
 }
 
-/// A store that assigns an address to another container before its first commit.
+/// A store wrapper that assigns an address to another container before the wrapper's first commit.
 #[derive(Debug)]
 struct Meddled {
     world: World,
@@ -287,8 +286,8 @@ impl Store for Meddled {
     }
 }
 
-/// Runs three requests together while `container` on `node` gets an address separately. Returns the world and the
-/// answers to the three requests.
+/// Runs a common assignment of three requests while `container` on `node` gets an address separately. Returns the
+/// world, and the answers to the three requests of the common assignment.
 async fn meddled(node: &'static str, container: &'static str) -> (World, Vec<Vec<AssignedAddress>>) {
     let world = world().await;
     world.one("a", "before").await.unwrap();
@@ -310,7 +309,8 @@ async fn each_has_its_answer(world: &World, containers: &[&str], answers: &[Vec<
 
 #[tokio::test]
 async fn together_serves_none_again_when_served_meanwhile() {
-    // One container is served separately during the common assignment, like a plugin that has waited too long.
+    // One container gets its address separately during the common assignment, as when its plugin stops waiting for the
+    // daemon.
     let (world, answers) = meddled("a", "c2").await;
     each_has_its_answer(&world, &["c1", "c2", "c3"], &answers).await;
 }
@@ -329,7 +329,7 @@ async fn together_fits_many_blocks_in_commit_or_does_nothing() {
     world.configure(IpamConfig::default().with_max_blocks_per_host(200)).await;
     let names: Vec<String> = (0..92).map(|number| format!("c{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
-    // Each request in the common assignment needs a block, an affinity and a handle.
+    // Each request in the common assignment changes a block, an affinity and a handle.
     assert_eq!(world.ipam.assign_together(&requests(&names[..32]), soon()).await.unwrap().len(), 32);
     let before = world.dump().await;
     world.ipam.assign_together(&requests(&names[32..]), soon()).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Tests addresses of virtual machines: each change is one commit, and a stopped machine keeps its addresses.
+//! Tests addresses of virtual machines: each change is one commit, and a stopped virtual machine keeps its addresses.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -17,7 +17,7 @@ use kv::{Range, Store, StoreExt};
 use crate::intents::{Notes, allocator, breaking};
 use crate::world::{World, attachment, soon};
 
-/// A pod of the virtual machine `shop/cart`.
+/// Creates a pod of the virtual machine `shop/cart`.
 pub(crate) fn pod(name: &str, role: PodRole, fate: VmFate) -> VmPod {
     VmPod {
         handle: "net.vmi.shop.cart".into(),
@@ -29,7 +29,7 @@ pub(crate) fn pod(name: &str, role: PodRole, fate: VmFate) -> VmPod {
     }
 }
 
-/// Runs an ADD of a pod on a node, for an address of each family.
+/// Runs an ADD of a virtual machine's pod on a node, for one address of each family.
 async fn add(ipam: &Ipam, node: &str, name: &str, role: PodRole) -> Result<VmAnswer> {
     let mut request = AssignRequest::new(attachment(node, name), RequestedAddresses::any(1, 1));
     request.attributes = [("timestamp".to_owned(), name.to_owned())].into();
@@ -55,7 +55,7 @@ async fn world() -> World {
     world
 }
 
-/// The names of the pods that own an address: the active and the alternate owner.
+/// Returns the names of the pods that own an address, as the active owner and as the alternate owner.
 async fn owners(world: &World, ip: IpAddr) -> (Option<String>, Option<String>) {
     let entry = world.ipam.attributes_of(ip, soon()).await.unwrap();
     let pod = |attributes: &BTreeMap<String, String>| attributes.get("pod").cloned();
@@ -110,8 +110,8 @@ async fn vm_pods_that_start_at_once_have_same_addresses() {
     }
 }
 
-/// The first ADD of a virtual machine needs as many round trips as the first ADD of a container, and a restart of the
-/// machine needs no more.
+/// The first ADD of a virtual machine needs as many round trips as the first ADD of a container. A restart of the
+/// virtual machine needs no more round trips than its first ADD.
 #[tokio::test]
 async fn vm_costs_no_more_than_container() {
     let quiet = world().await;
@@ -137,7 +137,7 @@ async fn vm_costs_no_more_than_container() {
     assert!(counting.take().round_trips() <= release, "DEL that releases");
 }
 
-/// This test tries every operation that releases addresses without a request for these addresses.
+/// Neither garbage collection nor the removal of the node may free the addresses of a stopped virtual machine.
 #[tokio::test]
 async fn vm_address_is_kept_when_stopped() {
     let world = world().await;
@@ -147,7 +147,7 @@ async fn vm_address_is_kept_when_stopped() {
         assert_eq!((holdings.allocations.len(), holdings.special), (0, 2), "{what}");
     };
     untouched("running").await;
-    // The machine's node is deleted, and the machine starts on another node.
+    // The virtual machine's node is deleted, and the machine starts on another node.
     world.store.delete(Range::Key(keys::resource(ResourceKind::Node, "a"))).await.unwrap();
     let found = world.ipam.departed_nodes(|_, name| name == "a", soon()).await.unwrap();
     let estate = &found.departed["a"];
@@ -159,7 +159,8 @@ async fn vm_address_is_kept_when_stopped() {
     untouched("stopped").await;
 }
 
-/// A commit that is on its way to the store when its process dies must not make a pod an owner after the pod has ended.
+/// A plugin process dies while its commit is on the way to the store. The late commit must not make a pod an owner
+/// after the pod has ended.
 #[tokio::test(start_paused = true)]
 async fn vm_add_when_killed_does_not_land_after_del() {
     for fault in [Fault::Held, Fault::ReplyLost] {
@@ -167,8 +168,7 @@ async fn vm_add_when_killed_does_not_land_after_del() {
         let held = addresses(&add(&world.ipam, "a", "first", PodRole::Source).await.unwrap());
         del(&world.ipam, "a", "first", VmFate::Stays).await;
         let notes = Arc::<Notes>::default();
-        // The blocks of the machine's handle are read by range requests, so only one transaction comes before the
-        // commit.
+        // Range requests read the blocks of the machine's handle, so only one transaction precedes the commit.
         let (faulty, reported) = breaking(&world, fault, 1);
         let broken = allocator(&(Arc::new(faulty.clone()) as Arc<dyn Store>), &notes);
         let killed = tokio::spawn(async move { add(&broken, "a", "killed", PodRole::Source).await });
@@ -188,8 +188,8 @@ async fn vm_add_when_killed_does_not_land_after_del() {
     }
 }
 
-/// Only the word `Disabled` in Calico's settings turns off persistent addresses of virtual machines; an unreadable
-/// document or another word does not.
+/// Only the word `Disabled` in Calico's settings turns off persistent addresses of virtual machines. An unreadable
+/// settings document or any other word leaves persistent addresses on.
 #[tokio::test]
 async fn vm_addresses_are_turned_off_only_by_word_disabled() {
     let world = world().await;
@@ -206,7 +206,7 @@ async fn vm_addresses_are_turned_off_only_by_word_disabled() {
     }
 }
 
-/// In Calico, a handle's count that is too high after an interrupted write stays too high for ever.
+/// In Calico, a handle's count that an interrupted write left too high stays too high for ever.
 #[tokio::test]
 async fn vm_handle_is_repaired_when_it_counts_too_much() {
     let world = world().await;

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{evidence, give, one_machine};
 use crate::world::{World, attachment, soon};
 
-/// Stores an endpoint of a container of node `a`.
+/// Stores a workload endpoint of a container of node `a`.
 async fn store(world: &World, container: &str, interface: &str, addresses: &[IpAddr]) {
     let networks: Vec<String> = addresses.iter().map(|ip| format!("{ip}/32")).collect();
     let spec = json!({"orchestrator": "cni", "node": "a", "containerID": container, "endpoint": interface,
@@ -26,7 +26,7 @@ async fn endpoints(world: &World) -> Vec<String> {
     stored.kvs.iter().map(|kv| keys::parse_workload_endpoint(&kv.key).unwrap().1.to_owned()).collect()
 }
 
-/// The holds to release when the addresses of the given containers are freed.
+/// Returns the holds with which the addresses of the given containers are freed.
 async fn going(world: &World, holdings: &Holdings, containers: &[&str], live: &[IpAddr]) -> Vec<Hold> {
     let gone: Vec<_> =
         holdings.allocations.iter().filter(|one| containers.contains(&one.container.as_str())).cloned().collect();
@@ -34,7 +34,7 @@ async fn going(world: &World, holdings: &Holdings, containers: &[&str], live: &[
     with_endpoints(&gone, holdings, &endpoints, &evidence(live.iter().copied().collect()))
 }
 
-/// The names of the endpoints that are deleted with the given holds.
+/// Returns the names of the endpoints that are deleted together with the given holds.
 fn named(holds: &[Hold]) -> BTreeSet<&str> {
     holds.iter().filter_map(|hold| hold.endpoint.as_ref()).map(|endpoint| endpoint.name.as_str()).collect()
 }
@@ -84,8 +84,8 @@ async fn endpoint_stays_while_container_may_live() {
     }
     let host_local: IpAddr = "192.0.2.1".parse().unwrap();
     store(&world, "alone", "eth0", &[given[0]]).await;
-    // The freed attachment of container `other` is in another network, so the container's endpoint has neither the
-    // attachment's interface nor its address.
+    // The freed attachment of container `other` is in another network. The endpoint of this container therefore has
+    // neither the attachment's interface nor its address.
     store(&world, "other", "eth0", &[host_local]).await;
     store(&world, "several", "eth0", &[given[2]]).await;
     // The endpoint of container `live` also has an address outside all pools, which is still in use.
@@ -100,8 +100,8 @@ async fn endpoint_stays_while_container_may_live() {
     let holds_of_some = with_endpoints(&some, &holdings, &known, &evidence(BTreeSet::new()));
     assert_eq!(named(&holds_of_some), ["a-cni-alone-eth0", "a-cni-live-eth0"].into());
 
-    // After a new request in a later boot, the address and its endpoint stay. The endpoint of a pod's newer sandbox is
-    // kept, too.
+    // After the container's new request in a later boot, the address and its endpoint stay. The endpoint of a pod is
+    // also kept if it belongs to a newer sandbox.
     let mut again = AssignRequest::new(attachment("a", "alone"), RequestedAddresses::any(1, 0));
     again.attachment.boot = Some("boot0002".into());
     assert_eq!(world.assign(&again).await.unwrap()[0].ip, given[0]);

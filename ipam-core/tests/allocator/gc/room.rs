@@ -29,7 +29,7 @@ async fn room_comes_from_leftovers_in_same_commit() {
     let left: BTreeSet<IpAddr> = held(&world).await.into_keys().collect();
     assert_eq!(left, [old[0], old[1], given].into(), "a live address was freed");
     world.check().await;
-    // Now the pool has free addresses, and the liveness source is not asked.
+    // While the pool has free addresses, an assignment does not query the liveness source.
     give(&with_liveness, "another", THIS_BOOT, 100).await;
     assert_eq!(machine.asked.load(SeqCst), 1);
 }
@@ -49,7 +49,7 @@ async fn room_fails_and_writes_nothing_without_leftovers_or_scan() {
     assert!(matches!(refused, Error::Exhausted { .. }), "{refused}");
     assert_eq!(machine.asked.load(SeqCst), 0, "no address is a leftover, so no scan runs");
 
-    // In the next boot all addresses can be leftovers, but no address is freed if the scan is incomplete or if all
+    // In the next boot all addresses can be leftovers. No address is freed if the scan is incomplete or if all
     // addresses are live.
     for machine in [Machine::blind(), Machine::with(&given)] {
         with_liveness.ipam = world.ipam.clone().with_liveness(machine.clone());
@@ -69,7 +69,7 @@ async fn room_takes_whole_attachments_and_oldest_first() {
     let world = World::on(Arc::new(kv_mvcc::memory()), Nodes::FirstSeen);
     world.add(NewPool::new("v4", "10.0.0.0/27".parse().unwrap()).with_block_size(27)).await;
     world.add_pool("v6", "fd00::/120").await;
-    // The loop assigns the addresses with the latest dates first.
+    // The loop assigns addresses with descending dates, so the latest date is first.
     for number in (0..32).rev() {
         let mut both = request(&format!("c{number}"), "boot0001", number);
         both.wanted = RequestedAddresses::any(1, 1);
