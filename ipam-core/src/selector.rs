@@ -449,7 +449,8 @@ impl SelectorError {
 struct Tokens<'a> {
     text: &'a str,
     position: usize,
-    // True after a label, where only an operator can follow. In any other place, the word `in` is the name of a label.
+    // True after a label, where only an operator can follow. After any other token, the word `in` is the name of a
+    // label.
     after_label: bool,
 }
 

@@ -289,7 +289,7 @@ fn documents_of_nodes_are_known_by_key() {
 /// Generates documents with a few damaged places, in numbers, names or structure.
 fn damaged() -> impl Strategy<Value = (Key, Vec<u8>)> {
     let rows: Vec<Value> = fixture("documents.jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    // Long documents are left out, because the damage would hit little more than an entry of a long list.
+    // Long documents are left out, because most damage would hit only entries of a long list.
     let documents: Vec<(Key, Vec<u8>)> = rows
         .iter()
         .map(stored)

@@ -8,15 +8,15 @@ use time::{Duration, OffsetDateTime};
 use super::{Allocation, Evidence, Holdings};
 use crate::model::handle_id;
 
-/// Minimum age of an allocation before it may be freed because a runtime's list does not contain its container. An
-/// allocation that was made after the runtime's list is missing in the list although it may be in use.
+/// Minimum age of an allocation that is missing in a runtime's list, before the allocation may be freed. An allocation
+/// that was made after the runtime's list cannot be in the list, although it may be in use.
 pub const MIN_STALE_AGE: Duration = Duration::seconds(60);
 
-/// The verdicts on a node's allocations. Every judged allocation is in exactly one of the lists.
+/// The verdicts on a node's allocations. Each judged allocation is in exactly one of these lists of verdicts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct JudgedAllocations {
-    /// Allocations of an earlier boot of this machine, whose address is on no interface. Such allocations of an earlier
-    /// boot are certainly unused.
+    /// Allocations of an earlier boot of this machine, whose address is on no interface. An allocation of an earlier
+    /// boot whose address is on no interface is certainly unused.
     pub earlier: Vec<Allocation>,
     /// Allocations of this boot or of an unknown boot, whose network namespace is gone and whose address is on no
     /// interface. An allocation whose network namespace is gone is unused if a second scan has the same result.
@@ -116,9 +116,9 @@ impl Evidence {
         }
     }
 
-    /// True if the scan ran in a container, but the allocation's record shows that it was not made in a container. A
-    /// scan that runs in a container does not see network namespaces outside of the container. Even the boot id seen in
-    /// a container may not be the machine's, because some containers have a separate boot id.
+    /// True if the scan ran in a container, but the allocation was made outside of containers, according to its record.
+    /// A scan that runs in a container does not see network namespaces outside of the container. Even the boot id seen
+    /// in a container may not be the machine's, because some containers have a separate boot id.
     fn is_outside(&self, one: &Allocation) -> bool {
         let container = one.netns.as_deref().and_then(parse_netns).and_then(|(_, container)| container);
         self.within.is_some() && container.is_none()

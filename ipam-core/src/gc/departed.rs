@@ -60,11 +60,12 @@ pub struct DepartedNode {
     pub parts: BTreeMap<IpNet, BlockPart>,
     /// The addresses that any program has recorded for the node, grouped by block. Addresses of tunnels are included.
     pub holds: Vec<Hold>,
-    /// The number of the node's addresses that must not simply be freed. Such an address is also recorded for a second
-    /// owner, which may be alive, or belongs to a virtual machine, which may run elsewhere next.
+    /// The number of the node's addresses that must not simply be freed. An address must not simply be freed if it is
+    /// also recorded for a second owner, which may be alive, or belongs to a virtual machine, which may run elsewhere
+    /// next.
     pub shared: usize,
     /// The number of addresses in the node's blocks that are recorded for no node. Sticky addresses that wait for their
-    /// workloads are not counted.
+    /// workloads are not counted here.
     pub nameless: usize,
     /// The number of addresses in the node's blocks that are recorded for other nodes.
     pub of_others: usize,
@@ -88,10 +89,10 @@ impl DepartedNode {
 pub struct DepartedNodes {
     /// The names of the nodes in the store.
     pub known: KnownNodes,
-    /// All nodes that are registered or have addresses or blocks, even nodes that the caller did not ask for. Nodes
-    /// that have only endpoints are included if the caller asked for them.
+    /// All nodes that are registered or have addresses or blocks, even nodes for which the caller did not ask. Nodes
+    /// that have only endpoints are included if the caller asked for these nodes.
     pub nodes: BTreeSet<String>,
-    /// The holdings of the nodes that the caller asked for, by node name. Nodes without holdings have no entry in this
+    /// The holdings of the nodes for which the caller asked, by node name. Nodes without holdings have no entry in this
     /// map.
     pub departed: BTreeMap<String, DepartedNode>,
 }

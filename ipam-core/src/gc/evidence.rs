@@ -7,8 +7,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use ipnet::IpNet;
 
-/// The state of the machine, from which callers conclude which addresses are unused. Gather the evidence only after
-/// reading the [`Holdings`](super::Holdings).
+/// The state of the machine, from which callers conclude which addresses are unused. The evidence must be gathered
+/// after the [`Holdings`](super::Holdings) of the node were read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evidence {
     /// The first 8 characters of the machine's current boot id.

@@ -286,7 +286,7 @@ impl NodeEndpoint {
 }
 
 /// Pairs each allocation to be freed with the workload endpoint that must be deleted together with the allocation, if
-/// there is one.
+/// any.
 ///
 /// An endpoint is kept if its container keeps another address, or if an interface of the machine has an address of the
 /// endpoint.
@@ -414,8 +414,8 @@ pub(crate) struct Leftover {
 }
 
 impl Leftover {
-    /// Returns the leftovers of earlier boots in the given blocks, oldest first: attachments of the node that is named
-    /// in `asks`. Each attachment is returned once, and the requesting attachment `asks` is left out.
+    /// Returns the leftovers of earlier boots in the given blocks, oldest first, for the node that is named in `asks`.
+    /// Each attachment is returned once, and the requesting attachment `asks` is left out.
     pub(crate) fn in_blocks<'b>(blocks: impl Iterator<Item = &'b Block>, asks: &Attachment) -> Vec<Self> {
         let allocations = blocks.flat_map(|block| {
             let of_node = |(address, entry)| match Allocation::of(block, address, entry, &asks.node) {

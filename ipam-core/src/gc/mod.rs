@@ -220,7 +220,7 @@ const BLOCKS_PER_READ: usize = 32;
 pub struct ReadScope {
     /// Blocks in which the node may hold addresses, besides the blocks to which the node has an affinity.
     pub blocks: BTreeSet<IpNet>,
-    /// Which blocks are scanned besides the node's own blocks and the remembered blocks.
+    /// The further blocks to scan besides the node's own blocks and the remembered blocks.
     pub scan: ScanScope,
 }
 
@@ -328,7 +328,7 @@ impl Ipam {
         Ok(at)
     }
 
-    /// Returns the unseen blocks that were written after a revision. Only the keys of the blocks are read, not the
+    /// Returns the unseen blocks that were written after a revision. Only the keys of the blocks are read, not their
     /// values.
     async fn written_since(
         &self,

@@ -137,13 +137,13 @@ impl Attribute {
         self.alternate = if attributes.is_empty() { Field::Absent } else { Field::Is(attributes.into()) };
     }
 
-    /// Returns the attributes of the alternate holder. While an address moves from one pod to another, as in a live
-    /// migration, it has an alternate holder.
+    /// Returns the attributes of the alternate holder. An address that is moving from one pod to another, as in a live
+    /// migration, also has an alternate holder.
     pub fn alternate_attributes(&self) -> &BTreeMap<String, String> {
         self.alternate.get().map_or(&NO_ATTRIBUTES, LazyMap::get)
     }
 
-    /// Returns when the addresses were released, if they are in cooldown.
+    /// Returns the release time of addresses in cooldown, or `None` for held addresses.
     pub fn released_at(&self) -> Option<OffsetDateTime> {
         self.released_at.get().map(StoredTime::at)
     }
@@ -167,8 +167,8 @@ impl Attribute {
 /// A map of strings that is parsed only when a caller uses it.
 #[derive(Clone)]
 enum LazyMap {
-    /// The JSON text as it was read, and the map that is parsed from this text on first use. The text is written back
-    /// unchanged.
+    /// The JSON text as it was read, and the map that is parsed from this text on first use. The JSON text is written
+    /// back unchanged.
     Json(Box<RawValue>, OnceLock<BTreeMap<String, String>>),
     /// A map that was created or changed by this program.
     Map(BTreeMap<String, String>),
@@ -192,7 +192,7 @@ impl LazyMap {
     }
 }
 
-/// Parses the JSON text of a map. The text was already validated when the document was decoded.
+/// Parses the JSON text of a map. The JSON text was already validated when the document was decoded.
 fn map_of(json: &RawValue) -> BTreeMap<String, String> {
     serde_json::from_str(json.get()).unwrap_or_default()
 }
@@ -295,7 +295,7 @@ mod tests {
         let json = r#"{"pod":"a \u003cb\u003e", "namespace":"x","pod":"c"}"#;
         let mut map = read(json).unwrap();
         assert_eq!(serde_json::to_string(&map).unwrap(), json);
-        // If two JSON fields have the same name, the later one counts, as in Go.
+        // If two JSON fields have the same name, the later field counts, as in Go.
         assert_eq!(map.get().get("pod").map(String::as_str), Some("c"));
         assert_eq!(serde_json::to_string(&map).unwrap(), json);
         map.get_mut().remove("namespace");

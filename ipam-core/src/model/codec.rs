@@ -2,8 +2,8 @@
 //! `null`.
 //!
 //! Most documents are declared with the macro `document!`. Unknown fields of a document are written back byte for byte,
-//! because they may belong to another version or another program. Unknown fields may contain JSON numbers that no Rust
-//! number type can hold.
+//! because another version or another program may need these fields. Unknown fields may contain JSON numbers that no
+//! Rust number type can hold.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -44,7 +44,7 @@ pub struct Malformed {
 
 impl Malformed {
     /// Creates the error for the malformed value under a key. The reason may quote names and numbers from the malformed
-    /// value, but nothing else from it.
+    /// value, but no other content of the value.
     pub fn new(key: &Key, reason: impl fmt::Display) -> Self {
         Self { key: key.to_string(), reason: reason.to_string() }
     }
@@ -134,7 +134,7 @@ impl<T: Serialize> Serialize for Field<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::Is(value) => value.serialize(serializer),
-            // Absent fields never get here, because the document's serializer skips them.
+            // Absent fields never reach this code, because the document's serializer skips them.
             Self::Absent | Self::Null => serializer.serialize_unit(),
         }
     }
@@ -151,8 +151,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Field<T> {
 pub(super) struct UnknownFields(Vec<(String, Box<RawValue>)>);
 
 impl UnknownFields {
-    /// Adds an unknown field, to be written back later. If two JSON fields have the same name, the later one counts, as
-    /// in Go.
+    /// Adds an unknown field, to be written back later. If two JSON fields have the same name, the later field counts,
+    /// as in Go.
     pub(super) fn keep(&mut self, name: String, value: Box<RawValue>) {
         self.0.retain(|(other, _)| *other != name);
         self.0.push((name, value));

@@ -98,7 +98,7 @@ impl IpamConfig {
     }
 
     /// Returns whether a virtual machine keeps its addresses when its pod is recreated. Assignments do not use this
-    /// setting: they read the same setting from Calico's `IPAMConfiguration` resource.
+    /// stored setting, but the one in Calico's `IPAMConfiguration` resource.
     pub fn address_persistence(&self) -> AddressPersistence {
         match self.kubevirt_persistence.get().map(String::as_str) {
             Some("Disabled") => AddressPersistence::Disabled,
@@ -114,7 +114,7 @@ impl IpamConfig {
     /// Checks that the settings do not contradict each other.
     ///
     /// # Errors
-    /// [`ContradictorySettings`] for the first contradiction.
+    /// [`ContradictorySettings`] for the first contradiction between two settings.
     pub fn check(&self) -> Result<(), ContradictorySettings> {
         if !self.strict_affinity() && !self.auto_allocate_blocks() {
             return Err(ContradictorySettings::NeitherStrictNorAuto);

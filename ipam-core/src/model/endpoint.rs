@@ -78,7 +78,7 @@ pub struct EndpointPort {
     pub protocol: String,
     /// The port number inside the pod.
     pub port: u16,
-    /// The node's port that forwards to the pod's port; 0 for none.
+    /// The node's port that forwards to the pod's port; 0 if no such port is set.
     pub host_port: u16,
     /// The node's address on which the host port listens; may be empty.
     #[serde(rename = "hostIP")]
@@ -96,7 +96,7 @@ pub struct EndpointFacts {
     pub container: String,
     /// The pod's name; empty for a container without a pod.
     pub pod: String,
-    /// The name of the interface in the container, which is part of the endpoint's name.
+    /// The name of the container's interface, which is also a part of the endpoint's name.
     pub endpoint: String,
     /// The pod's service account; may be empty.
     pub service_account: String,
@@ -150,8 +150,8 @@ impl WorkloadEndpoint {
         endpoint
     }
 
-    /// Replaces the properties of the container or pod that the endpoint records. The update keeps the endpoint's
-    /// unique id, creation time and unknown fields.
+    /// Overwrites what the endpoint records about its container or pod. The update keeps the endpoint's unique id,
+    /// creation time and unknown fields.
     pub fn update(&mut self, facts: &EndpointFacts) {
         self.resource.set_part("kind", "WorkloadEndpoint".into());
         self.resource.set_part("apiVersion", "projectcalico.org/v3".into());
@@ -209,8 +209,9 @@ impl WorkloadEndpoint {
         }
     }
 
-    /// Returns a copy of this endpoint for another node, renamed to contain that node's name. Returns `None` if the
-    /// endpoint's name lacks the CNI plugin's form, or if the node's name is not allowed in endpoint names.
+    /// Returns a copy of this endpoint for another node, under a name that contains the other node's name. Returns
+    /// `None` if the endpoint's name lacks the CNI plugin's form, or if the node's name is not allowed in endpoint
+    /// names.
     pub fn on_node(&self, node: &str) -> Option<Self> {
         let mut resource = self.resource.renamed(&endpoint_name_on(self.name(), node)?);
         resource.set_spec(NODE, Some(node.into()));
@@ -317,7 +318,7 @@ const LABEL_VALUE: &str = "a valid label must be an empty string or consist of a
     must start and end with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for \
     validation is '(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')";
 
-/// Checks the name and the properties of an endpoint before it is stored.
+/// Checks the name and the properties of an endpoint before the endpoint is stored.
 ///
 /// # Errors
 /// Calico's error message, which lists every invalid field.
@@ -363,7 +364,7 @@ impl FieldErrors {
 
     /// Adds the error message for a field whose value violates the validation rule `tag`.
     fn tagged(&mut self, field: &str, value: &str, tag: &str) {
-        // The trailing space is deliberate: Calico's message has a space before its closing parenthesis.
+        // The trailing space is deliberate, because Calico's message has a space before its closing parenthesis.
         self.field(field, value, &format!("Reason: failed to validate Field: {field} because of Tag: {tag} "));
     }
 

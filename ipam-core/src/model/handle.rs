@@ -1,5 +1,5 @@
 //! Defines handles: documents that record which blocks contain a container's addresses. Also builds the names of
-//! handles and workload endpoints. Recognizes node handles, too: handles of a node's tunnels or own prefixes, which end
+//! handles and workload endpoints. Also recognizes node handles: handles of a node's tunnels or own prefixes, which end
 //! with the node's name.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,8 @@ document! {
     /// handle holds.
     #[derive(Clone, Debug, Default, PartialEq, Eq)]
     pub struct Handle {
-        // Block networks stay unparsed text, so that invalid entries survive when the handle is rewritten.
+        // The handle keeps the networks of blocks as unparsed text, so that an invalid entry is not lost when the
+        // handle is rewritten.
         block: Field<BTreeMap<String, i64>> = "block",
         deleted: Field<bool> = "deleted",
     }
@@ -60,7 +61,7 @@ impl Handle {
     /// less removes the block from the handle.
     pub fn set(&mut self, block: IpNet, count: i64) {
         let blocks = self.block.or_default();
-        // Another program may have spelled the block's network differently, so every spelling is removed.
+        // Another program may have spelled the block's network differently, so entries in every spelling are removed.
         blocks.retain(|text, _| text.parse::<IpNet>().map(|net| net.trunc()) != Ok(block));
         if count > 0 {
             blocks.insert(block.to_string(), count);
@@ -73,8 +74,7 @@ impl Handle {
         self.block.get().into_iter().flatten().filter(|(text, _)| text.parse::<IpNet>().is_err()).count()
     }
 
-    /// Replaces all entries of the handle by the given blocks, each with the number of addresses that the block itself
-    /// records.
+    /// Replaces all entries of the handle. Each given count is the number of addresses that the block itself records.
     pub fn set_all(&mut self, counts: impl IntoIterator<Item = (IpNet, i64)>) {
         self.block.or_default().clear();
         for (block, count) in counts {
@@ -105,7 +105,7 @@ pub fn handle_id(network: &str, container: &str) -> String {
     format!("{network}.{container}")
 }
 
-/// True if a stored handle equals a given handle. Only the parts before the first carriage return are compared, because
+/// True if a stored handle equals a given handle. Only the parts before the first carriage return are compared:
 /// Calico's old migration from host-local stored file contents with their line end.
 pub fn same_handle(stored: &str, handle: &str) -> bool {
     stored.split('\r').next() == handle.split('\r').next()
@@ -120,11 +120,11 @@ pub struct InvalidWorkload {
     reason: &'static str,
 }
 
-/// Returns the name that Calico gives to a workload endpoint. The parts of the name are joined by `-`, and each `-`
-/// inside a part is doubled.
+/// Returns the name that Calico gives to a workload endpoint. In the endpoint's name, the parts are joined by `-`, and
+/// each `-` inside a part is doubled.
 ///
-/// Each element of `parts` has a field's name, for errors, and its value. The fields are node, `k8s` or `cni`, pod or
-/// container id, and interface.
+/// Each element of `parts` consists of a field's name, which errors mention, and the field's value. The fields of an
+/// endpoint's name are node, `k8s` or `cni`, pod or container id, and interface.
 ///
 /// # Errors
 /// [`InvalidWorkload`] for the first name part that is empty, or that begins or ends with `-`.
@@ -156,7 +156,7 @@ const TUNNELS: [&str; 5] = [
     "wireguard-v6-tunnel-addr-",
 ];
 
-/// True if the handle belongs to a tunnel or an own prefix of the given node. Such a handle ends with the node's name.
+/// True if the handle belongs to a tunnel or an own prefix of the given node, and so ends with the node's name.
 pub fn is_node_handle(handle: &str, node: &str) -> bool {
     beginning(handle, node).is_some()
 }

@@ -1,7 +1,7 @@
 //! Builds and parses the keys of all documents, mainly Calico's etcd keys.
 //!
 //! Names are inserted into keys unescaped, except in the keys of quota counters. Parse functions return `None` for a
-//! key of another kind. Calico, too, skips such keys when it lists documents.
+//! key of another kind than expected. Calico also skips keys of an unexpected kind when it lists documents.
 
 use ipnet::IpNet;
 use kv::Key;
@@ -59,8 +59,9 @@ fn net_segment(net: IpNet) -> String {
     format!("{}-{}", net.network(), net.prefix_len())
 }
 
-/// Parses the network in a key's last segment. Returns `None` for a network of another family than the key's. Also
-/// returns `None` unless the network has the canonical form of [`net_segment`], so that each block has only one key.
+/// Parses the network in a key's last segment. Returns `None` if the network's address family differs from the key's
+/// family. Also returns `None` if the network is not in the canonical form of [`net_segment`], so that each block has
+/// only one key.
 fn parse_net(family: &str, segment: &str) -> Option<IpNet> {
     let (address, prefix) = segment.split_once('-')?;
     let address = address.parse().ok()?;
@@ -99,7 +100,7 @@ pub fn parse_block(key: &Key) -> Option<IpNet> {
     parse_net(family, segment).filter(|cidr| kind == kind_of_block(*cidr))
 }
 
-/// Returns the prefix of the keys of all blocks, or of the blocks of one family.
+/// Returns the prefix of the keys of all blocks, or of all blocks of one address family.
 pub fn blocks_prefix(family: Option<Family>) -> Key {
     match family {
         None => format!("{IPAM}assignment/").into(),
@@ -200,8 +201,8 @@ pub fn parse_handle(key: &Key) -> Option<&str> {
     one_segment(text(key)?.strip_prefix(IPAM)?.strip_prefix("handle/")?)
 }
 
-/// Returns the prefix of the keys of all resources of a kind that [`ResourceKind`] lacks. The argument is the kind's
-/// plural name in keys.
+/// Returns the prefix of the keys of all resources of a kind that [`ResourceKind`] lacks. The argument `plural` is the
+/// resource kind's plural name as written in keys.
 pub fn other_resources_prefix(plural: &str) -> Key {
     format!("{RESOURCES}{plural}/").into()
 }

@@ -1,10 +1,10 @@
 //! Computes key ranges that cover the keys of all blocks overlapping with a network.
 //!
-//! Two blocks overlap if one contains the other. A block's key contains the block's first address as text. A block
-//! around the network has one of only a few keys. The keys of blocks inside the network do not sort by address: for
-//! example, `10.0.0.13-26` sorts between `10.0.0.128-26` and `10.0.0.140-26`. A [`Cover`] therefore has a few coarse
-//! ranges, which also contain the keys of other blocks. For a network of at most 64 addresses or prefixes, the cover
-//! also has exact ranges.
+//! Two blocks overlap if one contains the other. A block's key contains the block's first address as text. Only a few
+//! keys are possible for blocks that contain the network. The keys of blocks inside the network do not sort by address:
+//! for example, `10.0.0.13-26` sorts between `10.0.0.128-26` and `10.0.0.140-26`. A [`Cover`] has a few coarse ranges,
+//! which also contain the keys of blocks that do not overlap. For a network of at most 64 addresses or prefixes, the
+//! cover also has exact ranges.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv6Addr};
@@ -16,15 +16,17 @@ use super::is_of_prefixes;
 use super::keys::{blocks_of_addresses_prefix, blocks_of_prefixes_prefix};
 use crate::net::Family;
 
-/// Maximum number of values of the last address part for which a coarse cover has one range per value.
+/// If the last byte or group of an address has at most this many possible values, a coarse cover has one range per
+/// value.
 const MAX_SINGLE_ADDRESSES: u32 = 2;
-/// Maximum number of values of an inner address part for which a coarse cover has one range per value.
+/// If an inner byte or group of an address has at most this many possible values, a coarse cover has one range per
+/// value.
 const MAX_SINGLE_PARTS: u32 = 16;
-/// Maximum number of values of an address part for which an exact cover has one range per value.
+/// If a byte or group of an address has at most this many possible values, an exact cover has one range per value.
 const MAX_EXACT_RANGES: u32 = 64;
 
-/// Key ranges of the blocks that lie inside a network, or of the blocks around it. A cover is either for blocks of
-/// addresses or for blocks of prefixes.
+/// Key ranges of the blocks that lie inside a network, or of the blocks that contain the network. One cover is either
+/// for blocks of addresses or for blocks of prefixes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cover {
     /// A few key ranges that contain the keys of all overlapping blocks, and possibly the keys of other blocks.
@@ -34,7 +36,7 @@ pub struct Cover {
 }
 
 /// Which key ranges of a [`Cover`] to compute. Exact ranges are needed only for a block between thousands of other
-/// blocks. A cover has up to 64 exact ranges.
+/// blocks. A cover can have up to 64 exact ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// Only a few coarse key ranges are computed.
@@ -56,8 +58,7 @@ pub fn covers_of_overlaps(block: IpNet, precision: Precision) -> Vec<Cover> {
     } else {
         covers.extend(covers_of_addresses(block, precision));
         let largest = *family.block_sizes().start();
-        // A block of prefixes that overlaps with a block of addresses is always the larger one, and usually none is
-        // stored.
+        // Any overlapping block of prefixes is larger than this block of addresses, and usually none is stored.
         let prefixes = blocks_of_prefixes_prefix(family);
         let exact = around(&prefixes, block, 0..largest);
         covers.push(Cover { coarse: vec![Range::Prefix(prefixes)], exact: Some(exact) });
@@ -86,14 +87,14 @@ fn merged(ranges: impl Iterator<Item = Range>) -> Vec<Range> {
     spans.map(|(from, to)| to.map_or(Range::From(from.clone()), |to| Range::FromTo(from, to))).collect()
 }
 
-/// Returns a few key ranges that contain the keys of all blocks of addresses overlapping with a given block, including
-/// its own key.
+/// Returns a few key ranges that contain the keys of all blocks of addresses overlapping with a given block, and the
+/// given block's own key.
 pub fn overlaps_of_addresses(block: IpNet) -> Vec<Range> {
     merged(covers_of_addresses(block, Precision::Coarse).into_iter().flat_map(|cover| cover.coarse))
 }
 
-/// Returns two covers for a block of addresses: the cover of smaller blocks inside it, and the cover of larger blocks
-/// around it.
+/// Returns two covers for a block of addresses: for the smaller blocks that lie inside, and for the larger blocks that
+/// contain the block.
 fn covers_of_addresses(block: IpNet, precision: Precision) -> [Cover; 2] {
     let family = Family::of_net(block);
     let blocks = blocks_of_addresses_prefix(family);
@@ -136,8 +137,8 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
     let place = usize::from(place);
     let mut numbers = Numbers::of(groups[place].into(), end, length, 16);
     let (end, mut heads) = (if place == 7 { '-' } else { ':' }, Vec::new());
-    // An IPv6 address in which this group is zero can have a different text before the group, because `::` replaces
-    // zeros.
+    // If this group of an IPv6 address is zero, `::` can replace the group and the zeros before it, so the text begins
+    // differently.
     let mut zero = Vec::new();
     if numbers.low == 0 {
         let trailing = groups[..place].iter().rev().take_while(|group| **group == 0).count();
@@ -172,14 +173,14 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
 struct Numbers {
     low: u32,
     high: u32,
-    /// The greatest possible value of the address part: 255 or 65535.
+    /// The greatest possible value of a byte or group of an address: 255 or 65535.
     most: u32,
     base: u32,
 }
 
 impl Numbers {
-    /// Computes the values of the address part that ends at bit `end`, in a network of prefix length `length`. In the
-    /// network's first address, this part has the value `low`.
+    /// Computes the values of the address part that ends at bit `end`, in a network of prefix length `length`. The
+    /// value of this address part in the network's first address is `low`.
     fn of(low: u32, end: u32, length: u8, base: u32) -> Self {
         let bits = end.saturating_sub(u32::from(length));
         let most = if base == 10 { 0xff } else { 0xffff };

@@ -24,10 +24,10 @@ pub enum Owner {
 /// The virtual owner of the blocks from which Calico assigns addresses to services.
 const LOAD_BALANCER: &str = "load-balancer";
 
-/// Name prefix of the virtual owner that owns the blocks for a node's secondary networks. In the virtual owner's name,
-/// the node's name follows this prefix. Names of Calico's nodes contain only letters, digits, `.`, `_` and `-`. The `@`
-/// in the prefix therefore excludes a clash with Calico's owners. Calico can parse an owner's name with `@`: in a key
-/// the name ends at the next `/`, and in a block at the end of the text.
+/// Name prefix of the virtual owner that owns the blocks for a node's secondary networks. The name of the virtual owner
+/// is this prefix followed by the node's name. Names of Calico's nodes contain only letters, digits, `.`, `_` and `-`.
+/// Because of the `@` in this prefix, no owner of Calico's has a name that begins with the prefix. Calico can parse an
+/// owner's name with `@`: in a key the name ends at the next `/`, and in a block at the end of the text.
 const SECONDARY: &str = "secondary@";
 
 impl Owner {
@@ -108,8 +108,8 @@ pub enum AffinityState {
     Pending,
     /// The owner is about to release the block.
     PendingDeletion,
-    /// This version does not know the stored state of the claim. An affinity in an unknown state must be treated as not
-    /// confirmed.
+    /// The stored state of the claim is unknown to this version of Margay. An affinity in an unknown state must be
+    /// treated as not confirmed.
     Unknown,
 }
 

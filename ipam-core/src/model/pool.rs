@@ -34,7 +34,7 @@ pub enum PoolUse {
 }
 
 impl PoolUse {
-    /// Returns the name of the use as written in pool documents.
+    /// Returns the name of the pool's use as written in pool documents.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Workload => "Workload",
@@ -179,11 +179,11 @@ impl Pool {
         Self::read(&keys::resource(ResourceKind::IpPool, &new.name), resource)
     }
 
-    /// Creates a separate pool from a part of this pool's network, with this pool's other properties. The new pool does
-    /// not belong to a network configuration, even if this pool does.
+    /// Creates a separate pool from a part of this pool's network. The new pool has all other properties of this pool.
+    /// The new pool does not belong to a network configuration, even if this pool does.
     ///
     /// # Errors
-    /// Never fails for a network inside this pool.
+    /// Creating a pool never fails for a network inside this pool.
     pub fn part(&self, name: &str, cidr: IpNet, uid: &str, now: OffsetDateTime) -> Result<Self, Malformed> {
         let mut resource = self.resource.reborn(name, uid, now);
         resource.set_spec(CIDR, Some(cidr.to_string().into()));
@@ -288,8 +288,8 @@ impl Pool {
         self.resource.set_spec(DISABLED, None);
     }
 
-    /// True if addresses may be assigned from the pool. The pool must not be disabled, being deleted, or marked as not
-    /// allocatable.
+    /// True if addresses may be assigned from the pool. No address is assigned from a pool that is disabled, being
+    /// deleted, or marked as not allocatable.
     pub fn is_enabled(&self) -> bool {
         !self.is_disabled() && !self.resource.is_being_deleted() && self.is_allocatable()
     }

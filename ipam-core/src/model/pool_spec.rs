@@ -30,11 +30,12 @@ spec_fields! {
 /// Reads a pool's spec. Returns the defined pool and the spec to store. The spec to store contains default values, and
 /// omits boolean fields that are false. The argument `prefix_length` is the value of the annotation
 /// [`super::PREFIX_LENGTH_ANNOTATION`]. Without the annotation, the stored pool's prefix length applies. If the spec
-/// has no block size, the stored pool's block size applies, or else the default.
+/// has no block size, the stored pool's block size applies, or else the default block size.
 ///
 /// # Errors
-/// [`InvalidPool`] for a field of a wrong type or with an invalid value. Also for tunnel modes that exclude each other,
-/// or that a load balancer's pool must not have. Call [`check_new_pool`] to check all other rules for pools.
+/// [`InvalidPool`] for a field of a wrong type or with an invalid value. [`InvalidPool`] also for tunnel modes that
+/// exclude each other, or that a load balancer's pool must not have. Call [`check_new_pool`] to check all other rules
+/// for pools.
 pub fn read_pool_spec(
     name: &str,
     written: &JsonObject,
@@ -113,8 +114,8 @@ fn check_tunnels(cidr: IpNet, ipip: &str, vxlan: &str) -> Result<(), InvalidPool
     Ok(())
 }
 
-/// Checks the fields in the spec of a load balancer's pool. The message about `disableBGPExport` differs from Calico's
-/// on purpose: Calico's says `true` where it means `false`.
+/// Checks the fields in the spec of a load balancer's pool. The error message about `disableBGPExport` says `false`,
+/// where Calico's message wrongly says `true`.
 fn check_load_balancer(written: &JsonObject, ipip: &str, vxlan: &str) -> Result<(), InvalidPool> {
     if let Some(mode) = [ipip, vxlan].into_iter().find(|mode| *mode != "Never") {
         let reason = "Neither IPIPMode nor VXLANMode can be enabled on AllowedUses LoadBalancer IP pool";
@@ -190,8 +191,8 @@ pub fn check_new_pool(new: &NewPool, pools: &[Pool], blocks: &[IpNet]) -> Result
 /// assigned addresses depend on both.
 ///
 /// # Errors
-/// [`InvalidPool`] for a changed network or block size, and for a load balancer's pool that gets another use. Also for
-/// selectors and uses that are not allowed in a new pool.
+/// [`InvalidPool`] for a changed network or block size, and for a load balancer's pool that changes to another use.
+/// [`InvalidPool`] also for selectors and uses that are not allowed in a new pool.
 pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPool> {
     if new.cidr != stored.cidr() {
         return Err(CIDR.wrong(new.cidr, "IPPool CIDR cannot be modified"));
@@ -214,8 +215,8 @@ pub fn check_changed_pool(new: &NewPool, stored: &Pool) -> Result<(), InvalidPoo
 /// applies the same rules before it deletes a pool, because a deletion starts with a change of the pool.
 ///
 /// # Errors
-/// [`InvalidPool`] for a field of a wrong type, or for tunnel modes that exclude each other. Also for selectors and
-/// uses that are not allowed in a new pool.
+/// [`InvalidPool`] for a field of a wrong type, or for tunnel modes that exclude each other. [`InvalidPool`] also for
+/// selectors and uses that are not allowed in a new pool.
 pub fn check_stored_pool(pool: &Pool) -> Result<(), InvalidPool> {
     let nothing = Map::new();
     let spec = pool.resource().whole_spec().unwrap_or(&nothing);
@@ -301,7 +302,7 @@ fn check_uses(new: &NewPool) -> Result<(), InvalidPool> {
         return Err(ALLOWED_USES.wrong("", "at least one use is needed"));
     }
     if uses.contains(&PoolUse::Tunnel) && !new.namespace_selector.is_empty() {
-        // A tunnel's address belongs to no namespace, so a namespace selector cannot apply to it.
+        // A tunnel's address belongs to no namespace, so a tunnel pool must not have a namespace selector.
         let reason = "IP Pool with AllowedUse Tunnel must not have a namespace selector; set allowedUses to Workload";
         return Err(NAMESPACE_SELECTOR.wrong(&new.namespace_selector, reason));
     }

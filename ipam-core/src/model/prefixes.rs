@@ -18,8 +18,8 @@ pub const PREFIX_LENGTH_ANNOTATION: &str = "margay.io/prefix-length";
 /// The text with which the handle of a node's own prefix begins.
 const NODE_PREFIX: &str = "margay-node-prefix.";
 
-/// Returns the handle under which a node holds its own prefix from a pool. The `@` separates the two names
-/// unambiguously, because names of pools and nodes cannot contain `@`.
+/// Returns the handle under which a node holds its own prefix from a pool. The `@` separates the pool's name and the
+/// node's name unambiguously, because neither name can contain `@`.
 pub fn node_prefix_handle(pool: &str, node: &str) -> String {
     format!("{NODE_PREFIX}{pool}@{node}")
 }
@@ -61,8 +61,9 @@ pub fn block_size_for(pool: IpNet, length: u8) -> Result<u8, String> {
     Ok(length.saturating_sub(DEFAULT_BLOCK_BITS).clamp(pool.prefix_len(), largest))
 }
 
-/// Returns the prefix length that one ordinal covers, if a block has `ordinals` ordinals: the length of a single
-/// address or of a prefix. Returns `None` if the block cannot be divided into this number of ordinals.
+/// Returns the prefix length that each ordinal of a block covers: the length of a single address or of a prefix. The
+/// argument `ordinals` is the block's number of ordinals. Returns `None` if the block cannot be divided into the given
+/// number of ordinals.
 pub(super) fn length_in_block(block: IpNet, ordinals: usize) -> Option<u8> {
     let bits = Family::of_net(block).bits();
     let length = block.prefix_len().checked_add(u8::try_from(ordinals.checked_ilog2()?).ok()?)?;

@@ -2,7 +2,7 @@
 //! the addresses of a namespace, network or node that has a quota.
 //!
 //! All quotas are stored in one document, `{"namespaces":{"shop":10,"*":50},"networks":{},"nodes":{}}`. The limit under
-//! `*` applies to each namespace, network or node without a limit of its own.
+//! the name `*` applies to each namespace, network or node without a limit of its own.
 //!
 //! A quota counter is an upper bound of the number of addresses that its subject holds. A quota counter records the
 //! version of the quotas with which it is valid. Addresses of a subject without a quota are not counted, so a later
@@ -52,8 +52,7 @@ impl QuotaKind {
         }
     }
 
-    /// Returns the name of the namespace, network or node, as this kind requires, whose quota the allocation counts
-    /// against.
+    /// Returns the name of the allocation's namespace, network or node, depending on this kind.
     pub fn name_in(self, entry: &Attribute) -> Option<&str> {
         match self {
             Self::Namespace => entry.namespace(),

@@ -15,7 +15,7 @@ use super::spec::{SpecField, spec_fields};
 use crate::DocumentError;
 use crate::timestamps::rfc3339;
 
-/// Labels or annotations: a map from their names to their values.
+/// A map from the names of labels or annotations to their values.
 pub type Labels = BTreeMap<String, String>;
 
 /// A decoded Calico resource with all its fields. Unknown fields of the resource are written back unchanged.
@@ -169,7 +169,7 @@ impl Resource {
         self.spec(field).and_then(serde_json::Value::as_bool).unwrap_or(false)
     }
 
-    /// Sets a field of the spec. If no value is given, the field is removed from the spec, like with Go's `omitempty`.
+    /// Sets a field of the spec. If no value is given, the field is removed from the spec, as with Go's `omitempty`.
     pub(super) fn set_spec(&mut self, field: SpecField, value: Option<serde_json::Value>) {
         self.set("spec", field.name, value);
     }
@@ -218,7 +218,7 @@ fn text_map(value: Option<&serde_json::Value>) -> Labels {
 /// Checks that the name of a resource is a DNS subdomain, as in Calico.
 ///
 /// # Errors
-/// If the name is invalid, the error is the violated rule.
+/// If the resource's name is invalid, the error is the violated rule.
 pub fn check_name(name: &str) -> Result<(), &'static str> {
     let good_part = |part: &str| {
         part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-')

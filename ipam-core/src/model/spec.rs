@@ -61,7 +61,7 @@ impl fmt::Display for DocumentKind {
 }
 
 /// The reason why a document could not be written, deleted or shown. If Calico reports the same error, Margay's error
-/// message equals Calico's. Document names in these errors are full names; see [`DocumentKind::full_name`].
+/// message is identical. Document names in these errors are full names; see [`DocumentKind::full_name`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {
@@ -166,8 +166,8 @@ impl InvalidPool {
     }
 }
 
-/// Declares the fields of a spec. Each field becomes a [`SpecField`] constant, named `_` if no code needs the constant,
-/// and the names of all fields become one public list.
+/// Declares the fields of a spec. Each field becomes a [`SpecField`] constant, and the names of all fields become one
+/// public list. A constant that no code needs is named `_`.
 ///
 /// ```text
 /// spec_fields! {

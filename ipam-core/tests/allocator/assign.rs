@@ -413,8 +413,8 @@ async fn assign_takes_few_round_trips_when_steady() {
     counted.assign(&any("a", "c2", 1, 1)).await.unwrap();
     let counts = counting.take();
     // The first transaction reads the pools and other documents for the assignment, all at one revision. For each
-    // family it also reads a block, the block's affinity and the keys of neighbouring blocks. The second transaction
-    // commits the assignment.
+    // family, the first transaction also reads a block, the block's affinity and the keys of neighbouring blocks. The
+    // second transaction commits the assignment.
     assert_eq!((counts.txns, counts.ranges), (2, 8));
     counted.ipam.release_attachment(&attachment("a", "c2"), &["c2".into()], soon()).await.unwrap();
     let counts = counting.take();

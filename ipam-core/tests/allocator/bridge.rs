@@ -170,7 +170,7 @@ async fn bridge_networks_in_one_subnet_keep_to_their_ranges() {
     world.ipam.release_attachment(&two("b0").attachment, &[], soon()).await.unwrap();
     foreign.wanted = RequestedAddresses::these([ip("10.9.0.30")]);
     assert!(matches!(world.assign(&foreign).await, Err(Error::Reserved(_))));
-    // The requests of both networks are then served in one commit.
+    // The requests of both networks are served in one commit.
     world.ipam.release_attachment(&one("a0").attachment, &[], soon()).await.unwrap();
     let together = world.ipam.assign_together(&[one("a5"), two("b5")], soon()).await.unwrap();
     let answers: Vec<_> = together.iter().map(|answer| answer[0].ip).collect();
@@ -232,8 +232,8 @@ async fn bridge_pools_each_have_unique_id() {
     assert!(ids.len() == 3 && ids.iter().all(|id| id.len() == 36), "{ids:?}");
 }
 
-/// In this test the store has 70 pools, which are too many for a commit to guard one by one. If no other key were
-/// guarded, two networks could each create a pool for the same subnet.
+/// In this test the store has 70 pools, which are too many for a commit to guard one by one. Without a guard for all
+/// pools together, two networks could each create a pool for the same subnet.
 #[tokio::test]
 async fn bridge_networks_make_pools_in_turn_when_many_exist() {
     let world = World::new().await;

@@ -42,7 +42,7 @@ async fn census_tells_every_address_once() {
     assert_eq!((count('#'), count('b'), count('~'), count('r'), both.len()), (2, 1, 1, 2, 8), "{drawn:?}");
     let in_cooldown = pool.blocks.iter().find(|block| block.cidr.contains(&first)).unwrap();
     assert!(signs(in_cooldown).contains('~'));
-    // As in `utilization`, addresses in cooldown count as used.
+    // As in the utilization report, addresses in cooldown count as used.
     assert_eq!(pool.usage, world.ipam.utilization(soon()).await.unwrap().pools[0].usage);
     assert_eq!((census.nodes["a"].used, census.nodes["c"].used, census.nodes["c"].blocks), (1, 1, 0));
     assert_eq!(census.nodes["b"].boots["boot0001"], 1);

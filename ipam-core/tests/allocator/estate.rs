@@ -1,4 +1,5 @@
-//! Tests that the addresses and blocks of nodes that are gone are freed, and those of renamed nodes are handed over.
+//! Tests freeing the addresses and blocks of nodes that are gone, and handing over the addresses and blocks of renamed
+//! nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

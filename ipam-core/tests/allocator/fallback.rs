@@ -216,7 +216,7 @@ async fn fallback_chooses_free_network_once() {
     assert_eq!((one[0].pool, one[1].pool), (two[0].pool, two[1].pool));
     assert_eq!((one[0].pool.to_string().as_str(), one[0].gateway), ("10.200.2.0/24", Some(ip("10.200.2.1"))));
     assert!(one[1].ip.to_string().starts_with("fd") && one[1].pool.prefix_len() == 64);
-    // Later routes of the machine do not change an automatically chosen subnet.
+    // New routes of the machine do not change an automatically chosen subnet.
     let mut later = auto("c2");
     later.define[0].free_of = Some(vec!["10.0.0.0/8".parse().unwrap()]);
     assert_eq!(world.assign(&later).await.unwrap()[0].pool, one[0].pool);
@@ -272,7 +272,7 @@ async fn fallback_costs_no_round_trip_and_survives_stale_hint() {
         assert_eq!(trips(&format!("c{number}")).await, (2, "10.3.0.0/24".into()), "{number}");
     }
     assert_eq!(*memory.full.lock().unwrap(), ["10.1.0.0/29".parse().unwrap()], "noted once");
-    // If the hints call all pools full, all pools are tried in order.
+    // If the hints report all pools as full, all pools are tried in order.
     world.release("a", "c0").await;
     memory.full.lock().unwrap().push("10.3.0.0/24".parse().unwrap());
     assert_eq!(trips("again").await.1, "10.1.0.0/29");

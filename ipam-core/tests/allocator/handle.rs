@@ -128,8 +128,8 @@ async fn handle_gets_no_more_of_family_than_allowed() {
     world.check().await;
 }
 
-/// Calico raises a handle's count of addresses before it writes the block. If Calico is interrupted between writing the
-/// handle and writing the block, the handle's count stays too high.
+/// Calico first raises a handle's count of addresses and then writes the block. If Calico is interrupted between
+/// writing the handle and writing the block, the handle's count stays too high.
 #[tokio::test]
 async fn handle_that_counts_too_much_refuses_nothing() {
     let world = world().await;

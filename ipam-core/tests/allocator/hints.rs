@@ -82,8 +82,8 @@ fn these(container: &str, ips: &[&str]) -> AssignRequest {
     AssignRequest::new(attachment("a", container), RequestedAddresses::these(addresses))
 }
 
-/// A borrowed block is recorded before the commit, since the caller cannot know whether a commit whose answer is
-/// missing happened. The node's own block need not be recorded as a hint.
+/// A borrowed block is recorded before the commit, since the caller cannot know whether an unanswered commit happened.
+/// The node's own block need not be recorded as a hint.
 #[tokio::test]
 async fn hint_of_borrowed_block_is_noted_before_commit() {
     let world = World::new().await;
@@ -99,7 +99,7 @@ async fn hint_of_borrowed_block_is_noted_before_commit() {
         .unwrap()
         .remove(0);
     let before = world.dump().await;
-    // After the hints have recorded the block, all requests to the store are lost.
+    // After the hints have recorded the borrowed block, all requests to the store are lost.
     let seen = Arc::clone(&hints);
     let is_noted = move |_| (!seen.about_to_hold.lock().unwrap().is_empty()).then_some(Fault::RequestLost);
     let lost = FaultyStore::new(Arc::clone(&world.store), is_noted);

@@ -71,15 +71,15 @@ async fn world() -> World {
     world
 }
 
-/// Wraps a world's store so that transaction number `reads` gets the fault, and all later calls hang. Also returns a
-/// signal that the first hanging call sends.
+/// Wraps a world's store so that transaction number `reads` has the given fault, and all later calls hang. Also returns
+/// a signal that the first hanging call sends.
 pub(crate) fn breaking(world: &World, fault: Fault, reads: u32) -> (FaultyStore<Arc<dyn Store>>, Arc<Notify>) {
     let commits = AtomicU32::new(0);
     let reported = Arc::new(Notify::new());
     let tell = Arc::clone(&reported);
     let faulty = FaultyStore::new(Arc::clone(&world.store), move |operation| {
-        // The outcome of a commit that guards only absent keys is decided by reading the history. Such a read hangs,
-        // like a later commit.
+        // The outcome of a commit that guards only absent keys is decided by reading the history. In this test, a read
+        // of the history hangs like a later commit.
         let begun = if operation == Operation::Txn { commits.fetch_add(1, SeqCst) } else { commits.load(SeqCst) };
         match (begun, operation) {
             (before, _) if before < reads => None,

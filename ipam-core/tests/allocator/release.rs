@@ -293,7 +293,8 @@ async fn release_of_handle_in_many_blocks_is_whole() {
 }
 
 /// A test world with a block of eight addresses in a pool whose block size is now four addresses. A container holds the
-/// seventh address of the block. The argument `also` is the CIDR of one more block of node `b`, or empty.
+/// seventh address of the block. The argument `also` is the CIDR of one more block of node `b`; empty for no such
+/// block.
 async fn of_another_size(also: &str) -> (World, IpAddr) {
     let world = World::new().await;
     world.add_pool("main", "10.0.0.0/24").await;

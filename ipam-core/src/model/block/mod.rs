@@ -29,8 +29,8 @@ pub use release::{ReleaseConflict, ReleaseConflictKind, ReleaseRequest, ReleaseR
 pub use sticky::{StickyAddress, StickyRecord};
 pub use stored::{BlockFlaws, StoredBlock};
 
-/// The handle of the addresses that a Windows host reserves for itself in each of its blocks. A block in which only
-/// this handle holds addresses counts as empty. Windows' reserved handle is compared case-insensitively.
+/// The handle of the addresses that a Windows host reserves for itself in each of its blocks. A block counts as empty
+/// if only this Windows handle holds addresses in the block. Windows' reserved handle is compared case-insensitively.
 pub const WINDOWS_RESERVED_HANDLE: &str = "windows-reserved-ipam-handle";
 
 /// Maximum number of addresses of a block. The limit is generous: the block size of a pool allows at most 4096
@@ -84,7 +84,7 @@ pub enum AddressState<'a> {
     Outside,
     /// The address has no holder. A free address can still be excluded by a reservation.
     Free,
-    /// The address was released at the contained time and is in cooldown.
+    /// The address was released at the given time and is in cooldown.
     CoolingDown(OffsetDateTime),
     /// The address is held.
     Assigned(&'a Attribute),
@@ -97,14 +97,14 @@ pub struct Cooldown {
     /// The addresses that are now free, because their cooldown is over.
     pub freed: Vec<IpAddr>,
     /// The number of releases and waits that were dated too far in the future and whose dates were corrected. If
-    /// `moved` is not 0, write the block even if nothing else changed. Without this write of the block, each read would
-    /// correct the dates again, and the cooldown would never end.
+    /// `moved` is not 0, write the block even if nothing else changed. If the block is not written, each read corrects
+    /// the dates again, and the cooldown never ends.
     pub moved: usize,
 }
 
 impl Block {
-    /// Creates a block with all addresses free, except the addresses that the host reserves for itself. Sequence
-    /// numbers start at the current time in nanoseconds. A block that is deleted and created again therefore never
+    /// Creates a block with all addresses free, except the addresses that the host reserves for itself. A block's
+    /// sequence numbers start at the current time in nanoseconds. Even a block that is deleted and created again never
     /// repeats a sequence number.
     ///
     /// # Errors
@@ -231,10 +231,10 @@ impl Block {
         self.affinity_claim_time.get().map(StoredTime::at)
     }
 
-    /// Returns the time since the block was claimed. Returns `None` for a claim that counts as very old, because its
-    /// time is not recorded or is more than a day in the future. A claim dated up to a day in the future counts as made
-    /// now. A claim dated further in the future comes from a wrong clock, and would otherwise keep other nodes from
-    /// taking over the block for years.
+    /// Returns the time since the block was claimed. Returns `None` for a claim that counts as very old, because the
+    /// claim's time is not recorded or is more than a day in the future. A claim dated up to a day in the future counts
+    /// as made now. A claim dated further in the future comes from a wrong clock, and would otherwise keep other nodes
+    /// from taking over the block for years.
     pub fn claim_age(&self, now: OffsetDateTime) -> Option<Duration> {
         let claimed = self.claimed_at()?;
         (claimed - now <= Duration::DAY).then(|| age(now, claimed))
@@ -273,9 +273,9 @@ impl Block {
     /// Clocks of machines differ, so an address with a release date in the future counts as released now. A release
     /// date up to one cooldown in the future is left unchanged, so the address is in cooldown for at most twice the
     /// usual time. A release date further in the future is set to `now`, because the cooldown might otherwise never
-    /// end. If instead the local clock is wrong, a single cooldown is too short, which does less harm than an endless
-    /// cooldown. If the recorded end of an address's wait for its workload lies too far in the future, the end is
-    /// corrected in the same way.
+    /// end. If the local clock is wrong instead of the release date, a single cooldown is too short, which does less
+    /// harm than an endless cooldown. If the recorded end of an address's wait for its workload lies too far in the
+    /// future, the end is corrected, too.
     pub fn apply_cooldown(&mut self, now: OffsetDateTime, cooldown_seconds: i64) -> Cooldown {
         let cooldown = Duration::seconds(cooldown_seconds.max(0));
         let mut done = Cooldown::default();
@@ -324,8 +324,8 @@ impl Block {
     }
 
     /// Assigns up to `wanted` addresses, starting with the addresses that have been free for longest. Reserved
-    /// addresses are skipped and keep their place in the queue of free addresses. Returns the assigned addresses, which
-    /// can be none.
+    /// addresses are skipped and keep their place in the queue of free addresses. Returns the assigned addresses; the
+    /// list can be empty.
     pub fn assign_auto(&mut self, wanted: usize, holder: &Attribute, reservations: &Reservations) -> Vec<IpAddr> {
         let (mut taken, mut addresses) = (Vec::new(), Vec::new());
         for &ordinal in &self.unallocated {
@@ -491,14 +491,13 @@ impl Block {
         nth(self.cidr(), (ordinal as u128).checked_shl(self.host_bits().into())?)
     }
 
-    /// Returns the number of host bits in the network that an ordinal identifies, which is 0 in a block of addresses.
+    /// Returns the number of host bits in the network that an ordinal identifies; 0 in a block of addresses.
     fn host_bits(&self) -> u8 {
         let bits = self.family().bits() - self.cidr().prefix_len();
         bits.saturating_sub(self.allocations.len().checked_ilog2().and_then(|of| u8::try_from(of).ok()).unwrap_or(0))
     }
 
-    /// Checks that the number of allocations fits the block's network, as a number of addresses or of prefixes of one
-    /// length.
+    /// Checks that the block's network can be divided into as many addresses or prefixes as there are allocations.
     fn check_size(&self, key: &Key) -> Result<(), Malformed> {
         let (found, cidr) = (self.allocations.len(), self.cidr());
         if found <= MAX_BLOCK_ADDRESSES && length_in_block(cidr, found).is_some() {
@@ -589,9 +588,9 @@ impl Block {
     /// Checks a block that was read, and repairs its queue of free ordinals.
     ///
     /// The allocations determine which ordinals are free; the queue determines only the order of the free ordinals.
-    /// Ordinals that are allocated, outside the block or listed twice are removed from the queue. Free ordinals that
-    /// the queue lacks are appended to the queue. After this repair of the queue, no address can be assigned twice or
-    /// lost for ever.
+    /// Ordinals that are allocated, outside the block or listed twice are removed from the queue of free ordinals. Free
+    /// ordinals that the queue lacks are appended to it. After this repair of the queue, no address can be assigned
+    /// twice or lost for ever.
     fn check(&mut self, key: &Key) -> Result<(), Malformed> {
         self.cidr = Net(self.cidr().trunc());
         if keys::parse_block(key) != Some(self.cidr()) {
@@ -608,7 +607,7 @@ impl Block {
 
     fn heal_queue(&mut self) {
         let mut missing: Vec<bool> = self.allocations.iter().map(Option::is_none).collect();
-        // Keeps only the first occurrence of each free ordinal in the queue. Afterwards, `missing` marks the free
+        // Keeps only the first occurrence of each free ordinal in the queue. After this step, `missing` marks the free
         // ordinals that the queue lacks.
         self.unallocated.retain(|ordinal| missing.get_mut(*ordinal).is_some_and(std::mem::take));
         let lost = missing.iter().enumerate().filter_map(|(ordinal, missing)| missing.then_some(ordinal));
@@ -644,7 +643,7 @@ pub enum UnusableBlock {
 #[error("resource already exists: {0} with error: Address already assigned in block")]
 pub struct AlreadyAssigned(pub IpAddr);
 
-/// The error when strict affinity is on and the requesting owner does not own the block.
+/// The error if strict affinity is on and the requesting owner does not own the block.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotOwner {
     /// The block has another owner.

@@ -16,7 +16,7 @@ pub enum ExpectedOwner {
     Anyone,
     /// The address must have no owner.
     None,
-    /// The address must be owned by this pod, according to the attributes `namespace` and `pod`.
+    /// The address must be owned by the given pod, according to the attributes `namespace` and `pod`.
     Pod {
         /// The pod's namespace.
         namespace: String,
@@ -26,8 +26,8 @@ pub enum ExpectedOwner {
 }
 
 impl ExpectedOwner {
-    /// Returns the namespace and the name of the expected pod, for Calico's error message. Without an expected pod,
-    /// namespace and name are empty.
+    /// Returns the namespace and the name of the expected pod, for Calico's error message. If no pod is expected, both
+    /// the namespace and the name are empty.
     fn pod(&self) -> (&str, &str) {
         match self {
             Self::Pod { namespace, name } => (namespace, name),

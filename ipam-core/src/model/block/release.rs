@@ -206,7 +206,7 @@ impl Block {
             if let Some(slot) = self.allocations.get_mut(ordinal) {
                 *slot = Some(marker);
             }
-            // With a new sequence number, a caller that remembers the old number cannot release the address again
+            // The new sequence number prevents a caller that remembers the old number from releasing the address again
             // during the cooldown.
             self.set_sequence(ordinal);
         }

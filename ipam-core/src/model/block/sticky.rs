@@ -108,8 +108,8 @@ impl Block {
         }
     }
 
-    /// True if some address waits for its workload until a recorded time. After this time, the address is assignable
-    /// without a write of the block.
+    /// True if some address waits for its workload until a recorded time. After the recorded time, the address is
+    /// assignable without a write of the block.
     pub(super) fn may_become_overdue(&self) -> bool {
         self.allocated().any(|(_, entry)| matches!(waits_until(entry), Some(WaitEnd::At(_))))
     }

@@ -6,12 +6,12 @@ use smol_str::SmolStr;
 use super::Block;
 use crate::model::codec::{Malformed, Net, from_json};
 
-/// A block that was read without repairs. Only one part of the invariant of [`Block`] is certain: the number of
-/// allocations.
+/// A block that was read without repairs. Of the invariant of [`Block`], a stored block is only guaranteed to have the
+/// right number of allocations.
 #[derive(Clone, Debug)]
 pub struct StoredBlock(Block);
 
-/// The flaws inside a stored block. Lists of ordinals are sorted, except lists of ordinals in the queue of free
+/// The flaws inside a stored block. All lists of ordinals are sorted, except lists of ordinals from the queue of free
 /// ordinals, which keep the queue's order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockFlaws {
@@ -107,7 +107,7 @@ impl Block {
     }
 }
 
-/// True if `name` is the decimal text, in canonical form, of an allocated ordinal.
+/// True if `name` is an allocated ordinal in canonical decimal form.
 fn is_allocated(allocations: &[Option<usize>], name: &str) -> bool {
     let ordinal = name.parse::<usize>().ok().filter(|ordinal| ordinal.to_string() == name);
     ordinal.is_some_and(|ordinal| matches!(allocations.get(ordinal), Some(Some(_))))

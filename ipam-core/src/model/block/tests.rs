@@ -181,8 +181,7 @@ fn block_cooldown_counts_as_unheld_despite_handle() {
     assert_eq!(block.ips_by_handle("h"), ips(&[]));
     assert_eq!(block.attributes_of(ip(0)), None);
     assert!(!block.release_by_handle("h", NOW, 60).changed());
-    // A new holder does not share a released address's entry with an equal handle, since its new address is not in
-    // cooldown.
+    // A new holder gets its own entry, even if the entry of a released address has the same handle.
     assert_eq!(block.assign_auto(1, &Attribute::new(Some("h"), BTreeMap::new()), &none()), ips(&[1]));
     assert_eq!(block.ips_by_handle("h"), ips(&[1]));
 }
