@@ -8,8 +8,8 @@ use time::{Duration, OffsetDateTime};
 use super::{Allocation, Evidence, Holdings};
 use crate::model::handle_id;
 
-/// Minimum age of an allocation that is missing in a runtime's list, before the allocation may be freed. An allocation
-/// that was made after the runtime's list cannot be in the list, although it may be in use.
+/// An allocation that is missing in a runtime's list is freed only if its age is at least this long. An allocation that
+/// was made after the runtime's list cannot be in the list, although it may be in use.
 pub const MIN_STALE_AGE: Duration = Duration::seconds(60);
 
 /// The verdicts on a node's allocations. Each judged allocation is in exactly one of these lists of verdicts.

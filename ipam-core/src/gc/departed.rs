@@ -58,7 +58,8 @@ pub struct DepartedNode {
     pub node: String,
     /// The blocks that the node owns, to which it has an affinity, or in which it holds addresses.
     pub parts: BTreeMap<IpNet, BlockPart>,
-    /// The addresses that any program has recorded for the node, grouped by block. Addresses of tunnels are included.
+    /// The addresses that any program has recorded for the node, grouped by block and including the addresses of
+    /// tunnels.
     pub holds: Vec<Hold>,
     /// The number of the node's addresses that must not simply be freed. An address must not simply be freed if it is
     /// also recorded for a second owner, which may be alive, or belongs to a virtual machine, which may run elsewhere
@@ -112,8 +113,7 @@ impl DepartedNodes {
                 }
                 self.nodes.insert(node);
             }
-            // The remaining kind of key is one that old Calico versions stored for a node, and contains only the node's
-            // name.
+            // Any other key here is one that old Calico versions stored for a node, and contains only the node's name.
             _ => {
                 let Some(node) = keys::parse_legacy_host(key).map(str::to_owned) else { return };
                 if wanted(&self.known, &node) {

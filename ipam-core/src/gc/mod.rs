@@ -220,14 +220,14 @@ const BLOCKS_PER_READ: usize = 32;
 pub struct ReadScope {
     /// Blocks in which the node may hold addresses, besides the blocks to which the node has an affinity.
     pub blocks: BTreeSet<IpNet>,
-    /// The further blocks to scan besides the node's own blocks and the remembered blocks.
+    /// The further blocks to scan, besides the node's own blocks and `blocks`.
     pub scan: ScanScope,
 }
 
-/// Which blocks are scanned besides the node's own blocks and the remembered blocks.
+/// Which blocks are scanned besides the node's own blocks and the blocks that the read scope names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScanScope {
-    /// Only the node's own blocks and the remembered blocks are read.
+    /// Only the node's own blocks and the blocks that the read scope names are read.
     #[default]
     None,
     /// All blocks that were written after the contained revision are scanned. If the contained revision is unset, or is
@@ -243,8 +243,8 @@ impl ReadScope {
 }
 
 impl Ipam {
-    /// Returns the blocks to read for the addresses of a node: the node's own blocks, and remembered blocks of other
-    /// owners.
+    /// Returns the read scope for the addresses of a node: the node's own blocks, and the blocks of other owners that
+    /// the hints remember.
     pub fn read_scope_of(&self, node: &str) -> ReadScope {
         ReadScope::near(self.hints().map(|hints| hints.held(node)).unwrap_or_default())
     }

@@ -137,8 +137,8 @@ fn inside_v6(prefix: &Key, first: Ipv6Addr, length: u8, precision: Precision) ->
     let place = usize::from(place);
     let mut numbers = Numbers::of(groups[place].into(), end, length, 16);
     let (end, mut heads) = (if place == 7 { '-' } else { ':' }, Vec::new());
-    // If this group of an IPv6 address is zero, `::` can replace the group and the zeros before it, so the text begins
-    // differently.
+    // If this group of an IPv6 address is zero, `::` can replace it together with zeros before it, which changes the
+    // text before the group.
     let mut zero = Vec::new();
     if numbers.low == 0 {
         let trailing = groups[..place].iter().rev().take_while(|group| **group == 0).count();

@@ -26,8 +26,8 @@ const LOAD_BALANCER: &str = "load-balancer";
 
 /// Name prefix of the virtual owner that owns the blocks for a node's secondary networks. The name of the virtual owner
 /// is this prefix followed by the node's name. Names of Calico's nodes contain only letters, digits, `.`, `_` and `-`.
-/// Because of the `@` in this prefix, no owner of Calico's has a name that begins with the prefix. Calico can parse an
-/// owner's name with `@`: in a key the name ends at the next `/`, and in a block at the end of the text.
+/// Because of the `@` in this prefix, no name of Calico's owners begins with the prefix. Calico can parse an owner's
+/// name with `@`: in a key the name ends at the next `/`, and in a block at the end of the text.
 const SECONDARY: &str = "secondary@";
 
 impl Owner {

@@ -61,9 +61,9 @@ pub fn block_size_for(pool: IpNet, length: u8) -> Result<u8, String> {
     Ok(length.saturating_sub(DEFAULT_BLOCK_BITS).clamp(pool.prefix_len(), largest))
 }
 
-/// Returns the prefix length that each ordinal of a block covers: the length of a single address or of a prefix. The
-/// argument `ordinals` is the block's number of ordinals. Returns `None` if the block cannot be divided into the given
-/// number of ordinals.
+/// Returns the prefix length of the network that each ordinal of a block identifies: a single address or an assigned
+/// prefix. The argument `ordinals` is the block's number of ordinals. Returns `None` if the block cannot be divided
+/// into the given number of ordinals.
 pub(super) fn length_in_block(block: IpNet, ordinals: usize) -> Option<u8> {
     let bits = Family::of_net(block).bits();
     let length = block.prefix_len().checked_add(u8::try_from(ordinals.checked_ilog2()?).ok()?)?;

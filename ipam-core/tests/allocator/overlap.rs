@@ -238,8 +238,8 @@ async fn overlap_is_ruled_out_among_many_small_blocks() {
     are_apart(&world).await;
 }
 
-/// No commit has room for the guards that the creation of a large block between thousands of other blocks needs. The
-/// error message for a block that cannot be guarded tells how to proceed.
+/// Creating a large block between thousands of other blocks needs more guards than fit into one commit. The error
+/// message for a block that cannot be guarded tells how to proceed.
 #[tokio::test]
 async fn overlap_that_cannot_be_guarded_is_refused() {
     let world = World::new().await;

@@ -13,7 +13,7 @@ use time::OffsetDateTime;
 
 use crate::world::{World, soon};
 
-/// Maximum number of requests of a scan that reads only the node's own blocks and the remembered blocks.
+/// Maximum number of requests of a scan that reads only the node's own blocks and the blocks that the read scope names.
 const MOST_REQUESTS: u64 = 20;
 const MOST_BYTES: u64 = 200_000;
 
@@ -124,8 +124,8 @@ async fn node_scan_costs_same_in_cluster_of_any_size() {
         assert_eq!((of_pool.blocks, of_pool.used, of_pool.borrowed), (2, 192, 64), "{share:?}");
         assert_eq!((share.boots["boot0001"], share.orphaned), (192, 0));
 
-        // A scan of all blocks finds blocks that are not remembered. The next scan of all blocks reads only the blocks
-        // that were written since the first scan.
+        // A scan of all blocks finds blocks that the read scope does not name. The next scan of all blocks reads only
+        // the blocks that were written since the first scan.
         let all =
             look(&world, &ReadScope { scan: ScanScope::Since(kv::Revision::UNSET), ..ReadScope::default() }).await;
         println!("{nodes} nodes, the first pass: {:?}", all.counts);
@@ -142,15 +142,15 @@ async fn node_scan_costs_same_in_cluster_of_any_size() {
         let found = look(&world, &since).await;
         assert!(found.blocks.contains(&one_more), "written since");
         assert!(found.counts.bytes_received < again.counts.bytes_received + 40_000, "{:?}", found.counts);
-        // After a restore of the store to an older state, the remembered revision is in the future.
+        // After a restore of the store to an older state, the revision of the last scan is in the future.
         let ahead = ReadScope { scan: ScanScope::Since(kv::Revision::new(1 << 40)), ..ReadScope::default() };
         assert_eq!(look(&world, &ahead).await.blocks.len(), 4);
     }
     assert_eq!(costs[0], costs[1]);
 }
 
-/// A scan finds another node's block only if the block is remembered. A remembered block that is not stored does no
-/// harm.
+/// A scan finds another node's block only if the read scope names the block. A block that the read scope names but the
+/// store lacks does no harm.
 #[tokio::test]
 async fn node_scan_sees_only_remembered_blocks() {
     let (world, borrowed) = cluster(3).await;

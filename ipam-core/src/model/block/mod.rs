@@ -214,8 +214,8 @@ impl Block {
         self.affinity_claim_time = Field::Absent;
     }
 
-    /// Renames a node, as the owner of the block and as a holder of its addresses. Returns true if the block contained
-    /// the node's old name.
+    /// Replaces a node's name where the block names the node as its owner or as the holder of an address. Returns true
+    /// if the block contained the node's old name.
     pub fn rename_node(&mut self, from: &str, to: &str) -> bool {
         let owner = self.owner().and_then(|owner| owner.renamed(from, to));
         let owns = owner.is_some();
@@ -451,7 +451,7 @@ impl Block {
         self.allocations.len()
     }
 
-    /// Returns the prefix length that one ordinal covers: the length of a single address or of a prefix.
+    /// Returns the prefix length of the network that each ordinal identifies: a single address or an assigned prefix.
     pub fn length(&self) -> u8 {
         self.family().bits() - self.host_bits()
     }

@@ -180,7 +180,7 @@ async fn room_gives_no_leftover_address_to_other_that_wants_it() {
     let mut wanting = request("new", THIS_BOOT, 100);
     wanting.wanted = RequestedAddresses::these([old]);
     assert!(matches!(with_liveness.assign(&wanting).await, Err(Error::AlreadyAssigned(_))));
-    // The container that held the leftover address gets its fixed address after a restart.
+    // After a restart, the container that held the leftover address gets the same address again.
     let mut again = request("old", THIS_BOOT, 100);
     again.wanted = RequestedAddresses::these([old]);
     assert_eq!(with_liveness.assign(&again).await.unwrap()[0].ip, old);
