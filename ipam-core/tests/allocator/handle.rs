@@ -59,7 +59,7 @@ async fn handle_of_virtual_owner_uses_load_balancer_pools() {
     let block = world.block(&affinities[0].1.to_string()).await.unwrap();
     assert_eq!(block.owner().unwrap().to_string(), "virtual:load-balancer");
     world.check().await;
-    // A handle can request an address from the owner's current block or from another block of the owner.
+    // A handle can request a specific address in any block of its owner.
     let wanted = RequestedAddresses::these([ip("10.1.0.7")]);
     let this = HandleRequest::new("service", Owner::load_balancer(), wanted);
     assert_eq!(give(&world, &this).await.unwrap(), [ip("10.1.0.7")]);
