@@ -304,7 +304,7 @@ mod tests {
         assert!(help.contains("sled:///path, redb:///path or etcd://host:port"), "{help}");
     }
 
-    /// Tests that every `margay` command line on the pages of the book parses.
+    /// Tests that every command line on every page of the book parses.
     #[test]
     fn args_parse_every_command_of_book() {
         let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs");

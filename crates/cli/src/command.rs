@@ -118,7 +118,7 @@ pub(crate) trait OpenStoreCommand {
         false
     }
 
-    /// Returns the time limit of the command, counted from the moment when its store is open.
+    /// Returns the time limit of the command, counted from the moment when the store is open.
     fn timeout_after_open(&self) -> Duration {
         if self.store_use() == StoreUse::ReadAll { READ_ALL_TIMEOUT } else { DEFAULT_COMMAND_TIMEOUT }
     }
@@ -144,7 +144,7 @@ pub(crate) trait StoreCommand {
         None
     }
 
-    /// Returns the text of the progress spinner that a terminal shows, or `None` if the command shows its own progress.
+    /// Returns the text of the progress spinner on a terminal, or `None` if the command shows its own progress.
     fn progress_text(&self) -> Option<&'static str> {
         None
     }
@@ -178,7 +178,7 @@ impl<'a> Invocation<'a> {
         }
     }
 
-    /// Runs a command on the configured store and prints the command's answer.
+    /// Carries out a command on the configured store and prints its answer.
     pub(crate) fn run_on_store(&mut self, command: &dyn StoreCommand) -> CommandResult<u8> {
         let ChosenStore { location, .. } = self.choose()?;
         if let Some((what, instead)) = command.only_embedded(self.drivers).filter(|_| location.is_shared()) {
@@ -287,7 +287,7 @@ impl StoreAccess<'_> {
     }
 
     /// Runs a command. Refreshes this machine's NAT rules if the command may have changed the pools of an embedded
-    /// store. In a cluster, Felix maintains the NAT rules for pools.
+    /// store. In a cluster Felix maintains the NAT rules for pools.
     async fn run_and_refresh_rules(
         self,
         command: &dyn OpenStoreCommand,
@@ -319,12 +319,12 @@ fn build_runtime(mut builder: Builder) -> CommandResult<Runtime> {
     builder.enable_all().build().map_err(|error| CommandFailure::new(format!("cannot start: {error}")))
 }
 
-/// The output of a command, as text and as JSON. The output is printed after the store is closed, so a slow reader of
+/// The output of a command, as text and as JSON. An answer is printed after the store is closed, so a slow reader of
 /// stdout blocks no other process.
 #[derive(Debug)]
 pub(crate) struct CommandAnswer {
     text: String,
-    /// The text for `-o wide`, if this text differs from `text`.
+    /// The text for `-o wide`, if it differs from `text`.
     wide: Option<String>,
     layout: Layout,
     json: String,
@@ -405,7 +405,7 @@ impl CommandAnswer {
         self
     }
 
-    /// Prints the answer on `out` and the answer's notes on `err`.
+    /// Prints the answer on `out` and the notes on `err`.
     pub(crate) fn print(self, format: Format, out: &mut dyn Write, err: &mut dyn Write) -> CommandResult<()> {
         for note in &self.notes {
             _ = writeln!(err, "note: {note}");

@@ -14,7 +14,7 @@ impl Sha256 {
         self.0.update(bytes);
     }
 
-    /// Returns the SHA-256 digest of all bytes added until now, as hexadecimal text.
+    /// Returns the digest of all bytes added until now, as hexadecimal text.
     pub(crate) fn hex(&self) -> String {
         hex(self.digest())
     }

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::io;
 
-/// The result of a command, or of one step of a command.
+/// The result of a command or of a step of a command.
 pub(crate) type CommandResult<T> = Result<T, CommandFailure>;
 
 /// A failed command: an error message, and a hint if there is one.

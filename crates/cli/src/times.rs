@@ -1,4 +1,4 @@
-//! Parses and formats times and durations in the notation that people use.
+//! Parses and formats times and durations for the command line.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use time::OffsetDateTime;
 
-/// The start of a time span.
+/// The start of a time span, as given on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SinceTime {
     At(OffsetDateTime),
-    /// A time span before the current time.
+    /// The time span starts this long before the current time.
     Ago(Duration),
 }
 
 impl SinceTime {
-    /// Returns the start of the time span, given the current time.
+    /// Returns the start of the time span when the current time is `now`.
     pub(crate) fn time(self, now: OffsetDateTime) -> OffsetDateTime {
         match self {
             Self::At(at) => at,
@@ -52,7 +52,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     parse_span(text).ok_or_else(|| "not a duration such as 90s, 15m, 2h or 3d".to_owned())
 }
 
-/// Parses a duration in the notation of etcd's flags, such as `1m30s`, `1.5s` or `500us`, or in the notation of
+/// Parses a duration in the notation of etcd's flags, such as `1m30s`, `1.5s` or `500us`. Also accepts the notation of
 /// [`parse_duration`].
 pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<SignedDuration>().ok().and_then(|parsed| Duration::try_from(parsed).ok());

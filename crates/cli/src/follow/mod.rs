@@ -134,8 +134,8 @@ impl<'l> Follower<'l> {
         Ok(())
     }
 
-    /// Returns false only if the store certainly has no new changes. After [`HistoryPart::Reached`], callers must call
-    /// this method before they read again.
+    /// Returns false if the store certainly has no new changes. After [`HistoryPart::Reached`], callers must call this
+    /// method before they read again.
     ///
     /// # Errors
     /// Any store error.
@@ -168,7 +168,7 @@ impl<'l> Follower<'l> {
 
 impl<'l> StoreReader<'l> {
     /// Creates a reader of an embedded store. It reads through the store's daemon if one runs, or else opens the
-    /// store's files. `id` is the store's id, if the caller knows it.
+    /// store's files. `id` is the store's id, if the caller knows the id.
     async fn of_files(at: StoreAccess<'l>, range: &Range, position: ReadPosition, id: Option<String>) -> Self {
         match served::connect(at.location, at.wait).await {
             Some(daemon) => Self::Watched(Box::new(WatchReader::new(at, range.clone(), position, Some(daemon)))),
@@ -259,8 +259,7 @@ impl<'l> FilesReader<'l> {
     async fn is_worth_reading(&self) -> CommandResult<bool> {
         let ReadPosition::Log(next) = self.position else { return Ok(true) };
         let newest = maintenance::newest(self.at.location).await.map_err(|error| self.at.explain(error))?;
-        // A newest revision that is lower than `next` also counts as new, because another store may have replaced this
-        // store.
+        // A newest revision below `next` also counts as new: another store may have replaced this store.
         Ok(newest.is_none_or(|newest| newest.next() != next))
     }
 

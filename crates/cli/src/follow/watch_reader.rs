@@ -1,18 +1,18 @@
 //! Reads the history of a store that stays open: etcd, or the store of a daemon. The reader reads a state of the store
 //! in pages, and then watches for changes.
 //!
-//! An etcd watch does not tell when it has reported all events up to a revision. etcd servers before 3.4.25 answer a
+//! An etcd watch does not tell when it has reported all events up to a revision, and servers before 3.4.25 answer a
 //! progress request too early. A reader that started with `FollowStart::Oldest` therefore compares the reported events
 //! with the newest state. All past events have been reported when they lead to the same keys and mod revisions as the
 //! newest state, and no event arrives for a while. If the server reports events late, the reader can miss only keys
 //! that were created and deleted again after the last change of every existing key.
 //!
-//! In a cluster, most revisions change only keys outside of the watched range. The etcd server's progress reports move
-//! the position of a watch past revisions that changed no watched key. Without progress reports, the position of a
-//! quiet watch would stay at its last event until etcd compacts the revision of this event. [`IdleProbe`] therefore
-//! compares the block and affinity keys and their mod revisions at the watch's position with those at the newest
-//! revision. This comparison suffices because every change of an address also changes a block or affinity key. If both
-//! lists are equal, and no event arrives for a while after the comparison, the watch has reported all events up to the
+//! In a cluster most revisions change keys outside of the watched range. The server's progress reports move the
+//! position of a watch past revisions that changed no watched key. Without progress reports, the position of a quiet
+//! watch would stay at its last event until etcd compacts the revision of this event. [`IdleProbe`] therefore compares
+//! the block and affinity keys and their mod revisions at the watch's position with those at the newest revision. This
+//! comparison suffices because every change of an address also changes a block or affinity key. If no block or affinity
+//! key has changed, and no event arrives for a while after the comparison, the watch has reported all events up to the
 //! newest revision.
 
 use std::collections::BTreeMap;
@@ -42,7 +42,7 @@ const MAX_PAGE_KEYS: i64 = 64;
 const EVENT_TIMEOUT: Duration = Duration::from_millis(250);
 /// How long a reader that started with `FollowStart::Oldest` waits for a missing event before it fails.
 const PAST_TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum number of event batches that one call of `read` returns.
+/// Maximum number of event batches that one read returns.
 const MAX_BATCHES: usize = 1000;
 
 /// Reads the history of a store that stays open, from etcd or through a daemon.
@@ -65,7 +65,7 @@ pub(crate) struct WatchReader<'l> {
 /// The progress of a reader that started with `FollowStart::Oldest`, compared with the newest state.
 struct PastProgress {
     head: Revision,
-    /// The keys of the newest state at the start, with their mod revisions.
+    /// The keys of the newest state, with their mod revisions.
     goal: BTreeMap<Key, Revision>,
     /// The keys and mod revisions that result from all events reported until now.
     reported: BTreeMap<Key, Revision>,
@@ -87,7 +87,7 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Returns the id of the daemon's store, or an empty string for a cluster.
+    /// Returns the id of the daemon's store, or an empty text for a cluster.
     pub(super) fn id(&self) -> &str {
         self.daemon.as_ref().map_or("", ServedStore::id)
     }
@@ -257,8 +257,8 @@ impl<'l> WatchReader<'l> {
 
     /// Builds a history part from `batches`, and records their events as reported.
     fn part_of_batches(&mut self, next: Revision, mut batches: Vec<Batch>) -> HistoryPart {
-        // For changes at the compaction mark, etcd might not have the previous values of keys any more. The reader then
-        // continues with a state of the store.
+        // At the compaction mark etcd might not have the former values of keys any more. The reader then continues with
+        // a state of the store.
         let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
         if let Some(known) = batches.iter().position(is_unknown) {
             let mark = batches.get(known).map_or(next, |batch| batch.revision);
@@ -268,7 +268,7 @@ impl<'l> WatchReader<'l> {
                 return self.resume_after_loss(Revision::new(next.get() - 1), mark);
             }
         }
-        // A batch with a revision below `next`, such as a change of a handle, may arrive late. It must not move the
+        // A batch with a revision below `next`, such as a change of a handle, may arrive late, and must not move the
         // position back.
         self.position = ReadPosition::Log(batches.last().map_or(next, |batch| batch.revision.next().max(next)));
         if let Some(past) = &mut self.past {
@@ -326,7 +326,8 @@ impl<'l> WatchReader<'l> {
         }
         if self.past.is_none() && mark.is_set() && mark <= read {
             // A watch stream without progress reports restarts at its last event, and the revision of this event is now
-            // compacted. The reader's position is later than this last event, so a new watch can start at the position.
+            // compacted. The reader's position is later than the stream's last event, so a new watch can start at the
+            // position.
             return Some(HistoryPart::Happened(Vec::new()));
         }
         Some(self.resume_after_loss(read, mark))
@@ -401,7 +402,7 @@ const IDLE_WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_se
 struct IdleProbe {
     wait: Duration,
     next: Instant,
-    /// The task of the probe that runs now; empty if no probe runs.
+    /// The task of the probe that currently runs; empty if no probe runs.
     probe: JoinSet<Option<Revision>>,
     /// The revision up to which the last probe found no change of a watched key. This revision is discarded if the
     /// watch reports an event before the next call of `take_reached`.
@@ -422,7 +423,7 @@ impl IdleProbe {
 
     /// Returns the revision up to which the watch has reported all events, if a probe has found this revision. The
     /// caller guarantees two things: the watch has reported all events up to `at`, and it was quiet for a while since
-    /// the last call of this method. Store errors are ignored here, because the watch reports them.
+    /// the last call of this method. Store errors are ignored here, because the watch reports store errors.
     fn take_reached(&mut self, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
         if let Some(candidate) = self.candidate.take() {
             return Some(candidate);

@@ -170,7 +170,7 @@ fn this_machine_failure(node: &str, why: &str) -> CommandFailure {
     ))
 }
 
-/// Frees the addresses of a departed node, and releases the node's blocks. The store is closed for a moment after every
+/// Frees the addresses of a node, and releases the node's blocks. The store is closed for a moment after every
 /// [`MAX_COMMITS_PER_OPENING`] commits, so that containers can start.
 async fn free(at: StoreAccess<'_>, departed: &DepartedNode, report: &mut DepartedNodeReport) -> CommandResult<()> {
     let endpoints: Vec<&[NodeEndpoint]> = departed.endpoints.chunks(MAX_ENDPOINTS_PER_COMMIT).collect();
@@ -243,7 +243,7 @@ struct Candidate {
     network: Option<String>,
     interface: Option<String>,
     reason: &'static str,
-    /// The time when the address was assigned, as recorded in the attributes of the address.
+    /// The time at which the address was assigned, according to the attributes of the address.
     since: Option<String>,
 }
 
@@ -281,7 +281,7 @@ struct DepartedKeptCounts {
 }
 
 impl DepartedKeptCounts {
-    /// Returns the counts as text, or an empty string if all counts are 0.
+    /// Returns the counts as text, or an empty text if all counts are 0.
     fn text(&self) -> String {
         let parts = [
             (self.two_owners, "of virtual machines, or on their way to another owner"),
@@ -294,7 +294,7 @@ impl DepartedKeptCounts {
     }
 }
 
-/// The report about one departed node.
+/// The report on one departed node.
 #[derive(Debug, Serialize)]
 struct DepartedNodeReport {
     store: String,
@@ -368,14 +368,14 @@ impl DepartedNodeReport {
     }
 }
 
-/// A departed node that the command skips, and the reason.
+/// A departed node that the command skips, and why.
 #[derive(Debug, Serialize)]
 struct SkippedNode {
     node: String,
     why: String,
 }
 
-/// The report about all departed nodes.
+/// The report on all departed nodes.
 #[derive(Debug, Serialize)]
 struct DepartedReport {
     applied: bool,

@@ -33,7 +33,7 @@ impl ListInput {
     /// Reads a file, or standard input for `-`.
     ///
     /// # Errors
-    /// The file cannot be read, is not UTF-8 text, or exceeds [`MAX_LIST_BYTES`].
+    /// The file cannot be read, is not UTF-8 text, or is longer than [`MAX_LIST_BYTES`].
     fn read(path: &Path) -> CommandResult<Self> {
         let now = SystemTime::now();
         if path.as_os_str() == "-" {
@@ -68,7 +68,7 @@ impl ListInput {
     }
 }
 
-/// Reads all files of a folder, in the order of their names. Skips files that are deleted while the folder is read.
+/// Reads the files of a folder, in the order of their names. Skips files that are deleted while the folder is read.
 ///
 /// # Errors
 /// A path in the folder cannot be read, or is not a regular file.
@@ -150,7 +150,7 @@ fn read_file(path: &Path, may_be_empty: bool) -> CommandResult<RuntimeList> {
     })
 }
 
-/// Reads the folder in which libcni keeps one file for each attachment.
+/// Reads the folder in which libcni keeps a file for each attachment.
 fn read_cache(path: &Path, may_be_empty: bool) -> CommandResult<RuntimeList> {
     let made = SystemTime::now();
     let files = read_folder(path)?;
@@ -179,7 +179,7 @@ fn parse_lines(text: &str) -> Result<Vec<ListedAttachment>, String> {
     lines.map(|(number, line)| parse_container(line).map_err(|what| format!("line {}: {what}", number + 1))).collect()
 }
 
-/// Parses a container id as an attachment. The network and the interface of this attachment stay unknown.
+/// Parses a container id as an attachment. The network and the interface of the attachment stay unknown.
 fn parse_container(id: &str) -> Result<ListedAttachment, String> {
     match is_cni_name(id) {
         true => Ok(ListedAttachment { container: id.to_owned(), ..ListedAttachment::default() }),

@@ -352,8 +352,7 @@ fn take_unlisted(
     })
 }
 
-/// Selects for freeing the addresses that are unused now, and that were already unused in a scan at least
-/// [`MIN_SCAN_INTERVAL`] ago.
+/// Selects for freeing the addresses that are unused now and were unused in a scan at least [`MIN_SCAN_INTERVAL`] ago.
 fn take_unused_twice(
     request: &GcRequest<'_>,
     unused: Vec<(Allocation, FreeReason)>,
@@ -452,7 +451,7 @@ fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<St
     })
 }
 
-/// This machine as a source of evidence about unused addresses.
+/// This machine, as a source of evidence about unused addresses.
 struct Machine {
     /// The complete id of the current boot.
     boot_id: String,
@@ -463,7 +462,7 @@ impl Machine {
     /// Returns this machine, with the `given` node name or else with its own node name.
     ///
     /// # Errors
-    /// The Linux kernel does not report the boot id.
+    /// The kernel does not report the boot id.
     fn of(given: Option<&str>) -> CommandResult<Self> {
         Ok(Self {
             boot_id: host::boot_id().ok_or_else(|| CommandFailure::new("the kernel does not tell its boot id"))?,
@@ -474,7 +473,7 @@ impl Machine {
     /// Scans which addresses are in use on this machine.
     ///
     /// # Errors
-    /// A network namespace cannot be scanned, or the Linux kernel does not report the boot id or the uptime.
+    /// A network namespace cannot be scanned, or the kernel does not report the boot id or the uptime.
     fn evidence(&self) -> CommandResult<Evidence> {
         let host::NetnsScan { addresses: live, namespaces, within } = host::scan().map_err(|blind| {
             CommandFailure::new(format!("nothing was freed: {blind}")).hint(
@@ -491,7 +490,7 @@ impl Machine {
     /// interfaces of the machine, and so cannot tell whether the machine has an address of another node.
     ///
     /// # Errors
-    /// Any error of [`evidence`](Self::evidence); or this process runs in a container.
+    /// Any error of [`evidence`](Self::evidence); this process runs in a container.
     fn whole_evidence(&self) -> CommandResult<Evidence> {
         let evidence = self.evidence()?;
         match evidence.within {
@@ -504,7 +503,7 @@ impl Machine {
     }
 }
 
-/// Returns the node names under which a store may know this machine.
+/// Returns the names under which a store may know this machine.
 fn own_names() -> BTreeSet<String> {
     let hostname = host::hostname();
     let mut names = BTreeSet::from([host::node_name(""), hostname.to_lowercase(), hostname]);

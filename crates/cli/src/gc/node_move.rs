@@ -82,7 +82,7 @@ pub(super) struct NodeMove<'a> {
 }
 
 impl<'a> NodeMove<'a> {
-    /// Refuses a new node name that equals the old name or is not a valid node name.
+    /// Refuses a new name that equals the old name or is not a valid node name.
     pub(super) fn new(args: &'a Gc, to: &'a str) -> CommandResult<Self> {
         let from = args.node.as_deref().unwrap_or_default();
         if to.is_empty() || to.contains('/') || to == from {
@@ -197,7 +197,7 @@ impl NodeMoveReport {
         }
     }
 
-    /// Adds the result of one commit to the report of the move.
+    /// Adds the result of one commit to the report.
     fn add(&mut self, share: &[IpNet], done: HandOverResult) {
         for block in share {
             let addresses = done.addresses.iter().filter(|address| block.contains(*address)).count();

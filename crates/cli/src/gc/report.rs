@@ -1,4 +1,4 @@
-//! Defines the report of `margay gc`, which is printed as text or JSON.
+//! Defines the report of `margay gc`, which is printed as text or as JSON.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -40,7 +40,7 @@ pub(super) struct LeftoverRow {
     container: String,
     interface: String,
     reason: FreeReason,
-    /// The time when the address was assigned, as recorded in the attributes of the address.
+    /// The time at which the address was assigned, according to the attributes of the address.
     since: Option<String>,
 }
 
@@ -131,7 +131,7 @@ pub(super) struct KeptByListCounts {
 }
 
 impl KeptCounts {
-    /// Returns the counts as text, or an empty string if all counts are 0.
+    /// Returns the counts as text, or an empty text if all counts are 0.
     fn text(&self) -> String {
         let list = self.by_list.unwrap_or_default();
         let parts = [
@@ -162,14 +162,14 @@ impl KeptCounts {
     }
 }
 
-/// The report of `margay gc` about one store.
+/// The report of `margay gc` on one store.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct StoreReport {
     pub(super) store: String,
     pub(super) node: String,
     /// True if the store does not exist.
     pub(super) missing: bool,
-    /// True if the store could not be read, or if an address could not be freed.
+    /// True if the store could not be read, or an address could not be freed.
     pub(super) failed: bool,
     pub(super) candidates: Vec<LeftoverRow>,
     /// Unused addresses that may be freed only after a later scan.
@@ -189,7 +189,7 @@ impl StoreReport {
     }
 }
 
-/// The report of `margay gc` about all stores.
+/// The report of `margay gc` on all stores.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct GcReport {
     pub(super) applied: bool,

@@ -38,11 +38,11 @@ pub(super) const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Version of the format of [`ScanFile`].
 const SCAN_FILE_FORMAT: u32 = 1;
-/// Maximum size of a scan file, in bytes. Even on a machine with many containers, the scan file is smaller.
+/// Size limit of a scan file, in bytes. Even on a machine with many containers, the scan file is smaller.
 const MAX_SCAN_FILE_BYTES: u64 = 64 << 20;
 
-/// One assignment of an address to a container. The sequence number distinguishes this assignment from later
-/// assignments of the same address.
+/// One assignment of an address to a container. The sequence number distinguishes an assignment from later assignments
+/// of the same address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct AssignmentId {
     address: IpAddr,
@@ -72,7 +72,7 @@ struct ScanEntry {
     since: u64,
 }
 
-/// The address assignments of a store that earlier scans have found unused.
+/// The assignments of a store that earlier scans have found unused.
 #[derive(Debug)]
 pub(super) struct StoreScans {
     path: PathBuf,
@@ -82,8 +82,8 @@ pub(super) struct StoreScans {
 }
 
 impl StoreScans {
-    /// Reads the store's scan file of this boot. The returned value is empty if the scan file does not exist, or if
-    /// another user could have written it.
+    /// Reads the scan file of this boot. The returned value is empty if the scan file does not exist, or if another
+    /// user could have written it.
     pub(super) fn load(folder: &Path, store: &str, boot_id: &str, now: Duration) -> Self {
         let mut hasher = DefaultHasher::new();
         store.hash(&mut hasher);
@@ -168,8 +168,8 @@ fn read_stored_scan(path: &Path) -> Option<ScanFile> {
 
 /// Interval between two scans of all blocks of a cluster.
 const FULL_SCAN_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
-/// Maximum random delay of the next scan of all blocks, so that the nodes of a cluster do not all start this scan at
-/// the same time.
+/// Maximum random delay of the next scan of all blocks, so that the nodes of a cluster do not all scan at the same
+/// time.
 const FULL_SCAN_SPREAD: Duration = Duration::from_secs(60 * 60);
 /// If a cluster has at most this number of blocks, the first scan after a boot reads all blocks.
 const MAX_BLOCKS_FOR_EARLY_SCAN: u64 = 64;

@@ -95,7 +95,7 @@ const KEEP_PLUGIN_COMMAND: &str =
     "kubectl -n kube-system set env daemonset/calico-node -c install-cni UPDATE_CNI_BINARIES=false";
 
 impl StandaloneCommand for Install {
-    /// Installs a plugin, undoes an installation, or reports the status of both plugins.
+    /// Installs a plugin, undoes the installation, or reports the status of both plugins.
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let path = PluginPath::find(self)?;
         let role = if self.main_plugin { Role::Main } else { Role::Ipam };
@@ -209,8 +209,8 @@ fn status(args: &Install, path: &PluginPath) -> CommandResult<CommandAnswer> {
     if let Some(note) = warn_of_different_programs(path) {
         answer = answer.note(note);
     }
-    // The main plugin is optional. A missing main plugin is a failure only if an installation of the main plugin was
-    // completed or begun.
+    // The main plugin is optional. A missing main plugin counts as a failure only if an installation of the main plugin
+    // was completed or begun.
     let failure = report.failure(path, args).or_else(|| main.is_wanted().then(|| main.failure(path, args)).flatten());
     Ok(match failure {
         Some(failure) => answer.incomplete(failure),
@@ -313,11 +313,11 @@ struct RoleStatus {
     role: Role,
     /// The plugin file that a CNI call runs now, and the program in this file.
     runs: Option<(PathBuf, PluginProgram)>,
-    /// The plugin folders in which an installation of this plugin was completed or begun.
+    /// The plugin folders in which an installation of the plugin was completed or begun.
     folders: Vec<InstalledFolder>,
 }
 
-/// A plugin folder in which an installation of a plugin was completed or begun.
+/// A plugin folder in which an installation was completed or begun.
 #[derive(Debug)]
 struct InstalledFolder {
     folder: PathBuf,
@@ -401,7 +401,7 @@ impl RoleStatus {
         !seen.unfinished && there.is_some_and(|(_, program)| !program.is_ours())
     }
 
-    /// Returns the failure that the command reports if CNI calls do not run Margay's plugin.
+    /// Returns the failure to report if CNI calls do not run Margay's plugin.
     fn failure(&self, path: &PluginPath, args: &Install) -> Option<CommandFailure> {
         let (again, undo) = (self.role.install(), self.role.undo());
         let Some((file, program)) = &self.runs else { return Some(nothing_to_run(self.role, path)) };
@@ -505,7 +505,7 @@ impl InstalledFolder {
     }
 }
 
-/// A planned or completed change of a plugin file.
+/// A planned or completed change of a plugin file in a folder.
 #[derive(Debug, Serialize)]
 struct FolderChange {
     #[serde(skip)]

@@ -106,12 +106,12 @@ impl PluginFolder {
         self.state_folder().join("state.json")
     }
 
-    /// True if an installation of this plugin was completed or begun.
+    /// True if an installation of the plugin was completed or begun.
     pub(crate) fn is_touched(&self) -> bool {
         self.state_folder().is_dir()
     }
 
-    /// True if an installation of this plugin was interrupted.
+    /// True if an installation of the plugin was interrupted.
     pub(crate) fn is_unfinished(&self) -> bool {
         self.is_touched() && (!self.state_file().exists() || self.staged_file().exists())
     }
@@ -133,7 +133,7 @@ impl PluginFolder {
         })
     }
 
-    /// Fails if this process has no permission to write into the plugin folder.
+    /// Fails if this user has no permission to write into the plugin folder.
     pub(crate) fn check_writable(&self) -> CommandResult<()> {
         let existing = self.folder.ancestors().find(|folder| folder.exists()).unwrap_or(&self.folder);
         rustix::fs::access(existing, rustix::fs::Access::WRITE_OK)
@@ -281,7 +281,7 @@ impl PluginFolder {
         work().map_err(|error| self.failed("cannot change", &error))
     }
 
-    /// Locks the plugin folder against other `margay install` processes, until the returned file is dropped.
+    /// Locks the plugin folder against other `margay install` commands, until the returned file is dropped.
     fn lock(&self) -> CommandResult<File> {
         let folder = File::open(self.state_folder()).map_err(|error| self.failed("cannot open", &error))?;
         match folder.try_lock() {
@@ -313,7 +313,7 @@ pub(crate) enum OtherPlugins {
     Some,
 }
 
-/// True if two files are on the same file system but are not hard links to one file.
+/// True if two files are on one file system but are not hard links of each other.
 fn could_be_one_file(one: &Path, other: &Path) -> io::Result<bool> {
     let (one, other) = (fs::metadata(one)?, fs::metadata(other)?);
     Ok(one.dev() == other.dev() && one.ino() != other.ino())

@@ -25,7 +25,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// Returns the name by which this plugin is called, which is also the name of its file.
+    /// Returns the name by which the plugin is called, which is also the plugin's file name.
     pub(crate) fn program(self) -> &'static str {
         match self {
             Self::Ipam => "calico-ipam",
@@ -85,16 +85,16 @@ const MAX_START_ATTEMPTS: u32 = 40;
 const MAX_STORE_CHECKS: u32 = 3;
 const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The environment variables with an etcd login, which a plugin gets from the environment of the container runtime. A
+/// The environment variables with an etcd login that `margay install` passes from its own environment to a plugin. A
 /// network configuration cannot contain the etcd login.
 const LOGIN_VARIABLES: [&str; 4] = ["ETCD_USERNAME", "ETCD_PASSWORD", "CALICO_ETCD_USERNAME", "CALICO_ETCD_PASSWORD"];
 
 /// Which program a plugin file contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PluginProgram {
-    /// Margay's plugin, with its version.
+    /// Margay's plugin, with the plugin's version.
     Margay(String),
-    /// Another program, with the version that it reports with `-v`, or `None` if it reports no version.
+    /// Another program, with the version that the program reports, or `None` if it reports no version.
     Other(Option<String>),
     /// A plugin file that cannot be run, with the reason.
     Broken(String),
@@ -213,7 +213,7 @@ fn ask_status(
     Err(if why.is_empty() { "it fails without saying why".to_owned() } else { why })
 }
 
-/// The standard output of a program that has ended, and whether the program succeeded.
+/// The standard output of a program, and whether the program succeeded.
 #[derive(Debug)]
 pub(super) struct ProgramOutput {
     pub(super) success: bool,

@@ -1,10 +1,10 @@
 //! Finds the folders in which this node's container runtime looks for plugins.
 //!
-//! A container runtime searches a list of folders for the main plugin `calico`. The container runtime passes this list
-//! to the main plugin as `CNI_PATH`, and the main plugin searches the list for `calico-ipam`. The container runtime and
-//! the main plugin both run the first file that has the plugin's name. containerd has a single plugin folder
-//! (`bin_dir`), or since version 2.1 a list of plugin folders (`bin_dirs`). CRI-O has a list of plugin folders
-//! (`plugin_dirs`), followed by the folder in the older setting `plugin_dir`.
+//! A container runtime searches a list of folders for the main plugin `calico`. The runtime passes this list to the
+//! main plugin as `CNI_PATH`, and the main plugin looks for `calico-ipam` in the list. The container runtime and the
+//! main plugin both run the first file that has the plugin's name. containerd has a single plugin folder (`bin_dir`),
+//! or since version 2.1 a list of plugin folders (`bin_dirs`). CRI-O has a list of plugin folders (`plugin_dirs`),
+//! followed by the folder in the older setting `plugin_dir`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub(crate) enum PathSource {
     /// The plugin folders were read from containerd's configuration file `config`; `folders` says how many plugin
     /// folders this containerd supports.
     Containerd { config: PathBuf, folders: FolderCount },
-    /// The plugin folders were read from this configuration file of CRI-O.
+    /// The plugin folders are from this configuration file of CRI-O.
     Crio(PathBuf),
     /// No container runtime was found, so the list has only the default plugin folder.
     Default,
@@ -83,8 +83,8 @@ impl PluginPath {
         }
     }
 
-    /// Returns the plugin file that a CNI call runs in a role, which is the first file with the plugin's name. Like
-    /// libcni, skips a subfolder that has the plugin's name.
+    /// Returns the file that a CNI call runs in a role: the first file with the plugin's name. Like libcni, skips a
+    /// subfolder that has the plugin's name.
     pub(crate) fn first(&self, role: Role) -> Option<PathBuf> {
         self.all(role).next()
     }
@@ -149,8 +149,8 @@ impl PluginPath {
 }
 
 /// Reads the plugin folders from the configuration that the program containerd dumps. How containerd merges imported
-/// configuration files depends on its version. If the program containerd is not on `PATH`, reads containerd's
-/// configuration file instead.
+/// configuration files depends on its version. If the program containerd is not on `PATH`, reads the configuration
+/// file.
 fn read_containerd(config: &Path) -> CommandResult<Option<PluginPath>> {
     if !config.exists() {
         return Ok(None);
@@ -176,7 +176,7 @@ fn read_containerd(config: &Path) -> CommandResult<Option<PluginPath>> {
     };
     let disabled = table.get("disabled_plugins").and_then(Value::as_array);
     if disabled.is_some_and(|names| names.iter().filter_map(Value::as_str).any(|name| CRI_PLUGINS.contains(&name))) {
-        // Docker configures containerd without its CRI plugin; such a containerd runs no pods.
+        // Docker configures containerd without CRI, and such a containerd runs no pods.
         return Ok(None);
     }
     let cni = CRI_PLUGINS.iter().find_map(|name| table.get("plugins")?.get(name)?.get("cni"));

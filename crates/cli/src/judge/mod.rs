@@ -291,7 +291,7 @@ fn read_error_contents(error: kv::Error) -> CommandResult<StoreContents> {
     Err(CommandFailure::from(error).hint(hint))
 }
 
-/// Creates the folder in which conformance cases create new stores. Fails if this folder exists and is not empty.
+/// Creates the folder in which conformance cases create new stores. Fails if the folder exists and is not empty.
 fn make_store_folder(location: &Location) -> CommandResult<Option<StoreFolder>> {
     let Some(path) = location.path() else { return Ok(None) };
     let occupied = match fs::read_dir(path) {
@@ -321,7 +321,7 @@ fn host(location: &Location) -> Option<String> {
     }
 }
 
-/// Refuses to erase a store unless the user has typed the store's name correctly.
+/// Refuses to erase a store unless the user typed the store's name correctly.
 fn check_host(typed: &str, host: Option<&str>, location: &Location) -> CommandResult<()> {
     match host {
         Some(host) if host == typed => Ok(()),

@@ -1,6 +1,6 @@
 //! Prints the results of a conformance run in the requested format, and shows progress on a terminal. In table format,
 //! each conformance case is printed on one line as soon as it ends. The ignored cases by reason and the failures follow
-//! at the end. JSON and JUnit XML are formats for other programs.
+//! at the end. JSON and JUnit XML are formats for programs.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -15,7 +15,7 @@ use super::ReportFormat;
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 
-/// Writes a report about a conformance run. Some report formats are written during the run, and others at its end.
+/// Writes a report about a conformance run. Some report formats are written during the run, others at the run's end.
 pub(super) trait Reporter {
     /// Called when the conformance run starts.
     fn begin(&mut self, _out: &mut dyn Write) -> CommandResult<()> {
@@ -37,7 +37,7 @@ pub(super) trait Reporter {
     ) -> CommandResult<()>;
 }
 
-/// Creates the reporter for a report format.
+/// Creates the reporter of a report format.
 pub(super) fn reporter(format: ReportFormat, cases: &[Case]) -> Box<dyn Reporter> {
     match format {
         ReportFormat::Table => Box::new(TableReporter::of(cases)),

@@ -44,7 +44,7 @@ impl Harness for UrlHarness {
     }
 }
 
-/// Creates a new store for each conformance case, in memory or in a folder.
+/// A new store for each conformance case, in memory or in a folder.
 #[derive(Debug)]
 pub(super) enum NewStoresHarness {
     Memory(Location),
@@ -79,7 +79,7 @@ impl StoreFolder {
         self.path.join(format!("case-{number}"))
     }
 
-    /// Removes the stores of the conformance run, and the folder if the run created it.
+    /// Removes the stores of the run, and the folder if the run has created it.
     fn remove(&self) -> io::Result<()> {
         retry_until_empty(LOCK_TIMEOUT, || self.remove_once())
     }
@@ -184,19 +184,19 @@ impl Harness for JoiningHarness {
     }
 }
 
-/// Returns the address of a store for [`JoiningHarness`], which has the engine and the path. Unlike the path in a URL,
+/// Returns the address by which [`JoiningHarness`] finds a store: the engine and the path. Unlike the path in a URL,
 /// the path in an address may be relative.
 fn address(location: &Location) -> Result<String, BoxError> {
     let path = location.path().ok_or("only a store in a folder has an address")?;
     Ok(format!("{}:{}", location.facts().name, path.to_str().ok_or("a path that is no text")?))
 }
 
-/// An open store of a conformance case, and further openings of the same store.
+/// An open store of a test case, and additional openings of the same store.
 #[derive(Debug)]
 pub(super) struct StoreFixture {
     location: Location,
     store: Arc<dyn Store>,
-    // `None` while the store is closed.
+    // The value is `None` while the store is closed.
     open: Option<OpenStore>,
     others: Mutex<Vec<OpenStore>>,
 }
