@@ -1,11 +1,11 @@
-//! Runs the subcommands of `margay`. Defines the global options and three kinds of subcommands, and does the work
-//! before and after each subcommand. Before a subcommand runs, this module chooses and opens its store. In a dry run,
-//! the subcommand's writes stay in memory. After a subcommand, this module closes the store and prints the subcommand's
-//! answer: text for people, JSON for programs, and notes on stderr.
+//! Runs the commands of `margay`. Defines the global options and three kinds of commands, and does the work before and
+//! after each command. Before a command runs, this module chooses and opens the command's store. In a dry run, the
+//! command's writes stay in memory. After a command, this module closes the store and prints the command's answer: text
+//! for people, JSON for programs, and notes on stderr.
 //!
 //! A command that changes pools in an embedded store also refreshes this machine's NAT rules for pools with
-//! `natOutgoing`. The plugin writes these NAT rules only when a container starts. Without a refresh, the NAT rules of a
-//! deleted pool would therefore stay until the next container starts.
+//! `natOutgoing`. The plugin writes NAT rules of pools only when a container starts. Unless margay refreshes them, the
+//! NAT rules of a deleted pool would stay until the next container starts.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -227,8 +227,8 @@ impl<'a> Invocation<'a> {
         Ok(chosen)
     }
 
-    /// Finds the store at `url`, and the store's credentials. Without `url`, finds the store that the configuration
-    /// files name.
+    /// Finds the store at `url`, and the store's credentials. If `url` is `None`, finds the store that the
+    /// configuration files name.
     pub(crate) fn locate(&self, url: Option<&str>) -> CommandResult<ChosenStore> {
         // Operators of Calico configure the datastore in calicoctl's configuration file.
         let file = self.options.config.as_deref();
@@ -362,7 +362,7 @@ impl CommandAnswer {
         Self::new(table(rows), &BTreeMap::from([(name, rows)]))
     }
 
-    /// Replaces the text of the answer by a short text and a text for `-o wide`. Both texts are printed exactly, with
+    /// Replaces the text of the answer by a short text and a text for `-o wide`. Both texts are printed unchanged, with
     /// the line breaks at their ends.
     pub(crate) fn with_layout(mut self, text: String, wide: String) -> Self {
         (self.text, self.wide, self.layout) = (text, Some(wide), Layout::Exact);
@@ -435,8 +435,8 @@ impl Layout {
     }
 }
 
-/// Runs `work`, which may change pools. Afterwards refreshes this machine's NAT rules if the networks of the pools have
-/// changed. If the refresh fails, only a note is added to the answer, because the pools are already changed.
+/// Runs `work`, which may change pools. After `work`, refreshes this machine's NAT rules if the networks of the pools
+/// have changed. If the refresh fails, only a note is added to the answer, because the pools are already changed.
 ///
 /// # Errors
 /// Any error of `work`.

@@ -30,8 +30,8 @@ impl CommandFailure {
         &self.message
     }
 
-    /// Prints the message and the hint on stderr. An error of writing to stderr is ignored, since this error cannot be
-    /// reported anywhere.
+    /// Prints the message and the hint on stderr. An error of writing to stderr is ignored, since there is no other
+    /// place to report it.
     pub(crate) fn print(&self, err: &mut dyn io::Write) {
         if self.silent {
             return;
@@ -56,7 +56,7 @@ impl From<ipam_core::Error> for CommandFailure {
 }
 
 impl From<io::Error> for CommandFailure {
-    /// Converts an error of writing to stdout. Code that reads or writes files or stores converts its own errors.
+    /// Converts an error of writing to stdout. Errors of files and stores are converted by the code that accesses them.
     fn from(error: io::Error) -> Self {
         let silent = error.kind() == io::ErrorKind::BrokenPipe;
         Self { silent, ..Self::new(format!("cannot write the answer: {error}")) }

@@ -2,7 +2,7 @@
 //! either a program that reads the event from its stdin, or a URL to which the event is posted. A secret signs the
 //! posted events. The cursor file records the revision up to which all events were delivered.
 //!
-//! Undelivered events are not queued anywhere except in the store's own history. While the receiver fails, the watch of
+//! Events that are not yet delivered are kept only in the store's own history. While the receiver fails, the watch of
 //! the store is closed. The watch later restarts at the revision in the cursor file. An event is lost only if the store
 //! compacts its history before the watch restarts. The receiver then gets a `gap` event and the current state of the
 //! store. An event may be delivered twice, since the cursor file is written only after the last event of a revision was
@@ -220,8 +220,8 @@ impl CursorFile {
         self.save(self.reached)
     }
 
-    /// Records in the cursor file that the watch cannot continue at this cursor. Without this record, a later run could
-    /// skip events once the replaced store's revision exceeds the cursor's revision.
+    /// Records in the cursor file that the watch cannot continue at this cursor. If the refusal were not recorded, a
+    /// later run could skip events once the new store's revision exceeds the cursor's revision.
     ///
     /// # Errors
     /// The cursor file cannot be written.
@@ -268,7 +268,7 @@ impl ProgramReceiver {
     }
 
     /// Runs the receiver program, and succeeds if the program ends with exit code 0. The receiver program and its child
-    /// processes form a process group. The whole group is ended if the run times out or is interrupted.
+    /// processes form a process group. The whole process group is ended if the program times out or is interrupted.
     fn run(&self, json: &str, interrupt: &Interrupt) -> Result<(), String> {
         let mut command = Command::new(&self.path);
         let mut child = command.stdin(Stdio::piped()).process_group(0).spawn().map_err(|error| error.to_string())?;

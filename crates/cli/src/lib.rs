@@ -1,6 +1,6 @@
 //! Implements the operator command `margay`.
 //!
-//! The module [`args`] parses a command line into a value of a type in [`subcommands`]. This value says how the command
+//! The module [`args`] parses a command line into a command of the module [`subcommands`]. Each command says how it
 //! uses the store. The module [`command`] runs the command: it chooses and opens the store, lets the command build an
 //! answer, and closes the store. The command's answer is printed on stdout only after the store is closed. All output
 //! except the answer goes to stderr.
@@ -39,8 +39,8 @@ use crate::command::{Invocation, LogLevel};
 use crate::error::CommandFailure;
 use crate::subcommands::check::{report_hint, with_report};
 
-/// Runs the examples of the documentation page `library.md` as doctests. These doctests are in this crate because it
-/// depends on all other crates of the library.
+/// Runs the examples of the documentation page `library.md` as doctests. The doctests are in this crate because this
+/// crate depends on all other crates of the library.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/library.md")]
 pub struct Library;
@@ -53,7 +53,7 @@ pub struct Readme;
 /// command failed or the usage was wrong. The exit code is 130 if a signal interrupted the command and the command
 /// ended in an orderly way.
 ///
-/// `drivers` are the store drivers that the program supports. The first of `args` is the program's name, as in
+/// `drivers` are the store drivers that the program supports. The first element of `args` is the program's name, as in
 /// [`std::env::args_os`].
 pub fn run(
     drivers: &Drivers,
@@ -137,7 +137,7 @@ static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
 /// The main function of a program that supports the store kinds in `drivers`.
 pub fn main(drivers: &Drivers) -> ExitCode {
-    // Only conformance cases start this program as a child process, and they start it without arguments.
+    // Only conformance cases start `margay` as a child process that plays a role, and they start it without arguments.
     if std::env::args_os().len() == 1
         && let Some(code) = play_role(drivers)
     {

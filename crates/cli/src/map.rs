@@ -62,7 +62,7 @@ struct DrawnBlock {
     net: IpNet,
 }
 
-/// Returns the sections to draw. Without pool names, these are all pools, and the blocks that are in no pool.
+/// Returns the sections to draw: the named pools, or if `pools` is empty, all pools and the blocks that are in no pool.
 pub(crate) fn sections(census: Census, pools: &[String]) -> Vec<MapSection> {
     let wanted = |name: &str, cidr: IpNet| {
         pools.is_empty() || pools.iter().any(|pool| pool == name || *pool == cidr.to_string())
@@ -176,8 +176,8 @@ impl MapSection {
 /// What a character of the drawing says about one or several addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressSign {
-    /// All addresses behind the character have this use. If their uses differ, this use takes precedence, as
-    /// [`AddressSign::of`] defines.
+    /// Either all addresses behind the character have the same use, or `AddressUse` is the use that takes precedence.
+    /// [`AddressSign::of`] defines which use takes precedence.
     All(AddressUse),
     /// Some addresses of the character are in use, and no address is borrowed.
     Some,
@@ -266,12 +266,12 @@ fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
     }
 }
 
-/// If at most this number of blocks fit into a pool, its unclaimed blocks are drawn in addition to the claimed blocks.
-/// In a larger pool only claimed blocks are drawn.
+/// Maximum number of blocks that fit into a pool whose unclaimed blocks are drawn in addition to its claimed blocks. In
+/// a pool with more than `MAX_PLACES` blocks, only claimed blocks are drawn.
 const MAX_PLACES: u64 = 4096;
 /// Maximum length of an owner's name that is drawn in full, in characters.
 const MAX_OWNER_CHARS: usize = 24;
-/// Minimum number of address or block characters in a drawn line, even on a terminal that is too narrow.
+/// Minimum number of characters in a drawn line, even if the terminal is too narrow for them.
 const MIN_SIGNS: usize = 8;
 /// The character for a block that no node has claimed.
 const UNCLAIMED_SIGN: char = '-';

@@ -21,15 +21,15 @@ pub(crate) const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) enum StoreUse {
     /// The command reads an existing store.
     Read,
-    /// The command reads all blocks of an existing store, which can take long. In between, other processes that wait
-    /// for the store lock can use the store, except while a daemon has the store open.
+    /// The command reads all blocks of an existing store, which can take long. Other processes that wait for the store
+    /// lock can use the store between two reads, except while a daemon has the store open.
     ReadAll,
     /// The command writes to an existing store.
     Write,
     /// The command writes to the store, and the store is created if it does not exist.
     Make,
-    /// The command releases addresses or removes history. On a full disk, such a command may use the disk space that
-    /// the store has reserved.
+    /// The command releases addresses or removes history. On a full disk, a command that releases addresses or removes
+    /// history may use the disk space that the store has reserved.
     Release,
 }
 
@@ -55,7 +55,7 @@ impl<'a> StoreAccess<'a> {
         Self { location, wait: DEFAULT_LOCK_TIMEOUT, conf_dir: Path::new("/nowhere") }
     }
 
-    /// Returns the location of another store, with the same options for opening as this store.
+    /// Returns the location of another store, with the options for opening that `self` has.
     pub(crate) fn other<'b>(self, location: &'b Location) -> StoreAccess<'b>
     where
         'a: 'b,
@@ -113,8 +113,8 @@ impl<'a> StoreAccess<'a> {
         self.with_operator_on(open, store, work).await
     }
 
-    /// Runs work on the documents of `store`, which is the open store or a wrapper around the open store. Afterwards
-    /// closes `open`, even if the work fails.
+    /// Runs work on the documents of `store`, which is the open store or a wrapper around the open store. Closes `open`
+    /// after the work, even if the work fails.
     pub(crate) async fn with_operator_on<T>(
         self,
         open: OpenStore,
@@ -191,8 +191,8 @@ fn other_engine(location: &Location) -> Option<Location> {
 /// Returns advice for the user about a store error. `is_here` is true if the store is embedded.
 fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Option<&'static str> {
     Some(match (kind, system) {
-        // If the daemon's store is used by other processes for too long, a store that was opened through the daemon
-        // reports the error `Closed`.
+        // A store that was opened through a daemon reports the error `Closed` if other processes keep the daemon's
+        // store for too long.
         (ErrorKind::Locked | ErrorKind::Closed, _) => {
             "some other command or program has the store open; end it, or try again, longer with --lock-timeout 5m"
         }

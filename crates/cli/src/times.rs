@@ -52,7 +52,7 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     parse_span(text).ok_or_else(|| "not a duration such as 90s, 15m, 2h or 3d".to_owned())
 }
 
-/// Parses a duration in the notation of etcd's flags, such as `1m30s`, `1.5s` or `500us`. Also accepts the notation of
+/// Parses a duration in the notation of etcd's flags, such as `1m30s`, `1.5s` or `500us`, or in the notation of
 /// [`parse_duration`].
 pub(crate) fn parse_interval(text: &str) -> Result<Duration, String> {
     let parsed = text.parse::<SignedDuration>().ok().and_then(|parsed| Duration::try_from(parsed).ok());

@@ -216,7 +216,7 @@ async fn read_pool_network(at: StoreAccess<'_>, name: &str) -> CommandResult<IpN
     })
 }
 
-/// Prints the events that the arguments select, or passes these events to the hook.
+/// Prints the events that the arguments of `margay watch` select, or passes these events to the hook.
 struct EventPrinter<'a> {
     node: Option<HistoryOf>,
     pool: Option<IpNet>,
@@ -226,7 +226,7 @@ struct EventPrinter<'a> {
     /// True if the watch starts with a list of the addresses in use.
     begins_with_state: bool,
     /// True while the list of addresses in use is not complete. The revision in the cursor file is not changed before
-    /// this list is complete.
+    /// the list of addresses in use is complete.
     finishes_list: bool,
     /// True if the list of addresses in use is complete, but the cursor file has not been written since.
     ends_list: bool,
@@ -240,7 +240,7 @@ struct EventPrinter<'a> {
     err: &'a mut dyn Write,
 }
 
-/// An event that reports that the store compacted a part of its history before the watch read this part.
+/// An event that reports that the store compacted a part of its history before the watch could read it.
 #[derive(Serialize)]
 struct GapEvent {
     event: &'static str,
@@ -350,7 +350,8 @@ impl EventPrinter<'_> {
         }
     }
 
-    /// Reports that a part of the store's history is missing. The report is a note, and in JSON and YAML also an event.
+    /// Reports that a part of the store's history is missing. The gap is reported as a note on stderr, and in JSON and
+    /// YAML also as an event.
     fn report_gap(&mut self, after: Revision, up_to: Revision) -> CommandResult<()> {
         self.note(&format!(
             "what happened after revision {after}, up to revision {up_to}, was given up by the store before it was \

@@ -3,11 +3,11 @@
 //! etcd, or a store that a daemon has opened.
 //!
 //! A reader first returns a state of the store, and then every change after this state. If the store compacts changes
-//! before the reader has read them, the reader reports a gap and then returns a later state of the store. After a gap,
-//! a reader that started with `FollowStart::Oldest` returns the oldest state that the store still has. After a gap, any
-//! other reader returns the newest state. It reads the whole newest state before it returns any part of the state. If a
-//! reader returned the newest state page by page, the store could compact this state while a slow caller handles the
-//! first page. The reader might then never reach the changes after the state.
+//! before the reader has read them, the reader reports a gap. It then returns a later state of the store. After a gap,
+//! a reader that started with `FollowStart::Oldest` returns the oldest state that the store still has. After a gap, a
+//! reader that started with another `FollowStart` returns the newest state. It reads the whole newest state before it
+//! returns any part. If a reader returned the newest state page by page, the store could compact this state while a
+//! slow caller handles the first page. The reader might then never reach the changes after the state.
 
 mod watch_reader;
 
@@ -35,28 +35,28 @@ pub(crate) enum FollowStart {
 
 #[derive(Clone, Debug)]
 pub(crate) enum HistoryPart {
-    /// The reader starts at this revision of the store. The state of the store at this revision follows, unless the
-    /// reader starts with changes.
+    /// The revision of the store at which the reader starts. After `Begins`, the reader returns the state of the store
+    /// at the start revision, unless the reader starts with changes.
     Begins(Revision, Option<SystemTime>),
-    /// Some keys of the store's state at this revision, with their values.
+    /// Some keys of the store's state, with their values, and the revision of the state.
     Listed(Revision, Vec<Kv>),
     /// The changes of several revisions, one batch for each revision, with the previous value of each changed key.
     Happened(Vec<Batch>),
     /// The store compacted the changes between the first and the second revision before the reader read these changes.
-    /// The state of the store at the second revision follows.
+    /// After `GivenUp`, the reader returns the state of the store at the second revision.
     GivenUp(Revision, Revision),
-    /// The store cannot be reached, for the reason in this text. The caller should call `read` again a little later;
-    /// the reader then continues at the same position.
+    /// The store cannot be reached; the text says why. The caller should call `read` again a little later; the reader
+    /// then continues where it stopped.
     Interrupted(String),
-    /// All changes up to this revision have been returned. `Reached` is also returned after the last key of a state,
-    /// except by a reader that started with `FollowStart::Oldest`.
+    /// The revision up to which the reader has returned all changes. `Reached` is also returned after the last key of a
+    /// state, except by a reader that started with `FollowStart::Oldest`.
     Reached(Revision),
 }
 
 pub(crate) enum FollowStop {
-    /// The store was replaced by another store, or was reset to an earlier state, since the last read. The changes of
-    /// this other store do not continue the history that was read, even if its revision is higher than the last
-    /// revision that was read.
+    /// The store was replaced by another store, or was reset to an earlier state, since the last read. Changes of a
+    /// replaced or reset store do not continue the history that was read, even if the store's revision is higher than
+    /// the last revision that was read.
     OtherStore(CommandFailure),
     Failed(CommandFailure),
 }
@@ -101,10 +101,10 @@ impl<'l> Follower<'l> {
         Self { at, range, reader }
     }
 
-    /// Returns the next parts of the history; the list may be empty. An embedded store is closed again before this
-    /// method returns. While another process waits for the store lock, this method keeps the store open for a few
-    /// milliseconds at most. On a cluster or a daemon, this method waits up to 250 ms for changes. When a daemon starts
-    /// or ends, this method switches between reading through the daemon and reading the store's files.
+    /// Returns the next parts of the history; the list may be empty. An embedded store is closed when this method
+    /// returns. While another process waits for the store lock, this method keeps the store open for a few milliseconds
+    /// at most. On a cluster or a daemon, this method waits up to 250 ms for changes. When a daemon starts or ends,
+    /// this method switches between reading through the daemon and reading the store's files.
     ///
     /// # Errors
     /// [`FollowStop::OtherStore`] if the store was replaced or reset; any store error.
@@ -134,8 +134,8 @@ impl<'l> Follower<'l> {
         Ok(())
     }
 
-    /// Returns false if the store certainly has no new changes. After [`HistoryPart::Reached`], callers must call this
-    /// method before they read again.
+    /// Returns false if the store certainly has no new changes. After [`HistoryPart::Reached`], callers must check with
+    /// this method for new changes before they read again.
     ///
     /// # Errors
     /// Any store error.
@@ -167,8 +167,8 @@ impl<'l> Follower<'l> {
 }
 
 impl<'l> StoreReader<'l> {
-    /// Creates a reader of an embedded store. It reads through the store's daemon if one runs, or else opens the
-    /// store's files. `id` is the store's id, if the caller knows the id.
+    /// Creates a reader of an embedded store. The reader uses the store's daemon if one runs, or else opens the store's
+    /// files. `id` is the store's id, if the caller knows the id.
     async fn of_files(at: StoreAccess<'l>, range: &Range, position: ReadPosition, id: Option<String>) -> Self {
         match served::connect(at.location, at.wait).await {
             Some(daemon) => Self::Watched(Box::new(WatchReader::new(at, range.clone(), position, Some(daemon)))),
@@ -181,16 +181,16 @@ impl<'l> StoreReader<'l> {
 #[derive(Clone, Debug)]
 enum ReadPosition {
     Before(FollowStart),
-    /// The state at this revision is read partly; this key is the next key to read.
+    /// The reader has read a part of the state at the revision; the key is the next one to read.
     State(Revision, Key),
-    /// The changes after this revision were compacted, so the newest state is read next.
+    /// The changes after the revision were compacted, so the newest state is read next.
     Lost(Revision),
-    /// The changes from this revision on are read next.
+    /// The reader reads the changes from the revision on next.
     Log(Revision),
 }
 
-/// Fails if `after` is higher than the store's newest revision. In this case the store was replaced by another store or
-/// reset to an earlier state.
+/// Fails if the position `after` is higher than the store's newest revision, which happens if the store was replaced or
+/// reset.
 fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Result<(), FollowStop> {
     if after <= newest {
         return Ok(());
@@ -225,8 +225,8 @@ impl ReadPosition {
     }
 }
 
-/// Maximum total size in bytes of the keys and values that are read before the store is closed again. These keys and
-/// values stay in memory until they are printed.
+/// Maximum total size in bytes of the keys and values that are read before the store is closed again. The keys and
+/// values that are read before the store is closed stay in memory until they are printed.
 const MAX_TURN_BYTES: usize = 16 << 20;
 /// Target size in bytes of one page of keys and values. Reading one page takes about a millisecond.
 const PAGE_BYTES: usize = 256 << 10;

@@ -3,17 +3,17 @@
 //!
 //! An etcd watch does not tell when it has reported all events up to a revision, and servers before 3.4.25 answer a
 //! progress request too early. A reader that started with `FollowStart::Oldest` therefore compares the reported events
-//! with the newest state. All past events have been reported when they lead to the same keys and mod revisions as the
-//! newest state, and no event arrives for a while. If the server reports events late, the reader can miss only keys
-//! that were created and deleted again after the last change of every existing key.
+//! with the newest state. The reader has seen all past events when the reported events lead to the keys and mod
+//! revisions of the newest state, and no event arrives for a while. If the server reports events late, the reader can
+//! miss only keys that were created and deleted again after the last change of every existing key.
 //!
 //! In a cluster most revisions change keys outside of the watched range. The server's progress reports move the
 //! position of a watch past revisions that changed no watched key. Without progress reports, the position of a quiet
 //! watch would stay at its last event until etcd compacts the revision of this event. [`IdleProbe`] therefore compares
-//! the block and affinity keys and their mod revisions at the watch's position with those at the newest revision. This
-//! comparison suffices because every change of an address also changes a block or affinity key. If no block or affinity
-//! key has changed, and no event arrives for a while after the comparison, the watch has reported all events up to the
-//! newest revision.
+//! the block and affinity keys and their mod revisions at the watch's position with those at the newest revision.
+//! Comparing these keys suffices because every change of an address also changes a block or affinity key. If no block
+//! or affinity key has changed, and no event arrives for a while after the comparison, the watch has reported all
+//! events up to the newest revision.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -227,7 +227,7 @@ impl<'l> WatchReader<'l> {
         while let Some(batch) = first.take() {
             match batch {
                 Ok(batch) => batches.push(batch),
-                // The watch will repeat this error at the next read.
+                // After an error, the watch returns the same error again at the next read.
                 Err(_) if !batches.is_empty() => return Ok(self.part_of_batches(next, batches)),
                 Err(error) => return Err(error.into()),
             }
@@ -287,7 +287,8 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Returns the history part for a read that got no events. This part tells whether all events have been reported.
+    /// Returns the history part for a read that got no events. The returned part tells whether all events have been
+    /// reported.
     fn part_when_quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {
@@ -319,8 +320,8 @@ impl<'l> WatchReader<'l> {
         let read = self.position.read();
         self.changes = None;
         if self.past.is_some() && !mark.is_set() {
-            // Only a failed watch reports the compaction mark, while a failed range read does not. The next read
-            // therefore starts a watch.
+            // Only a failed watch reports the compaction mark, while a failed range read does not. The next call of
+            // `read` therefore starts a watch.
             self.position = ReadPosition::Log(read);
             return Some(HistoryPart::Happened(Vec::new()));
         }
@@ -404,8 +405,8 @@ struct IdleProbe {
     next: Instant,
     /// The task of the probe that currently runs; empty if no probe runs.
     probe: JoinSet<Option<Revision>>,
-    /// The revision up to which the last probe found no change of a watched key. This revision is discarded if the
-    /// watch reports an event before the next call of `take_reached`.
+    /// The revision up to which the last probe found no change of a watched key. The candidate revision is discarded if
+    /// the watch reports an event before the next call of `take_reached`.
     candidate: Option<Revision>,
 }
 
@@ -422,8 +423,8 @@ impl IdleProbe {
     }
 
     /// Returns the revision up to which the watch has reported all events, if a probe has found this revision. The
-    /// caller guarantees two things: the watch has reported all events up to `at`, and it was quiet for a while since
-    /// the last call of this method. Store errors are ignored here, because the watch reports store errors.
+    /// caller guarantees that the watch has reported all events up to `at`, and was quiet for a while since the last
+    /// call of this method. Store errors are ignored here, because the watch reports store errors.
     fn take_reached(&mut self, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
         if let Some(candidate) = self.candidate.take() {
             return Some(candidate);

@@ -27,8 +27,8 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, printable, render};
 use crate::store::{StoreAccess, StoreUse};
 
-/// Finds the departed nodes and reports the endpoints, addresses and blocks that they hold. With `--apply`, frees these
-/// endpoints, addresses and blocks.
+/// Finds the departed nodes and reports the endpoints, addresses and blocks that they hold. With `--apply`, frees the
+/// endpoints, addresses and blocks of the departed nodes.
 pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
     let list = args.nodes.as_deref().map(|path| lists::read_nodes(path, args.empty)).transpose()?;
     let location = invocation.choose()?.location;
@@ -128,8 +128,8 @@ fn read_departed_nodes(
     Ok((departed_nodes, skipped))
 }
 
-/// Refuses a list of nodes that was probably made on another cluster: no registered node is in the list, or this
-/// machine is a node of the store but not in the list.
+/// Refuses a list of nodes that was probably made on another cluster. A list is refused if it has no registered node,
+/// or if it lacks this machine although this machine is a node of the store.
 fn check_list(
     list: &BTreeSet<String>,
     known: &KnownNodes,
@@ -151,7 +151,7 @@ fn check_list(
     Ok(())
 }
 
-/// If a departed node is this machine under another name, returns how this was recognised; otherwise returns `None`.
+/// If a departed node is this machine under another name, returns how this was recognised, or else `None`.
 fn why_this_machine(departed: &DepartedNode, evidence: &Evidence) -> Option<String> {
     let of_endpoints = departed.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
     let mut units = departed.holds.iter().map(|hold| hold.unit).chain(of_endpoints.map(|ip| IpNet::from(*ip)));

@@ -134,7 +134,7 @@ struct StoreFindings<'l> {
     ready: Vec<Allocation>,
     /// The allocations in `ready`, each with the workload endpoint that is deleted in the same commit.
     going: Vec<Hold>,
-    /// The time until all addresses that need a second scan may be freed, or `None` if there are no such addresses.
+    /// The time until all unused addresses that need a second scan may be freed, or `None` if no address needs one.
     missing: Option<Duration>,
 }
 
@@ -146,8 +146,8 @@ impl StandaloneCommand for Gc {
             None if self.gone || self.free => return departed::run(self, invocation),
             None => {}
         }
-        // The lists from container runtimes are read before the stores. The earlier a list counts as made, the fewer
-        // addresses may be freed because of the list.
+        // The lists from container runtimes are read before the stores: the earlier a list was made, the fewer
+        // addresses the list can free.
         let lists = lists::read_attachments(&self.attachments, self.empty)?;
         let stores = match choose_stores(self, invocation)? {
             StoreChoice::These(stores) => stores,
@@ -241,7 +241,7 @@ async fn read_holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> CommandR
     Ok(Some((operator, holdings)))
 }
 
-/// Reads the addresses that the node holds in the blocks that this garbage collection reads.
+/// Reads the addresses that the node holds in the blocks that the garbage collection reads.
 async fn read_blocks_of_node(
     request: &GcRequest<'_>,
     at: StoreAccess<'_>,
@@ -298,8 +298,8 @@ fn decide<'l>(
     Ok(found)
 }
 
-/// Finds the workload endpoints of the allocations that may be freed. Without such an allocation, the endpoints are not
-/// read, because reading them is expensive.
+/// Finds the workload endpoints of the allocations that may be freed. If no allocation may be freed, the endpoints are
+/// not read, because reading them is expensive.
 async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindings<'_>) -> CommandResult<()> {
     if found.ready.is_empty() {
         return Ok(());
@@ -319,8 +319,8 @@ async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindin
     Ok(())
 }
 
-/// Selects for freeing the unused addresses that are not in the runtimes' lists. Counts the other unused addresses by
-/// reason.
+/// Selects for freeing the unused addresses that are not in the runtimes' lists. Counts the unused addresses that are
+/// not freed, by reason.
 ///
 /// # Errors
 /// The lists have none of the addresses that are in use on this machine, so the lists are of another machine.
@@ -411,17 +411,17 @@ async fn survey(
 
 /// The stores that one run of `margay gc` processes.
 enum StoreChoice {
-    /// The run processes these stores, at least one.
+    /// The run processes at least one store.
     These(Vec<ChosenStore>),
-    /// The run processes no store, for the reason in this text.
+    /// The run processes no store; the text says why.
     None(String),
 }
 
 /// Chooses the stores of one run of `margay gc`.
 ///
-/// With `--all-stores`, it is no error if this machine has no networks of Margay, because the systemd units of gc run
-/// on such machines too. With `--local-stores`, it is no error either if all networks of this machine use clusters,
-/// because the systemd unit with this option runs before the network is up.
+/// With `--all-stores`, it is no error if this machine has no networks of Margay, because the systemd units of gc also
+/// run on machines without Margay's networks. With `--local-stores`, it is no error if all networks of this machine use
+/// clusters. The systemd unit with `--local-stores` runs before clusters can be reached.
 fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<StoreChoice> {
     if !args.all_stores && !args.local_stores {
         return Ok(StoreChoice::These(vec![invocation.choose()?]));
@@ -487,7 +487,7 @@ impl Machine {
     }
 
     /// Like [`evidence`](Self::evidence), but fails inside a container. A process in a container does not see all
-    /// interfaces of the machine, and so cannot tell whether the machine has an address of another node.
+    /// interfaces of the machine. It thus cannot tell whether the machine has an address of another node.
     ///
     /// # Errors
     /// Any error of [`evidence`](Self::evidence); this process runs in a container.

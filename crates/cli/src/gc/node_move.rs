@@ -1,9 +1,9 @@
 //! Records everything that one node holds under another node's name, for `margay gc --move-to`. The containers keep
 //! their addresses.
 //!
-//! An embedded store stays open from the first to the last commit of a move to another node. A DEL between two of these
-//! commits might search for an address under one node name while the address is recorded under the other name. One
-//! commit moves about thirty blocks to the other node.
+//! An embedded store stays open from the first to the last commit of a move to another node. A DEL between two commits
+//! of the move might search for an address under one node name while the address is recorded under the other name. One
+//! commit moves about thirty blocks to the new node name.
 
 use std::fmt::Write as _;
 
@@ -64,7 +64,7 @@ struct NodeMoveReport {
     blocks: Vec<MovedBlock>,
     handles: Vec<RenamedHandle>,
     endpoints: Vec<RenamedEndpoint>,
-    /// True if the store records the old node name as its only node. The move changes this record to the new name.
+    /// True if the store records the old node name as its only node. The move also changes the record of the only node.
     pinned: bool,
     /// True if the node to move holds anything in the store, even if it is only an affinity to a missing block.
     #[serde(skip)]
@@ -145,8 +145,9 @@ fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Co
         ))
         .hint(format!("if that name is of the past, delete it first: margay delete node {}", printable(from))));
     }
-    // While no node is registered, an embedded store assigns addresses to any node; otherwise it assigns them only to
-    // registered nodes. A cluster never assigns addresses to unregistered nodes.
+    // While no node is registered, an embedded store assigns addresses to any node. Once a node is registered, an
+    // embedded store assigns addresses only to registered nodes. A cluster never assigns addresses to unregistered
+    // nodes.
     let any_will_do = registered.is_empty() && !location.is_shared();
     if !any_will_do && !registered.contains(to) {
         return Err(CommandFailure::new(format!(

@@ -1,10 +1,10 @@
-//! Remembers which addresses earlier garbage collections on this machine found unused, and plans which blocks of a
+//! Remembers which addresses earlier garbage collections on this machine found unused. Also plans which blocks of a
 //! cluster a garbage collection reads.
 //!
-//! For each store, a scan file has the unused addresses, each with the time when a scan first found it unused. The scan
-//! files are in the memory file system `/run`, so a reboot deletes them. If a scan file is lost, the next garbage
-//! collection only waits longer before it frees addresses. A scan file is ignored if another user could have written
-//! it.
+//! Each store has a scan file. It lists the unused addresses, each with the time when a scan first found the address
+//! unused. The scan files are in the memory file system `/run`, so a reboot deletes them. If a scan file is lost, the
+//! next garbage collection only waits longer before it frees addresses. A scan file is ignored if another user could
+//! have written it.
 //!
 //! In a cluster, a garbage collection reads the node's own blocks, and those other blocks in which the node is known to
 //! hold addresses. Once a day, a garbage collection also reads all other blocks of the cluster.
@@ -38,7 +38,8 @@ pub(super) const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Version of the format of [`ScanFile`].
 const SCAN_FILE_FORMAT: u32 = 1;
-/// Size limit of a scan file, in bytes. Even on a machine with many containers, the scan file is smaller.
+/// Size limit of a scan file, in bytes. Even on a machine with many containers, a scan file is far smaller than this
+/// limit.
 const MAX_SCAN_FILE_BYTES: u64 = 64 << 20;
 
 /// One assignment of an address to a container. The sequence number distinguishes an assignment from later assignments
@@ -95,8 +96,8 @@ impl StoreScans {
         Self { path, boot_id: boot_id.to_owned(), store: store.to_owned(), since: since.collect() }
     }
 
-    /// Records that exactly the allocations in `unused` are unused now. For each of these allocations, returns the time
-    /// when a scan first found it unused.
+    /// Records that exactly the allocations in `unused` are unused now. For each allocation in `unused`, returns the
+    /// time when a scan first found it unused.
     pub(super) fn record_unused<'a>(
         &mut self,
         unused: impl Iterator<Item = &'a Allocation>,
@@ -168,8 +169,8 @@ fn read_stored_scan(path: &Path) -> Option<ScanFile> {
 
 /// Interval between two scans of all blocks of a cluster.
 const FULL_SCAN_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
-/// Maximum random delay of the next scan of all blocks, so that the nodes of a cluster do not all scan at the same
-/// time.
+/// Maximum random delay of the next scan of all blocks. The delay keeps the nodes of a cluster from all scanning at the
+/// same time.
 const FULL_SCAN_SPREAD: Duration = Duration::from_secs(60 * 60);
 /// If a cluster has at most this number of blocks, the first scan after a boot reads all blocks.
 const MAX_BLOCKS_FOR_EARLY_SCAN: u64 = 64;
@@ -203,7 +204,7 @@ impl ScanMemory {
         }
         let held = HeldBlocks::new(folder, &location.in_order(), node);
         // The notes about newly used blocks are read before the record. If a CNI call moves a block from the notes to
-        // the record between both reads, the record has the block.
+        // the record between the two reads, the block is found in the record.
         let notes = held.notes();
         let found = held.load(boot_id);
         Some(Self { held, boot_id: boot_id.to_owned(), notes, found })

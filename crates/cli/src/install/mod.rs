@@ -1,6 +1,6 @@
 //! Replaces Calico's plugin `calico-ipam` on this node by Margay's plugin, and in a second step Calico's main plugin
-//! `calico`. Can also restore Calico's plugins. The command `margay install` reports which programs CNI calls run now,
-//! which plugin files it has changed, and what the user should do next.
+//! `calico`. The module can also restore Calico's plugins. The command `margay install` reports which programs CNI
+//! calls run now, which plugin files it has changed, and what the user should do next.
 
 mod plugin_folder;
 mod program;
@@ -133,8 +133,8 @@ fn install(
             }));
         }
     };
-    // The write permission is checked before the stores. A user without write permission often cannot open a store
-    // either, and running the command as root solves both problems.
+    // The write permission is checked before the stores. A user without write permission often cannot open a store, and
+    // running the command as root solves both problems.
     plugin_folder.check_writable()?;
     for network in &networks {
         program::check_store(&plugin, role, network, &path.listed(), invocation.env)?;
@@ -240,8 +240,8 @@ fn plugin_folders<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> im
     own.chain(&path.folders).map(move |folder| PluginFolder::new(role, folder))
 }
 
-/// Returns Calico's networks whose configuration names the plugin of a role. Fails if one of these networks has the
-/// Kubernetes API as its datastore.
+/// Returns Calico's networks whose configuration names the plugin of a role. Fails if the configuration of such a
+/// network has the Kubernetes API as its datastore.
 fn networks(role: Role, invocation: &mut Invocation<'_>) -> CommandResult<Vec<CalicoNetwork>> {
     let folder = invocation.options.cni_conf_dir.as_path();
     let (mut networks, unreadable) = calico_networks(invocation.drivers, folder);
@@ -272,8 +272,8 @@ fn networks(role: Role, invocation: &mut Invocation<'_>) -> CommandResult<Vec<Ca
     Ok(networks)
 }
 
-/// Returns the file of the IPAM plugin that CNI calls run now. Fails unless this IPAM plugin is Margay's, because the
-/// main plugin is installed as a hard link to it.
+/// Returns the file of the IPAM plugin that CNI calls run now. Fails if CNI calls run an IPAM plugin that is not
+/// Margay's, because the main plugin is installed as a hard link to Margay's IPAM plugin.
 fn installed_ipam(path: &PluginPath) -> CommandResult<PathBuf> {
     let file = path.first(Role::Ipam).ok_or_else(|| nothing_to_run(Role::Ipam, path))?;
     match PluginProgram::ask(&file, Role::Ipam) {
@@ -604,8 +604,8 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
     })
 }
 
-/// Returns a warning if CNI calls run Margay's program for both plugins, but in different versions, or from different
-/// files where one file could serve both.
+/// Returns a warning if CNI calls run two versions of Margay's program as main plugin and IPAM plugin, or two files
+/// where one file could serve as both plugins.
 fn warn_of_different_programs(path: &PluginPath) -> Option<String> {
     let ours = |role| {
         let file = path.first(role)?;

@@ -11,8 +11,8 @@
 //! | `new` | Margay's plugin, until it is complete and was tried |
 //! | `state.json` | which version is installed, and which it replaced |
 //!
-//! If an installation is interrupted after any step, running the same command again continues it, and `--undo` undoes
-//! it. The plugin file is changed only by a rename, which replaces one complete file by another complete file.
+//! If an installation is interrupted after any step, the same command can continue it, and `--undo` can undo it. The
+//! plugin file is changed only by a rename, which replaces one complete file by another complete file.
 
 use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
 use std::io::{self, BufReader, ErrorKind, Write};
@@ -207,14 +207,14 @@ impl PluginFolder {
         File::open(staged)?.sync_all()
     }
 
-    /// Keeps a hard link to the plugin file before it is replaced, so that undoing can restore this file with its
-    /// owner, mode and times.
+    /// Keeps a hard link to the plugin file before the file is replaced, so that undoing can restore it with its owner,
+    /// mode and times.
     fn keep(&self, target: &Path) -> io::Result<()> {
         let linked = self.state_folder().join("previous.new");
         remove_if_there(&linked)?;
         fs::hard_link(target, &linked)?;
         fs::rename(&linked, self.previous())?;
-        // If both names are hard links to one file, a rename does not remove the old name.
+        // If the old and the new name are hard links to one file, a rename does not remove the old name.
         remove_if_there(&linked)?;
         sync_folder(&self.state_folder())
     }

@@ -14,8 +14,8 @@ use serde_json::Value;
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 
-/// Which of Calico's two plugins Margay's plugin replaces. Margay's plugin acts as one or the other, depending on the
-/// file name by which it is called.
+/// Which of Calico's two plugins Margay's plugin replaces. Margay's plugin acts as `calico-ipam` or as `calico`,
+/// depending on the file name by which it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     /// `calico-ipam`, which the main plugin calls to assign addresses.
@@ -33,7 +33,7 @@ impl Role {
         }
     }
 
-    /// Returns the name that Margay's plugin prints with `-v` when it is called as this plugin.
+    /// Returns the name that Margay's plugin prints with `-v` when it is called by the name of this Calico plugin.
     fn own_name(self) -> &'static str {
         match self {
             Self::Ipam => "margay-ipam",
@@ -65,7 +65,7 @@ impl Role {
         }
     }
 
-    /// Returns the words that follow "Margay's plugin could" in the error message about a network that this plugin
+    /// Returns the words that follow "Margay's plugin could" in the error message about a network that the plugin
     /// cannot serve.
     pub(crate) fn would(self) -> &'static str {
         match self {
@@ -155,9 +155,9 @@ impl PluginProgram {
     }
 }
 
-/// Checks whether Margay's plugin could carry out an ADD on this network. The check runs the CNI verb STATUS, which
-/// changes nothing and takes a second at most. A failed STATUS is repeated, since an etcd cluster may just be electing
-/// a leader.
+/// Checks whether Margay's plugin could carry out an ADD on the network `network`. The check runs the CNI verb STATUS,
+/// which changes nothing and takes a second at most. A failed STATUS is repeated, since an etcd cluster may just be
+/// electing a leader.
 ///
 /// # Errors
 /// The plugin's own error, which may contain names of configuration fields and paths, but no secrets.

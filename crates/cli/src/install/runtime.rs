@@ -1,10 +1,10 @@
 //! Finds the folders in which this node's container runtime looks for plugins.
 //!
-//! A container runtime searches a list of folders for the main plugin `calico`. The runtime passes this list to the
-//! main plugin as `CNI_PATH`, and the main plugin looks for `calico-ipam` in the list. The container runtime and the
-//! main plugin both run the first file that has the plugin's name. containerd has a single plugin folder (`bin_dir`),
-//! or since version 2.1 a list of plugin folders (`bin_dirs`). CRI-O has a list of plugin folders (`plugin_dirs`),
-//! followed by the folder in the older setting `plugin_dir`.
+//! A container runtime searches a list of folders for the main plugin `calico`. The container runtime passes its list
+//! of plugin folders to the main plugin as `CNI_PATH`. The main plugin searches this list for `calico-ipam`. The
+//! container runtime and the main plugin both run the first file that has the plugin's name. containerd has a single
+//! plugin folder (`bin_dir`), or since version 2.1 a list of plugin folders (`bin_dirs`). CRI-O has a list of plugin
+//! folders (`plugin_dirs`), followed by the folder in the older setting `plugin_dir`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ pub(crate) enum PathSource {
     /// The plugin folders were read from containerd's configuration file `config`; `folders` says how many plugin
     /// folders this containerd supports.
     Containerd { config: PathBuf, folders: FolderCount },
-    /// The plugin folders are from this configuration file of CRI-O.
+    /// The plugin folders were read from the configuration file of CRI-O at this path.
     Crio(PathBuf),
     /// No container runtime was found, so the list has only the default plugin folder.
     Default,
@@ -148,9 +148,9 @@ impl PluginPath {
     }
 }
 
-/// Reads the plugin folders from the configuration that the program containerd dumps. How containerd merges imported
-/// configuration files depends on its version. If the program containerd is not on `PATH`, reads the configuration
-/// file.
+/// Reads the plugin folders from the configuration that the program containerd dumps, because the merging of imported
+/// configuration files depends on containerd's version. If the program containerd is not on `PATH`, reads the
+/// configuration file.
 fn read_containerd(config: &Path) -> CommandResult<Option<PluginPath>> {
     if !config.exists() {
         return Ok(None);

@@ -161,8 +161,8 @@ fn judge(
     Ok(u8::from(summary.failed > 0))
 }
 
-/// The common prefix of all keys that conformance cases write into a store with other keys. Each run uses its own
-/// longer prefix, which starts with `PREFIX`.
+/// The common prefix of all keys that conformance cases write into a store with other keys. Each conformance run uses
+/// its own longer prefix, which starts with `PREFIX`.
 const PREFIX: &str = "/margay-conformance/";
 
 /// Time limit of the first read, which finds out whether the store has keys.
@@ -177,13 +177,13 @@ enum JudgePlan {
     Empty(Arc<InPlaceHarness<UrlHarness>>),
     /// All keys in the store are deleted, and then all conformance cases run in it.
     Erase(Arc<InPlaceHarness<UrlHarness>>),
-    /// The store has keys, which must not be changed. Only those conformance cases run that work beside other keys. All
-    /// keys that these cases write start with this prefix.
+    /// The store has keys, which must not be changed. Only conformance cases that work in a store with other keys are
+    /// run. All keys that these cases write start with the prefix in the second field.
     Beside(Arc<PrefixHarness<UrlHarness>>, String),
 }
 
 impl JudgePlan {
-    /// Finds out whether the store has keys, and plans how to use the store. This function deletes no keys.
+    /// Finds out whether the store has keys, and plans how to use the store. Choosing a plan deletes no keys.
     async fn of(location: &Location, args: &Conformance) -> CommandResult<Self> {
         let erase = args.erase_everything.as_deref();
         let host = host(location);
@@ -218,7 +218,7 @@ impl JudgePlan {
         }
     }
 
-    /// Removes the keys and stores that conformance cases left behind. This includes cases that were abandoned.
+    /// Removes the keys and stores that conformance cases left behind, including cases that were abandoned.
     async fn clear_up(&self) -> Result<(), BoxError> {
         match self {
             Self::New(stores) => Ok(stores.clear_up()?),
@@ -291,7 +291,8 @@ fn read_error_contents(error: kv::Error) -> CommandResult<StoreContents> {
     Err(CommandFailure::from(error).hint(hint))
 }
 
-/// Creates the folder in which conformance cases create new stores. Fails if the folder exists and is not empty.
+/// Creates the folder in which conformance cases create new stores. Fails if the folder for the new stores exists and
+/// is not empty.
 fn make_store_folder(location: &Location) -> CommandResult<Option<StoreFolder>> {
     let Some(path) = location.path() else { return Ok(None) };
     let occupied = match fs::read_dir(path) {

@@ -287,7 +287,7 @@ fn junit_case(report: &Report) -> TestCase {
     case
 }
 
-/// The progress bar of a conformance run on stderr. It is hidden if stderr is not a terminal.
+/// A progress bar of the conformance run on stderr; hidden if stderr is not a terminal.
 #[derive(Debug)]
 pub(super) struct CaseProgress {
     bar: ProgressBar,

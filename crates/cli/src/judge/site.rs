@@ -161,8 +161,8 @@ impl Harness for NewStoresHarness {
     }
 }
 
-/// Opens the store at an address, in a child process that a conformance case has started. Creates this store if it does
-/// not exist.
+/// Opens the store at an address, in a child process that a conformance case has started. If no store exists at the
+/// address, creates one.
 #[derive(Debug)]
 pub(crate) struct JoiningHarness(pub(crate) Drivers);
 

@@ -102,7 +102,7 @@ const MIN_COLUMN_WIDTH: usize = 5;
 const COLUMN_GAP: usize = 3;
 
 /// Renders rows as calicoctl does: all cells are padded to the width of their column, and an empty line ends the table.
-/// The first of the rows has the column headings.
+/// The first row has the column headings.
 pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -172,11 +172,11 @@ impl Serialize for SortedJson<'_> {
     }
 }
 
-/// Writes a file atomically, with a mode that lets other users read the file. An existing file of this name is
+/// Writes a file atomically, with a mode that lets other users read the file. An existing file of the same name is
 /// replaced.
 ///
 /// # Errors
-/// The file cannot be written. In this case, an existing file of this name stays unchanged.
+/// The file cannot be written. If writing fails, an existing file of the same name stays unchanged.
 pub(crate) fn write_whole_file(path: &Path, text: &str) -> CommandResult<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}.part", std::process::id()));

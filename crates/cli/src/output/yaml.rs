@@ -18,7 +18,7 @@ pub(crate) fn yaml(value: &Value) -> String {
     text
 }
 
-/// Writes a list or an object as YAML. The first line of this list or object continues the last line of `text`.
+/// Writes a list or an object as YAML. The first line of the YAML list or object continues the last line of `text`.
 fn block(text: &mut String, value: &Value, indent: usize) {
     match value {
         Value::Array(items) => {

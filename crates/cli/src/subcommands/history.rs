@@ -124,7 +124,8 @@ impl HistoryReport {
         read.and(closed)
     }
 
-    /// Adds a part of the store's history to the report. Returns true if this part was the last part of the history.
+    /// Adds a part of the store's history to the report. Returns true if the added part was the last part of the
+    /// history.
     fn add_part(&mut self, subject: &HistoryOf, part: HistoryPart) -> bool {
         match part {
             HistoryPart::Begins(oldest, time) => {
@@ -222,10 +223,10 @@ fn times(row: &EventRow) -> (String, String) {
 
 /// Describes an event of an address or a block as text.
 pub(crate) trait DescribeEvent {
-    /// True if, after this event, the address has a holder or the block has an owner.
+    /// True if, after the event, the address has a holder or the block has an owner.
     fn is_standing(&self) -> bool;
-    /// Returns the holder of the address, or the owner of the block. If the event changed the holder or owner, also
-    /// returns the former one.
+    /// Returns the holder of the address, or the owner of the block. If the event changed the holder or owner, the text
+    /// also has the former one.
     fn who(&self) -> String;
     fn node(&self) -> String;
     /// Returns the address of the event, or the block if the event concerns no single address.

@@ -279,7 +279,7 @@ impl StoreCommand for PoolCreate {
     }
 }
 
-/// A request for a new pool in an address range that overlaps with no network of this machine and with no pool of the
+/// A request for a new pool whose address range is to overlap with no network of this machine and with no pool of the
 /// store.
 struct AutoRangePool<'a> {
     request: &'a PoolCreate,
@@ -361,7 +361,7 @@ impl OpenStoreCommand for PoolDelete {
     }
 
     /// Deletes a pool whose addresses are not in use. If addresses of the pool are in use, the pool is deleted only if
-    /// the command line allows this explicitly.
+    /// the command line explicitly allows the deletion.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let (name, in_use) = (&self.name, in_use(&self.bridged, &self.name));
         operator.delete_pool_if(name, in_use, deadline).await.map_err(|error| match &error {
@@ -457,7 +457,7 @@ async fn overlaps_new_pool(operator: &Operator, cidr: IpNet, deadline: Deadline)
 }
 
 /// Returns the networks that are in use on this machine: the networks of its routes, of CNI configurations and of
-/// podman. Also returns a note for each of these sources that could not be read.
+/// podman. Also returns a note for each source of networks that could not be read.
 fn read_used_networks(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     let mut notes = Vec::new();
     let mut used = host::routes().unwrap_or_else(|error| {
@@ -478,8 +478,8 @@ struct BlockSize {
     note: Option<String>,
 }
 
-/// Returns the block size of a new pool: the size `wanted` by the user, or else /26 for IPv4 and /122 for IPv6. If the
-/// user wants no particular size, and the pool is smaller than the default block, the pool is a single block.
+/// Returns the block size of a new pool: the requested size, or else /26 for IPv4 and /122 for IPv6. Without a
+/// requested size, a pool that is smaller than the default block is a single block.
 ///
 /// # Errors
 /// The requested block size is not allowed, or the block is larger than the pool.

@@ -110,7 +110,7 @@ fn unknown_holder_failure(error: Error, kind: &str, name: &str) -> CommandFailur
     }
 }
 
-/// Time limit for all releases that are made before the store is closed again.
+/// Time limit for all releases between opening the store and closing it again.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of addresses or handles that are released before the store is closed for a moment.
 const MAX_RELEASES_PER_OPENING: usize = 256;

@@ -117,8 +117,8 @@ fn usage_table(utilization: &Utilization, detail: UsageDetail) -> String {
     render(&columns, &rows)
 }
 
-/// Returns a row of the table that shows how full pools are. Numbers in this table are rounded to five digits, while
-/// JSON has the exact numbers.
+/// Returns a row of the table that shows how full pools are. Numbers in the table about pools are rounded to five
+/// digits, while JSON has the exact numbers.
 fn usage_row(grouping: &str, cidr: IpNet, usage: &Usage) -> Vec<String> {
     let whole = usage.capacity.to_f64();
     let parts = [usage.in_use, usage.reserved, usage.available].map(|count| format_share(count.to_f64(), whole));
@@ -319,7 +319,7 @@ fn borrowed_answer(borrowed: &BorrowedAddresses) -> CommandResult<CommandAnswer>
     })
 }
 
-/// If a pool will be full only after this time, the forecast shows no number.
+/// Maximum time that a forecast shows as a number; a pool that will be full later gets no number.
 const MAX_FORECAST: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
 /// The command `ipam show --forecast`.

@@ -1,9 +1,9 @@
 //! Defines the format of the files that `margay store backup` writes. A backup file has the keys and values of a store
 //! at one revision. The file is readable for people, and a store of any engine can be restored from it.
 //!
-//! A backup file consists of lines of JSON. The first line describes the store that was backed up. It is followed by
-//! one line for each key of the store, in ascending order of the keys. The last line has the number of keys and the
-//! SHA-256 of all lines before it:
+//! A backup file consists of lines of JSON. The first line describes the store that was backed up. The first line is
+//! followed by one line for each key of the store, in ascending order of the keys. The last line has the number of keys
+//! and the SHA-256 of all lines before it:
 //!
 //! ```text
 //! {"margay_backup":1,"margay":"0.1.0","engine":"redb","store":"3526f154-...","revision":7,"time":"2026-11-21T16:25:03Z"}
@@ -30,12 +30,12 @@ use crate::digest::Sha256;
 
 /// The format version of backup files from stores without leases.
 const VERSION: u32 = 1;
-/// The newest format version of backup files, for stores with leases. In this version, the first line has the field
+/// The newest format version of backup files, for stores with leases. In format version 2, the first line has the field
 /// `leases`, and the lines of keys may have the field `lease`.
 pub(super) const VERSION_WITH_LEASES: u32 = 2;
 
-/// Maximum length in bytes of a line in a backup file. The line may have a key and a value of maximum length, in which
-/// each byte is escaped.
+/// Maximum length in bytes of a line in a backup file: a key and a value of maximum length, every byte of which is
+/// escaped.
 pub(super) const MAX_LINE_BYTES: usize = 6 * (kv::MAX_KEY_BYTES + kv::MAX_VALUE_BYTES) + 1024;
 
 /// The characters with which the last line of a backup file starts. No other line of a backup file starts with
@@ -134,7 +134,8 @@ impl BackupLine {
         Self { key, key64, value, value64, lease: lease.map(LeaseId::get) }
     }
 
-    /// Converts this line to a row. Returns `None` if the line has no key or no value, or has one of them twice.
+    /// Converts a line of a backup file to a row. Returns `None` if the line has no key or no value, or has one of them
+    /// twice.
     pub(super) fn read(self) -> Option<Row> {
         let read = |text: Option<String>, base64: Option<String>| match (text, base64) {
             (Some(text), None) => Some(text.into_bytes()),

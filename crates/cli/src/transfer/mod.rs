@@ -9,11 +9,11 @@
 //! | `import` | file | IPAM's, nodes renamed | marked store, empty before |
 //! | `migrate` | store | IPAM's | marked store, made equal |
 //!
-//! A store is read at one revision, but is closed and opened several times in between, so that no plugin waits long for
-//! the store lock. If another process waits for the store, the reader closes the store after 10 ms. When the reader
-//! gets the store lock again, it continues at the same revision. If other processes can reach the store that a command
-//! fills, this store is marked with an import lock. Plugins refuse to use a store with an import lock. The import lock
-//! names the command by which an unfinished copy can be continued.
+//! A store is read at one revision. Meanwhile the store is closed and opened several times, so that no plugin waits
+//! long for the store lock. If another process waits for the store, the reader closes the store after 10 ms. When the
+//! reader has opened the store again, it continues at the same revision. If other processes can reach the store that a
+//! command fills, this store is marked with an import lock. Plugins refuse to use a store with an import lock. The
+//! import lock names the command by which an unfinished copy can be continued.
 
 mod format;
 mod reader;
@@ -43,8 +43,7 @@ pub(crate) const CLUSTER_PREFIXES: [&str; 2] = ["/calico/", "/margay/"];
 /// Maximum number of attempts to read a store at one revision. A revision can be compacted before the whole store was
 /// read at this revision.
 const MAX_ATTEMPTS: usize = 5;
-/// Maximum total size in bytes of the keys and values in one transaction; only a single larger key and value may exceed
-/// it.
+/// Maximum total size in bytes of the keys and values in one transaction, unless a single key and value are larger.
 const MAX_TXN_BYTES: usize = 1_000_000;
 
 /// A key of a store, with its value and lease.
@@ -67,7 +66,7 @@ pub(crate) struct RowBatch {
 pub(crate) enum KeyFilter {
     /// All keys of an embedded store, or those keys of a cluster that belong to Calico and Margay.
     All,
-    /// The keys of IPAM documents. With this filter, a store that has an import lock is refused as a source.
+    /// The keys of IPAM documents. With `KeyFilter::Ipam`, a source store that has an import lock is refused.
     Ipam,
 }
 
@@ -103,7 +102,7 @@ impl<'l> Source<'l> {
         }
     }
 
-    /// Returns the description of the source store or file. The description of a store is known only after the first
+    /// Returns the description of the source store or file. The description of a store is known only after its first
     /// rows were read.
     fn header(&self) -> Option<BackupHeader> {
         match self {
@@ -127,7 +126,7 @@ impl<'l> Source<'l> {
 
 /// A store or backup file to which rows are written.
 pub(crate) trait Sink {
-    /// Prepares the sink for the rows of a source that `header` describes. This method is called again if the source is
+    /// Prepares the sink for the rows of a source that `header` describes. `begin` is called again if the source is
     /// read again from the start.
     async fn begin(&mut self, header: BackupHeader) -> CommandResult<()>;
 
@@ -158,7 +157,7 @@ pub(crate) enum TransferStop {
 }
 
 impl TransferStop {
-    /// Converts the reason to a failure, when the source is a backup file.
+    /// Converts the reason why a transfer from a backup file ended early to a failure.
     pub(crate) fn of_a_file(self, file: &CheckedBackup) -> CommandFailure {
         match self {
             Self::Overtaken => CommandFailure::new(format!("{} cannot be read any more", file.path())),
@@ -227,8 +226,8 @@ pub(crate) async fn run_blocking<T: Send + 'static>(
     spawn_blocking(work).await.unwrap_or_else(|error| Err(CommandFailure::new(error)))
 }
 
-/// Number of bytes of keys and values after which the store is closed again. All these bytes stay in memory until the
-/// store is opened again.
+/// Number of bytes of keys and values that are read before the store is closed again. The keys and values that were
+/// read stay in memory until the store is opened again.
 const TURN_BYTES: usize = 16 << 20;
 /// Target size in bytes of a page of keys and values, read from an embedded store or from a cluster.
 const PAGE_BYTES: usize = 256 << 10;
@@ -354,8 +353,8 @@ impl RangePages {
     pub(crate) async fn next(&mut self, open: &OpenStore, at: Revision) -> kv::Result<KvPage> {
         if let Some(store) = open.embedded() {
             let Some(range) = self.rest.pop() else { return Ok(KvPage { at, kvs: Vec::new() }) };
-            // The page is read directly from the engine. `range` of the store interface would also count the remaining
-            // keys, which takes long.
+            // The page is read directly from the engine, because the store interface's `range` would also count all
+            // remaining keys, which takes long.
             let (first, end) = range.bounds();
             let page = store.page(first, at, PAGE_BYTES).await?;
             let is_before_end = |key: &Key| end.as_ref().is_none_or(|end| key < end);

@@ -240,8 +240,8 @@ pub(crate) struct IpamFilter {
 
 impl ImportPlan {
     /// Reads and checks a backup file. If `as_node` is given, the documents of the node `from` are imported as
-    /// documents of the node `as_node`. Without `from`, the documents of the only node in the backup file are imported
-    /// as documents of `as_node`.
+    /// documents of the node `as_node`. If `from` is `None`, the documents of the only node in the backup file are
+    /// imported as documents of `as_node`.
     ///
     /// # Errors
     /// The backup file is incomplete, or the node cannot be renamed.

@@ -26,20 +26,20 @@ use crate::output::{KeyProgress, printable};
 use crate::store::{StoreAccess, StoreUse};
 
 /// Maximum number of keys that are written in one transaction. In each transaction, every key may have a guard, and the
-/// import lock has a guard in addition.
+/// import lock has one more guard.
 const MAX_TXN_KEYS: usize = MAX_TXN_OPS - 1;
 /// The number of transactions for which keys are listed in one request, when keys are removed.
 const MAX_TXNS_PER_REMOVAL: usize = 32;
 
-/// Maximum number of parts of the target store that are read back in parallel. All keys and values of these parts are
-/// in memory at the same time.
+/// Maximum number of parts of the target store that are read back in parallel. All keys and values of the parts that
+/// are being read back are in memory at the same time.
 const MAX_PARTS_AT_ONCE: usize = 4;
 
-/// Whether the target store had keys in a part of the key space before this part was written.
+/// Whether the target store had keys in a part of the key space before the part was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum FormerContents {
     Nothing,
-    /// The target store had keys in this part of the key space, or it is unknown whether there were keys.
+    /// The target store had keys in the part of the key space, or it is unknown whether there were keys.
     #[default]
     Something,
 }
@@ -161,8 +161,8 @@ impl<'l> Target<'l> {
         Ok(found)
     }
 
-    /// True if these parts of the target store have the recorded checksums. Together, the parts cover all keys of the
-    /// target store.
+    /// True if all parts of the target store in `parts` have the recorded checksums. Together, the parts cover all keys
+    /// of the target store.
     async fn has_checksums(&mut self, parts: &[PartChecksum], progress: &KeyProgress) -> CommandResult<bool> {
         let mut keys = 0;
         for some in parts.chunks(MAX_PARTS_AT_ONCE) {
@@ -228,8 +228,8 @@ impl<'l> Target<'l> {
         let last = found.kvs.last().map(|kv| kv.key.clone());
         let is_ours = |kv: &Kv| match role_of(&kv.key) {
             Some(moving::KeyRole::Books) => true,
-            // If another process has registered a node in the meantime, it has usually written the node's document more
-            // than once.
+            // If another process has registered a node since then, it has usually written the node's document more than
+            // once.
             Some(moving::KeyRole::Around) => kv.create_revision > since && kv.version == 1,
             None => false,
         };
@@ -305,10 +305,10 @@ fn guards(batch: &[Change], before: FormerContents) -> Vec<Compare> {
     if before == FormerContents::Nothing
         && let [first, .., last] = batch
     {
-        // Other processes do not write IPAM documents to the target store. A single guard therefore suffices, which
+        // Other processes do not write IPAM documents to the target store. A single guard therefore suffices: it
         // requires that the range of the transaction's keys is empty. A single guard for a range is cheaper than one
-        // guard for each key, and etcd then needs no lookup of leases. The key of the import lock must be outside of
-        // the guarded range, because this key exists.
+        // guard for each key, and etcd then needs no lookup of leases. The key of the import lock exists, and must
+        // therefore be outside of the guarded range.
         let span = Range::FromTo(first.key.clone(), last.key.successor());
         let has_both = |range: &Range| [first, last].iter().all(|change| range.contains(change.key.as_bytes()));
         if ranges_to_be_empty().iter().any(has_both) && !span.contains(import_lock_key().as_bytes()) {
@@ -324,8 +324,8 @@ const MAX_NAMED_KEYS: usize = 10;
 /// How the target store is changed where it differs from the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FillMode {
-    /// Keys that the target store lacks are written. It is an error if a key has another value in the target store, or
-    /// if the source lacks a key of the target store.
+    /// Keys that the target store lacks are written. The run fails if a key has another value in the target store than
+    /// in the source, or if the source lacks a key of the target store.
     Fill,
     /// The target store is made equal to the source.
     Update,
@@ -361,7 +361,7 @@ impl Differences {
         target.has_checksums(&self.sums, &KeyProgress::new("comparing", Some(self.tally.keys))).await
     }
 
-    /// Fails if this comparison has found a key that differs. `at` is the target store, which was filled just before.
+    /// Fails if the comparison with the target store `at`, which was filled just before, has found a key that differs.
     pub(crate) fn require_none(&self, at: &impl fmt::Display, hint: &str) -> CommandResult<()> {
         if self.total() == 0 {
             return Ok(());
@@ -418,8 +418,8 @@ impl<'f, 'l> TargetFiller<'f, 'l> {
     /// source, if this number is known.
     ///
     /// # Errors
-    /// With [`FillMode::Fill`], the target store has a key that the source lacks, or has another value of a key than
-    /// the source; any store error.
+    /// With [`FillMode::Fill`], the target store has a key that the source lacks, or a value that differs from the
+    /// source's; any store error.
     pub(crate) async fn run(
         source: &mut Source<'_>,
         target: &'f mut Target<'l>,
@@ -453,8 +453,8 @@ impl Sink for TargetFiller<'_, '_> {
         let to = part.rows.last().filter(|_| !part.is_last).map(|row| row.key.successor());
         let (changes, before) = self.pending.take().unwrap_or_default();
         let target = &*self.target;
-        // Without rows, this part of the source has no last key. Unless it is the source's last part, there is nothing
-        // to compare yet.
+        // If this part of the source has no rows, it has no last key. Unless it is the source's last part, there is
+        // nothing to compare yet.
         let compared = async {
             if to.is_none() && !part.is_last {
                 return Ok(Default::default());
@@ -476,7 +476,7 @@ impl Sink for TargetFiller<'_, '_> {
 
 impl Differences {
     /// Compares a part of the source, from the key `from` to the key `to`, with the same part of the target store.
-    /// Returns the changes to write, and whether the target store had keys in this part of the key space.
+    /// Returns the changes to write, and whether the target store had keys in the compared part of the key space.
     async fn compare_part(
         &mut self,
         target: &Target<'_>,

@@ -20,10 +20,10 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::KeyProgress;
 use crate::store::StoreAccess;
 
-/// The mode of a backup file on disk. Only the owner may read a backup file, as is the case for the store itself.
+/// The file mode of a backup file. Only the owner may read a backup file, because only the owner may read the store.
 const MODE: u32 = 0o600;
-/// Number of bytes that are written to a backup file between two calls of fsync. If a plugin commits to the store in
-/// the meantime, its fsync may have to wait until these bytes of the backup file are on the disk.
+/// Number of bytes that are written to a backup file between two calls of fsync. If a plugin commits to the store
+/// during a backup, its fsync may have to wait until this number of bytes of the backup file is on the disk.
 const SYNC_BYTES: usize = 4 << 20;
 
 /// Whether a backup may replace an existing file of the same name.
@@ -55,8 +55,8 @@ enum BackupDestination {
 
 /// A backup file that gets its final name when its content is complete.
 ///
-/// Until then, the incomplete file is called `FILE.partial`. If the process is killed, `FILE.partial` remains, and the
-/// next backup with the same file name overwrites it.
+/// While the backup is incomplete, the file is called `FILE.partial`. If the process is killed, `FILE.partial` remains,
+/// and the next backup with the same file name overwrites it.
 #[derive(Debug)]
 struct NewFile {
     file: File,
@@ -83,7 +83,7 @@ impl BackupWriter {
         Self { to, sum: Sha256::default(), keys: 0, bytes: 0, leases: false }
     }
 
-    /// True if written lines can be removed again from the destination of the backup.
+    /// True if lines that were already written can be removed from the destination of the backup.
     fn can_restart(&self) -> bool {
         matches!(self.to, BackupDestination::File(_))
     }
@@ -121,8 +121,8 @@ impl BackupWriter {
         self.put(&lines)
     }
 
-    /// Writes the last line of the backup. Then makes a backup file durable and renames it to its final name. Returns
-    /// the length of the backup in bytes.
+    /// Writes the last line of the backup. Makes a backup file durable and renames it to its final name. Returns the
+    /// length of the backup in bytes.
     fn finish(mut self) -> CommandResult<u64> {
         let end = trailer(self.keys, &self.sum);
         self.put(end.as_bytes())?;
@@ -155,7 +155,7 @@ pub(crate) struct WrittenBackup {
 
 /// A sink that writes rows to a backup file or to stdout.
 struct BackupSink {
-    /// The writer of the backup. It is `None` while another thread writes, and after a failure.
+    /// The writer of the backup; `None` while another thread writes, and after a failure.
     writer: Option<BackupWriter>,
     filter: KeyFilter,
     keys: u64,

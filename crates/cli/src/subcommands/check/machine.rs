@@ -1,9 +1,9 @@
 //! Finds address conflicts on this machine that cannot be found in a single store.
 //!
 //! Two networks with different stores may assign the same addresses. Two containers can then get the same address, even
-//! if each store is consistent. A route of this machine may also direct addresses of a pool to another network, for
-//! example of a VPN, of Docker or of the machine itself. Containers in the pool then cannot reach the other network, or
-//! the other network cannot reach the containers.
+//! though each store is consistent. A route of this machine may also direct addresses of a pool to another network: of
+//! a VPN, of Docker or of the machine itself. Containers in the pool then cannot reach hosts in that network, or hosts
+//! in that network cannot reach the containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -31,8 +31,9 @@ struct AssignedRange {
 }
 
 /// Finds networks whose address ranges overlap with address ranges of other stores. Returns findings about overlaps,
-/// and notes about stores that could not be read. Only opens embedded stores on this machine and the checked store. For
-/// other clusters, the address ranges are taken from the network configurations.
+/// and notes about stores that could not be read. Opens only embedded stores on this machine and the store that is
+/// being checked. For clusters other than the checked store, the address ranges are taken from the network
+/// configurations.
 pub(super) async fn find_overlapping_networks(
     at: StoreAccess<'_>,
     inspection: &Inspection,

@@ -1,8 +1,8 @@
 //! Finds inconsistencies in IPAM documents, prints them as findings, and repairs them, for the command `margay ipam
 //! check`.
 //!
-//! A check reads the store at one revision and inspects it in parts. Between two parts, an embedded store may be closed
-//! and opened again. The repair of each finding is a single commit.
+//! A check reads the store at one revision and inspects it in parts. An embedded store may be closed and opened again
+//! between two parts. The repair of each finding is a single commit.
 
 mod machine;
 mod report;
@@ -45,8 +45,8 @@ Examples:
 Nothing is locked, and nothing is changed without --repair --apply. No repair frees an address that is assigned.
 The exit code is 0 if there is no problem, and 1 if there is one or something failed.";
 
-/// Replaces calicoctl's `ipam check -o FILE` by `--report FILE`. margay's own option `-o` selects the output format. A
-/// value of `-o` is therefore taken as a report file only if it looks like a file name and is not an output format.
+/// Replaces calicoctl's `ipam check -o FILE` by `--report FILE`. In margay, `-o` selects the output format. A value of
+/// `-o` is therefore taken as a report file only if it looks like a file name and is not an output format.
 pub(crate) fn with_report(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let is_check = is_check(&args);
@@ -154,8 +154,8 @@ impl StoreCommand for Check {
     }
 }
 
-/// Creates the failure for problems that remain after the check, with the user's next step as a hint. With this
-/// failure, the exit code is 1.
+/// Creates the failure for problems that remain after the check, with the user's next step as a hint. A problem that
+/// remains sets the exit code to 1.
 fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> CommandFailure {
     let failure = CommandFailure::new(match problems {
         1 => "1 problem was found".to_owned(),
@@ -207,7 +207,7 @@ async fn inspect_once(at: StoreAccess<'_>, keep: AddressReporting) -> Result<Sto
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of commits before the store is closed for a moment, so that plugins can use the store.
 const MAX_COMMITS_PER_OPENING: usize = 16;
-/// Maximum number of times that the findings are repaired and the store is checked again. A repair can uncover another
+/// Maximum number of rounds in which findings are repaired and the store is checked again. A repair can uncover another
 /// inconsistency, which is repaired in the next round.
 const MAX_REPAIR_ROUNDS: usize = 4;
 /// Minimum age of a finding in a cluster before the finding is mended. Calico changes several keys in separate writes,
@@ -310,8 +310,8 @@ async fn apply_repairs(
     Ok((repairs, inspected))
 }
 
-/// If a finding vanished because another repair of the same subject succeeded, marks its repair as successful, too. A
-/// single repair often removes several findings.
+/// If a finding vanished because another repair of the same subject succeeded, marks the finding's repair as
+/// successful. A single repair often removes several findings.
 fn settle(repairs: &mut [Repair]) {
     let mended: BTreeSet<String> =
         repairs.iter().filter(|one| one.outcome == RepairOutcome::Mended).map(|one| one.subject.clone()).collect();

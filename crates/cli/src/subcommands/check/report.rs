@@ -61,8 +61,7 @@ pub(crate) struct ReportedAddress {
     owners: Vec<String>,
 }
 
-/// A handle in a check report that holds no address. The names of these fields are not changed to camel case, because
-/// Go writes them unchanged.
+/// A handle in a check report that holds no address. The JSON names of the fields are capitalised, as Go writes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct LeakedHandle {
@@ -144,7 +143,7 @@ impl ReportedAddress {
     }
 }
 
-/// Writes a check report to a file atomically. An existing file of this name is replaced when the new file is complete.
+/// Writes a check report to a file atomically. An existing report file is replaced when the new file is complete.
 pub(super) fn write(path: &Path, report: &CheckReport) -> CommandResult<()> {
     let text = serde_json::to_string_pretty(report).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
     write_whole_file(path, &text)

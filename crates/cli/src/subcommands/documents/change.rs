@@ -200,9 +200,9 @@ pub(super) fn read_any_documents(paths: &[PathBuf], depth: FolderDepth) -> Comma
 /// How deep a folder is searched for files with documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FolderDepth {
-    /// Only the files in the folder itself.
+    /// Only the files directly in the folder are searched.
     Files,
-    /// The files in the folder and in all its subfolders.
+    /// The files in the folder and in all its subfolders are searched.
     All,
 }
 
@@ -317,14 +317,14 @@ impl WriteReport {
         self.done.push(entry(manifest, None));
     }
 
-    /// Counts a document as failed. Only the advice of the first failed document that has advice is kept.
+    /// Counts a document as failed. If several failed documents have advice, only the first advice is kept.
     fn add_failed(&mut self, manifest: &Manifest, error: &Error, advice: Option<String>) {
         self.failed.push(entry(manifest, Some(printable(&error.to_string()))));
         self.advice = self.advice.take().or(advice);
     }
 
-    /// Returns the answer of the command. The answer is a failure if no document succeeded, and marked as incomplete if
-    /// only some documents succeeded.
+    /// Returns the answer of the command. The answer is a failure if no document succeeded, and is marked as incomplete
+    /// if only some documents succeeded.
     fn answer(self) -> CommandResult<CommandAnswer> {
         let (done, all) = (self.done.len(), self.done.len() + self.failed.len());
         let of_kind = self.kind.map(|kind| format!("'{kind}' ")).unwrap_or_default();
@@ -380,8 +380,8 @@ mod tests {
         Manifest::named(DocumentKind::Pool, name)
     }
 
-    /// Returns the stdout and stderr of a command that writes these documents. The first `done` documents succeed and
-    /// the other documents fail.
+    /// Returns the stdout and stderr of a command that writes the documents in `manifests`. The first `done` documents
+    /// succeed and the other documents fail.
     fn said(manifests: &[Manifest], done: usize, dry_run: bool) -> (String, String) {
         let mut report = WriteReport::new(CREATE, manifests, dry_run);
         for (at, manifest) in manifests.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Defines the arguments of the commands `get`, `create`, `apply`, `replace` and `delete`, which are the same as
-//! calicoctl's. Also determines which namespaces these arguments select. For document kinds without namespaces, the
+//! Defines the arguments of the commands `get`, `create`, `apply`, `replace` and `delete`, which follow calicoctl's
+//! arguments. Also determines which namespaces the arguments select. For document kinds without namespaces, the
 //! selected namespace is ignored.
 //!
 //! The files with documents are read before the store is opened, because a user may be typing a document on stdin.
@@ -373,7 +373,7 @@ impl<'a> NamespaceScope<'a> {
         }
     }
 
-    /// Returns the document that has this name in the selected namespace.
+    /// Returns the document of the given kind and name in the selected namespace.
     ///
     /// # Errors
     /// All namespaces are selected, so the name does not identify a single document.

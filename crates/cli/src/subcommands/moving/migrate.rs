@@ -118,8 +118,8 @@ async fn read_source_identity(from: StoreAccess<'_>) -> CommandResult<StoreIdent
 }
 
 impl MigrationStores<'_> {
-    /// Copies the documents of the source store at one revision to the target store, reads the target store back, and
-    /// compares it with the source.
+    /// Copies the documents of the source store at one revision to the target store. Then reads the target store back
+    /// and compares it with the source.
     async fn copy(&self, target: &mut Target<'_>) -> CommandResult<CommandAnswer> {
         self.require_fillable(target).await?;
         match target.mark() {
@@ -132,8 +132,8 @@ impl MigrationStores<'_> {
         retry_at_one_revision(self.from, async || {
             let (revision, written) = self.compare_or_fill(target, Revision::UNSET, FillMode::Update).await?;
             if !written.are_unchanged_in(target).await? {
-                // The target store may have changed only in keys that are its own, which are ignored by the comparison
-                // with the source.
+                // If the target store has changed only in its own keys, the comparison with the source finds no
+                // difference.
                 let (_, compared) = self.compare_or_fill(target, revision, FillMode::Verify).await?;
                 compared
                     .require_none(&self.to, "stop the programs that use the second store, and run the command again")?;
@@ -210,7 +210,7 @@ impl MigrationStores<'_> {
         )))
     }
 
-    /// Succeeds if the target store has no import lock but equals the source store, because an earlier run was killed
+    /// Succeeds if the target store has no import lock but equals the source store. An earlier run was then killed
     /// after it had removed the import lock. Fails if the target store has no import lock and differs from the source
     /// store.
     async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> CommandResult<CommandAnswer> {
@@ -224,8 +224,8 @@ impl MigrationStores<'_> {
         CommandAnswer::new(text, &self.json(revision, &walked, dry_run, true))
     }
 
-    /// Locks an embedded source store until the target store can be used, so that meanwhile no address is assigned in
-    /// the source store. Fails if the source store has changed since `revision`. A cluster cannot be locked.
+    /// Locks an embedded source store until plugins can use the target store, so that no address is assigned in the
+    /// source store any more. Fails if the source store has changed since `revision`. A cluster cannot be locked.
     async fn lock_source(&self, revision: Revision) -> CommandResult<Option<OpenStore>> {
         if self.from.location.path().is_none() {
             return Ok(None);

@@ -143,9 +143,9 @@ struct ImportJson {
     store: String,
     dry_run: bool,
     /// The number of keys that this run of `margay import` has written. If this run continued an interrupted import,
-    /// the other keys were already written before.
+    /// the interrupted run has written further keys.
     written: u64,
-    /// The number of documents, such as nodes, that the store had before the import and that were not changed.
+    /// The number of documents, such as nodes, that the store had before the import and that the import did not change.
     kept: u64,
     /// The number of keys in the backup file that are not keys of IPAM documents.
     left_out: u64,
@@ -207,8 +207,7 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     }
     let written = compare_or_fill(plan, target, FillMode::Fill).await?;
     if !written.are_unchanged_in(target).await? {
-        // The store may have changed only in keys that are its own, which are ignored by the comparison with the backup
-        // file.
+        // If the store has changed only in its own keys, the comparison with the backup file finds no difference.
         let compared = compare_or_fill(plan, target, FillMode::Verify).await?;
         compared.require_none(&at, "delete the imported data with --abort, and import again")?;
     }
@@ -216,9 +215,9 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     Ok(written)
 }
 
-/// Succeeds if the store has no import lock but all keys of the backup file, because an earlier run was killed after it
-/// had removed the import lock. Returns `None` if the store has no IPAM documents. Fails if a store without an import
-/// lock has some IPAM documents, but not all keys of the backup file.
+/// Succeeds if the store has no import lock but has all keys of the backup file. An earlier run was then killed after
+/// it had removed the import lock. Returns `None` if the store has no IPAM documents. Fails if a store without an
+/// import lock has some IPAM documents, but not all keys of the backup file.
 async fn imported_already(plan: &ImportPlan, target: &mut Target<'_>) -> CommandResult<Option<Differences>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
     let found = compare_or_fill(plan, target, FillMode::DryRun).await?;

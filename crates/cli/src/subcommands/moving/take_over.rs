@@ -1,4 +1,4 @@
-//! Takes over addresses that another IPAM plugin has assigned. Each of these addresses is recorded for its container,
+//! Takes over addresses that another IPAM plugin has assigned. Each taken-over address is recorded for its container,
 //! as if Margay's plugin had assigned it. This module reads the addresses from host-local's files or from the output of
 //! `podman inspect`. The module [`super::whereabouts`] reads addresses that whereabouts has assigned.
 //!
@@ -80,11 +80,11 @@ pub(super) struct ForeignLease {
     pub(super) container: String,
     pub(super) interface: String,
     pub(super) addresses: Vec<IpAddr>,
-    /// The time at which the addresses were assigned, if this time is known.
+    /// The time when the addresses were assigned, or `None` if the time is unknown.
     pub(super) given_at: Option<SystemTime>,
     /// The namespace and name of the container's pod, if they are known.
     pub(super) pod: Option<(String, String)>,
-    /// The node on which the pod runs, if it is known. Leases in the same input may have different nodes.
+    /// The node on which the pod runs, if it is known. Different leases may have different nodes.
     pub(super) node: Option<String>,
 }
 
@@ -114,7 +114,7 @@ struct TakeOverReport {
     store: String,
     network: String,
     node: String,
-    /// The number of nodes that the records of the other plugin name.
+    /// The number of nodes that the other plugin's records name.
     #[serde(skip)]
     nodes: usize,
     dry_run: bool,
@@ -222,7 +222,7 @@ async fn take_over_one(
         Err(error @ (Error::AlreadyAssigned(_) | Error::Reserved(_) | Error::Bridge(_) | Error::NotOwner(_))) => {
             Ok(TakeOverOutcome::Conflict(error.to_string()))
         }
-        // This error message is the same as Calico's, which ends in a line break.
+        // The error message is Calico's, which ends in a line break.
         Err(Error::Pool(error)) => Ok(TakeOverOutcome::Conflict(error.to_string().trim_end().to_owned())),
         Err(error) => Err(error.into()),
     }
@@ -234,8 +234,8 @@ fn assign_request(lease: &ForeignLease, report: &TakeOverReport) -> AssignReques
         container: lease.container.clone(),
         interface: lease.interface.clone(),
         node: lease.node.clone().unwrap_or_else(|| report.node.clone()),
-        // `boot_id` is the id of this machine's current boot. It is recorded only for containers that were started on
-        // this machine since its last boot.
+        // `boot_id` is the id of this machine's current boot. The id is recorded only for containers that were started
+        // on this machine since its last boot.
         boot: host::boot_id()
             .filter(|_| lease.node.is_none() && is_of_this_boot(lease))
             .and_then(|id| host::short_boot(&id)),
@@ -308,7 +308,7 @@ pub(crate) struct FromHostLocal {
     pub(crate) terms: TakeOverArgs,
 }
 
-/// Maximum size of a lease file of host-local, in bytes. host-local's lease files are much smaller.
+/// Maximum size of a lease file of host-local, in bytes. host-local's lease files are far smaller than this limit.
 const MAX_LEASE_FILE_BYTES: u64 = 4096;
 /// The interface of a lease whose file names no interface, because an old version of host-local wrote the file.
 const HOST_LOCAL_INTERFACE: &str = "eth0";
@@ -344,7 +344,7 @@ fn read_host_local(folder: &Path) -> CommandResult<ForeignLeases> {
                 left_out.push(SkippedLease::new(address.to_string(), format!("its file cannot be used: {why}")));
                 continue;
             }
-            // The lease file was deleted in the meantime, because its container was removed.
+            // The lease file was deleted while the folder was read, because its container was removed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(failed(&path, &error)),
         };
@@ -402,8 +402,8 @@ pub(crate) struct FromPodman {
 
 /// The name of the interface in a container that is in only one network.
 const PODMAN_INTERFACE: &str = "eth0";
-/// Maximum size in bytes of the input file. Even for all containers of a machine, the output of `podman inspect` is
-/// smaller.
+/// Maximum size in bytes of the input file. Even the output of `podman inspect` about all containers of a machine is
+/// smaller than this limit.
 const MAX_INPUT_BYTES: u64 = 256 << 20;
 const PODMAN_HINT: &str = "give what `podman inspect` prints about containers";
 /// The offset and the value of the magic number by which bbolt files are recognised. podman's own database `ipam.db` is

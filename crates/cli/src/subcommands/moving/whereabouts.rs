@@ -202,9 +202,9 @@ impl WhereaboutsRecords {
         Ok(())
     }
 
-    /// Fails if several IPPool objects have the same address range. Such IPPool objects belong to networks with
-    /// different values of `network_name`, which assign the same addresses. A `network_name` of whereabouts is recorded
-    /// only in the names of its IPPool objects.
+    /// Fails if several IPPool objects have the same address range. IPPool objects with the same range belong to
+    /// networks with different values of `network_name`, which assign the same addresses. A `network_name` of
+    /// whereabouts is recorded only in the names of its IPPool objects.
     fn require_one_network(&self) -> Result<(), String> {
         for pool in &self.pools {
             let same = self.pools.iter().find(|other| other.range == pool.range && other.name != pool.name);
@@ -219,8 +219,8 @@ impl WhereaboutsRecords {
         Ok(())
     }
 
-    /// Returns the leases with addresses in `ranges`, or all leases if `ranges` is empty. If the input has pods, leases
-    /// of other pods are skipped, because these other pods do not exist any more.
+    /// Returns the leases with addresses in `ranges`, or all leases if `ranges` is empty. If the input has pods, a
+    /// lease whose pod is not in the input is skipped, because its pod does not exist any more.
     fn leases(self, ranges: &[AddressRange]) -> ForeignLeases {
         let mut leases: BTreeMap<(String, String), ForeignLease> = BTreeMap::new();
         let mut left_out = Vec::new();

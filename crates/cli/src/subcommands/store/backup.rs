@@ -2,7 +2,7 @@
 //! `margay store restore`.
 //!
 //! A store is restored into a temporary folder beside the store's final folder. When the restored store is complete,
-//! the temporary folder is renamed to the final folder.
+//! the temporary folder is renamed to the store's final folder.
 
 use std::path::PathBuf;
 

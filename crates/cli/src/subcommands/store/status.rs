@@ -94,8 +94,8 @@ struct KeyGroup {
 /// Maximum number of key groups that the command shows.
 const MAX_KEY_GROUPS: usize = 3;
 
-/// Returns the prefix by which a key is grouped: its first two path segments, such as `/calico/ipam/`, or fewer if the
-/// key has fewer.
+/// Returns the prefix by which a key is grouped: the key's first two path segments, such as `/calico/ipam/`, or fewer
+/// if the key has fewer segments.
 fn prefix(key: &[u8]) -> Vec<u8> {
     let slashes = key.iter().enumerate().skip(1).filter(|(_, byte)| **byte == b'/');
     let end = slashes.take(2).last().map_or(0, |(at, _)| at + 1);
@@ -156,8 +156,8 @@ impl EmbeddedStatus {
     async fn of(store: &MvccStore) -> kv::Result<Self> {
         let (status, oldest, bounds) = (store.status(), store.oldest().await?, store.retention());
         let first = match oldest.time {
-            // The oldest state of the store may be the state before the first change, which has no time. In this case,
-            // the time of the first change counts as the start of the history.
+            // The oldest state of the store may be the empty state before the first change, which has no time. If the
+            // oldest state has no time, the time of the first change counts as the start of the history.
             None => {
                 let first =
                     store.changes(WatchRequest::new(Range::All, oldest.revision)).await?.batches.into_iter().next();
