@@ -307,8 +307,8 @@ pub(crate) fn runtime() -> CommandResult<Runtime> {
     build_runtime(Builder::new_current_thread())
 }
 
-/// Builds the Tokio runtime of `margay watch`, which has a second thread. The second thread reads changes from the
-/// store while the first thread waits for a program or webhook to handle an event.
+/// Builds the multi-threaded Tokio runtime of `margay watch`. A worker thread reads changes from the store while the
+/// main thread waits for a program or webhook to handle an event.
 pub(crate) fn watch_runtime() -> CommandResult<Runtime> {
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(1);
@@ -470,8 +470,8 @@ struct PoolNetworks {
 }
 
 impl PoolNetworks {
-    /// Reads the networks of the pools, or returns `None` if the store cannot be read. The command that runs afterwards
-    /// reports the store error.
+    /// Reads the networks of the pools, or returns `None` if the store cannot be read. If the pools cannot be read, the
+    /// command that runs afterwards reports the store error.
     async fn read(operator: &Operator, deadline: Deadline) -> Option<Self> {
         let pools = operator.ipam().inventory(deadline).await.ok()?.pools;
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();

@@ -1,6 +1,6 @@
 //! Delivers each event of `margay watch --exec` or `margay watch --webhook` to a receiver, in order. The receiver is
-//! either a program that reads the event from its stdin, or a URL to which the event is posted. A secret signs the
-//! posted events. The cursor file records the revision up to which all events were delivered.
+//! either a program that reads the event from its stdin, or a URL to which the event is posted. Posted events can be
+//! signed with a secret. The cursor file records the revision up to which all events were delivered.
 //!
 //! Events that are not yet delivered are kept only in the store's own history. While the receiver fails, the watch of
 //! the store is closed. The watch later restarts at the revision in the cursor file. An event is lost only if the store

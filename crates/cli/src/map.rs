@@ -10,8 +10,8 @@ use serde::Serialize;
 
 use crate::output::printable;
 
-/// Maximum number of blocks of a pool that is drawn with a character for each address. A pool with more blocks is drawn
-/// with one character for each block.
+/// Maximum number of blocks of a pool that is drawn with a character for each address. A pool with more than
+/// `MAX_BLOCKS_IN_DETAIL` blocks is drawn with one character for each block.
 const MAX_BLOCKS_IN_DETAIL: usize = 64;
 
 /// Whether one character of a drawing stands for an address or for a block.

@@ -55,7 +55,7 @@ impl<'a> StoreAccess<'a> {
         Self { location, wait: DEFAULT_LOCK_TIMEOUT, conf_dir: Path::new("/nowhere") }
     }
 
-    /// Returns the location of another store, with the options for opening that `self` has.
+    /// Returns access to the store at `location`, with the options of `self`.
     pub(crate) fn other<'b>(self, location: &'b Location) -> StoreAccess<'b>
     where
         'a: 'b,
@@ -68,8 +68,8 @@ impl<'a> StoreAccess<'a> {
         Self { wait, ..self }
     }
 
-    /// Opens the store. If a daemon of the store runs, opens it through the daemon. A missing store has no daemon; it
-    /// is created if the use of the store allows this.
+    /// Opens the store, through the store's daemon if one runs. A missing store has no daemon; whether it is created
+    /// depends on `store_use`.
     pub(crate) async fn open(self, store_use: StoreUse) -> CommandResult<OpenStore> {
         let sharing = if store_use == StoreUse::ReadAll { Sharing::InTurns } else { Sharing::Served };
         self.open_with(self.options(store_use).with_sharing(sharing)).await

@@ -3,11 +3,12 @@
 //! etcd, or a store that a daemon has opened.
 //!
 //! A reader first returns a state of the store, and then every change after this state. If the store compacts changes
-//! before the reader has read them, the reader reports a gap. It then returns a later state of the store. After a gap,
-//! a reader that started with `FollowStart::Oldest` returns the oldest state that the store still has. After a gap, a
-//! reader that started with another `FollowStart` returns the newest state. It reads the whole newest state before it
-//! returns any part. If a reader returned the newest state page by page, the store could compact this state while a
-//! slow caller handles the first page. The reader might then never reach the changes after the state.
+//! before the reader has read them, the reader reports a gap. After reporting the gap, the reader returns a later state
+//! of the store. After a gap, a reader that started with `FollowStart::Oldest` returns the oldest state that the store
+//! still has. After a gap, a reader that started with another `FollowStart` returns the newest state. Such a reader
+//! reads the whole newest state before it returns any part of the state. If a reader returned the newest state page by
+//! page, the store could compact this state while a slow caller handles the first page. The reader might then never
+//! reach the changes after the state.
 
 mod watch_reader;
 

@@ -134,9 +134,10 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Reads the newest state of the store. The first returned part reports the revision of the state. The second part
-    /// has the block documents, which contain every address and its holder. The watch for later changes starts before
-    /// this method returns, because the caller may handle the state for longer than the store keeps its history.
+    /// Reads the newest state of the store. The first returned part reports the revision of the state. The second
+    /// returned part has the block documents, which contain every address and its holder. The watch for later changes
+    /// starts before this method returns, because the caller may handle the state for longer than the store keeps its
+    /// history.
     async fn read_state(&mut self, first: impl FnOnce(Revision) -> HistoryPart) -> Result<Vec<HistoryPart>, ReadError> {
         let listing = self.store().await?.list(Range::Prefix(keys::blocks_prefix(None))).await?;
         let at = listing.revision;

@@ -1,7 +1,7 @@
 //! Reads lists of attachments or nodes for `margay gc` from a file, a folder or standard input. The lists are written
 //! by other programs. A list of attachments names the containers or attachments of a container runtime, in the
-//! runtime's own format. The format is recognised by the content. A list of nodes names the existing nodes, either as
-//! `kubectl` prints them or one name per line.
+//! runtime's own format. The format of a list is recognised by its content. A list of nodes names the existing nodes,
+//! either as `kubectl` prints them or one name per line.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -102,7 +102,7 @@ fn read_text(from: impl Read) -> io::Result<String> {
         return Err(io::Error::other("it is longer than any list"));
     }
     // For an empty list, the caller has another error message. A byte order mark would become a part of the first name
-    // in the list. gc would then not find this container's name in the list, and would free its addresses.
+    // in the list. gc would then free the addresses of the container that has this name.
     match text_fault(&bytes).filter(|fault| *fault != TextFault::Empty) {
         None => String::from_utf8(bytes).map_err(io::Error::other),
         Some(fault) => Err(io::Error::other(fault.to_string())),

@@ -1,6 +1,6 @@
 //! Frees addresses whose containers on this machine are gone, for the command `margay gc`. The module [`departed`]
-//! frees everything that departed nodes hold. The module [`node_move`] assigns everything that a renamed node holds to
-//! the node's new name.
+//! frees everything that departed nodes hold. The module [`node_move`] records the blocks and addresses of a renamed
+//! node under the node's new name.
 //!
 //! The command reads and closes the stores, then scans the network namespaces of this machine, and then opens the
 //! stores again to free the leftover addresses. Because the stores are closed during the scan of network namespaces, no
@@ -486,11 +486,11 @@ impl Machine {
         Ok(Evidence { boot, up, live, namespaces, within })
     }
 
-    /// Like [`evidence`](Self::evidence), but fails inside a container. A process in a container does not see all
-    /// interfaces of the machine. It thus cannot tell whether the machine has an address of another node.
+    /// Like [`evidence`](Self::evidence), but fails inside a container. Only a process outside of a container sees all
+    /// interfaces of the machine, and can tell whether the machine has an address of another node.
     ///
     /// # Errors
-    /// Any error of [`evidence`](Self::evidence); this process runs in a container.
+    /// Any error of [`evidence`](Self::evidence), or the process runs in a container.
     fn whole_evidence(&self) -> CommandResult<Evidence> {
         let evidence = self.evidence()?;
         match evidence.within {

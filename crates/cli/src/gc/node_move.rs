@@ -1,5 +1,5 @@
-//! Records everything that one node holds under another node's name, for `margay gc --move-to`. The containers keep
-//! their addresses.
+//! Makes another node the holder of everything that a node holds, for `margay gc --move-to`. The containers keep their
+//! addresses.
 //!
 //! An embedded store stays open from the first to the last commit of a move to another node. A DEL between two commits
 //! of the move might search for an address under one node name while the address is recorded under the other name. One
@@ -74,7 +74,7 @@ struct NodeMoveReport {
     others: Vec<String>,
 }
 
-/// A request to record everything that one node holds under another node's name.
+/// A request to make another node the holder of everything that a node holds.
 pub(super) struct NodeMove<'a> {
     from: &'a str,
     to: &'a str,
@@ -94,8 +94,8 @@ impl<'a> NodeMove<'a> {
 
 #[async_trait(?Send)]
 impl StoreCommand for NodeMove<'_> {
-    /// Reports the blocks, addresses and endpoints that the old node holds in the store. With `--apply`, assigns them
-    /// to the new node.
+    /// Reports the blocks, addresses and endpoints that the old node holds in the store. With `--apply`, makes the new
+    /// node the holder of everything that the old node holds.
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let Self { from, to, apply } = *self;
         let report = match apply {

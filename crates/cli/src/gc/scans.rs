@@ -1,10 +1,10 @@
 //! Remembers which addresses earlier garbage collections on this machine found unused. Also plans which blocks of a
 //! cluster a garbage collection reads.
 //!
-//! Each store has a scan file. It lists the unused addresses, each with the time when a scan first found the address
-//! unused. The scan files are in the memory file system `/run`, so a reboot deletes them. If a scan file is lost, the
-//! next garbage collection only waits longer before it frees addresses. A scan file is ignored if another user could
-//! have written it.
+//! Each store has a scan file. The scan file lists the unused addresses, each with the time when a scan first found the
+//! address unused. The scan files are in the memory file system `/run`, so a reboot deletes them. If a scan file is
+//! lost, the next garbage collection only waits longer before it frees addresses. A scan file is ignored if another
+//! user could have written it.
 //!
 //! In a cluster, a garbage collection reads the node's own blocks, and those other blocks in which the node is known to
 //! hold addresses. Once a day, a garbage collection also reads all other blocks of the cluster.
@@ -38,8 +38,8 @@ pub(super) const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Version of the format of [`ScanFile`].
 const SCAN_FILE_FORMAT: u32 = 1;
-/// Size limit of a scan file, in bytes. Even on a machine with many containers, a scan file is far smaller than this
-/// limit.
+/// Size limit of a scan file, in bytes. A scan file is far smaller than the size limit, even on a machine with many
+/// containers.
 const MAX_SCAN_FILE_BYTES: u64 = 64 << 20;
 
 /// One assignment of an address to a container. The sequence number distinguishes an assignment from later assignments
@@ -247,8 +247,8 @@ async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> Comma
 }
 
 impl ScanPlan {
-    /// Records in which blocks the node holds addresses. An error is only logged, because the next scan then only reads
-    /// more blocks.
+    /// Records in which blocks the node holds addresses. An error of writing the record is only logged, because the
+    /// next scan then only reads more blocks.
     pub(super) fn save(self, holdings: &Holdings, passed: Option<Revision>) {
         let before = self.memory.found.and_then(|found| found.passed);
         let held = ScanRecord {

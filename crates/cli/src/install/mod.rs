@@ -240,8 +240,8 @@ fn plugin_folders<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> im
     own.chain(&path.folders).map(move |folder| PluginFolder::new(role, folder))
 }
 
-/// Returns Calico's networks whose configuration names the plugin of a role. Fails if the configuration of such a
-/// network has the Kubernetes API as its datastore.
+/// Returns Calico's networks whose configuration names the plugin of a role. Fails if a network that uses the plugin
+/// has the Kubernetes API as its datastore.
 fn networks(role: Role, invocation: &mut Invocation<'_>) -> CommandResult<Vec<CalicoNetwork>> {
     let folder = invocation.options.cni_conf_dir.as_path();
     let (mut networks, unreadable) = calico_networks(invocation.drivers, folder);

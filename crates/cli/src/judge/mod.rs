@@ -178,7 +178,7 @@ enum JudgePlan {
     /// All keys in the store are deleted, and then all conformance cases run in it.
     Erase(Arc<InPlaceHarness<UrlHarness>>),
     /// The store has keys, which must not be changed. Only conformance cases that work in a store with other keys are
-    /// run. All keys that these cases write start with the prefix in the second field.
+    /// run. The string is the prefix of all keys that these cases write.
     Beside(Arc<PrefixHarness<UrlHarness>>, String),
 }
 

@@ -57,8 +57,8 @@ pub(super) struct StoreFolder {
     path: PathBuf,
     /// The store location from the command line; no store exists there.
     location: Location,
-    /// True if the conformance run created the folder. If the folder was empty and existed before the conformance run,
-    /// it is kept.
+    /// True if the conformance run created the folder. A folder that existed before the conformance run and was empty
+    /// is kept.
     ours: bool,
     made: AtomicU64,
 }

@@ -265,7 +265,7 @@ impl Drop for KeyProgress {
     }
 }
 
-/// Runs `work`, and shows that it is running. If `work` takes longer than a second, a spinner appears on the terminal.
+/// Runs `work` and returns its result. If `work` takes longer than a second, a spinner appears on the terminal.
 pub(crate) async fn run_with_progress<T>(what: &str, work: impl Future<Output = T>) -> T {
     if !io::stderr().is_terminal() {
         return work.await;

@@ -365,8 +365,8 @@ impl OutcomeReport {
     }
 }
 
-/// Describes from which block an address would be assigned. Returns one word for JSON, then the block's owner if the
-/// block belongs to another node, and then a text for people.
+/// Describes from which block an address would be assigned. Returns a word for JSON, the block's owner if another node
+/// owns the block, and a sentence for people.
 fn source_text(
     source: &AddressSource,
     block: IpNet,

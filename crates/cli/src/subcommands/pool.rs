@@ -187,7 +187,8 @@ struct PoolRow {
     /// The selector that a namespace must match to use the pool; an empty string if all namespaces may use the pool.
     #[serde(skip_serializing_if = "String::is_empty")]
     namespace_selector: String,
-    /// `Automatic` for a pool that all networks use, or `Manual` for a pool that only networks that name the pool use.
+    /// `Automatic` for a pool that all networks may use, or `Manual` for a pool that only networks that name the pool
+    /// may use.
     assignment_mode: String,
     disabled: bool,
     /// The gateway of the bridged network that uses the pool, if there is a gateway.

@@ -76,8 +76,8 @@ impl From<kv::Lease> for BackupLease {
 }
 
 impl BackupLease {
-    /// Converts the lease of a backup file to a store's lease. Returns `None` if its number or time to live is not
-    /// allowed.
+    /// Converts the lease of a backup file to a store's lease. Returns `None` if the lease's number or time to live is
+    /// not allowed.
     pub(crate) fn read(self) -> Option<kv::Lease> {
         let ttl = Some(Duration::from_secs(self.ttl)).filter(|ttl| *ttl <= kv::Lease::MAX_TTL)?;
         Some(kv::Lease { id: LeaseId::new(self.id)?, ttl })
@@ -101,7 +101,7 @@ impl BackupHeader {
     }
 }
 
-/// Those fields of a backup file's first line that exist in all format versions.
+/// The fields of a backup file's first line that exist in all format versions.
 #[derive(Deserialize)]
 pub(super) struct BackupVersion {
     pub(super) margay_backup: u32,

@@ -57,7 +57,7 @@ pub(crate) struct Row {
 /// Several consecutive rows of a source, in ascending order of their keys.
 pub(crate) struct RowBatch {
     pub(crate) rows: Vec<Row>,
-    /// True if these are the last rows of the source.
+    /// True if the batch has the last rows of the source.
     pub(crate) is_last: bool,
 }
 
@@ -102,8 +102,8 @@ impl<'l> Source<'l> {
         }
     }
 
-    /// Returns the description of the source store or file. The description of a store is known only after its first
-    /// rows were read.
+    /// Returns the description of the source store or file. The description of a store is known only after the store's
+    /// first rows were read.
     fn header(&self) -> Option<BackupHeader> {
         match self {
             Self::Store(snapshot, _) => {

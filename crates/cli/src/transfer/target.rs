@@ -28,7 +28,7 @@ use crate::store::{StoreAccess, StoreUse};
 /// Maximum number of keys that are written in one transaction. In each transaction, every key may have a guard, and the
 /// import lock has one more guard.
 const MAX_TXN_KEYS: usize = MAX_TXN_OPS - 1;
-/// The number of transactions for which keys are listed in one request, when keys are removed.
+/// The number of transactions whose keys are listed with one request, when keys are removed.
 const MAX_TXNS_PER_REMOVAL: usize = 32;
 
 /// Maximum number of parts of the target store that are read back in parallel. All keys and values of the parts that
@@ -228,8 +228,8 @@ impl<'l> Target<'l> {
         let last = found.kvs.last().map(|kv| kv.key.clone());
         let is_ours = |kv: &Kv| match role_of(&kv.key) {
             Some(moving::KeyRole::Books) => true,
-            // If another process has registered a node since then, it has usually written the node's document more than
-            // once.
+            // If another process has registered a node since the import lock was created, it has usually written the
+            // node's document more than once.
             Some(moving::KeyRole::Around) => kv.create_revision > since && kv.version == 1,
             None => false,
         };
@@ -453,8 +453,8 @@ impl Sink for TargetFiller<'_, '_> {
         let to = part.rows.last().filter(|_| !part.is_last).map(|row| row.key.successor());
         let (changes, before) = self.pending.take().unwrap_or_default();
         let target = &*self.target;
-        // If this part of the source has no rows, it has no last key. Unless it is the source's last part, there is
-        // nothing to compare yet.
+        // If this part of the source has no rows, it has no last key. A part without a last key is compared only if it
+        // is the last part of the source.
         let compared = async {
             if to.is_none() && !part.is_last {
                 return Ok(Default::default());

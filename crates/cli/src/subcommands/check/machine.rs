@@ -135,9 +135,9 @@ pub(super) fn find_overlapping_routes(
     pools.iter().filter_map(foreign).collect()
 }
 
-/// True for a route that a network of the pool has probably made. Its destination is a single address, an assigned
-/// prefix, a block, or the subnet of an interface. `length` is the prefix length of the addresses or prefixes that the
-/// pool assigns.
+/// True for a route that a network of the pool has probably made. The route's destination is a single address, an
+/// assigned prefix, a block, or the subnet of an interface. `length` is the prefix length of the addresses or prefixes
+/// that the pool assigns.
 fn is_own(pool: IpNet, length: u8, route: &Route, is_bridge: impl Fn(&str) -> bool) -> bool {
     let begins = |names: &[&str]| names.iter().any(|name| route.device.starts_with(name));
     let is_inside = pool.contains(&route.net);
@@ -145,8 +145,8 @@ fn is_own(pool: IpNet, length: u8, route: &Route, is_bridge: impl Fn(&str) -> bo
     if !is_inside {
         return false;
     }
-    // Calico's routes to the blocks of other nodes have a gateway. Most blocks have 64 addresses, which is why 6 is
-    // added to the prefix length.
+    // Calico's routes to the blocks of other nodes have a gateway. Most blocks have 64 (2^6) addresses, which is why 6
+    // is added to the prefix length.
     let is_block = route.has_gateway && route.net.prefix_len() + 6 >= length;
     let is_small = route.net.prefix_len() == longest || route.drops || is_block || begins(&CALICO_DEVICES);
     let is_interface = route.net == pool || is_bridge(&route.device);

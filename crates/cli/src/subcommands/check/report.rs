@@ -53,7 +53,7 @@ pub(crate) struct ReportedAddress {
     #[serde(rename = "type")]
     kind: String,
     creation_timestamp: String,
-    /// False if no container uses the address with certainty.
+    /// False if it is certain that no container uses the address.
     pub(crate) in_use: bool,
     borrowed: bool,
     pub(crate) cooling_down: bool,

@@ -132,8 +132,8 @@ impl MigrationStores<'_> {
         retry_at_one_revision(self.from, async || {
             let (revision, written) = self.compare_or_fill(target, Revision::UNSET, FillMode::Update).await?;
             if !written.are_unchanged_in(target).await? {
-                // If the target store has changed only in its own keys, the comparison with the source finds no
-                // difference.
+                // The comparison with the source ignores keys that belong to the target store itself, which may have
+                // changed since the target store was filled.
                 let (_, compared) = self.compare_or_fill(target, revision, FillMode::Verify).await?;
                 compared
                     .require_none(&self.to, "stop the programs that use the second store, and run the command again")?;
@@ -210,9 +210,8 @@ impl MigrationStores<'_> {
         )))
     }
 
-    /// Succeeds if the target store has no import lock but equals the source store. An earlier run was then killed
-    /// after it had removed the import lock. Fails if the target store has no import lock and differs from the source
-    /// store.
+    /// Succeeds if an earlier run was killed after it had removed the import lock, so that the target store equals the
+    /// source store. Fails if the target store has no import lock and differs from the source store.
     async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> CommandResult<CommandAnswer> {
         let Self { from, to, .. } = self;
         let (revision, walked) = self.compare_newest(target).await?;

@@ -207,7 +207,8 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     }
     let written = compare_or_fill(plan, target, FillMode::Fill).await?;
     if !written.are_unchanged_in(target).await? {
-        // If the store has changed only in its own keys, the comparison with the backup file finds no difference.
+        // The comparison with the backup file ignores keys that belong to the store itself, which may have changed
+        // since the store was filled.
         let compared = compare_or_fill(plan, target, FillMode::Verify).await?;
         compared.require_none(&at, "delete the imported data with --abort, and import again")?;
     }
@@ -215,9 +216,9 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     Ok(written)
 }
 
-/// Succeeds if the store has no import lock but has all keys of the backup file. An earlier run was then killed after
-/// it had removed the import lock. Returns `None` if the store has no IPAM documents. Fails if a store without an
-/// import lock has some IPAM documents, but not all keys of the backup file.
+/// Succeeds if an earlier run was killed after it had removed the import lock, so that the store has all keys of the
+/// backup file. Returns `None` if the store has no IPAM documents. Fails if a store without an import lock has some
+/// IPAM documents, but not all keys of the backup file.
 async fn imported_already(plan: &ImportPlan, target: &mut Target<'_>) -> CommandResult<Option<Differences>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
     let found = compare_or_fill(plan, target, FillMode::DryRun).await?;

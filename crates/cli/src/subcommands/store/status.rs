@@ -156,8 +156,8 @@ impl EmbeddedStatus {
     async fn of(store: &MvccStore) -> kv::Result<Self> {
         let (status, oldest, bounds) = (store.status(), store.oldest().await?, store.retention());
         let first = match oldest.time {
-            // The oldest state of the store may be the empty state before the first change, which has no time. If the
-            // oldest state has no time, the time of the first change counts as the start of the history.
+            // The oldest state of the store may be the empty state, which has no time. If the oldest state has no time,
+            // the time of the first change counts as the start of the history.
             None => {
                 let first =
                     store.changes(WatchRequest::new(Range::All, oldest.revision)).await?.batches.into_iter().next();
