@@ -69,7 +69,7 @@ struct NodeMoveReport {
     /// True if the node to move holds anything in the store, even if it is only an affinity to a missing block.
     #[serde(skip)]
     has_any: bool,
-    /// If the named node holds nothing in the store, the nodes that hold something.
+    /// The nodes that hold anything in the store, if the named node holds nothing.
     #[serde(skip)]
     others: Vec<String>,
 }

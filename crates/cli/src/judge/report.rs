@@ -1,6 +1,6 @@
 //! Prints the results of a conformance run in the requested format, and shows progress on a terminal. In table format,
-//! each conformance case is printed on one line as soon as it ends. The ignored cases by reason and the failures follow
-//! at the end. JSON and JUnit XML are formats for programs.
+//! each conformance case is printed on one line as soon as it ends. The table ends with the ignored cases, grouped by
+//! reason, and the failed cases. JSON and JUnit XML are formats for programs.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};

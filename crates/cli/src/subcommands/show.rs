@@ -125,8 +125,8 @@ fn usage_row(grouping: &str, cidr: IpNet, usage: &Usage) -> Vec<String> {
     [grouping.to_owned(), cidr.to_string(), format_five_digits(whole)].into_iter().chain(parts).collect()
 }
 
-/// Shows whether an address is assigned, and who holds it. Unlike calicoctl, finds addresses in disabled pools and
-/// outside of all pools, too.
+/// Shows whether an address is assigned, and who holds it. Unlike calicoctl, also finds addresses in disabled pools and
+/// outside of all pools.
 async fn show_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> CommandResult<CommandAnswer> {
     let Inventory { pools, reservations } = operator.ipam().inventory(deadline).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));

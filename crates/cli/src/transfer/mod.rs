@@ -9,11 +9,11 @@
 //! | `import` | file | IPAM's, nodes renamed | marked store, empty before |
 //! | `migrate` | store | IPAM's | marked store, made equal |
 //!
-//! A store is read at one revision. Meanwhile the store is closed and opened several times, so that no plugin waits
-//! long for the store lock. If another process waits for the store, the reader closes the store after 10 ms. When the
-//! reader has opened the store again, it continues at the same revision. If other processes can reach the store that a
-//! command fills, this store is marked with an import lock. Plugins refuse to use a store with an import lock. The
-//! import lock names the command by which an unfinished copy can be continued.
+//! While a store is read at one revision, it is closed and opened several times, so that no plugin waits long for the
+//! store lock. If another process waits for the store, the reader closes the store after 10 ms. When the reader has
+//! opened the store again, it continues at the same revision. If other processes can reach the store that a command
+//! fills, this store is marked with an import lock. Plugins refuse to use a store with an import lock. The import lock
+//! names the command by which an unfinished copy can be continued.
 
 mod format;
 mod reader;

@@ -207,8 +207,7 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     }
     let written = compare_or_fill(plan, target, FillMode::Fill).await?;
     if !written.are_unchanged_in(target).await? {
-        // The comparison with the backup file ignores keys that belong to the store itself, which may have changed
-        // since the store was filled.
+        // The comparison with the backup file ignores keys that belong to the store itself.
         let compared = compare_or_fill(plan, target, FillMode::Verify).await?;
         compared.require_none(&at, "delete the imported data with --abort, and import again")?;
     }
