@@ -1,4 +1,4 @@
-//! Defines the command line, and maps each parsed command to the value that carries the command out.
+//! Defines the command line of `margay`, and maps each parsed subcommand to the code that runs the subcommand.
 
 use std::ffi::OsString;
 
@@ -67,7 +67,7 @@ may fill up: an ADD takes 0.61 of host-local's time on sled and 0.52 on redb
 with the daemon, 2.2 and 0.60 without; on a full disk sled removed 19 of 200
 containers and redb all; power cuts lost nothing on either.";
 
-/// Returns the clap definition of `margay`. The help lists the URLs of the stores in `drivers`.
+/// Returns the clap definition of `margay`. The help texts list the URL forms of the store kinds in `drivers`.
 pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
     let (urls, forms, local) = (drivers.urls(), drivers.url_forms(), drivers.local_names("", ""));
     let from = format!("The store to copy: {urls}");
@@ -78,7 +78,7 @@ pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
     let with_help = |arg: Arg, name: &str, help: &str| {
         if arg.get_id() == name { arg.help(help.to_owned()) } else { arg }
     };
-    // `mut_args` keeps the position of an argument; `mut_arg` would move the argument to the end.
+    // clap's `mut_args` keeps the position of an argument in the help; `mut_arg` would move the argument to the end.
     let command = Cli::command().mut_args(|arg| with_help(arg, "store", &urls));
     command.mut_subcommands(|command| match command.get_name() {
         "migrate" => command.mut_args(|arg| with_help(arg, "from", &from)),
@@ -93,10 +93,10 @@ pub(crate) fn definition(drivers: &Drivers) -> clap::Command {
     })
 }
 
-/// Parses the arguments of a program that is built with the stores in `drivers`.
+/// Parses the command line of a program that supports the store kinds in `drivers`.
 ///
 /// # Errors
-/// The usage is wrong, or the arguments ask for help or the version, which clap also returns as an error.
+/// The arguments are invalid, or ask for the help or the version. clap reports a request for help as an error.
 pub(crate) fn parse(drivers: &Drivers, args: &[OsString]) -> Result<Cli, clap::Error> {
     let mut definition = definition(drivers);
     let parsed = definition.try_get_matches_from_mut(args).and_then(|matches| Cli::from_arg_matches(&matches));
@@ -219,7 +219,7 @@ A released address can be handed out at once. Release nothing that a running con
 }
 
 impl Command {
-    /// Returns the command to carry out, wrapped by the kind of store access that the command needs.
+    /// Returns the parsed subcommand as a [`Task`], whose variant says how the subcommand accesses stores.
     pub(crate) fn task(&self) -> Task<'_> {
         match self {
             Self::Pool(PoolSubcommand::Create(create)) if create.auto.is_some() => OnStore(create),
@@ -319,8 +319,8 @@ mod tests {
                 let parsed = Cli::try_parse_from(std::iter::once("margay".to_owned()).chain(words));
                 let is_right = match &parsed {
                     Ok(_) => true,
-                    // The book also shows commands that margay refuses. A command that the book shows as refused must
-                    // fail for a value, not for an unknown argument.
+                    // The book also shows commands that margay refuses. If the book shows a command as refused, parsing
+                    // the command may fail because of an argument's value, never because of an unknown argument.
                     Err(error) => matches!(
                         error.kind(),
                         clap::error::ErrorKind::DisplayHelp
@@ -335,7 +335,7 @@ mod tests {
         assert!(found > 60, "only {found} commands were found");
     }
 
-    /// Tests that every `ExecStart` of the systemd units parses.
+    /// Tests that `margay` parses the command line in every `ExecStart` of the systemd units.
     #[test]
     fn args_parse_what_systemd_units_call() {
         let units = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/systemd");
@@ -349,7 +349,8 @@ mod tests {
         }
         assert_eq!(calls.len(), 4, "{calls:?}");
         for mut call in calls {
-            // `$MARGAY_SERVE` holds additional options of an administrator and is empty by default.
+            // In a systemd unit, `$MARGAY_SERVE` stands for additional options of the administrator and is empty by
+            // default.
             call.retain(|word| word != "$MARGAY_SERVE");
             Cli::try_parse_from(&call).unwrap_or_else(|error| panic!("{call:?}: {error}"));
         }

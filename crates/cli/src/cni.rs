@@ -1,5 +1,6 @@
-//! Checks names by the rules of CNI. A runtime must not pass an invalid name to a plugin, and the plugin refuses
-//! invalid names. A DEL could therefore never release addresses that were recorded under an invalid name.
+//! Checks container ids, network names and interface names by the rules of the CNI specification. A runtime must not
+//! pass an invalid name to a plugin, and the plugin refuses invalid names. A DEL could therefore never release
+//! addresses that were recorded under an invalid name.
 
 /// Maximum length of an interface name in the Linux kernel, in bytes.
 const MAX_INTERFACE_BYTES: usize = 15;
@@ -10,7 +11,7 @@ pub(crate) fn is_cni_name(id: &str) -> bool {
         && id.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
 }
 
-/// True for a valid interface name.
+/// True for a valid name of a network interface.
 pub(crate) fn is_interface_name(name: &str) -> bool {
     (1..=MAX_INTERFACE_BYTES).contains(&name.len())
         && !matches!(name, "." | "..")

@@ -1,11 +1,11 @@
-//! Runs commands of the program: defines the global options and the three kinds of commands, and carries out the steps
-//! around each command. The steps before a command choose and open its store; in a dry run they keep the command's
-//! writes in memory. The steps after a command close the store, and then print the command's answer: text for people,
-//! JSON for programs, and notes on stderr.
+//! Runs the commands of `margay`. Defines the global options and three kinds of commands, and does the work before and
+//! after each command. Before a command runs, this module chooses and opens the command's store. In a dry run, the
+//! command's writes stay in memory. After a command, this module closes the store and prints the command's answer: text
+//! for people, JSON for programs, and notes on stderr.
 //!
 //! A command that changes pools in an embedded store also refreshes this machine's NAT rules for pools with
-//! `natOutgoing`. The plugin writes the NAT rules of pools only when a container starts, so without the refresh the NAT
-//! rules of a deleted pool would stay until the next container starts.
+//! `natOutgoing`. The plugin writes NAT rules of pools only when a container starts. Unless margay refreshes them, the
+//! NAT rules of a deleted pool would stay until the next container starts.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -69,7 +69,8 @@ pub(crate) struct GlobalOptions {
     _allow_version_mismatch: bool,
 }
 
-// The variants below have no doc comments: clap would print doc comments of variants in the help of every command.
+// The variants of `Format` have no doc comments, because clap would print their doc comments in the help of every
+// subcommand.
 
 /// The output format of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -93,26 +94,26 @@ pub(crate) enum LogLevel {
     Trace,
 }
 
-/// Time limit of a command, counted from the moment when the command's store is open.
+/// Default time limit of a command, counted from the moment when the command's store is open.
 const DEFAULT_COMMAND_TIMEOUT: Duration = Duration::from_secs(60);
-/// Time limit of a command that reads all blocks. Reading all blocks can take minutes on a slow disk that other
-/// processes use as well.
+/// Time limit of a command that reads all blocks of a store. Reading all blocks can take minutes on a slow disk that is
+/// shared with other processes.
 pub(crate) const READ_ALL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// A command to run. The variants differ in how the command accesses stores.
+/// A command to run, by the way in which the command accesses stores.
 pub(crate) enum Task<'a> {
     OnOpenStore(&'a dyn OpenStoreCommand),
     OnStore(&'a dyn StoreCommand),
     Standalone(&'a dyn StandaloneCommand),
 }
 
-/// A command that runs on one store, which the caller opens for the command.
+/// A command that runs on one store, which is already open when the command starts.
 #[async_trait(?Send)]
 pub(crate) trait OpenStoreCommand {
-    /// Returns how the command uses the store.
+    /// Returns whether the command reads or writes the store, and whether a missing store is created.
     fn store_use(&self) -> StoreUse;
 
-    /// True for a dry run: the command makes all of its checks, and its writes only go to memory.
+    /// True for a dry run, in which the command makes all of its checks but its writes stay in memory.
     fn dry_run(&self) -> bool {
         false
     }
@@ -127,7 +128,7 @@ pub(crate) trait OpenStoreCommand {
         false
     }
 
-    /// Refuses arguments that are wrong for every store. Runs before a store is created for the command.
+    /// Refuses arguments that are invalid whatever the store contains. Called before the store is opened or created.
     fn check(&self) -> CommandResult<()> {
         Ok(())
     }
@@ -135,10 +136,10 @@ pub(crate) trait OpenStoreCommand {
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer>;
 }
 
-/// A command that opens its only store itself, perhaps several times, or works on the store's files.
+/// A command on one store that opens the store itself, perhaps several times, or that works on the store's files.
 #[async_trait(?Send)]
 pub(crate) trait StoreCommand {
-    /// For a command that needs an embedded store, returns the command's name and what to use on a cluster instead.
+    /// If the command works only on embedded stores, returns the command's name and what to use on a cluster instead.
     fn only_embedded(&self, _drivers: &Drivers) -> Option<(&'static str, String)> {
         None
     }
@@ -153,11 +154,12 @@ pub(crate) trait StoreCommand {
 
 /// A command that uses no store or several stores, or that runs until it is stopped.
 pub(crate) trait StandaloneCommand {
-    /// Carries out the command and returns the exit code.
+    /// Runs the command and returns the exit code of the process.
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8>;
 }
 
-/// One call of the program: its options, the stores that the program is built with, its environment and its streams.
+/// One run of the `margay` program: its options, the store drivers that the program has, its environment and its output
+/// streams.
 pub(crate) struct Invocation<'a> {
     pub(crate) options: &'a GlobalOptions,
     pub(crate) drivers: &'a Drivers,
@@ -167,7 +169,7 @@ pub(crate) struct Invocation<'a> {
 }
 
 impl<'a> Invocation<'a> {
-    /// Carries out a command and returns the exit code.
+    /// Runs a command and returns the exit code of the process.
     pub(crate) fn carry_out(&mut self, task: &Task<'_>) -> CommandResult<u8> {
         match task {
             Task::OnOpenStore(command) => self.run_on_store(&OpeningCommand(*command)),
@@ -183,8 +185,8 @@ impl<'a> Invocation<'a> {
             return Err(CommandFailure::new(format!("{what} is not for {}", location.facts().name)).hint(instead));
         }
         let at = self.store_at(&location);
-        // The runtime lives until the answer is printed, because dropping the runtime waits for name lookups that still
-        // run.
+        // The Tokio runtime is dropped only after the answer is printed, because dropping the runtime waits for
+        // unfinished DNS lookups.
         let runtime = runtime()?;
         let answer = runtime.block_on(async {
             match command.progress_text() {
@@ -196,7 +198,7 @@ impl<'a> Invocation<'a> {
         Ok(0)
     }
 
-    /// Returns how this call of the program opens the store at `location`.
+    /// Returns the store's `location` together with the options that say how to open the store.
     pub(crate) fn store_at<'l>(&self, location: &'l Location) -> StoreAccess<'l>
     where
         'a: 'l,
@@ -213,7 +215,7 @@ impl<'a> Invocation<'a> {
         answer.print(self.options.output, self.out, self.err)
     }
 
-    /// Chooses the store. Prints the chosen store on stderr, unless the command line has its URL.
+    /// Chooses the store. Prints the chosen store on stderr, unless the store's URL was given on the command line.
     pub(crate) fn choose(&mut self) -> CommandResult<ChosenStore> {
         let chosen = self.locate(self.options.store.as_deref())?;
         for problem in &chosen.unreadable {
@@ -225,7 +227,8 @@ impl<'a> Invocation<'a> {
         Ok(chosen)
     }
 
-    /// Finds the store at `url`, with its credentials; without `url`, finds the store that the configuration names.
+    /// Finds the store at `url`, and the store's credentials. If `url` is `None`, finds the store that the
+    /// configuration files name.
     pub(crate) fn locate(&self, url: Option<&str>) -> CommandResult<ChosenStore> {
         // Operators of Calico configure the datastore in calicoctl's configuration file.
         let file = self.options.config.as_deref();
@@ -234,7 +237,8 @@ impl<'a> Invocation<'a> {
         chosen.map_err(|error| self.explain(&error))
     }
 
-    /// Returns the failure for a configuration that names no usable store, with advice.
+    /// Creates the failure for a configuration that names no usable store, with a hint on how to correct the
+    /// configuration.
     pub(crate) fn explain(&self, error: &ConfigError) -> CommandFailure {
         CommandFailure::new(error).hint(self.drivers.advice(error))
     }
@@ -251,8 +255,8 @@ impl StoreCommand for OpeningCommand<'_> {
 }
 
 impl StoreAccess<'_> {
-    /// Opens the store, carries out the command, and closes the store. A dry run writes nothing; if the store does not
-    /// exist and the command would create it, the dry run uses an empty store in memory.
+    /// Opens the store, runs the command on the open store, and closes the store. A dry run writes nothing. If a dry
+    /// run would have to create the store, it uses an empty store in memory instead.
     pub(crate) async fn carry_out(self, command: &dyn OpenStoreCommand) -> CommandResult<CommandAnswer> {
         command.check()?;
         run_with_progress(&format!("working on {self}"), async {
@@ -282,8 +286,8 @@ impl StoreAccess<'_> {
         .await
     }
 
-    /// Runs a command. If the command may have changed the pools of an embedded store, refreshes this machine's NAT
-    /// rules. In a cluster Felix maintains the NAT rules for pools.
+    /// Runs a command. Refreshes this machine's NAT rules if the command may have changed the pools of an embedded
+    /// store. In a cluster Felix maintains the NAT rules for pools.
     async fn run_and_refresh_rules(
         self,
         command: &dyn OpenStoreCommand,
@@ -298,13 +302,13 @@ impl StoreAccess<'_> {
     }
 }
 
-/// Builds the runtime of an ordinary command, with one thread.
+/// Builds the single-threaded Tokio runtime of every command except `margay watch`.
 pub(crate) fn runtime() -> CommandResult<Runtime> {
     build_runtime(Builder::new_current_thread())
 }
 
-/// Builds the runtime of a watch. The second thread of the runtime reads the store's reports while the first thread
-/// waits for a receiver.
+/// Builds the multi-threaded Tokio runtime of `margay watch`. A worker thread reads changes from the store while the
+/// main thread waits for a program or webhook to handle an event.
 pub(crate) fn watch_runtime() -> CommandResult<Runtime> {
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(1);
@@ -315,8 +319,8 @@ fn build_runtime(mut builder: Builder) -> CommandResult<Runtime> {
     builder.enable_all().build().map_err(|error| CommandFailure::new(format!("cannot start: {error}")))
 }
 
-/// The answer of a command. An answer is printed after the store is closed, so a slow reader of stdout blocks no other
-/// process.
+/// The output of a command, as text and as JSON. An answer is printed after the store is closed, so a slow reader of
+/// stdout blocks no other process.
 #[derive(Debug)]
 pub(crate) struct CommandAnswer {
     text: String,
@@ -339,7 +343,7 @@ enum Layout {
 }
 
 impl CommandAnswer {
-    /// Creates an answer from a text and the value that JSON shows.
+    /// Creates an answer from a text and the value that is printed as JSON.
     pub(crate) fn new(text: impl Into<String>, json: &impl Serialize) -> CommandResult<Self> {
         let json = serde_json::to_string_pretty(json).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
         Ok(Self {
@@ -353,13 +357,13 @@ impl CommandAnswer {
         })
     }
 
-    /// Creates an answer that is a table, or in JSON a list in the field `name`.
+    /// Creates an answer that prints `rows` as a table, or in JSON as an array in the field `name`.
     pub(crate) fn rows<R: TableRow>(name: &'static str, rows: &[R]) -> CommandResult<Self> {
         Self::new(table(rows), &BTreeMap::from([(name, rows)]))
     }
 
-    /// Replaces the text of the answer by a short and a wide text. The short and the wide text are printed exactly,
-    /// with the line breaks at their end.
+    /// Replaces the text of the answer by a short text and a text for `-o wide`. Both texts are printed unchanged, with
+    /// the line breaks at their ends.
     pub(crate) fn with_layout(mut self, text: String, wide: String) -> Self {
         (self.text, self.wide, self.layout) = (text, Some(wide), Layout::Exact);
         self
@@ -369,7 +373,7 @@ impl CommandAnswer {
         notes.into_iter().fold(self, Self::note)
     }
 
-    /// Adds a note to the answer, which is printed on stderr.
+    /// Adds a note that is printed on stderr in addition to the answer.
     pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
         self.notes.push(note.into());
         self
@@ -381,7 +385,7 @@ impl CommandAnswer {
         self
     }
 
-    /// Prints the answer on stderr, because the requested data is on stdout.
+    /// Directs the answer to stderr, for a command that writes its data to stdout.
     pub(crate) fn on_stderr(mut self) -> Self {
         self.stdout_is_taken = true;
         self
@@ -431,11 +435,11 @@ impl Layout {
     }
 }
 
-/// Runs work that may change pools. Refreshes the NAT rules if the networks of pools have changed. If the refresh
-/// fails, the answer gets a note, because the pools have been changed anyway.
+/// Runs `work`, which may change pools. After `work`, refreshes this machine's NAT rules if the networks of the pools
+/// have changed. If the refresh fails, only a note is added to the answer, because the pools are already changed.
 ///
 /// # Errors
-/// Any error of the work.
+/// Any error of `work`.
 async fn follow_pool_changes(
     operator: &Operator,
     location: &Location,
@@ -458,7 +462,7 @@ async fn follow_pool_changes(
     })
 }
 
-/// The networks of all pools of a store, and the networks of the masqueraded pools.
+/// The networks of all pools of a store, and the networks of the pools with `natOutgoing`.
 #[derive(Debug, PartialEq, Eq)]
 struct PoolNetworks {
     masqueraded: Vec<IpNet>,
@@ -466,8 +470,8 @@ struct PoolNetworks {
 }
 
 impl PoolNetworks {
-    /// Reads the networks of the pools, or returns `None` if the store cannot be read. The caller's work then reports
-    /// the store error.
+    /// Reads the networks of the pools, or returns `None` if the store cannot be read. If the pools cannot be read, the
+    /// command that runs afterwards reports the store error.
     async fn read(operator: &Operator, deadline: Deadline) -> Option<Self> {
         let pools = operator.ipam().inventory(deadline).await.ok()?.pools;
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();

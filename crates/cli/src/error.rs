@@ -6,12 +6,12 @@ use std::io;
 /// The result of a command or of a step of a command.
 pub(crate) type CommandResult<T> = Result<T, CommandFailure>;
 
-/// A failed command: a message, and a hint if the failure has one.
+/// A failed command: an error message, and a hint if there is one.
 #[derive(Debug)]
 pub(crate) struct CommandFailure {
     message: String,
     hint: Option<String>,
-    /// True if the reader of stdout has closed the pipe, so the failure is not reported.
+    /// True if the failure must not be printed, because the reader of stdout has closed the pipe.
     pub(crate) silent: bool,
 }
 
@@ -30,8 +30,8 @@ impl CommandFailure {
         &self.message
     }
 
-    /// Prints the message and the hint on stderr. An error of stderr is ignored, since a failure of stderr cannot be
-    /// reported anywhere else.
+    /// Prints the message and the hint on stderr. An error of writing to stderr is ignored, since there is no other
+    /// place to report it.
     pub(crate) fn print(&self, err: &mut dyn io::Write) {
         if self.silent {
             return;
@@ -56,8 +56,7 @@ impl From<ipam_core::Error> for CommandFailure {
 }
 
 impl From<io::Error> for CommandFailure {
-    /// Converts an error of stdout; errors of files and stores are converted by the code that accesses the file or
-    /// store.
+    /// Converts an error of writing to stdout. Errors of files and stores are converted by the code that accesses them.
     fn from(error: io::Error) -> Self {
         let silent = error.kind() == io::ErrorKind::BrokenPipe;
         Self { silent, ..Self::new(format!("cannot write the answer: {error}")) }

@@ -1,11 +1,12 @@
-//! Hands each event of `margay watch --exec` or `--webhook` to a receiver, in order. The receiver is a program that
-//! gets the event on its stdin, or a URL to which the event is posted, signed with a secret. A cursor file records the
-//! revision up to which all events were handled.
+//! Delivers each event of `margay watch --exec` or `margay watch --webhook` to a receiver, in order. The receiver is
+//! either a program that reads the event from its stdin, or a URL to which the event is posted. Posted events can be
+//! signed with a secret. The cursor file records the revision up to which all events were delivered.
 //!
-//! The store's own history is the queue of events. While an attempt to deliver an event fails, the watch is closed;
-//! later the watch restarts at the cursor. An event is lost only if the store compacts its history before the watch
-//! restarts; the receiver then gets a `gap` event and the current state. An event may arrive twice, since the cursor is
-//! written only after the last event of a revision was handled.
+//! Events that are not yet delivered are kept only in the store's own history. While the receiver fails, the watch of
+//! the store is closed. The watch later restarts at the revision in the cursor file. An event is lost only if the store
+//! compacts its history before the watch restarts. The receiver then gets a `gap` event and the current state of the
+//! store. An event may be delivered twice, since the cursor file is written only after the last event of a revision was
+//! delivered.
 
 use std::fs;
 use std::io::{ErrorKind, Write};
@@ -31,29 +32,29 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::interrupt::Interrupt;
 use crate::output::write_whole_file;
 
-/// The wait before a failed attempt is repeated, and the maximum up to which this wait doubles.
+/// The waiting time before a failed delivery is repeated, and the maximum to which this time doubles.
 const RETRY_WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
-/// Interval at which a running program and the signal flag are polled.
+/// Interval at which a running receiver program and the signal flag are polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// An event that is delivered to the receiver.
+/// An event that is ready to be sent to the receiver.
 #[derive(Clone, Debug)]
 pub(crate) struct Delivery {
     pub(crate) json: String,
-    /// The kind of the event and the event's address, for messages.
+    /// The kind of the event and the event's address, as shown in messages.
     pub(crate) name: String,
-    /// The revision that is handled completely once this event is handled; `None` if more events of the revision
-    /// follow.
+    /// The revision whose events are all delivered once this event is delivered; `None` if this revision has more
+    /// events.
     pub(crate) completes: Option<Revision>,
 }
 
-/// The outcome of delivering an event.
+/// The outcome of the attempts to deliver an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeliveryOutcome {
     Done,
-    /// A signal arrived before the event was delivered.
+    /// A signal to end the command arrived before the event was delivered.
     Interrupted,
-    /// The deadline ends before a failed attempt can be repeated.
+    /// The deadline passes before a failed delivery can be repeated.
     Late,
 }
 
@@ -71,18 +72,19 @@ enum Receiver {
 }
 
 impl Hook {
-    /// Creates a hook that runs a program.
+    /// Creates a hook that runs a program for each event.
     ///
     /// # Errors
-    /// The program does not exist.
+    /// The program's file does not exist.
     pub(crate) fn program(path: &Path, timeout: Duration) -> CommandResult<Self> {
         Ok(Self { receiver: Receiver::Program(ProgramReceiver::new(path, timeout)?), first_wait: RETRY_WAITS[0] })
     }
 
-    /// Creates a hook that posts to a URL. `secret` is the file of the secret that signs requests.
+    /// Creates a hook that posts each event to a URL. `secret` is the path of the file with the secret that signs the
+    /// requests.
     ///
     /// # Errors
-    /// The URL is neither http nor https; the secret or the system's certificates cannot be read.
+    /// The URL is neither http nor https, or the secret or the system's CA certificates cannot be read.
     pub(crate) fn webhook(url: &str, secret: Option<&Path>, timeout: Duration) -> CommandResult<Self> {
         Ok(Self {
             receiver: Receiver::Webhook(Box::new(WebhookReceiver::new(url, secret, timeout)?)),
@@ -90,8 +92,8 @@ impl Hook {
         })
     }
 
-    /// Attempts to deliver an event until an attempt succeeds. Starts no attempt after `until` or after a signal has
-    /// arrived. Calls `failed` with a message after each failed attempt.
+    /// Sends an event to the receiver, repeatedly until the receiver accepts the event. Makes no attempt after the time
+    /// `until`, or after a signal to end the command. Calls `failed` with a message after each failed attempt.
     pub(crate) fn deliver(
         &self,
         delivery: &Delivery,
@@ -125,35 +127,37 @@ impl Hook {
     }
 }
 
-/// Interval at which the cursor file is written while no event needs to be handled.
+/// Interval at which the cursor file is written while no event needs to be delivered.
 const CURSOR_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The cursor file, which records the last revision whose events were all handled.
+/// The cursor file, which records the last revision whose events were all delivered.
 #[derive(Debug)]
 pub(crate) struct CursorFile {
     path: PathBuf,
     saved: CursorContent,
-    /// The revision up to which no event needed to be handled. The cursor file might still have an older revision.
+    /// The revision up to which all events were delivered or needed no delivery. The revision in the cursor file might
+    /// still be older.
     reached: Revision,
     written: Instant,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct CursorContent {
-    /// The id of the store or cluster. The id is empty in cursors that earlier versions wrote while a daemon had the
-    /// store.
+    /// The id of the store or cluster that is watched. The id is empty in cursor files that earlier versions wrote
+    /// while a daemon had the store.
     store: String,
     revision: i64,
-    /// The reason why no watch can continue at this cursor any more.
+    /// The reason why the watch cannot continue at this cursor, if the store was replaced or reset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
 }
 
 impl CursorFile {
-    /// Reads the cursor file, if the file exists. A cursor without a store id gets the id of this store.
+    /// Reads the cursor file; a missing cursor file is no error. A cursor without a store id gets the id `store`.
     ///
     /// # Errors
-    /// The cursor file cannot be read, is not a cursor, is about another store than `store`, or was refused before.
+    /// The cursor file cannot be read, has no valid content, belongs to another store than `store`, or was refused
+    /// before.
     pub(crate) fn load(path: &Path, store: &str) -> CommandResult<Self> {
         let advice = "remove the file to begin with what is in use now, or name another file";
         let failed = |why: String| CommandFailure::new(format!("the cursor {} {why}", path.display())).hint(advice);
@@ -180,12 +184,12 @@ impl CursorFile {
         Ok(Self { path: path.to_owned(), saved, reached: Revision::UNSET, written: Instant::now() })
     }
 
-    /// Returns the last revision that was handled, or `None` at the first run.
+    /// Returns the last revision whose events were all delivered, or `None` if there is no cursor file yet.
     pub(crate) fn revision(&self) -> Option<Revision> {
         Some(Revision::new(self.saved.revision)).filter(|revision| revision.is_set())
     }
 
-    /// Records that all events up to `revision` were handled, and writes the cursor file.
+    /// Records that all events up to `revision` were delivered, and writes the cursor file.
     ///
     /// # Errors
     /// The cursor file cannot be written.
@@ -198,8 +202,8 @@ impl CursorFile {
         self.write()
     }
 
-    /// Records that no event up to `revision` needed to be handled. Writes the cursor file at most every 10 s, since a
-    /// busy cluster reports progress twice a second. [`Self::finish`] writes the last revision.
+    /// Records that no event up to `revision` needed to be delivered. Writes the cursor file at most every 10 s, since
+    /// a cluster with many changes reports progress twice a second. [`Self::finish`] writes the last recorded revision.
     ///
     /// # Errors
     /// The cursor file cannot be written.
@@ -208,7 +212,7 @@ impl CursorFile {
         if self.written.elapsed() < CURSOR_INTERVAL { Ok(()) } else { self.finish() }
     }
 
-    /// Writes the last revision without unhandled events to the cursor file.
+    /// Writes the last recorded revision to the cursor file.
     ///
     /// # Errors
     /// The cursor file cannot be written.
@@ -216,13 +220,13 @@ impl CursorFile {
         self.save(self.reached)
     }
 
-    /// Records that the store cannot continue at this cursor. If the refusal were not recorded, a later run could skip
-    /// events, once the store's revision has grown beyond the cursor.
+    /// Records in the cursor file that the watch cannot continue at this cursor. If the refusal were not recorded, a
+    /// later run could skip events once the new store's revision exceeds the cursor's revision.
     ///
     /// # Errors
     /// The cursor file cannot be written.
     pub(crate) fn refuse(&mut self, why: &str) -> CommandResult<()> {
-        // The cursor file might still have an older revision than `reached`.
+        // The revision in the cursor file might be older than `reached`.
         self.saved.revision = self.saved.revision.max(self.reached.get());
         if self.revision().is_none() {
             return Ok(());
@@ -237,22 +241,22 @@ impl CursorFile {
     }
 }
 
-/// Time between SIGTERM and SIGKILL when a run of the program is ended.
+/// Time between SIGTERM and SIGKILL when the command ends a receiver program.
 const EXIT_GRACE: Duration = Duration::from_secs(1);
 
-/// A program that is run for each event.
+/// A receiver program, which is run once for each event.
 #[derive(Debug)]
 struct ProgramReceiver {
     path: PathBuf,
-    /// Time limit of a run of the program. A run that takes longer is ended and counts as failed.
+    /// Time limit of one run of the receiver program. A run that exceeds the time limit is ended and counts as failed.
     timeout: Duration,
 }
 
 impl ProgramReceiver {
     /// # Errors
-    /// The program does not exist.
+    /// The program's file does not exist.
     fn new(path: &Path, timeout: Duration) -> CommandResult<Self> {
-        // A relative path of the program is relative to the current folder; `PATH` is not searched.
+        // A relative path of the receiver program is relative to the current folder; `PATH` is not searched.
         let path = fs::canonicalize(path).map_err(|error| {
             CommandFailure::new(format!("cannot run {}: {error}", path.display())).hint("give the path of a program")
         })?;
@@ -263,14 +267,15 @@ impl ProgramReceiver {
         self.path.display().to_string()
     }
 
-    /// Runs the program and succeeds if it ends with exit code 0. The program and its child processes have their own
-    /// process group, which is ended if the run times out or is interrupted.
+    /// Runs the receiver program, and succeeds if the program ends with exit code 0. The receiver program and its child
+    /// processes form a process group. The whole process group is ended if the program times out or is interrupted.
     fn run(&self, json: &str, interrupt: &Interrupt) -> Result<(), String> {
         let mut command = Command::new(&self.path);
         let mut child = command.stdin(Stdio::piped()).process_group(0).spawn().map_err(|error| error.to_string())?;
         let written = child.stdin.take().map_or(Ok(()), |mut stdin| writeln!(stdin, "{json}"));
         match written {
-            // A program that does not read its whole stdin causes a broken pipe, which is no error.
+            // If the receiver program does not read its whole stdin, writing to its stdin fails with a broken pipe,
+            // which counts as no error.
             Err(error) if error.kind() != ErrorKind::BrokenPipe => {
                 end_program(&mut child);
                 return Err(error.to_string());
@@ -296,16 +301,16 @@ fn exit_reason(status: ExitStatus) -> String {
     status.code().map_or_else(|| status.to_string(), |code| format!("exit code {code}"))
 }
 
-/// Ends all processes of the program's process group with SIGTERM, and after [`EXIT_GRACE`] with SIGKILL. Returns when
-/// the first process of the group has ended.
+/// Ends the receiver program's process group with SIGTERM, and after [`EXIT_GRACE`] with SIGKILL. Returns after the
+/// group's first process has ended.
 fn end_program(child: &mut Child) {
     let Ok(group) = i32::try_from(child.id()).map(Pid::from_raw) else { return };
     _ = killpg(group, Signal::SIGTERM);
     let until = Instant::now() + EXIT_GRACE;
     loop {
-        // A zombie keeps the process group alive, so the first process of the group must be reaped.
+        // A zombie process keeps its process group alive, so the first process of the group is reaped here.
         _ = child.try_wait();
-        // EPERM means that the process group still exists, but now belongs to another user.
+        // EPERM means that the process group still exists, but its processes now belong to another user.
         if killpg(group, None) == Err(Errno::ESRCH) {
             return;
         }
@@ -318,23 +323,24 @@ fn end_program(child: &mut Child) {
     _ = child.wait();
 }
 
-/// The HTTP header with the signature: `sha256=` and the HMAC-SHA256 of the body under the secret, in hexadecimal.
+/// The HTTP header with the signature of a posted event: `sha256=` followed by the hexadecimal HMAC-SHA256 of the
+/// request body, with the secret as the key.
 const SIGNATURE_HEADER: &str = "Margay-Signature";
 
 const MAKE_SECRET_HINT: &str = "make one with: openssl rand -hex 32";
 
-/// A URL to which events are posted.
+/// A receiver that gets events as HTTP POST requests to a URL.
 #[derive(Debug)]
 struct WebhookReceiver {
     url: String,
     agent: Agent,
-    /// The secret key, which `Debug` does not print.
+    /// The secret key that signs requests; `Debug` does not print the key.
     key: Option<Key>,
 }
 
 impl WebhookReceiver {
     /// # Errors
-    /// The URL is neither http nor https; the file with the secret or the certificates of the system cannot be read.
+    /// The URL is neither http nor https, or the secret file or the system's CA certificates cannot be read.
     fn new(url: &str, secret: Option<&Path>, timeout: Duration) -> CommandResult<Self> {
         let is_https = url.starts_with("https://");
         if !is_https && !url.starts_with("http://") {
@@ -351,7 +357,7 @@ impl WebhookReceiver {
         Ok(Self { url: url.to_owned(), agent: config.build().into(), key: secret.map(read_key).transpose()? })
     }
 
-    /// Returns the URL without login and query, both of which may be secret.
+    /// Returns the URL without its login and query, both of which may contain secrets.
     fn name(&self) -> String {
         let (scheme, rest) = self.url.split_once("://").unwrap_or_default();
         let rest = rest.split(['?', '#']).next().unwrap_or_default();
@@ -360,7 +366,7 @@ impl WebhookReceiver {
         format!("{scheme}://{host}/{path}")
     }
 
-    /// Posts an event. The post succeeds if the HTTP status of the response is 200 to 299.
+    /// Posts an event to the URL. The delivery succeeds if the HTTP response status is 200 to 299.
     fn post(&self, json: &str) -> Result<(), String> {
         let mut request = self.agent.post(&self.url).header("Content-Type", "application/json");
         if let Some(key) = &self.key {
@@ -369,19 +375,19 @@ impl WebhookReceiver {
         match request.send(json) {
             Ok(answer) if answer.status().is_success() => Ok(()),
             Ok(answer) => Err(format!("its answer is {}", answer.status())),
-            // The error text of ureq could quote the URL, which may contain a secret.
+            // The error text of the HTTP client ureq could quote the URL, which may contain a secret.
             Err(ureq::Error::BadUri(_)) => Err("it is no URL that can be reached".to_owned()),
             Err(error) => Err(error.to_string()),
         }
     }
 }
 
-/// Reads the secret key from a file. White space at the end of the file does not count.
+/// Reads the key that signs requests from a file. White space at the end of the file is not part of the key.
 fn read_key(path: &Path) -> CommandResult<Key> {
     let failed = |why: String| CommandFailure::new(format!("the secret {} {why}", path.display()));
     let secret = fs::read(path).map_err(|error| failed(format!("cannot be read: {error}")))?;
     let secret = secret.trim_ascii_end();
-    // A secret of random bytes may start with the bytes of a UTF-16 byte order mark by chance.
+    // A binary secret may by chance start with the bytes of a UTF-16 byte order mark.
     let is_text = str::from_utf8(secret).is_ok();
     match text_fault(secret) {
         Some(TextFault::Empty) => return Err(failed("is empty".to_owned()).hint(MAKE_SECRET_HINT)),
@@ -395,7 +401,7 @@ fn read_key(path: &Path) -> CommandResult<Key> {
     Ok(Key::new(HMAC_SHA256, secret))
 }
 
-/// Returns the certificates that the system trusts, or the certificates in the file that `SSL_CERT_FILE` names.
+/// Trusts the system's CA certificates, or the CA certificates in the file that `SSL_CERT_FILE` names.
 fn tls_config() -> CommandResult<TlsConfig> {
     let found = rustls_native_certs::load_native_certs();
     if found.certs.is_empty() {
@@ -459,7 +465,7 @@ mod tests {
         assert_eq!(CursorFile::load(&path, "a").unwrap().revision(), Some(Revision::new(8)));
         let other = format!("{:?}", CursorFile::load(&path, "b").unwrap_err());
         assert!(other.contains("is about another store, a, and this one is b"), "{other}");
-        // An earlier version wrote cursors without a store id.
+        // An earlier version wrote cursor files without a store id.
         fs::write(&path, r#"{"store":"","revision":7}"#).unwrap();
         CursorFile::load(&path, "a").unwrap().save(Revision::new(8)).unwrap();
         assert!(CursorFile::load(&path, "b").is_err());
@@ -515,7 +521,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(600));
         assert!(!late.exists(), "a child has outlived its run");
         fs::remove_file(&clean).unwrap();
-        // A run of the program is ended when a signal arrives.
+        // A run of the receiver program is ended when a signal arrives.
         interrupt.flag().store(true, std::sync::atomic::Ordering::SeqCst);
         let ready = format!("trap ': >{}; exit 0' TERM; sleep 60 & wait", clean.display());
         let hook = ProgramReceiver { timeout: Duration::from_secs(60), ..program(folder.path(), &ready) };

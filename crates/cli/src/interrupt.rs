@@ -11,8 +11,8 @@ use crate::error::{CommandFailure, CommandResult};
 /// The exit code of an interrupted command.
 pub(crate) const INTERRUPTED: u8 = 130;
 
-/// Catches SIGINT, SIGTERM and SIGHUP until this value is dropped. The first signal requests an orderly end, and the
-/// second signal ends the process.
+/// Catches SIGINT, SIGTERM and SIGHUP until this value is dropped. The first signal asks the command to end in an
+/// orderly way, and the second signal ends the process at once.
 #[derive(Debug)]
 pub(crate) struct Interrupt {
     flag: Arc<AtomicBool>,
@@ -24,8 +24,8 @@ impl Interrupt {
         let flag = Arc::new(AtomicBool::new(false));
         let mut this = Self { flag: flag.clone(), ids: Vec::new() };
         for signal in [SIGINT, SIGTERM, SIGHUP] {
-            // The two handlers are registered in this order: otherwise the signal that sets the flag would also end the
-            // process.
+            // The handler for the conditional shutdown is registered before the handler that sets the flag. In the
+            // reverse order, the first signal would set the flag and then also end the process.
             let registered = [
                 signal_hook::flag::register_conditional_shutdown(signal, INTERRUPTED.into(), flag.clone()),
                 signal_hook::flag::register(signal, flag.clone()),
@@ -37,12 +37,12 @@ impl Interrupt {
         Ok(this)
     }
 
-    /// Returns a flag that becomes true when a signal arrives.
+    /// Returns a flag that becomes true when a signal to end the command arrives.
     pub(crate) fn flag(&self) -> Arc<AtomicBool> {
         self.flag.clone()
     }
 
-    /// True if a signal has arrived.
+    /// True if a signal to end the command has arrived.
     pub(crate) fn came(&self) -> bool {
         self.flag.load(Ordering::SeqCst)
     }

@@ -1,8 +1,9 @@
 //! Implements the operator command `margay`.
 //!
-//! [`args`] parses a command into a value of [`subcommands`], and this value says how the command uses the store.
-//! [`command`] carries out the command: chooses and opens the store, lets the command build an answer, and closes the
-//! store. The answer is printed on stdout only after the store is closed. All output except the answer goes to stderr.
+//! The module [`args`] parses a command line into a command of the module [`subcommands`]. Each command says how it
+//! uses the store. The module [`command`] runs the command: it chooses and opens the store, lets the command build an
+//! answer, and closes the store. The command's answer is printed on stdout only after the store is closed. All output
+//! except the answer goes to stderr.
 
 mod args;
 mod cni;
@@ -38,8 +39,8 @@ use crate::command::{Invocation, LogLevel};
 use crate::error::CommandFailure;
 use crate::subcommands::check::{report_hint, with_report};
 
-/// Runs the examples of the documentation page about the library as doctests. The doctests are in this crate because
-/// this crate depends on all other crates of the library.
+/// Runs the examples of the documentation page `library.md` as doctests. The doctests are in this crate because this
+/// crate depends on all other crates of the library.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/library.md")]
 pub struct Library;
@@ -48,11 +49,11 @@ pub struct Library;
 #[doc = include_str!("../README.md")]
 pub struct Readme;
 
-/// Runs the command and returns its exit code. The exit code is 0 if the command succeeded, and 1 if the command failed
-/// or the usage was wrong. The exit code is 130 if a signal interrupted the command and the command ended in an orderly
-/// way.
+/// Runs the command in `args` and returns its exit code. The exit code is 0 if the command succeeded, and 1 if the
+/// command failed or the usage was wrong. The exit code is 130 if a signal interrupted the command and the command
+/// ended in an orderly way.
 ///
-/// `drivers` are the drivers of the stores that the program is built with. `args` starts with the program's name, like
+/// `drivers` are the store drivers that the program supports. The first element of `args` is the program's name, as in
 /// [`std::env::args_os`].
 pub fn run(
     drivers: &Drivers,
@@ -83,13 +84,13 @@ pub fn run(
     }
 }
 
-/// If a test case of `margay conformance` started this process, plays the role that the test case requests, and returns
-/// the exit code.
+/// If a conformance case started this process as a child, performs the work that the case requests, and returns the
+/// exit code.
 fn play_role(drivers: &Drivers) -> Option<ExitCode> {
     conformance::play_role(&judge::site::JoiningHarness(drivers.clone()))
 }
 
-/// Reports a panic as a bug, and returns the command's exit code.
+/// Reports a panic on stderr as a bug, and returns the exit code of the process.
 fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
     let failure = CommandFailure::new(format!("internal error: {what}"));
     failure
@@ -98,7 +99,7 @@ fn report_panic(what: &str, err: &mut dyn Write) -> u8 {
     1
 }
 
-/// Prints requested help and the version on stdout, and errors of usage on stderr.
+/// Prints requested help and the version on stdout, and errors about wrong arguments on stderr.
 fn print_usage(usage: &clap::Error, out: &mut dyn Write, err: &mut dyn Write) -> u8 {
     let text = usage.render();
     if usage.use_stderr() {
@@ -129,13 +130,14 @@ fn log_to_stderr(level: LogLevel) {
     _ = tracing::subscriber::set_global_default(subscriber);
 }
 
-/// The message of the last panic, and the place of this panic in the code. A panic of a store engine on a damaged store
-/// is caught by the caller of the engine and becomes an ordinary error. Only a panic that reaches [`main`] is reported.
+/// The message of the last panic, and the source location of this panic. If a store engine panics on a damaged store,
+/// the caller of the engine catches the panic and returns an ordinary error. Only a panic that reaches [`main`] is
+/// reported.
 static LAST_PANIC: Mutex<String> = Mutex::new(String::new());
 
-/// The main function of a program that is built with the stores in `drivers`.
+/// The main function of a program that supports the store kinds in `drivers`.
 pub fn main(drivers: &Drivers) -> ExitCode {
-    // Only a test case of `margay conformance` starts this program with a role, and the program then has no arguments.
+    // Only conformance cases start `margay` as a child process that plays a role, and they start it without arguments.
     if std::env::args_os().len() == 1
         && let Some(code) = play_role(drivers)
     {

@@ -1,4 +1,4 @@
-//! The main program of the command `margay`.
+//! The main program of the operator command `margay`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! Generates shell completions and man pages from the definition of the command line.
+//! Generates shell completions and man pages from the definition of `margay`'s command line.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -31,8 +31,8 @@ pub(crate) struct ManPages {
     pub(crate) folder: PathBuf,
 }
 
-/// The section at the end of every man page. `margay-ipam`(8) is the man page of the plugin; `margay-ipam`(1) is the
-/// man page of the command `margay ipam`.
+/// The section "SEE ALSO" at the end of every man page. `margay-ipam`(8) is the man page of the plugin;
+/// `margay-ipam`(1) is the man page of the command `margay ipam`.
 const SEE_ALSO: &str = "\
 .SH \"SEE ALSO\"
 .BR margay (1),
@@ -52,7 +52,7 @@ impl StandaloneCommand for Completions {
 }
 
 impl StandaloneCommand for ManPages {
-    /// Writes a man page for each command into a folder, which is created if necessary.
+    /// Writes a man page for each subcommand into a folder, which is created if it does not exist.
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let folder = &self.folder;
         let mut command = definition(invocation.drivers).disable_help_subcommand(true);

@@ -1,5 +1,5 @@
-//! Draws which addresses of blocks are in use. A drawing is text for a terminal, an SVG picture, or an HTML page with
-//! the SVG picture.
+//! Draws which addresses in the blocks of pools are in use. A drawing is text for a terminal, an SVG picture, or an
+//! HTML page with the SVG picture.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -10,11 +10,11 @@ use serde::Serialize;
 
 use crate::output::printable;
 
-/// Maximum number of blocks of a pool that is drawn with a character for each address. A larger pool is drawn with a
-/// character for each block.
+/// Maximum number of blocks of a pool that is drawn with a character for each address. A pool with more than
+/// `MAX_BLOCKS_IN_DETAIL` blocks is drawn with one character for each block.
 const MAX_BLOCKS_IN_DETAIL: usize = 64;
 
-/// The unit for which a drawing has one character.
+/// Whether one character of a drawing stands for an address or for a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MapDetail {
     /// One character for each address in pools with at most [`MAX_BLOCKS_IN_DETAIL`] blocks, and for each block in
@@ -38,21 +38,21 @@ pub(crate) struct MapSection {
     blocks: Vec<DrawnBlock>,
 }
 
-/// A block and the use of its addresses.
+/// A block to draw, and how its addresses are used.
 #[derive(Debug, Serialize)]
 struct DrawnBlock {
     cidr: String,
     /// The node or virtual owner of the block; empty if the block has no owner.
     owner: String,
-    /// The number of addresses in use, including borrowed addresses.
+    /// The number of the block's addresses that are in use, including borrowed addresses.
     in_use: usize,
-    /// The number of addresses in use by nodes other than the block's owner.
+    /// The number of the block's addresses that are in use by nodes other than the block's owner.
     borrowed: usize,
-    /// The number of released addresses that are in cooldown.
+    /// The number of the block's released addresses that are in cooldown.
     in_cooldown: usize,
-    /// The number of reserved addresses that are not in use.
+    /// The number of the block's reserved addresses that are not in use.
     reserved: usize,
-    /// The number of addresses that can be assigned.
+    /// The number of the block's addresses that can be assigned.
     free: usize,
     /// The characters that show the use of the block's addresses, one for each address.
     addresses: String,
@@ -62,7 +62,7 @@ struct DrawnBlock {
     net: IpNet,
 }
 
-/// Returns the sections to draw: the named pools, or all pools and the blocks that are in no pool.
+/// Returns the sections to draw: the named pools, or if `pools` is empty, all pools and the blocks that are in no pool.
 pub(crate) fn sections(census: Census, pools: &[String]) -> Vec<MapSection> {
     let wanted = |name: &str, cidr: IpNet| {
         pools.is_empty() || pools.iter().any(|pool| pool == name || *pool == cidr.to_string())
@@ -118,7 +118,7 @@ impl DrawnBlock {
         }
     }
 
-    /// Returns the address counts of the block as text.
+    /// Formats the block's address counts as text.
     fn reported(&self) -> String {
         let owner = if self.owner.is_empty() { "no owner" } else { &self.owner };
         let mut reported = format!("{} ({owner}): {} of {} in use", self.cidr, self.in_use, self.uses.len());
@@ -134,7 +134,7 @@ impl DrawnBlock {
 }
 
 impl MapSection {
-    /// True if the drawing has a character for each address.
+    /// True if the pool is drawn with one character for each address.
     fn in_detail(&self, detail: MapDetail) -> bool {
         match detail {
             MapDetail::Auto => self.blocks.len() <= MAX_BLOCKS_IN_DETAIL,
@@ -173,11 +173,11 @@ impl MapSection {
     }
 }
 
-/// The meaning of a character that stands for one address, or for several addresses.
+/// What a character of the drawing says about one or several addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddressSign {
-    /// All addresses of the character have this use. If the uses differ, the use that takes precedence in
-    /// [`AddressSign::of`].
+    /// Either all addresses behind the character have the same use, or `AddressUse` is the use that takes precedence.
+    /// [`AddressSign::of`] defines which use takes precedence.
     All(AddressUse),
     /// Some addresses of the character are in use, and no address is borrowed.
     Some,
@@ -214,8 +214,8 @@ fn colour_of_tenths(tenths: usize) -> &'static str {
 }
 
 impl AddressSign {
-    /// Returns the character's meaning for several addresses. If the uses differ, borrowed takes precedence over used,
-    /// used over in cooldown, and in cooldown over free.
+    /// Returns what one character says about the given uses of several addresses. If the uses differ, a borrowed
+    /// address takes precedence over one in use, then an address in cooldown, then a free one.
     fn of(uses: &[AddressUse]) -> Self {
         let has = |wanted| uses.contains(&wanted);
         match uses {
@@ -246,7 +246,7 @@ impl AddressSign {
     }
 }
 
-/// Returns the character of a block by how many tenths of the block's addresses cannot be assigned.
+/// Returns the character for a block, depending on how many tenths of its addresses cannot be assigned.
 fn sign_of_tenths(tenths: usize) -> char {
     match tenths {
         0 => '.',
@@ -266,17 +266,17 @@ fn terminal_colour_of_tenths(tenths: usize) -> Option<u8> {
     }
 }
 
-/// Maximum number of blocks that fit into a pool whose unclaimed blocks are drawn, too. In a larger pool only claimed
-/// blocks are drawn.
+/// Maximum number of blocks that fit into a pool whose unclaimed blocks are drawn in addition to its claimed blocks. In
+/// a pool with more than `MAX_PLACES` blocks, only claimed blocks are drawn.
 const MAX_PLACES: u64 = 4096;
 /// Maximum length of an owner's name that is drawn in full, in characters.
 const MAX_OWNER_CHARS: usize = 24;
-/// Minimum number of drawn characters in a line, even on a narrower terminal.
+/// Minimum number of characters in a drawn line, even if the terminal is too narrow for them.
 const MIN_SIGNS: usize = 8;
 /// The character for a block that no node has claimed.
 const UNCLAIMED_SIGN: char = '-';
 
-/// The layout of a drawing.
+/// The layout of a drawing on a terminal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MapStyle {
     /// The width of the drawing in columns.
@@ -285,7 +285,7 @@ pub(crate) struct MapStyle {
     pub(crate) detail: MapDetail,
 }
 
-/// Draws all pools, each below the previous one, with a legend at the end.
+/// Draws all pools as text, one below the other, with a legend at the end.
 pub(crate) fn draw(sections: &[MapSection], style: MapStyle) -> String {
     let mut text = String::new();
     let (mut has_addresses, mut has_blocks) = (false, false);
@@ -317,8 +317,8 @@ pub(crate) fn draw(sections: &[MapSection], style: MapStyle) -> String {
     text
 }
 
-/// Draws a line of text for each block. Each character of a line stands for one address, or for several addresses if
-/// the line is too short.
+/// Draws a line of text for each block. Each character of the line stands for one address, or for several addresses if
+/// the line would be too long.
 fn draw_addresses(blocks: &[DrawnBlock], style: MapStyle, text: &mut String) {
     let cidrs = blocks.iter().map(|block| block.cidr.len()).max().unwrap_or_default();
     let owners = blocks.iter().map(|block| shorten_owner(&block.owner).chars().count()).max().unwrap_or_default();
@@ -347,14 +347,14 @@ fn shorten_owner(owner: &str) -> String {
     format!("{kept}~")
 }
 
-/// Draws a character for each claimed block, and for each unclaimed block if at most [`MAX_PLACES`] blocks fit into the
-/// pool.
+/// Draws one character for each claimed block. Draws unclaimed blocks only if at most [`MAX_PLACES`] blocks fit into
+/// the pool.
 fn draw_blocks(section: &MapSection, style: MapStyle, text: &mut String) {
     let places = block_places(section);
     let label = |place: &BlockPlace<'_>| place.first.to_string();
     let labels = places.iter().map(|place| label(place).len()).max().unwrap_or_default();
     let room = style.width.saturating_sub(labels + 2).max(MIN_SIGNS);
-    // The number of blocks in a line is a power of two, so that lines start at round addresses.
+    // The number of blocks in a line is a power of two, so that the first addresses of lines are round numbers.
     let each = 1 << room.ilog2();
     for line in places.chunks(each) {
         let Some(first) = line.first() else { continue };
@@ -368,7 +368,7 @@ fn draw_blocks(section: &MapSection, style: MapStyle, text: &mut String) {
     }
 }
 
-/// The place of a claimed or unclaimed block in a pool, identified by the block's first address.
+/// The position of a claimed or unclaimed block in a pool, identified by the block's first address.
 struct BlockPlace<'a> {
     first: IpAddr,
     block: Option<&'a DrawnBlock>,
@@ -394,7 +394,8 @@ impl DrawnBlock {
     }
 }
 
-/// Writes characters with their colours. Neighbouring characters of one colour share an escape sequence.
+/// Appends characters with their terminal colours to `text`. Neighbouring characters of one colour share an escape
+/// sequence.
 fn paint(cells: impl Iterator<Item = (char, Option<u8>)>, colours: bool, text: &mut String) {
     let mut now = None;
     for (sign, colour) in cells {
@@ -409,7 +410,7 @@ fn paint(cells: impl Iterator<Item = (char, Option<u8>)>, colours: bool, text: &
     }
 }
 
-/// The sizes of parts of the picture in pixels.
+/// The sizes of parts of the SVG picture, in pixels.
 const SVG_WIDTH: usize = 1000;
 const SVG_MARGIN: usize = 20;
 const SVG_LINE: usize = 18;
@@ -446,8 +447,8 @@ pub(crate) fn draw_svg(sections: &[MapSection], detail: MapDetail) -> String {
     )
 }
 
-/// Returns an HTML page with the picture. `about` is the text above the picture, and `below` has the paragraphs after
-/// the picture.
+/// Returns an HTML page with the SVG picture. `about` is the text above the SVG picture, and `below` has the paragraphs
+/// after the picture.
 pub(crate) fn html(sections: &[MapSection], detail: MapDetail, about: &str, below: &[String]) -> String {
     let below: String = below.iter().map(|line| format!("<p>{}</p>\n", escape_xml(line))).collect();
     format!(
@@ -531,7 +532,7 @@ fn svg_legend(top: usize, body: &mut String) -> usize {
     y
 }
 
-/// Shortens a label that is too long for the label's column.
+/// Shortens a label of the picture that is longer than its column.
 fn clip_label(label: &str) -> String {
     const MAX_LABEL_CHARS: usize = 44;
     if label.chars().count() <= MAX_LABEL_CHARS {

@@ -1,4 +1,4 @@
-//! Runs the daemon of a store, for the command `margay serve`.
+//! Runs a daemon for a store, for the command `margay serve`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -93,7 +93,7 @@ pub(crate) struct Serve {
 }
 
 impl StandaloneCommand for Serve {
-    /// Serves a store until a signal ends the daemon.
+    /// Runs the daemon until a signal ends it.
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let location = match &self.folder {
             Some(folder) if invocation.options.store.is_none() => in_folder(invocation, folder)?,
@@ -106,8 +106,8 @@ impl StandaloneCommand for Serve {
             return Ok(0);
         }
         let mut builder = tokio::runtime::Builder::new_multi_thread();
-        // The daemon's work consists of short reads and commits. Each additional thread would have its own heap: with
-        // eight callers and watches, the heaps took 30 MiB more.
+        // The daemon only does short reads and commits, so a few threads suffice. Each additional thread would have its
+        // own heap: with eight callers and watches, the heaps took 30 MiB more.
         let runtime = builder.worker_threads(2).max_blocking_threads(4).enable_all().build();
         let runtime = runtime.map_err(|error| CommandFailure::new(format!("cannot start: {error}")))?;
         let defaults = Retention::WITH_CLIENTS;

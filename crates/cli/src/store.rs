@@ -1,4 +1,4 @@
-//! Opens and closes the store that a command uses.
+//! Opens and closes the store on which a command runs.
 
 use std::fmt;
 use std::io;
@@ -16,24 +16,24 @@ use crate::error::{CommandFailure, CommandResult};
 /// Default time limit of the wait for the store lock. Plugins hold the store lock for milliseconds.
 pub(crate) const DEFAULT_LOCK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How a command uses a store.
+/// How a command accesses its store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StoreUse {
     /// The command reads an existing store.
     Read,
-    /// The command reads all blocks of an existing store. Other processes that wait for the store lock get the lock in
-    /// between, except while a daemon has the store.
+    /// The command reads all blocks of an existing store, which can take long. Other processes that wait for the store
+    /// lock can use the store between two reads, except while a daemon has the store open.
     ReadAll,
     /// The command writes to an existing store.
     Write,
     /// The command writes to the store, and the store is created if it does not exist.
     Make,
-    /// The command releases addresses or history. On a full disk a releasing command may use the space that the store
-    /// has reserved.
+    /// The command releases addresses or removes history. On a full disk, a command that releases addresses or removes
+    /// history may use the disk space that the store has reserved.
     Release,
 }
 
-/// The location of a store, and how the store is opened.
+/// The location of a store, and options for opening the store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StoreAccess<'a> {
     pub(crate) location: &'a Location,
@@ -55,7 +55,7 @@ impl<'a> StoreAccess<'a> {
         Self { location, wait: DEFAULT_LOCK_TIMEOUT, conf_dir: Path::new("/nowhere") }
     }
 
-    /// Returns access to another store with the options of this store.
+    /// Returns access to the store at `location`, with the options of `self`.
     pub(crate) fn other<'b>(self, location: &'b Location) -> StoreAccess<'b>
     where
         'a: 'b,
@@ -68,18 +68,21 @@ impl<'a> StoreAccess<'a> {
         Self { wait, ..self }
     }
 
-    /// Opens the store, through the store's daemon if one runs. A store that does not exist yet has no daemon.
+    /// Opens the store, through the store's daemon if one runs. A missing store has no daemon; whether it is created
+    /// depends on `store_use`.
     pub(crate) async fn open(self, store_use: StoreUse) -> CommandResult<OpenStore> {
         let sharing = if store_use == StoreUse::ReadAll { Sharing::InTurns } else { Sharing::Served };
         self.open_with(self.options(store_use).with_sharing(sharing)).await
     }
 
-    /// Opens the store's own files. If a daemon has the store, the daemon hands the store over.
+    /// Opens the store's own files, even if the store has a daemon. If a daemon has the store open, the daemon closes
+    /// the store for this process.
     pub(crate) async fn open_files(self, store_use: StoreUse) -> CommandResult<OpenStore> {
         self.open_with(self.options(store_use)).await
     }
 
-    /// Opens the store to read it, through the store's daemon if one runs; returns `None` if there is no store.
+    /// Opens an existing store for reading. Uses the store's daemon if one runs. Returns `None` if the store does not
+    /// exist.
     pub(crate) async fn open_existing(self) -> CommandResult<Option<OpenStore>> {
         match datastore::open(self.location, &self.options(StoreUse::Read).with_sharing(Sharing::Served)).await {
             Err(error) if *error.kind() == ErrorKind::Missing => Ok(None),
@@ -110,8 +113,8 @@ impl<'a> StoreAccess<'a> {
         self.with_operator_on(open, store, work).await
     }
 
-    /// Runs work on the documents of `store`, which is the open store or a wrapper of it. Closes `open` afterwards,
-    /// even after an error.
+    /// Runs work on the documents of `store`, which is the open store or a wrapper around the open store. Closes `open`
+    /// after the work, even if the work fails.
     pub(crate) async fn with_operator_on<T>(
         self,
         open: OpenStore,
@@ -122,7 +125,7 @@ impl<'a> StoreAccess<'a> {
         self.run_and_close(open, async move |_: &OpenStore| work(&operator).await).await
     }
 
-    /// Runs work on an open store and closes the store, even after an error.
+    /// Runs work on an open store, and closes the store even if the work fails.
     pub(crate) async fn run_and_close<T, E: From<CommandFailure>>(
         self,
         open: OpenStore,
@@ -135,8 +138,8 @@ impl<'a> StoreAccess<'a> {
         Ok(done)
     }
 
-    /// Returns which nodes the store accepts. An embedded store without registered nodes accepts the node of the first
-    /// request.
+    /// Returns which node names the store accepts in requests. If an embedded store has no registered node, it accepts
+    /// the node that uses the store first.
     pub(crate) fn nodes(self) -> Nodes {
         if self.location.is_shared() { Nodes::Registered } else { Nodes::FirstSeen }
     }
@@ -175,8 +178,8 @@ fn explain(location: &Location, error: kv::Error) -> CommandFailure {
     CommandFailure::from(error).hint(hint)
 }
 
-/// Returns a location with the same folder but another store engine: the engine whose files are in the folder, or else
-/// any other engine.
+/// Returns the same folder with another store engine: the engine whose files are in the folder, or else any other
+/// engine.
 fn other_engine(location: &Location) -> Option<Location> {
     let (folder, drivers) = (location.path()?, location.drivers());
     let own = location.facts().name;
@@ -185,11 +188,11 @@ fn other_engine(location: &Location) -> Option<Location> {
     found.or_else(|| others().next()).map(|driver| drivers.at_folder(driver, folder))
 }
 
-/// Returns the advice for an error of a store. `is_here` is true for an embedded store.
+/// Returns advice for the user about a store error. `is_here` is true if the store is embedded.
 fn advice(kind: &ErrorKind, is_here: bool, system: Option<io::ErrorKind>) -> Option<&'static str> {
     Some(match (kind, system) {
-        // A store that was opened through a daemon is reported as closed if other processes keep the store for too
-        // long.
+        // A store that was opened through a daemon reports the error `Closed` if other processes keep the daemon's
+        // store for too long.
         (ErrorKind::Locked | ErrorKind::Closed, _) => {
             "some other command or program has the store open; end it, or try again, longer with --lock-timeout 5m"
         }

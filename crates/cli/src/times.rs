@@ -1,4 +1,4 @@
-//! Parses and formats times and durations in the notation that people use.
+//! Parses and formats times and durations for the command line.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -9,16 +9,16 @@ use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use time::OffsetDateTime;
 
-/// The start of a time span.
+/// The start of a time span, as given on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SinceTime {
     At(OffsetDateTime),
-    /// A time span before the current time.
+    /// How long before the current time the time span starts.
     Ago(Duration),
 }
 
 impl SinceTime {
-    /// Returns the start of the time span, given the current time.
+    /// Returns the start of the time span when the current time is `now`.
     pub(crate) fn time(self, now: OffsetDateTime) -> OffsetDateTime {
         match self {
             Self::At(at) => at,

@@ -1,4 +1,4 @@
-//! Prints events as addresses are assigned and released, for the command `margay watch`.
+//! Prints an event for each address that is assigned or released, for the command `margay watch`.
 //!
 //! Event lines are printed after the store is closed, so that a slow reader of stdout blocks no other process.
 
@@ -88,11 +88,11 @@ pub(crate) struct Watch {
 
 /// Time limit of reading the network of a pool from the store.
 const POOL_READ_TIMEOUT: Duration = Duration::from_secs(60);
-/// Pause between two checks of the store for changes.
+/// Pause between two checks whether the store has changed.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl StandaloneCommand for Watch {
-    /// Watches the store until a signal arrives or an end condition of the arguments is met.
+    /// Watches the store until a signal arrives or until the time or number of events in the arguments is reached.
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         let location = invocation.choose()?.location;
         let interrupt = Interrupt::listen()?;
@@ -165,7 +165,7 @@ async fn follow(
     interrupt: &Interrupt,
     until: Option<Instant>,
 ) -> CommandResult<u8> {
-    // The initial state is printed even if the end condition is already met.
+    // The addresses in use at the start are printed even if the time limit of the watch has already passed.
     let (mut is_current, mut may_end) = (false, false);
     loop {
         if interrupt.came() {
@@ -216,30 +216,31 @@ async fn read_pool_network(at: StoreAccess<'_>, name: &str) -> CommandResult<IpN
     })
 }
 
-/// Prints the selected events, or hands the events to the hook.
+/// Prints the events that the arguments of `margay watch` select, or passes these events to the hook.
 struct EventPrinter<'a> {
     node: Option<HistoryOf>,
     pool: Option<IpNet>,
     format: Format,
-    /// The number of event lines that are still to be printed.
+    /// The number of event lines that may still be printed.
     left: u64,
     /// True if the watch starts with a list of the addresses in use.
     begins_with_state: bool,
-    /// True while the list of addresses in use is not complete. The cursor does not move before the list is complete.
+    /// True while the list of addresses in use is not complete. The revision in the cursor file is not changed before
+    /// the list of addresses in use is complete.
     finishes_list: bool,
-    /// True if the list of addresses in use is complete, but the cursor has not moved past this list yet.
+    /// True if the list of addresses in use is complete, but the cursor file has not been written since.
     ends_list: bool,
     hook: Option<Hook>,
     cursor: Option<CursorFile>,
-    /// Events that the hook has not handled yet.
+    /// Events that have not yet been delivered through the hook.
     deliveries: Vec<Delivery>,
-    /// The revision up to which all events are handled after the hook has handled `deliveries`.
+    /// The revision up to which all events are handled once the hook has delivered `deliveries`.
     handled: Option<Revision>,
     out: &'a mut dyn Write,
     err: &'a mut dyn Write,
 }
 
-/// An event that reports a part of the history that was compacted before the watch read it.
+/// An event that reports that the store compacted a part of its history before the watch could read it.
 #[derive(Serialize)]
 struct GapEvent {
     event: &'static str,
@@ -259,7 +260,7 @@ impl EventPrinter<'_> {
             HistoryPart::Begins(at, _) => {
                 self.note(&format!("watching {store} from revision {at} on"));
                 if self.begins_with_state && self.hook.is_some() {
-                    // The receiver may still have the list of addresses in use from an earlier watch.
+                    // The receiver may still have an outdated list of addresses in use from an earlier watch.
                     self.queue_gap(Revision::UNSET, at)?;
                 }
             }
@@ -295,7 +296,7 @@ impl EventPrinter<'_> {
         Ok(())
     }
 
-    /// Runs the hook for all events in `deliveries`.
+    /// Delivers all events in `deliveries` through the hook.
     fn deliver(
         &mut self,
         follower: &mut Follower<'_>,
@@ -310,8 +311,8 @@ impl EventPrinter<'_> {
                 _ = writeln!(self.err, "note: {note}");
                 follower.pause();
             };
-            // `block_in_place` lets the watch read on during the hook: a store drops a watch that is not read, and the
-            // events of a dropped watch are lost.
+            // `block_in_place` lets another thread read the watch while the hook runs. A store cancels a watch that is
+            // not read, and the watch's later events are then lost.
             match block_in_place(|| hook.deliver(&delivery, interrupt, until, failed)) {
                 DeliveryOutcome::Done => {}
                 ended => return Ok(ended),
@@ -328,12 +329,12 @@ impl EventPrinter<'_> {
         Ok(DeliveryOutcome::Done)
     }
 
-    /// Prints an event if the arguments select it.
+    /// Prints an event if the arguments of the command select it.
     fn print_event(&mut self, happening: &BlockEvent, row: impl FnOnce() -> EventRow) -> CommandResult<()> {
         let is_wanted = self.node.as_ref().is_none_or(|node| node.concerns(happening))
             && self.pool.is_none_or(|pool| pool.contains(&happening.block.network()));
-        // A cursor must stand after a whole revision or a whole list, so with a cursor `--count` does not cut off the
-        // rest of a revision or list.
+        // The cursor file must record the end of a whole revision or of a whole list. With a cursor file, `--count`
+        // therefore does not cut off the rest of a revision or list.
         if !is_wanted || (self.left == 0 && self.cursor.is_none()) {
             return Ok(());
         }
@@ -349,7 +350,8 @@ impl EventPrinter<'_> {
         }
     }
 
-    /// Reports that a part of the history is missing: as a note, and in JSON and YAML also as an event.
+    /// Reports that a part of the store's history is missing. The gap is reported as a note on stderr, and in JSON and
+    /// YAML also as an event.
     fn report_gap(&mut self, after: Revision, up_to: Revision) -> CommandResult<()> {
         self.note(&format!(
             "what happened after revision {after}, up to revision {up_to}, was given up by the store before it was \
@@ -366,7 +368,8 @@ impl EventPrinter<'_> {
         self.queue(&GapEvent::new(after, up_to), format!("a gap up to revision {up_to}"))
     }
 
-    /// If the store cannot continue at the cursor, records the reason in the cursor file.
+    /// If the watch cannot continue at the cursor because the store was replaced or reset, records the reason in the
+    /// cursor file.
     fn record_stop(&mut self, stop: FollowStop) -> CommandFailure {
         if let (FollowStop::OtherStore(why), Some(cursor)) = (&stop, &mut self.cursor)
             && let Err(unwritten) = cursor.refuse(why.message())
@@ -376,7 +379,7 @@ impl EventPrinter<'_> {
         stop.into()
     }
 
-    /// Queues an event for the hook.
+    /// Queues an event that the hook is to deliver.
     fn queue(&mut self, event: &impl Serialize, name: String) -> CommandResult<()> {
         let json = serde_json::to_string(event).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
         self.deliveries.push(Delivery { json, name, completes: None });

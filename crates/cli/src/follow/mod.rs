@@ -1,12 +1,14 @@
-//! Reads the history of a store and follows the store's changes. The type `FilesReader` reads the files of an embedded
-//! store, and opens and closes the store for each read. [`watch_reader`] reads a store that stays open.
+//! Reads the history of a store and follows the store's changes. The type `FilesReader` opens the files of an embedded
+//! store for each read, and closes the files after the read. The module [`watch_reader`] reads a store that stays open:
+//! etcd, or a store that a daemon has opened.
 //!
-//! A reader returns the history in parts: first a state of the store, then every change after this state. If the store
-//! compacts history before the reader has read it, the reader reports the gap and continues with a state. A reader of
-//! the past continues with the oldest state. A reader that does not read the past continues with the newest state, and
-//! reads all of the newest state before it returns any part. If a reader returned the newest state page by page, this
-//! state could be compacted while a slow caller handles the first page, and the reader might never reach the changes
-//! after the state.
+//! A reader first returns a state of the store, and then every change after this state. If the store compacts changes
+//! before the reader has read them, the reader reports a gap. After reporting the gap, the reader returns a later state
+//! of the store. After a gap, a reader that started with `FollowStart::Oldest` returns the oldest state that the store
+//! still has. After a gap, a reader that started with another `FollowStart` returns the newest state. Such a reader
+//! reads the whole newest state before it returns any part of the state. If a reader returned the newest state page by
+//! page, the store could compact this state while a slow caller handles the first page. The reader might then never
+//! reach the changes after the state.
 
 mod watch_reader;
 
@@ -24,8 +26,8 @@ use crate::store::{StoreAccess, StoreUse};
 /// The position in the history at which a reader starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FollowStart {
-    /// The reader starts with the oldest state that the store has. The reader ends at the revision that is the newest
-    /// revision at its start.
+    /// The reader starts with the oldest state that the store has. The reader ends at the revision that was the newest
+    /// revision when the reader started.
     Oldest,
     Newest,
     Next,
@@ -34,27 +36,28 @@ pub(crate) enum FollowStart {
 
 #[derive(Clone, Debug)]
 pub(crate) enum HistoryPart {
-    /// The reader starts at this revision. The state at this revision follows, unless the reader starts with changes.
+    /// The revision of the store at which the reader starts. After `Begins`, the reader returns the state of the store
+    /// at the start revision, unless the reader starts with changes.
     Begins(Revision, Option<SystemTime>),
-    /// Some keys of a state, with their values at this revision.
+    /// Some keys of the store's state, with their values, and the revision of the state.
     Listed(Revision, Vec<Kv>),
-    /// The changes of several revisions, one batch for each revision, with the former value of each changed key.
+    /// The changes of several revisions, one batch for each revision, with the previous value of each changed key.
     Happened(Vec<Batch>),
-    /// The history after the first revision, up to the second revision, was compacted before the reader read it. The
-    /// state at the second revision follows.
+    /// The store compacted the changes between the first and the second revision before the reader read these changes.
+    /// After `GivenUp`, the reader returns the state of the store at the second revision.
     GivenUp(Revision, Revision),
-    /// The store cannot be reached, for the reason in this text. The caller should read again a little later; the
-    /// reader then continues where it stopped.
+    /// The store cannot be reached; the text says why. The caller should call `read` again a little later; the reader
+    /// then continues where it stopped.
     Interrupted(String),
-    /// All changes up to this revision were reported. `Reached` also follows the last key of a state, except in a
-    /// reader of the past.
+    /// The revision up to which the reader has returned all changes. `Reached` is also returned after the last key of a
+    /// state, except by a reader that started with `FollowStart::Oldest`.
     Reached(Revision),
 }
 
 pub(crate) enum FollowStop {
-    /// The store is not the store that was read before, or was reset to an earlier state. Changes of a replaced or
-    /// reset store do not continue the history that was read, even when the store's revision exceeds the last revision
-    /// that was read.
+    /// The store was replaced by another store, or was reset to an earlier state, since the last read. Changes of a
+    /// replaced or reset store do not continue the history that was read, even if the store's revision is higher than
+    /// the last revision that was read.
     OtherStore(CommandFailure),
     Failed(CommandFailure),
 }
@@ -73,7 +76,7 @@ impl From<FollowStop> for CommandFailure {
     }
 }
 
-/// Reads the history of a range of keys in a store, and follows the changes of these keys.
+/// Reads the history of a range of keys in a store, and then follows new changes of these keys.
 pub(crate) struct Follower<'l> {
     at: StoreAccess<'l>,
     range: Range,
@@ -88,7 +91,7 @@ enum StoreReader<'l> {
 }
 
 impl<'l> Follower<'l> {
-    /// Creates a reader for a range of keys. The reader uses the store's daemon if one runs.
+    /// Creates a reader for a range of keys. The reader reads through the store's daemon if one runs.
     pub(crate) async fn new(at: StoreAccess<'l>, range: Range, start: FollowStart) -> Self {
         let position = ReadPosition::Before(start);
         let reader = if at.location.is_shared() {
@@ -99,10 +102,10 @@ impl<'l> Follower<'l> {
         Self { at, range, reader }
     }
 
-    /// Returns the next parts of the history, or no part. An embedded store is closed when this method returns; while
-    /// another process waits for the store, this method keeps the store open for a few milliseconds at most. A watch
-    /// waits for changes for 250 ms. When a daemon starts or ends, the reader switches between the daemon and the
-    /// store's files.
+    /// Returns the next parts of the history; the list may be empty. An embedded store is closed when this method
+    /// returns. While another process waits for the store lock, this method keeps the store open for a few milliseconds
+    /// at most. On a cluster or a daemon, this method waits up to 250 ms for changes. When a daemon starts or ends,
+    /// this method switches between reading through the daemon and reading the store's files.
     ///
     /// # Errors
     /// [`FollowStop::OtherStore`] if the store was replaced or reset; any store error.
@@ -120,7 +123,7 @@ impl<'l> Follower<'l> {
         }
     }
 
-    /// Continues at a position of this store, through the store's daemon if one runs.
+    /// Replaces the reader by a reader that continues at `position`, and reads through the store's daemon if one runs.
     async fn switch_reader(&mut self, position: ReadPosition, id: Option<String>) -> Result<(), FollowStop> {
         let next = StoreReader::of_files(self.at, &self.range, position, id.clone()).await;
         match (&next, &self.reader) {
@@ -132,8 +135,8 @@ impl<'l> Follower<'l> {
         Ok(())
     }
 
-    /// Returns false if the store certainly has no new changes. Callers must check for new changes before they read
-    /// again after [`HistoryPart::Reached`].
+    /// Returns false if the store certainly has no new changes. After [`HistoryPart::Reached`], callers must check with
+    /// this method for new changes before they read again.
     ///
     /// # Errors
     /// Any store error.
@@ -144,14 +147,14 @@ impl<'l> Follower<'l> {
         }
     }
 
-    /// Ends the watch until the next read, so that changes do not accumulate in memory.
+    /// Cancels the watch until the next read, so that unread changes do not accumulate in memory.
     pub(crate) fn pause(&mut self) {
         if let StoreReader::Watched(one) = &mut self.reader {
             one.pause();
         }
     }
 
-    /// True if the reader is connected to a daemon of the store.
+    /// True if the reader reads through a daemon of the store.
     pub(crate) fn is_served(&self) -> bool {
         matches!(&self.reader, StoreReader::Watched(one) if !one.id().is_empty())
     }
@@ -165,8 +168,8 @@ impl<'l> Follower<'l> {
 }
 
 impl<'l> StoreReader<'l> {
-    /// Creates a reader of an embedded store, which uses the store's daemon if one runs, or else the store's files.
-    /// `id` is the store's id, if the caller knows the id.
+    /// Creates a reader of an embedded store. The reader uses the store's daemon if one runs, or else opens the store's
+    /// files. `id` is the store's id, if the caller knows the id.
     async fn of_files(at: StoreAccess<'l>, range: &Range, position: ReadPosition, id: Option<String>) -> Self {
         match served::connect(at.location, at.wait).await {
             Some(daemon) => Self::Watched(Box::new(WatchReader::new(at, range.clone(), position, Some(daemon)))),
@@ -179,16 +182,16 @@ impl<'l> StoreReader<'l> {
 #[derive(Clone, Debug)]
 enum ReadPosition {
     Before(FollowStart),
-    /// The reader is in the middle of the state at this revision, and this key is the next key to read.
+    /// The reader has read a part of the state at the revision; the key is the next one to read.
     State(Revision, Key),
-    /// The newest state is read next, because the changes after this revision were compacted.
+    /// The changes after the revision were compacted, so the newest state is read next.
     Lost(Revision),
-    /// The changes from this revision on are read next.
+    /// The reader reads the changes from the revision on next.
     Log(Revision),
 }
 
-/// Refuses a position after the newest revision, because the store was replaced by another store or reset to an earlier
-/// state.
+/// Fails if the position `after` is higher than the store's newest revision, which happens if the store was replaced or
+/// reset.
 fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Result<(), FollowStop> {
     if after <= newest {
         return Ok(());
@@ -198,7 +201,7 @@ fn check_after(at: StoreAccess<'_>, after: Revision, newest: Revision) -> Result
     Err(FollowStop::OtherStore(failure))
 }
 
-/// Refuses a store whose id differs from the known store id.
+/// Fails if the id `found` in the store differs from the `known` store id.
 fn check_identity(at: StoreAccess<'_>, known: Option<&str>, found: &str) -> Result<(), FollowStop> {
     if known.is_none_or(|known| known == found) {
         return Ok(());
@@ -212,8 +215,8 @@ fn replaced(at: StoreAccess<'_>) -> FollowStop {
 }
 
 impl ReadPosition {
-    /// Returns the last revision that was read, perhaps only in part, or the revision after which the reader starts.
-    /// Returns the unset revision if the reader starts with a state.
+    /// Returns the last revision that was read, at least in part, or the revision after which the reader starts.
+    /// Returns the unset revision if the reader starts with a state of the store.
     fn read(&self) -> Revision {
         match *self {
             Self::Before(FollowStart::After(at)) | Self::State(at, _) | Self::Lost(at) => at,
@@ -223,10 +226,10 @@ impl ReadPosition {
     }
 }
 
-/// Maximum number of bytes of keys and values that are read in one opening of the store. All bytes that one opening
-/// reads are in memory until they are printed.
+/// Maximum total size in bytes of the keys and values that are read before the store is closed again. The keys and
+/// values that are read before the store is closed stay in memory until they are printed.
 const MAX_TURN_BYTES: usize = 16 << 20;
-/// Target size in bytes of one page of a state. Reading one page takes about a millisecond.
+/// Target size in bytes of one page of keys and values. Reading one page takes about a millisecond.
 const PAGE_BYTES: usize = 256 << 10;
 
 /// Reads an embedded store by opening its files for each read.
@@ -236,7 +239,8 @@ struct FilesReader<'l> {
     range: Range,
     id: Option<String>,
     position: ReadPosition,
-    /// True if the reader ends at the revision that was the newest revision when the reader started.
+    /// True if the reader started with `FollowStart::Oldest`, and thus ends at the revision that was the newest
+    /// revision at its start.
     is_past: bool,
 }
 
@@ -246,8 +250,8 @@ impl<'l> FilesReader<'l> {
         Self { at, range, id, position, is_past }
     }
 
-    /// Returns the position and the store id with which a daemon can continue the reading. Returns `None` if this
-    /// reader must continue itself, as a reader of the past must.
+    /// Returns the position and the store id with which a daemon can take over the reading. Returns `None` if this
+    /// reader must not be replaced, which is always so if it started with `FollowStart::Oldest`.
     fn position_to_leave(&self) -> Option<(ReadPosition, Option<String>)> {
         let may_leave = !self.is_past && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_));
         may_leave.then(|| (self.position.clone(), self.id.clone()))
@@ -260,8 +264,8 @@ impl<'l> FilesReader<'l> {
         Ok(newest.is_none_or(|newest| newest.next() != next))
     }
 
-    /// Returns the next parts of the history. All parts of a state are returned together, because a state could be
-    /// compacted while the caller handles only a part of it.
+    /// Returns the next parts of the history. All parts of a newest state are returned together, because the state
+    /// could be compacted while the caller handles only a part of it.
     async fn read(&mut self) -> Result<Vec<HistoryPart>, FollowStop> {
         let mut parts = self.read_turn().await?;
         while !self.is_past && matches!(self.position, ReadPosition::State(..) | ReadPosition::Lost(_)) {
@@ -284,7 +288,7 @@ impl<'l> FilesReader<'l> {
         let id = store.id().to_string();
         check_identity(self.at, self.id.as_deref(), &id)?;
         self.id = Some(id);
-        // A restored copy of the store's folder has the same store id, but might have a lower revision.
+        // A restored copy of the store's folder has the same store id, but its revision may be lower than the position.
         check_after(self.at, self.position.read(), store.status().revision)?;
         let (mut parts, mut bytes) = (Vec::new(), 0);
         loop {
@@ -335,8 +339,8 @@ impl<'l> FilesReader<'l> {
                 let end = self.range.bounds().1;
                 let next = page.next.filter(|next| end.as_ref().is_none_or(|end| next < end));
                 self.position = next.map_or(ReadPosition::Log(at.next()), |next| ReadPosition::State(at, next));
-                // All of the newest state is held in memory. Only blocks of the newest state are kept, because the
-                // blocks contain every address and its holder.
+                // All of the newest state is held in memory at once. To save memory, only the block documents of the
+                // newest state are kept: they contain every address and its holder.
                 let counts = |kv: &Kv| self.is_past || keys::parse_block(&kv.key).is_some();
                 let within = |kv: &Kv| self.range.contains(kv.key.as_bytes()) && counts(kv);
                 Ok(HistoryPart::Listed(at, page.kvs.into_iter().filter(within).collect()))
@@ -354,8 +358,8 @@ impl<'l> FilesReader<'l> {
         }
     }
 
-    /// Continues with a state if the error says that history was compacted: with the newest state, or in a reader of
-    /// the past with the oldest state.
+    /// If `error` says that history was compacted, moves the position to the newest state. A reader that started with
+    /// `FollowStart::Oldest` moves to the oldest state instead.
     fn part_when_compacted(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.position.read();

@@ -1,19 +1,19 @@
-//! Reads a store that stays open, either etcd or the store of a daemon. Reads a state in pages, and then watches for
-//! changes.
+//! Reads the history of a store that stays open: etcd, or the store of a daemon. The reader reads a state of the store
+//! in pages, and then watches for changes.
 //!
 //! An etcd watch does not tell when it has reported all events up to a revision, and servers before 3.4.25 answer a
-//! progress request too early. A reader of the past therefore compares the reported events with the newest state. When
-//! the reported events lead to the same keys and mod revisions as the newest state, and no event arrives for a while,
-//! the past is complete. If the server reports events late, the reader can only miss keys that were created and deleted
-//! after the last change of every existing key.
+//! progress request too early. A reader that started with `FollowStart::Oldest` therefore compares the reported events
+//! with the newest state. The reader has seen all past events when the reported events lead to the keys and mod
+//! revisions of the newest state, and no event arrives for a while. If the server reports events late, the reader can
+//! miss only keys that were created and deleted again after the last change of every existing key.
 //!
 //! In a cluster most revisions change keys outside of the watched range. The server's progress reports move the
-//! position of a watch past revisions that changed no watched key. Without progress reports the position of a quiet
-//! watch would stay at the watch's last event until the revision of this event is compacted. [`IdleProbe`] therefore
-//! compares the block and affinity keys and their mod revisions at the watch's position with the same keys at the
-//! newest revision, because every change of an address also changes a block or affinity key. If no block or affinity
-//! key has changed, and no event arrives for a while after the comparison, the watch has reported all events up to the
-//! newest revision.
+//! position of a watch past revisions that changed no watched key. Without progress reports, the position of a quiet
+//! watch would stay at its last event until etcd compacts the revision of this event. [`IdleProbe`] therefore compares
+//! the block and affinity keys and their mod revisions at the watch's position with those at the newest revision.
+//! Comparing these keys suffices because every change of an address also changes a block or affinity key. If no block
+//! or affinity key has changed, and no event arrives for a while after the comparison, the watch has reported all
+//! events up to the newest revision.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,16 +35,17 @@ use super::{FollowStart, FollowStop, HistoryPart, ReadPosition, check_after, rep
 use crate::error::{CommandFailure, CommandResult};
 use crate::store::{StoreAccess, StoreUse};
 
-/// Maximum number of keys in a page of a state. The value of a block can exceed 1 MB, but rarely exceeds 50 kB.
+/// Maximum number of keys in a page that is read from a state. The value of a block key can exceed 1 MB, but rarely
+/// exceeds 50 kB.
 const MAX_PAGE_KEYS: i64 = 64;
-/// How long a read waits for the next event of the watch. etcd serves watches that lag behind every 100 ms.
+/// How long a read waits for the next event of the watch. To watches that lag behind, etcd sends events every 100 ms.
 const EVENT_TIMEOUT: Duration = Duration::from_millis(250);
-/// How long a reader of the past waits for a missing event before the reader fails.
+/// How long a reader that started with `FollowStart::Oldest` waits for a missing event before it fails.
 const PAST_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of event batches that one read returns.
 const MAX_BATCHES: usize = 1000;
 
-/// Reads the history of a store that stays open, through etcd or a daemon.
+/// Reads the history of a store that stays open, from etcd or through a daemon.
 pub(crate) struct WatchReader<'l> {
     at: StoreAccess<'l>,
     range: Range,
@@ -53,20 +54,20 @@ pub(crate) struct WatchReader<'l> {
     daemon: Option<ServedStore>,
     /// True if the daemon of the store cannot be reached any more.
     is_cut_off: bool,
-    /// The open cluster, or `None` until the cluster is first needed.
+    /// The open connection to the cluster, or `None` before its first use.
     open: Option<OpenStore>,
     changes: Option<WatchStream>,
-    /// The progress of a reader of the past, or `None` in other readers.
+    /// The progress of a reader that started with `FollowStart::Oldest`, or `None` in other readers.
     past: Option<PastProgress>,
     idle: IdleProbe,
 }
 
-/// The progress of a reader of the past, compared with the newest state.
+/// The progress of a reader that started with `FollowStart::Oldest`, compared with the newest state.
 struct PastProgress {
     head: Revision,
     /// The keys of the newest state, with their mod revisions.
     goal: BTreeMap<Key, Revision>,
-    /// The keys and mod revisions that result from the events reported until now.
+    /// The keys and mod revisions that result from all events reported until now.
     reported: BTreeMap<Key, Revision>,
     last: Instant,
 }
@@ -91,8 +92,8 @@ impl<'l> WatchReader<'l> {
         self.daemon.as_ref().map_or("", ServedStore::id)
     }
 
-    /// Returns the position and the store id with which another daemon or a reader of the store's files can continue,
-    /// once this daemon cannot be reached.
+    /// If the daemon cannot be reached any more, returns the position and the store id with which another reader can
+    /// continue.
     pub(super) fn position_to_leave(&self) -> Option<(ReadPosition, Option<String>)> {
         self.is_cut_off.then(|| (self.position.clone(), Some(self.id().to_owned())))
     }
@@ -133,9 +134,10 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Reads the newest state. The first part reports the revision of the state, and the second part has the blocks,
-    /// which contain every address and its holder. The watch for later changes starts before this method returns,
-    /// because the caller may need longer to handle the state than the store keeps its history.
+    /// Reads the newest state of the store. The first returned part reports the revision of the state. The second
+    /// returned part has the block documents, which contain every address and its holder. The watch for later changes
+    /// starts before this method returns, because the caller may handle the state for longer than the store keeps its
+    /// history.
     async fn read_state(&mut self, first: impl FnOnce(Revision) -> HistoryPart) -> Result<Vec<HistoryPart>, ReadError> {
         let listing = self.store().await?.list(Range::Prefix(keys::blocks_prefix(None))).await?;
         let at = listing.revision;
@@ -146,8 +148,8 @@ impl<'l> WatchReader<'l> {
         Ok(vec![first(at), HistoryPart::Listed(at, listing.kvs), HistoryPart::Reached(at)])
     }
 
-    /// Starts a watch. Drops any running probe, because a probe that ran beside an earlier watch tells nothing about
-    /// the new watch.
+    /// Starts a watch of the changes from revision `next` on. Cancels any running idle probe, because a probe that was
+    /// started during an earlier watch tells nothing about the new watch.
     async fn watch(&mut self, next: Revision) -> Result<WatchStream, ReadError> {
         self.idle.restart();
         let progress = if self.past.is_some() { Progress::Omit } else { Progress::Report };
@@ -155,7 +157,7 @@ impl<'l> WatchReader<'l> {
         Ok(self.store().await?.watch(request).await?)
     }
 
-    /// Returns the open store. The first call opens a cluster.
+    /// Returns the open store. The first call connects to the cluster.
     async fn store(&mut self) -> CommandResult<Arc<dyn Store>> {
         if let Some(daemon) = &self.daemon {
             return Ok(Arc::new(daemon.clone()));
@@ -193,7 +195,7 @@ impl<'l> WatchReader<'l> {
         Ok(HistoryPart::Begins(first, time))
     }
 
-    /// Reads the next page of a state, in a reader of the past.
+    /// Reads the next page of a state, in a reader that started with `FollowStart::Oldest`.
     async fn read_page(&mut self, at: Revision, from: Key) -> Result<HistoryPart, ReadError> {
         let request = RangeRequest::new(self.range.rest(from)).with_at(at).with_limit(MAX_PAGE_KEYS);
         let page = self.store().await?.range(request).await?;
@@ -208,7 +210,7 @@ impl<'l> WatchReader<'l> {
         Ok(HistoryPart::Listed(at, page.kvs))
     }
 
-    /// Returns the next batches of events, if an event arrives within [`EVENT_TIMEOUT`].
+    /// Returns the next batches of events, or a part without events if no event arrives within [`EVENT_TIMEOUT`].
     async fn follow(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         if let Some(past) = self.past.as_ref().filter(|past| next > past.head) {
             return Ok(HistoryPart::Reached(past.head));
@@ -226,7 +228,7 @@ impl<'l> WatchReader<'l> {
         while let Some(batch) = first.take() {
             match batch {
                 Ok(batch) => batches.push(batch),
-                // The watch will repeat this error at the next read.
+                // After an error, the watch returns the same error again at the next read.
                 Err(_) if !batches.is_empty() => return Ok(self.part_of_batches(next, batches)),
                 Err(error) => return Err(error.into()),
             }
@@ -243,7 +245,7 @@ impl<'l> WatchReader<'l> {
         Ok(self.part_of_batches(next, batches))
     }
 
-    /// Moves the position of a quiet cluster watch past revisions that changed only keys outside of the watched range.
+    /// If no key of the watched range has changed, moves the position of a quiet cluster watch to a newer revision.
     async fn probe_idle(&mut self, next: Revision) {
         if self.past.is_some() || self.daemon.is_some() {
             return;
@@ -254,10 +256,10 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Builds a history part of `batches`, and records the events of these batches.
+    /// Builds a history part from `batches`, and records their events as reported.
     fn part_of_batches(&mut self, next: Revision, mut batches: Vec<Batch>) -> HistoryPart {
         // At the compaction mark etcd might not have the former values of keys any more. The reader then continues with
-        // a state.
+        // a state of the store.
         let is_unknown = |batch: &Batch| batch.events.iter().any(is_before_unknown);
         if let Some(known) = batches.iter().position(is_unknown) {
             let mark = batches.get(known).map_or(next, |batch| batch.revision);
@@ -286,7 +288,8 @@ impl<'l> WatchReader<'l> {
         }
     }
 
-    /// Returns the part for a read without events; this part tells whether all events were reported.
+    /// Returns the history part for a read that got no events. The returned part tells whether all events have been
+    /// reported.
     fn part_when_quiet(&mut self, next: Revision) -> Result<HistoryPart, ReadError> {
         let Some(past) = &self.past else { return Ok(HistoryPart::Reached(self.position.read())) };
         if past.reported == past.goal {
@@ -301,8 +304,8 @@ impl<'l> WatchReader<'l> {
         )))
     }
 
-    /// If the error is transient, lets the next read restart the watch. A cluster's store has already retried for a
-    /// while before it reports a transient error.
+    /// If `error` is transient, lets the next read start a new watch. A cluster's store reports a transient error only
+    /// after it has retried for a while.
     fn part_when_disconnected(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let may_go_on = self.past.is_none()
             && matches!(self.position, ReadPosition::Log(_) | ReadPosition::Lost(_))
@@ -312,27 +315,28 @@ impl<'l> WatchReader<'l> {
         may_go_on.then(|| HistoryPart::Interrupted(error.to_string()))
     }
 
-    /// Continues with a state if the error says that history was compacted.
+    /// If `error` says that history was compacted, continues with a state of the store.
     fn part_when_compacted(&mut self, error: &kv::Error) -> Option<HistoryPart> {
         let ErrorKind::Compacted { compact_revision: mark } = *error.kind() else { return None };
         let read = self.position.read();
         self.changes = None;
         if self.past.is_some() && !mark.is_set() {
-            // A failed read does not report the compaction mark, but a failed watch does, so the next read starts a
-            // watch.
+            // Only a failed watch reports the compaction mark, while a failed range read does not. The next call of
+            // `read` therefore starts a watch.
             self.position = ReadPosition::Log(read);
             return Some(HistoryPart::Happened(Vec::new()));
         }
         if self.past.is_none() && mark.is_set() && mark <= read {
-            // A watch stream without progress reports restarts at its last event, and this event is now compacted. The
-            // reader's position is later than the stream's last event, so a new watch can start at the position.
+            // A watch stream without progress reports restarts at its last event, and the revision of this event is now
+            // compacted. The reader's position is later than the stream's last event, so a new watch can start at the
+            // position.
             return Some(HistoryPart::Happened(Vec::new()));
         }
         Some(self.resume_after_loss(read, mark))
     }
 
-    /// Continues with the newest state, because the changes after the revision `read` were compacted. A reader of the
-    /// past continues with the state at the compaction mark.
+    /// Continues with the newest state, because the changes after the revision `read` were compacted. A reader that
+    /// started with `FollowStart::Oldest` continues with the state at the compaction mark `mark` instead.
     fn resume_after_loss(&mut self, read: Revision, mark: Revision) -> HistoryPart {
         if let Some(past) = &mut self.past {
             past.reported.clear();
@@ -379,7 +383,8 @@ async fn oldest_revision(store: &dyn Store) -> kv::Result<Revision> {
         Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
         other => return other.map(|_| first),
     }
-    // A watch from a compacted revision fails immediately and reports the oldest revision from which a watch can start.
+    // A watch that starts at a compacted revision fails immediately, and its error has the oldest revision at which a
+    // watch can start.
     let mut refused = store.watch(WatchRequest::new(revision_request.range, first)).await?;
     match refused.next().await {
         Some(Err(error)) => match error.kind() {
@@ -390,18 +395,19 @@ async fn oldest_revision(store: &dyn Store) -> kv::Result<Revision> {
     }
 }
 
-/// How long a watch must be quiet before the first probe, and the maximum of this wait. The wait doubles after each
-/// probe, since each probe lists the keys twice.
+/// How long a watch must be quiet before the first idle probe, and the maximum of this waiting time. The waiting time
+/// doubles after each probe, since each probe lists the keys twice.
 const IDLE_WAITS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(64)];
 
-/// Finds the revision up to which a quiet watch has reported all events. The module documentation explains the method.
+/// Finds out up to which revision a quiet watch has reported all events. The documentation of this module explains how
+/// the probe works.
 struct IdleProbe {
     wait: Duration,
     next: Instant,
     /// The task of the probe that currently runs; empty if no probe runs.
     probe: JoinSet<Option<Revision>>,
-    /// The revision up to which the last probe found no change. This revision is only used if the watch reports no
-    /// event until the next call of `take_reached`.
+    /// The revision up to which the last probe found no change of a watched key. The candidate revision is discarded if
+    /// the watch reports an event before the next call of `take_reached`.
     candidate: Option<Revision>,
 }
 
@@ -410,16 +416,16 @@ impl IdleProbe {
         Self { wait: IDLE_WAITS[0], next: Instant::now() + IDLE_WAITS[0], probe: JoinSet::new(), candidate: None }
     }
 
-    /// Restarts the quiet time of the watch, because the watch has reported an event.
+    /// Restarts the waiting time before the next probe, because the watch has reported an event.
     fn restart(&mut self) {
         self.next = Instant::now() + self.wait;
         self.probe = JoinSet::new();
         self.candidate = None;
     }
 
-    /// Returns the revision up to which all events were reported, if this revision is known. The caller guarantees that
-    /// all events up to `at` were reported, and that the watch was quiet for a while since the last call of this
-    /// method. Store errors are ignored here, because the watch reports store errors.
+    /// Returns the revision up to which the watch has reported all events, if a probe has found this revision. The
+    /// caller guarantees that the watch has reported all events up to `at`, and was quiet for a while since the last
+    /// call of this method. Store errors are ignored here, because the watch reports store errors.
     fn take_reached(&mut self, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
         if let Some(candidate) = self.candidate.take() {
             return Some(candidate);
@@ -436,7 +442,7 @@ impl IdleProbe {
     }
 }
 
-/// Returns a cheap request whose answer only has the store's revision.
+/// Returns a cheap range request whose response has only the store's revision.
 fn revision_request() -> RangeRequest {
     RangeRequest::new(Range::key(keys::config())).with_content(Content::CountOnly)
 }
@@ -464,7 +470,7 @@ mod tests {
 
     use super::*;
 
-    /// Polls the probe for up to 1.5 s without an event.
+    /// Polls the idle probe for up to 1.5 s while the watch reports no event.
     async fn reached(idle: &mut IdleProbe, store: &Arc<dyn Store>, at: Revision) -> Option<Revision> {
         for _ in 0..150 {
             if let Some(reached) = idle.take_reached(store, at) {

@@ -1,10 +1,11 @@
-//! Frees everything that departed nodes hold, and reports it, for `margay gc --gone` and `margay gc --free`.
+//! Frees all blocks and addresses that departed nodes hold, and reports what was freed, for `margay gc --gone` and
+//! `margay gc --free`.
 //!
-//! For each departed node, the command deletes the workload endpoints first, then releases the addresses, then the
-//! blocks. Because endpoints are deleted before addresses are released, no container gets an address that a workload
-//! endpoint still has. After an interruption, running `margay gc` again with the same arguments continues the work.
-//! Each commit has two guards: the addresses in the commit must not have changed since they were read, and the node
-//! must still not be registered.
+//! For each departed node, the command first deletes the node's workload endpoints, then releases its addresses, and
+//! then releases its blocks. Because endpoints are deleted first, no container gets an address that a workload endpoint
+//! still lists. After an interruption, running `margay gc` again with the same arguments continues the work. Each
+//! commit has two guards: its addresses must not have changed since they were read, and the node must still not be
+//! registered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -26,7 +27,8 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, printable, render};
 use crate::store::{StoreAccess, StoreUse};
 
-/// Finds the departed nodes and what these nodes hold. With `--apply`, frees what the departed nodes hold.
+/// Finds the departed nodes and reports the endpoints, addresses and blocks that they hold. With `--apply`, frees the
+/// endpoints, addresses and blocks of the departed nodes.
 pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
     let list = args.nodes.as_deref().map(|path| lists::read_nodes(path, args.empty)).transpose()?;
     let location = invocation.choose()?.location;
@@ -38,8 +40,8 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u
         Some(node) => (read_named_node(at, &runtime, node, &own)?, Vec::new()),
         None => read_departed_nodes(at, &runtime, list.as_ref(), &own)?,
     };
-    // The machine is scanned after the stores are read, so an address that is assigned between reading and scanning is
-    // no candidate for freeing.
+    // The machine is scanned after the store is read. An address that is assigned between the reading and the scan is
+    // therefore no candidate for freeing.
     let evidence = machine.whole_evidence()?;
     let mut reports = Vec::new();
     for departed in departed_nodes.values() {
@@ -67,10 +69,11 @@ pub(super) fn run(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<u
     }
 }
 
-/// The departed nodes by node name.
+/// The departed nodes, by node name.
 type DepartedNodesByName = BTreeMap<String, DepartedNode>;
 
-/// Reads what a named node holds in the store. Fails if the node is still registered or is this machine.
+/// Reads the endpoints, addresses and blocks that the node named `node` holds in the store. Fails if `node` is still
+/// registered or is this machine.
 fn read_named_node(
     at: StoreAccess<'_>,
     runtime: &Runtime,
@@ -91,7 +94,8 @@ fn read_named_node(
     Ok(found.departed)
 }
 
-/// Reads what all departed nodes hold in the store. Also returns the nodes that are skipped.
+/// Reads the endpoints, addresses and blocks that all departed nodes hold in the store. Also returns the departed nodes
+/// that `margay gc` skips, with reasons.
 fn read_departed_nodes(
     at: StoreAccess<'_>,
     runtime: &Runtime,
@@ -124,9 +128,8 @@ fn read_departed_nodes(
     Ok((departed_nodes, skipped))
 }
 
-/// Refuses a list that cannot be a list of this store's nodes: this machine is a node of the store but is not in the
-/// list, or no registered node is in the list. A list without this machine, or without any registered node, was
-/// probably made on another cluster.
+/// Refuses a list of nodes that was probably made on another cluster. A list is refused if it has no registered node,
+/// or if it lacks this machine although this machine is a node of the store.
 fn check_list(
     list: &BTreeSet<String>,
     known: &KnownNodes,
@@ -148,7 +151,7 @@ fn check_list(
     Ok(())
 }
 
-/// Returns why a node is this machine under another name, or `None` if the node is another machine.
+/// If a departed node is this machine under another name, returns how this was recognised, or else `None`.
 fn why_this_machine(departed: &DepartedNode, evidence: &Evidence) -> Option<String> {
     let of_endpoints = departed.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
     let mut units = departed.holds.iter().map(|hold| hold.unit).chain(of_endpoints.map(|ip| IpNet::from(*ip)));
@@ -207,7 +210,7 @@ async fn free(at: StoreAccess<'_>, departed: &DepartedNode, report: &mut Departe
                 match operator.ipam().give_up_block(&departed.node, *cidr, Deadline::after(STORE_CALL_TIMEOUT)).await {
                     Ok(true) => report.gave_up.push(*cidr),
                     Ok(false) => {}
-                    // One unreadable block must not keep the other blocks from being released.
+                    // An unreadable block must not stop the command from releasing the other blocks.
                     Err(error @ ipam_core::Error::Malformed(_)) => damaged = Some(error),
                     Err(error) => return Err(escaped_failure(error)),
                 }
@@ -223,8 +226,8 @@ async fn free(at: StoreAccess<'_>, departed: &DepartedNode, report: &mut Departe
     damaged.map_or(Ok(()), |error| Err(escaped_failure(error)))
 }
 
-/// Creates a failure from an error whose text may quote names from the store. Escapes control characters in the error
-/// text.
+/// Creates a failure from an error whose text may quote names from the store. Escapes control characters in the text of
+/// the error.
 fn escaped_failure(error: ipam_core::Error) -> CommandFailure {
     CommandFailure::new(printable(&error.to_string()))
 }
@@ -269,7 +272,7 @@ impl Candidate {
     }
 }
 
-/// The numbers of addresses that stay in a departed node's blocks, by reason.
+/// The numbers of addresses that `margay gc` keeps in a departed node's blocks, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct DepartedKeptCounts {
     two_owners: usize,
@@ -296,16 +299,16 @@ impl DepartedKeptCounts {
 struct DepartedNodeReport {
     store: String,
     node: String,
-    /// True if an address, block or endpoint could not be freed.
+    /// True if the command failed to free an address, block or endpoint.
     failed: bool,
     candidates: Vec<Candidate>,
     freed: Vec<IpAddr>,
-    /// Addresses that were assigned again or released after they were read, and that stay unchanged.
+    /// Addresses that the command did not free, because they were assigned again or released after they were read.
     changed: Vec<IpAddr>,
     /// The workload endpoints of the departed node.
     endpoints: Vec<EndpointRow>,
     deleted_endpoints: Vec<EndpointRow>,
-    /// The blocks that are affine to the departed node and will be released.
+    /// The blocks that are affine to the departed node, and that the command releases with `--apply`.
     blocks: Vec<IpNet>,
     gave_up: Vec<IpNet>,
     left: DepartedKeptCounts,
@@ -376,7 +379,7 @@ struct SkippedNode {
 #[derive(Debug, Serialize)]
 struct DepartedReport {
     applied: bool,
-    /// The node that the option `--node` names.
+    /// The name of the node that was given with the option `--node`.
     #[serde(skip)]
     node: Option<String>,
     stores: Vec<DepartedNodeReport>,

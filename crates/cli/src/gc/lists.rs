@@ -1,7 +1,7 @@
-//! Reads the lists for `margay gc` that other programs write, from a file, a folder or standard input. A list of
-//! attachments has a container runtime's containers or attachments, in the format that the runtime prints; the format
-//! is recognised by the content. A list of nodes has the existing nodes, as `kubectl` prints them or as a person types
-//! them.
+//! Reads lists of attachments or nodes for `margay gc` from a file, a folder or standard input. The lists are written
+//! by other programs. A list of attachments names the containers or attachments of a container runtime, in the
+//! runtime's own format. The format of a list is recognised by its content. A list of nodes names the existing nodes,
+//! either as `kubectl` prints them or one name per line.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -17,15 +17,15 @@ use crate::cni::is_cni_name;
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 
-/// Size limit of a list, in bytes.
+/// Maximum size in bytes of a list of attachments or nodes.
 const MAX_LIST_BYTES: u64 = 64 << 20;
 
-/// The text of a list, and the time when the list was made.
+/// The text of a list of attachments or nodes, and the time when the list was made.
 struct ListInput {
-    /// The list's name in messages.
+    /// The name of the list that messages show.
     name: String,
     text: String,
-    /// The latest time at which the list can have been made.
+    /// The latest time at which the list can have been made; for a file, its modification time.
     made: SystemTime,
 }
 
@@ -42,7 +42,7 @@ impl ListInput {
         }
         let read = || {
             let file = File::open(path)?;
-            // A modification time in the future counts as the current time.
+            // If the file's modification time is in the future, the list counts as made now.
             let made = file.metadata()?.modified()?.min(now);
             Ok((read_text(file)?, made))
         };
@@ -50,12 +50,13 @@ impl ListInput {
         Ok(Self { name: printable(&path.display().to_string()), text, made })
     }
 
-    /// Returns the failure for a fault in the list.
+    /// Creates the failure for a faulty list, with the fault `what` and the `expected` content.
     fn wrong(&self, what: &str, expected: &str) -> CommandFailure {
         CommandFailure::new(format!("nothing was freed: {}: {what}", self.name)).hint(expected)
     }
 
-    /// Refuses an empty list, unless `is_meant` says that the list is meant to be empty.
+    /// Refuses an empty list of attachments or nodes, unless `is_meant` says that the user expects the list to be
+    /// empty.
     ///
     /// # Errors
     /// The list is empty.
@@ -67,10 +68,10 @@ impl ListInput {
     }
 }
 
-/// Reads the files of a folder, in the order of their names. Skips files that are deleted in the meantime.
+/// Reads the files of a folder, in the order of their names. Skips files that are deleted while the folder is read.
 ///
 /// # Errors
-/// A path in the folder cannot be read, or is not a file.
+/// A path in the folder cannot be read, or is not a regular file.
 fn read_folder(path: &Path) -> CommandResult<Vec<ListInput>> {
     let failed = |path: &Path, error: &io::Error| cannot_read(&path.display().to_string(), error);
     let entries = fs::read_dir(path)
@@ -100,34 +101,36 @@ fn read_text(from: impl Read) -> io::Result<String> {
     if bytes.len() as u64 > MAX_LIST_BYTES {
         return Err(io::Error::other("it is longer than any list"));
     }
-    // An empty list has its own error message. A byte order mark would change the first name in the list, and gc would
-    // free the addresses of the container with this name.
+    // For an empty list, the caller has another error message. A byte order mark would become a part of the first name
+    // in the list. gc would then free the addresses of the container that has this name.
     match text_fault(&bytes).filter(|fault| *fault != TextFault::Empty) {
         None => String::from_utf8(bytes).map_err(io::Error::other),
         Some(fault) => Err(io::Error::other(fault.to_string())),
     }
 }
 
-/// The field of a network configuration in which CNI lists valid attachments.
+/// The field of a network configuration in which a container runtime passes the valid attachments to a CNI plugin.
 const CNI_MEMBER: &str = "cni.dev/valid-attachments";
-/// The former name of the field `cni.dev/valid-attachments` in the CNI specification. libcni writes both fields.
+/// The former name of the field `cni.dev/valid-attachments`. libcni writes both `cni.dev/attachments` and
+/// `cni.dev/valid-attachments`.
 const CNI_FORMER_MEMBER: &str = "cni.dev/attachments";
-/// The `kind` of the files in which libcni records attachments.
+/// The value of the field `kind` in the files in which libcni records attachments.
 const CNI_CACHE_KIND: &str = "cniCacheV1";
 const EXPECTED_ATTACHMENTS: &str = "give the array of cni.dev/valid-attachments, what crictl pods -o json or podman ps -a --format json \
                         prints, a container's id in each line, or the folder /var/lib/cni/results";
 
-/// A parsed list of attachments, and the network of the list if all attachments are in one network.
+/// A parsed list of attachments, and the network of these attachments if all of them are in one network.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct ParsedList {
     network: Option<String>,
     listed: Vec<ListedAttachment>,
 }
 
-/// Reads lists of attachments. Refuses an empty list unless `may_be_empty` is true.
+/// Reads lists of attachments. Refuses an empty list of attachments unless `may_be_empty` is true.
 ///
 /// # Errors
-/// A file cannot be read, or has none of the accepted formats. The error message names the file and the list element.
+/// A file cannot be read, or has none of the accepted list formats. The error message names the file and the faulty
+/// list element.
 pub(super) fn read_attachments(paths: &[PathBuf], may_be_empty: bool) -> CommandResult<Vec<RuntimeList>> {
     paths
         .iter()
@@ -176,7 +179,7 @@ fn parse_lines(text: &str) -> Result<Vec<ListedAttachment>, String> {
     lines.map(|(number, line)| parse_container(line).map_err(|what| format!("line {}: {what}", number + 1))).collect()
 }
 
-/// Parses a container id. The network and the interface of the attachment stay unknown.
+/// Parses a container id as an attachment. The network and the interface of the attachment stay unknown.
 fn parse_container(id: &str) -> Result<ListedAttachment, String> {
     match is_cni_name(id) {
         true => Ok(ListedAttachment { container: id.to_owned(), ..ListedAttachment::default() }),
@@ -215,7 +218,7 @@ fn each(
     numbered.map(|(number, one)| read(one).map_err(|what| format!("element {}: {what}", number + 1))).collect()
 }
 
-/// Parses an array element in CNI's or podman's format.
+/// Parses an element of a JSON array of attachments, in CNI's or podman's format.
 fn parse_element(value: &Value) -> Result<ListedAttachment, String> {
     match value.get("Id") {
         Some(_) => parse_container(text_of(value, "Id")?),
@@ -241,7 +244,7 @@ fn parse_cached(value: &Value) -> Result<ListedAttachment, String> {
     Ok(ListedAttachment { interface: Some(interface?), network: Some(network?), ..named })
 }
 
-/// Returns an object's field that must be a text.
+/// Returns the field `name` of a JSON object, which must be a string.
 fn text_of<'v>(value: &'v Value, name: &str) -> Result<&'v str, String> {
     let text = value.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     text.ok_or_else(|| format!("it has no text {name}"))
@@ -249,10 +252,11 @@ fn text_of<'v>(value: &'v Value, name: &str) -> Result<&'v str, String> {
 
 const EXPECTED_NODES: &str = "give what kubectl get nodes -o name or -o json prints, or a node's name in each line";
 
-/// Reads a list of nodes. Refuses an empty list unless `may_be_empty` is true.
+/// Reads a list of node names. Refuses an empty list of node names unless `may_be_empty` is true.
 ///
 /// # Errors
-/// The file cannot be read, or has none of the accepted formats. The error message names the file and the list element.
+/// The file cannot be read, or has none of the accepted list formats. The error message names the file and the faulty
+/// list element.
 pub(super) fn read_nodes(path: &Path, may_be_empty: bool) -> CommandResult<BTreeSet<String>> {
     let list = ListInput::read(path)?;
     let nodes = parse_nodes(&list.text).map_err(|what| list.wrong(&what, EXPECTED_NODES))?;
@@ -280,7 +284,7 @@ fn parse_nodes(text: &str) -> Result<BTreeSet<String>, String> {
     lines.map(name).collect()
 }
 
-/// Returns the name of a Kubernetes node, or `None` if the value is not a node.
+/// Returns the name of a Kubernetes node, or `None` if the JSON value is not a node.
 fn node_name(value: &Value) -> Option<String> {
     let is_node = value.get("kind").is_none_or(|kind| kind == "Node");
     let name = value.pointer("/metadata/name").and_then(Value::as_str).filter(|name| !name.is_empty());

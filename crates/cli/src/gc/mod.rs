@@ -1,9 +1,10 @@
-//! Frees addresses that are not used on this machine any more, for the command `margay gc`. [`departed`] frees
-//! everything that departed nodes hold; [`node_move`] moves everything that a renamed node holds to its new name.
+//! Frees addresses whose containers on this machine are gone, for the command `margay gc`. The module [`departed`]
+//! frees everything that departed nodes hold. The module [`node_move`] records the blocks and addresses of a renamed
+//! node under the node's new name.
 //!
-//! The command reads and closes the stores, then scans the network namespaces, then opens the stores again to free the
-//! leftover addresses. Because the stores are closed during the scan, no container waits for a scan, and an address
-//! that is assigned during a scan is no candidate for freeing.
+//! The command reads and closes the stores, then scans the network namespaces of this machine, and then opens the
+//! stores again to free the leftover addresses. Because the stores are closed during the scan of network namespaces, no
+//! plugin waits for the scan. An address that is assigned during the scan is no candidate for freeing.
 
 mod departed;
 mod lists;
@@ -112,28 +113,28 @@ pub(crate) struct Gc {
     pub(crate) looks: PathBuf,
 }
 
-/// Time limit of one read of a store, or of one commit.
+/// Time limit of each read of a store and of each commit.
 const STORE_CALL_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of commits before the store is closed for a moment, so that containers can start.
+/// Maximum number of commits before the store is closed for a moment, so that plugins can use the store.
 const MAX_COMMITS_PER_OPENING: usize = 16;
 
-/// The arguments of a garbage collection, this machine, and the lists of the container runtimes.
+/// The arguments of a garbage collection of addresses, this machine, and the lists from container runtimes.
 struct GcRequest<'r> {
     args: &'r Gc,
     machine: &'r Machine,
     lists: &'r [RuntimeList],
 }
 
-/// The findings of a scan about the addresses of one store.
+/// The findings of a garbage collection about the addresses in one store.
 struct StoreFindings<'l> {
     at: StoreAccess<'l>,
     report: StoreReport,
     /// The addresses that this node holds in the store.
     holdings: Holdings,
     ready: Vec<Allocation>,
-    /// The allocations in `ready`, each with the workload endpoint that is deleted together with the allocation.
+    /// The allocations in `ready`, each with the workload endpoint that is deleted in the same commit.
     going: Vec<Hold>,
-    /// The time until all waiting addresses may be freed, or `None` without waiting addresses.
+    /// The time until all unused addresses that need a second scan may be freed, or `None` if no address needs one.
     missing: Option<Duration>,
 }
 
@@ -145,8 +146,8 @@ impl StandaloneCommand for Gc {
             None if self.gone || self.free => return departed::run(self, invocation),
             None => {}
         }
-        // The runtimes' lists are read before the stores: the earlier a list was made, the fewer addresses the list can
-        // free.
+        // The lists from container runtimes are read before the stores: the earlier a list was made, the fewer
+        // addresses the list can free.
         let lists = lists::read_attachments(&self.attachments, self.empty)?;
         let stores = match choose_stores(self, invocation)? {
             StoreChoice::These(stores) => stores,
@@ -200,8 +201,7 @@ fn scan_once<'l>(
     for at in stores {
         match runtime.block_on(read_holdings(request, *at)) {
             Ok(found) => read.push((*at, Ok(found))),
-            // With several stores, a store that cannot be read must not keep gc from freeing addresses in the other
-            // stores.
+            // With several stores, an unreadable store must not stop gc from freeing addresses in the other stores.
             Err(failure) if args.all_stores || args.local_stores => {
                 failure.print(err);
                 read.push((*at, Err(())));
@@ -231,7 +231,8 @@ impl<'l> StoreFindings<'l> {
     }
 }
 
-/// Reads the addresses that the node holds in a store, in one opening; returns `None` if there is no store.
+/// Opens a store once and reads the addresses that the node holds in the store. Returns `None` if the store does not
+/// exist.
 async fn read_holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> CommandResult<Option<(Operator, Holdings)>> {
     let Some(open) = at.open_existing().await? else { return Ok(None) };
     let operator = Operator::new(open.store(), at.nodes());
@@ -240,7 +241,7 @@ async fn read_holdings(request: &GcRequest<'_>, at: StoreAccess<'_>) -> CommandR
     Ok(Some((operator, holdings)))
 }
 
-/// Reads the addresses that the node holds in the blocks that this scan covers.
+/// Reads the addresses that the node holds in the blocks that the garbage collection reads.
 async fn read_blocks_of_node(
     request: &GcRequest<'_>,
     at: StoreAccess<'_>,
@@ -257,7 +258,7 @@ async fn read_blocks_of_node(
     Ok(holdings)
 }
 
-/// Divides the allocations into allocations that may be freed, allocations that need another scan, and allocations that
+/// Divides the node's allocations by what happens to them: they may be freed now, may be freed after another scan, or
 /// stay.
 fn decide<'l>(
     request: &GcRequest<'_>,
@@ -298,12 +299,12 @@ fn decide<'l>(
 }
 
 /// Finds the workload endpoints of the allocations that may be freed. If no allocation may be freed, the endpoints are
-/// not read, to save the cost of reading them.
+/// not read, because reading them is expensive.
 async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindings<'_>) -> CommandResult<()> {
     if found.ready.is_empty() {
         return Ok(());
     }
-    // The store may have this node under a former name.
+    // The store may still know this node under a former name.
     let names = [found.holdings.node.as_str(), node];
     let endpoints = found.at.with_operator(StoreUse::ReadAll, async |operator| {
         Ok(operator.ipam().node_endpoints(|node| names.contains(&node), Deadline::after(STORE_CALL_TIMEOUT)).await?)
@@ -318,10 +319,11 @@ async fn find_endpoints(node: &str, evidence: &Evidence, found: &mut StoreFindin
     Ok(())
 }
 
-/// Selects for freeing the unused addresses that are not in the lists. Counts the other unused addresses by reason.
+/// Selects for freeing the unused addresses that are not in the runtimes' lists. Counts the unused addresses that are
+/// not freed, by reason.
 ///
 /// # Errors
-/// The lists have none of the addresses that are in use on this machine, so the lists are not of this machine.
+/// The lists have none of the addresses that are in use on this machine, so the lists are of another machine.
 fn take_unlisted(
     lists: &[RuntimeList],
     judged: &mut JudgedAllocations,
@@ -395,7 +397,8 @@ async fn free(found: &mut StoreFindings<'_>) -> CommandResult<()> {
     Ok(())
 }
 
-/// Reads what the departed nodes selected by `wanted` hold in a store, in several openings.
+/// Reads the blocks, addresses and endpoints that the departed nodes selected by `wanted` hold in a store. Opens the
+/// store several times.
 async fn survey(
     at: StoreAccess<'_>,
     wanted: impl Fn(&KnownNodes, &str) -> bool + Send + Sync,
@@ -406,19 +409,19 @@ async fn survey(
     .await
 }
 
-/// The stores of one run of `margay gc`.
+/// The stores that one run of `margay gc` processes.
 enum StoreChoice {
-    /// The run has at least one store.
+    /// The run processes at least one store.
     These(Vec<ChosenStore>),
-    /// The run has no store, for the reason in this text.
+    /// The run processes no store; the text says why.
     None(String),
 }
 
 /// Chooses the stores of one run of `margay gc`.
 ///
-/// With `--all-stores`, a machine without networks of Margay is no error, as the systemd units of gc require. With
-/// `--local-stores`, a machine whose networks all use clusters is no error either, because the systemd unit with
-/// `--local-stores` runs before the network is up.
+/// With `--all-stores`, it is no error if this machine has no networks of Margay, because the systemd units of gc also
+/// run on machines without Margay's networks. With `--local-stores`, it is no error if all networks of this machine use
+/// clusters. The systemd unit with `--local-stores` runs before clusters can be reached.
 fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<StoreChoice> {
     if !args.all_stores && !args.local_stores {
         return Ok(StoreChoice::These(vec![invocation.choose()?]));
@@ -450,13 +453,13 @@ fn choose_stores(args: &Gc, invocation: &mut Invocation<'_>) -> CommandResult<St
 
 /// This machine, as a source of evidence about unused addresses.
 struct Machine {
-    /// The id of the current boot, in full.
+    /// The complete id of the current boot.
     boot_id: String,
     node: String,
 }
 
 impl Machine {
-    /// Describes this machine, under the `given` name or else under its own name.
+    /// Returns this machine, with the `given` node name or else with its own node name.
     ///
     /// # Errors
     /// The kernel does not report the boot id.
@@ -483,11 +486,11 @@ impl Machine {
         Ok(Evidence { boot, up, live, namespaces, within })
     }
 
-    /// Returns the [`evidence`](Self::evidence), but fails inside a container. Only the interfaces of the whole machine
-    /// show whether this machine has an address of another node.
+    /// Like [`evidence`](Self::evidence), but fails inside a container. Only a process outside of a container sees all
+    /// interfaces of the machine, and can tell whether the machine has an address of another node.
     ///
     /// # Errors
-    /// Any error of [`evidence`](Self::evidence); this process runs in a container.
+    /// Any error of [`evidence`](Self::evidence), or the process runs in a container.
     fn whole_evidence(&self) -> CommandResult<Evidence> {
         let evidence = self.evidence()?;
         match evidence.within {

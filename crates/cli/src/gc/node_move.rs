@@ -1,8 +1,9 @@
-//! Moves everything that a node holds to another node, for `margay gc --move-to`. The containers keep their addresses.
+//! Makes another node the holder of everything that a node holds, for `margay gc --move-to`. The containers keep their
+//! addresses.
 //!
-//! An embedded store stays open from the first commit of the move to the last commit. If a DEL ran between two commits,
-//! the DEL might search for an address under one node name while the address is recorded under the other node name. One
-//! commit moves about thirty blocks.
+//! An embedded store stays open from the first to the last commit of a move to another node. A DEL between two commits
+//! of the move might search for an address under one node name while the address is recorded under the other name. One
+//! commit moves about thirty blocks to the new node name.
 
 use std::fmt::Write as _;
 
@@ -23,11 +24,11 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::{Column, printable, render};
 use crate::store::{StoreAccess, StoreUse};
 
-/// A block that is affine to the moved node, or in which the moved node has addresses.
+/// A block that is affine to the node to move, or in which this node has addresses.
 #[derive(Debug, Serialize)]
 struct MovedBlock {
     block: IpNet,
-    /// True if the block is affine to the moved node.
+    /// True if the block is affine to the node to move.
     own: bool,
     addresses: usize,
 }
@@ -53,7 +54,7 @@ impl RenamedEndpoint {
     }
 }
 
-/// The report of a planned or completed move.
+/// The report of a planned or completed move of blocks and addresses to another node.
 #[derive(Debug, Serialize)]
 struct NodeMoveReport {
     applied: bool,
@@ -63,9 +64,9 @@ struct NodeMoveReport {
     blocks: Vec<MovedBlock>,
     handles: Vec<RenamedHandle>,
     endpoints: Vec<RenamedEndpoint>,
-    /// True if the store records the old name as its only node, and the record gets the new name.
+    /// True if the store records the old node name as its only node. The move also changes the record of the only node.
     pinned: bool,
-    /// True if the node holds anything in the store, even if it is only an affinity to a block that does not exist.
+    /// True if the node to move holds anything in the store, even if it is only an affinity to a missing block.
     #[serde(skip)]
     has_any: bool,
     /// The nodes that hold anything in the store, if the named node holds nothing.
@@ -73,7 +74,7 @@ struct NodeMoveReport {
     others: Vec<String>,
 }
 
-/// A request to move everything that one node holds to another node.
+/// A request to make another node the holder of everything that a node holds.
 pub(super) struct NodeMove<'a> {
     from: &'a str,
     to: &'a str,
@@ -93,8 +94,8 @@ impl<'a> NodeMove<'a> {
 
 #[async_trait(?Send)]
 impl StoreCommand for NodeMove<'_> {
-    /// Reports what the node holds in the store. With `--apply`, moves everything that the old node holds to the new
-    /// node.
+    /// Reports the blocks, addresses and endpoints that the old node holds in the store. With `--apply`, makes the new
+    /// node the holder of everything that the old node holds.
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
         let Self { from, to, apply } = *self;
         let report = match apply {
@@ -134,7 +135,7 @@ async fn move_node(location: &Location, operator: &Operator, from: &str, to: &st
     Ok(report)
 }
 
-/// Refuses a move from a node that is still registered, and a move to a node that is not registered.
+/// Refuses the move if the old node is still registered, or if the new node is not registered.
 fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> CommandResult<()> {
     let registered = &found.known.registered;
     if registered.contains(from) {
@@ -144,8 +145,9 @@ fn check(location: &Location, found: &DepartedNodes, from: &str, to: &str) -> Co
         ))
         .hint(format!("if that name is of the past, delete it first: margay delete node {}", printable(from))));
     }
-    // An embedded store assigns addresses to unregistered nodes, but only while no node is registered. A cluster never
-    // assigns addresses to unregistered nodes.
+    // While no node is registered, an embedded store assigns addresses to any node. Once a node is registered, an
+    // embedded store assigns addresses only to registered nodes. A cluster never assigns addresses to unregistered
+    // nodes.
     let any_will_do = registered.is_empty() && !location.is_shared();
     if !any_will_do && !registered.contains(to) {
         return Err(CommandFailure::new(format!(

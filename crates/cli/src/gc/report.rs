@@ -64,7 +64,7 @@ impl LeftoverRow {
     }
 }
 
-/// A workload endpoint that is deleted together with its addresses.
+/// A workload endpoint that is deleted in the same commit as its addresses.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub(super) struct EndpointRow {
     namespace: String,
@@ -94,7 +94,7 @@ impl EndpointRow {
         [&self.namespace, &self.name, &self.container].map(|text| printable(text)).into()
     }
 
-    /// Returns a table of endpoints, or an empty text if there are no endpoints.
+    /// Formats endpoints as a table, or as an empty string if there are no endpoints.
     pub(super) fn table(rows: &[Self]) -> String {
         let titles = ["NAMESPACE", "ENDPOINT", "CONTAINER"];
         let cells: Vec<Vec<String>> = rows.iter().map(Self::cells).collect();
@@ -102,16 +102,16 @@ impl EndpointRow {
     }
 }
 
-/// The numbers of addresses that the node keeps, by reason.
+/// The numbers of the node's addresses that are not freed, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct KeptCounts {
     pub(super) live: usize,
     pub(super) namespace_gone: usize,
-    /// The number of addresses of this boot for which it is unknown whether their network namespace still exists.
+    /// The number of addresses that were assigned since the last boot, and whose network namespace may still exist.
     pub(super) of_this_boot: usize,
     pub(super) of_earlier_boots: usize,
     pub(super) of_another_machine: usize,
-    /// The number of addresses that were assigned outside of the container in which the scan runs.
+    /// The number of addresses that were assigned on the machine outside of the container in which `margay gc` runs.
     pub(super) outside: usize,
     pub(super) not_margays: usize,
     pub(super) no_workloads: usize,
@@ -119,14 +119,14 @@ pub(super) struct KeptCounts {
     pub(super) by_list: Option<KeptByListCounts>,
 }
 
-/// The numbers of unused addresses that the node keeps because of a runtime's list, by reason.
+/// The numbers of unused addresses that are not freed because of a runtime's list, by reason.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct KeptByListCounts {
     pub(super) listed: usize,
     pub(super) young: usize,
     pub(super) undated: usize,
     pub(super) of_other_networks: usize,
-    /// The number of addresses in use that are not in the runtime's list.
+    /// The number of addresses that are in use on this machine but are not in the runtime's list.
     pub(super) live_unlisted: usize,
 }
 
@@ -172,13 +172,13 @@ pub(super) struct StoreReport {
     /// True if the store could not be read, or an address could not be freed.
     pub(super) failed: bool,
     pub(super) candidates: Vec<LeftoverRow>,
-    /// Addresses that are unused, but have not been unused for long enough.
+    /// Unused addresses that may be freed only after a later scan.
     pub(super) waiting: Vec<LeftoverRow>,
-    /// The workload endpoints that are deleted together with the addresses in `candidates`.
+    /// The workload endpoints that are deleted in the same commits as the addresses in `candidates`.
     pub(super) endpoints: Vec<EndpointRow>,
     pub(super) freed: Vec<IpAddr>,
     pub(super) deleted_endpoints: Vec<EndpointRow>,
-    /// Addresses that were assigned again or released after they were read, and that stay unchanged.
+    /// Addresses that were not freed, because they were assigned again or released after they were read.
     pub(super) changed: Vec<IpAddr>,
     pub(super) left: KeptCounts,
 }
@@ -197,7 +197,7 @@ pub(super) struct GcReport {
 }
 
 impl GcReport {
-    /// Returns the answer for a run without a store to scan, with the reason.
+    /// Returns the answer of a run that found no store to process, with the reason `why`.
     pub(super) fn answer_because(&self, why: String) -> CommandResult<CommandAnswer> {
         CommandAnswer::new(why, self)
     }
@@ -265,7 +265,7 @@ impl GcReport {
     }
 }
 
-/// Formats the recorded time of an assignment for a table.
+/// Formats the recorded assignment time of an address for a table.
 pub(super) fn assignment_time(recorded: Option<&str>) -> String {
     let text = recorded.map_or("unknown", |text| text.split('.').next().unwrap_or(text));
     printable(text.trim_end_matches(" +0000 UTC"))

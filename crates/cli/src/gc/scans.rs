@@ -1,12 +1,13 @@
-//! Remembers which addresses earlier scans of this machine found unused, and plans which blocks of a cluster a scan
-//! reads.
+//! Remembers which addresses earlier garbage collections on this machine found unused. Also plans which blocks of a
+//! cluster a garbage collection reads.
 //!
-//! Each store has a scan file with the unused addresses and the time when a scan first found each address unused. The
-//! scan files are in memory (`/run`), so a reboot removes them. If a scan file is lost, the next garbage collection
-//! only waits longer. A scan file that another user could have written counts as lost.
+//! Each store has a scan file. The scan file lists the unused addresses, each with the time when a scan first found the
+//! address unused. The scan files are in the memory file system `/run`, so a reboot deletes them. If a scan file is
+//! lost, the next garbage collection only waits longer before it frees addresses. A scan file is ignored if another
+//! user could have written it.
 //!
-//! In a cluster, a scan reads the node's own blocks and the blocks in which the node is known to hold addresses. Once a
-//! day a scan also reads all other blocks of the cluster by their keys.
+//! In a cluster, a garbage collection reads the node's own blocks, and those other blocks in which the node is known to
+//! hold addresses. Once a day, a garbage collection also reads all other blocks of the cluster.
 
 use std::collections::BTreeMap;
 use std::collections::hash_map::DefaultHasher;
@@ -31,17 +32,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::CommandResult;
 
-/// Minimum time for which an address must be found unused before it is freed. After an address was assigned, a
-/// container runtime configures the interface well within `MIN_SCAN_INTERVAL`.
+/// Minimum time between the two scans that must find an address unused before the address is freed. After an address is
+/// assigned, the container runtime configures the interface in much less than `MIN_SCAN_INTERVAL`.
 pub(super) const MIN_SCAN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Version of the format of [`ScanFile`].
 const SCAN_FILE_FORMAT: u32 = 1;
-/// Size limit of a scan file, in bytes. The scan file of a machine with many containers is smaller.
+/// Size limit of a scan file, in bytes. A scan file is far smaller than the size limit, even on a machine with many
+/// containers.
 const MAX_SCAN_FILE_BYTES: u64 = 64 << 20;
 
-/// One assignment of an address. The sequence number distinguishes an assignment from later assignments of the same
-/// address.
+/// One assignment of an address to a container. The sequence number distinguishes an assignment from later assignments
+/// of the same address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct AssignmentId {
     address: IpAddr,
@@ -67,7 +69,7 @@ struct ScanFile {
 struct ScanEntry {
     #[serde(flatten)]
     seen: AssignmentId,
-    /// When a scan first found the assignment unused, in milliseconds since boot, without suspend.
+    /// The time when a scan first found the address unused, in milliseconds since boot, not counting suspend.
     since: u64,
 }
 
@@ -81,8 +83,8 @@ pub(super) struct StoreScans {
 }
 
 impl StoreScans {
-    /// Reads the scan file of this boot. The result is empty if there is no scan file, or if another user could have
-    /// written the scan file.
+    /// Reads the scan file of this boot. The returned value is empty if the scan file does not exist, or if another
+    /// user could have written it.
     pub(super) fn load(folder: &Path, store: &str, boot_id: &str, now: Duration) -> Self {
         let mut hasher = DefaultHasher::new();
         store.hash(&mut hasher);
@@ -94,8 +96,8 @@ impl StoreScans {
         Self { path, boot_id: boot_id.to_owned(), store: store.to_owned(), since: since.collect() }
     }
 
-    /// Records that exactly the assignments in `unused` are unused now. Returns for each assignment since when it is
-    /// unused.
+    /// Records that exactly the allocations in `unused` are unused now. For each allocation in `unused`, returns the
+    /// time when a scan first found it unused.
     pub(super) fn record_unused<'a>(
         &mut self,
         unused: impl Iterator<Item = &'a Allocation>,
@@ -114,7 +116,7 @@ impl StoreScans {
         since
     }
 
-    /// Writes the scan file for the next run.
+    /// Writes the scan file, which the next garbage collection reads.
     ///
     /// # Errors
     /// The scan file cannot be written.
@@ -133,7 +135,8 @@ impl StoreScans {
         if let Some(folder) = self.path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
-        // The temporary file has a name of its own for each process, since two runs may write at the same time.
+        // The name of the temporary file contains the process id, since two processes may write the scan file at the
+        // same time.
         let unfinished = self.path.with_extension(format!("{}.tmp", std::process::id()));
         let _ = fs::remove_file(&unfinished);
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished);
@@ -146,7 +149,7 @@ impl StoreScans {
     }
 }
 
-/// Reads a scan file; returns `None` unless the file belongs to this user and no other user has access to the file.
+/// Reads a scan file. Returns `None` unless the file belongs to this user and is inaccessible to other users.
 fn read_stored_scan(path: &Path) -> Option<ScanFile> {
     let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
     let file: File = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
@@ -164,19 +167,19 @@ fn read_stored_scan(path: &Path) -> Option<ScanFile> {
     serde_json::from_slice(&bytes).ok()
 }
 
-/// Interval between scans of all blocks.
+/// Interval between two scans of all blocks of a cluster.
 const FULL_SCAN_INTERVAL: Duration = Duration::from_secs(24 * 60 * 60);
-/// Maximum random delay of the next scan of all blocks, so that the nodes of a cluster do not all scan at the same
-/// time.
+/// Maximum random delay of the next scan of all blocks. The delay keeps the nodes of a cluster from all scanning at the
+/// same time.
 const FULL_SCAN_SPREAD: Duration = Duration::from_secs(60 * 60);
-/// Maximum number of blocks of a cluster in which the first scan of a boot reads all blocks.
+/// If a cluster has at most this number of blocks, the first scan after a boot reads all blocks.
 const MAX_BLOCKS_FOR_EARLY_SCAN: u64 = 64;
-/// Maximum random delay per block of the first scan of all blocks, in a cluster with more than
-/// [`MAX_BLOCKS_FOR_EARLY_SCAN`] blocks. The whole delay is at most a day. The random delay of the first scan keeps the
-/// load of a cluster steady even if all nodes start at the same time.
+/// Maximum random delay, per block of the cluster, before the first scan of all blocks. The delay applies to clusters
+/// with more than [`MAX_BLOCKS_FOR_EARLY_SCAN`] blocks. The random delay is at most a day in total. The random delay
+/// keeps the load of a cluster low even if all nodes boot at the same time.
 const SCAN_DELAY_PER_BLOCK: Duration = Duration::from_secs(17);
 
-/// The node's record of the cluster's blocks in which the node holds addresses.
+/// This node's record of the blocks in a cluster in which the node holds addresses.
 pub(crate) struct ScanMemory {
     held: HeldBlocks,
     boot_id: String,
@@ -184,7 +187,7 @@ pub(crate) struct ScanMemory {
     found: Option<ScanRecord>,
 }
 
-/// The blocks that a scan reads, and the record to update afterwards.
+/// The blocks that a scan reads, and the block record that is updated after the scan.
 pub(super) struct ScanPlan {
     pub(super) reach: ReadScope,
     memory: ScanMemory,
@@ -193,32 +196,32 @@ pub(super) struct ScanPlan {
 }
 
 impl ScanMemory {
-    /// Loads the record from a folder; returns `None` for an embedded store, because a scan always reads all of an
-    /// embedded store.
+    /// Loads the node's block record from a folder. Returns `None` for an embedded store, because a scan always reads
+    /// all blocks of an embedded store.
     pub(crate) fn of(folder: &Path, location: &Location, node: &str, boot_id: &str) -> Option<Self> {
         if !location.is_shared() {
             return None;
         }
         let held = HeldBlocks::new(folder, &location.in_order(), node);
-        // The notes are read before the record: a block that moves from the notes to the record between both reads is
-        // found in the record.
+        // The notes about newly used blocks are read before the record. If a CNI call moves a block from the notes to
+        // the record between the two reads, the block is found in the record.
         let notes = held.notes();
         let found = held.load(boot_id);
         Some(Self { held, boot_id: boot_id.to_owned(), notes, found })
     }
 
-    /// Returns the node's own blocks, and the blocks in which the node is known to hold addresses.
+    /// Returns the node's own blocks, and the other blocks in which the node is known to hold addresses.
     pub(crate) fn reach(&self) -> ReadScope {
         let found = self.found.iter().flat_map(|found| &found.blocks);
         ReadScope::near(self.notes.blocks.iter().chain(found).filter_map(|cidr| cidr.parse::<IpNet>().ok()))
     }
 
-    /// Plans a scan. With `all`, the scan reads all blocks even if a scan of all blocks is not due.
+    /// Plans which blocks a scan reads. With `all`, the scan reads all blocks even if a scan of all blocks is not due.
     pub(super) async fn plan_scan(self, operator: &Operator, all: bool) -> CommandResult<ScanPlan> {
         let now = host::uptime().unwrap_or_default().as_secs();
         let next = now + FULL_SCAN_INTERVAL.as_secs() + fastrand::u64(..FULL_SCAN_SPREAD.as_secs());
         let (is_due, due) = match &self.found {
-            // A due time too far in the future was not written by this code.
+            // A due time that is too far in the future was not written by Margay, and is ignored.
             Some(found) if (now..=next + FULL_SCAN_SPREAD.as_secs()).contains(&found.due) => (false, found.due),
             Some(_) => (true, next),
             None => time_first_full_scan(operator, now, next).await?,
@@ -232,7 +235,7 @@ impl ScanMemory {
     }
 }
 
-/// Returns whether the first scan of a boot reads all blocks, and the time of the next scan of all blocks.
+/// Decides whether the first scan after a boot reads all blocks, and when the next scan of all blocks is due.
 async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> CommandResult<(bool, u64)> {
     let all = RangeRequest::new(Range::Prefix(keys::blocks_prefix(None))).with_content(Content::CountOnly);
     let blocks = operator.ipam().store().range(all).await?.count;
@@ -244,8 +247,8 @@ async fn time_first_full_scan(operator: &Operator, now: u64, next: u64) -> Comma
 }
 
 impl ScanPlan {
-    /// Records the blocks in which the node holds addresses. A failure is only logged: the next scan then reads more
-    /// blocks.
+    /// Records in which blocks the node holds addresses. An error of writing the record is only logged, because the
+    /// next scan then only reads more blocks.
     pub(super) fn save(self, holdings: &Holdings, passed: Option<Revision>) {
         let before = self.memory.found.and_then(|found| found.passed);
         let held = ScanRecord {

@@ -1,6 +1,6 @@
-//! Replaces Calico's plugin `calico-ipam` on this node by Margay's plugin and, as a second step, Calico's main plugin
-//! `calico`; also restores Calico's plugins. The command `margay install` reports the programs that CNI calls run now,
-//! the changes of plugin files, and the next step.
+//! Replaces Calico's plugin `calico-ipam` on this node by Margay's plugin, and in a second step Calico's main plugin
+//! `calico`. The module can also restore Calico's plugins. The command `margay install` reports which programs CNI
+//! calls run now, which plugin files it has changed, and what the user should do next.
 
 mod plugin_folder;
 mod program;
@@ -79,7 +79,7 @@ pub(crate) struct Install {
     pub(crate) crio_config: PathBuf,
 }
 
-/// Makes a path absolute, since the container runtime has another working directory.
+/// Makes a path absolute, because the container runtime has a working directory of its own.
 fn absolute(text: &str) -> io::Result<PathBuf> {
     path::absolute(text)
 }
@@ -90,7 +90,7 @@ const PLUGIN_FILE: &str = "margay-ipam";
 /// The folders in which distributions and Kubernetes keep CNI plugins.
 pub(crate) const PLUGIN_FOLDERS: [&str; 3] = ["/opt/cni/bin", "/usr/libexec/cni", "/usr/lib/cni"];
 
-/// The command that stops calico-node from restoring Calico's own plugin.
+/// The command by which a user keeps calico-node from overwriting Margay's plugin with Calico's.
 const KEEP_PLUGIN_COMMAND: &str =
     "kubectl -n kube-system set env daemonset/calico-node -c install-cni UPDATE_CNI_BINARIES=false";
 
@@ -133,8 +133,8 @@ fn install(
             }));
         }
     };
-    // The permission is checked before the stores: a user without permission to write often cannot open a store either,
-    // and running the command as root solves both problems.
+    // The write permission is checked before the stores. A user without write permission often cannot open a store, and
+    // running the command as root solves both problems.
     plugin_folder.check_writable()?;
     for network in &networks {
         program::check_store(&plugin, role, network, &path.listed(), invocation.env)?;
@@ -159,13 +159,13 @@ fn install(
     })
 }
 
-/// Restores Calico's main plugin only, or both of Calico's plugins, the main plugin first.
+/// Restores only Calico's main plugin, or both of Calico's plugins, starting with the main plugin.
 fn undo(role: Role, args: &Install, path: &PluginPath) -> CommandResult<CommandAnswer> {
     let roles: &[Role] = if role == Role::Main { &[Role::Main] } else { &[Role::Main, Role::Ipam] };
     let mut changes = Vec::new();
     let mut failure = None;
     for role in roles {
-        // If one plugin cannot be restored, the other plugin is still restored.
+        // If the main plugin cannot be restored, `calico-ipam` is still restored.
         if let Err(error) = undo_one(*role, args, path, &mut changes) {
             failure = failure.or(Some(error));
         }
@@ -200,8 +200,8 @@ fn status(args: &Install, path: &PluginPath) -> CommandResult<CommandAnswer> {
     let report = RoleStatus::make(Role::Ipam, path, args)?;
     let main = RoleStatus::make(Role::Main, path, args)?;
     let mut answer = report.answer(path, &main)?;
-    // The package of Margay's plugin may have been upgraded after the installation, but the installed copy is not
-    // upgraded automatically.
+    // The package of Margay's plugin may have been upgraded after the installation. The upgrade does not change the
+    // installed copy of the plugin.
     if let Some((file, newer)) = find_plugin(args, path).ok().and_then(|file| report.differs_from(&file)) {
         let again = Role::Ipam.install();
         answer = answer.note(format!("{} is Margay's {newer}: {again} puts it into place", file.display()));
@@ -218,7 +218,7 @@ fn status(args: &Install, path: &PluginPath) -> CommandResult<CommandAnswer> {
     })
 }
 
-/// Returns the folder in which the plugin of a role will be installed.
+/// Returns the folder into which the plugin of a role is to be installed.
 fn find_folder(role: Role, args: &Install, path: &PluginPath) -> CommandResult<PluginFolder> {
     match (&args.own_folder, path.first(role)) {
         (Some(folder), _) => {
@@ -227,21 +227,21 @@ fn find_folder(role: Role, args: &Install, path: &PluginPath) -> CommandResult<P
         }
         (None, Some(file)) => Ok(PluginFolder::new(role, file.parent().unwrap_or(Path::new("/")))),
         (None, None) => {
-            // The plugin file may have been deleted after Margay's plugin was installed.
+            // The plugin file may have been deleted after Margay's plugin was installed in its place.
             let touched = plugin_folders(role, args, path).find(|plugin_folder| plugin_folder.previous().exists());
             touched.ok_or_else(|| nothing_to_run(role, path))
         }
     }
 }
 
-/// Returns the folders that may have an installation of Margay's plugin.
+/// Returns the folders in which Margay's plugin may be installed.
 fn plugin_folders<'a>(role: Role, args: &'a Install, path: &'a PluginPath) -> impl Iterator<Item = PluginFolder> + 'a {
     let own = args.own_folder.iter().filter(|folder| !path.folders.contains(folder));
     own.chain(&path.folders).map(move |folder| PluginFolder::new(role, folder))
 }
 
-/// Returns Calico's networks that use the plugin of a role. Fails if a network that uses the plugin has the Kubernetes
-/// API as its datastore.
+/// Returns Calico's networks whose configuration names the plugin of a role. Fails if a network that uses the plugin
+/// has the Kubernetes API as its datastore.
 fn networks(role: Role, invocation: &mut Invocation<'_>) -> CommandResult<Vec<CalicoNetwork>> {
     let folder = invocation.options.cni_conf_dir.as_path();
     let (mut networks, unreadable) = calico_networks(invocation.drivers, folder);
@@ -272,8 +272,8 @@ fn networks(role: Role, invocation: &mut Invocation<'_>) -> CommandResult<Vec<Ca
     Ok(networks)
 }
 
-/// Returns the IPAM plugin that CNI calls run now. Fails unless the IPAM plugin is Margay's, because the main plugin
-/// becomes a second name of the IPAM plugin's file.
+/// Returns the file of the IPAM plugin that CNI calls run now. Fails if CNI calls run an IPAM plugin that is not
+/// Margay's, because the main plugin is installed as a hard link to Margay's IPAM plugin.
 fn installed_ipam(path: &PluginPath) -> CommandResult<PathBuf> {
     let file = path.first(Role::Ipam).ok_or_else(|| nothing_to_run(Role::Ipam, path))?;
     match PluginProgram::ask(&file, Role::Ipam) {
@@ -307,11 +307,11 @@ fn nothing_to_run(role: Role, path: &PluginPath) -> CommandFailure {
     )
 }
 
-/// The status of one of the two plugins on this node.
+/// The installation status of one of the two plugins on this node.
 #[derive(Debug)]
 struct RoleStatus {
     role: Role,
-    /// The file that a CNI call runs now, and the program in this file.
+    /// The plugin file that a CNI call runs now, and the program in this file.
     runs: Option<(PathBuf, PluginProgram)>,
     /// The plugin folders in which an installation of the plugin was completed or begun.
     folders: Vec<InstalledFolder>,
@@ -376,7 +376,7 @@ impl RoleStatus {
         Ok(Self { role, runs, folders: seen })
     }
 
-    /// True if an installation of the plugin was completed or begun.
+    /// True if an installation of this plugin was completed or begun in any folder.
     fn is_wanted(&self) -> bool {
         !self.folders.is_empty()
     }
@@ -385,7 +385,8 @@ impl RoleStatus {
         self.runs.as_ref().is_some_and(|(_, program)| program.is_ours())
     }
 
-    /// Returns the file `plugin` and its version, if CNI calls run Margay's plugin in another version.
+    /// If CNI calls run Margay's plugin in another version than that of the file `plugin`, returns the file `plugin`
+    /// and its version.
     fn differs_from(&self, plugin: &Path) -> Option<(PathBuf, String)> {
         let (_, PluginProgram::Margay(runs)) = self.runs.as_ref()? else { return None };
         match PluginProgram::ask(plugin, self.role) {
@@ -394,7 +395,7 @@ impl RoleStatus {
         }
     }
 
-    /// True if the program that was installed in a plugin folder was replaced by another program.
+    /// True if another program has replaced Margay's plugin in a plugin folder since the installation.
     fn is_overwritten(&self, seen: &InstalledFolder) -> bool {
         let there = self.runs.as_ref().filter(|(file, _)| file.parent() == Some(&seen.folder));
         !seen.unfinished && there.is_some_and(|(_, program)| !program.is_ours())
@@ -418,7 +419,7 @@ impl RoleStatus {
             let failure = CommandFailure::new(format!("an installation in {} was interrupted", seen.folder.display()));
             return Some(failure.hint(format!("finish it with {again}, or go back with {undo}")));
         }
-        // Margay's plugin is installed, but the container runtime finds another file first.
+        // Margay's plugin is installed, but the container runtime finds another plugin file first.
         let own = self.folders.first().map(|seen| seen.folder.as_path()).or(args.own_folder.as_deref());
         Some(match own {
             Some(folder) => {
@@ -533,7 +534,7 @@ impl FolderChange {
         Self { role: plugin_folder.role(), file: plugin_folder.target(), action: "undo", version: None, text }
     }
 
-    /// Returns the change with the outcome of restoring the former plugin.
+    /// Returns the change with the outcome of the restoration.
     fn done(self, undone: UndoOutcome) -> Self {
         let file = self.file.display();
         let (action, text) = match undone {
@@ -603,8 +604,8 @@ fn undone_answer(roles: &[Role], changes: &[FolderChange], path: &PluginPath) ->
     })
 }
 
-/// Returns a warning if CNI calls run both of Margay's plugins, but from different files or in different versions
-/// although one file could serve as both plugins.
+/// Returns a warning if CNI calls run two versions of Margay's program as main plugin and IPAM plugin, or two files
+/// where one file could serve as both plugins.
 fn warn_of_different_programs(path: &PluginPath) -> Option<String> {
     let ours = |role| {
         let file = path.first(role)?;

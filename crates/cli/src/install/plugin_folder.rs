@@ -1,9 +1,9 @@
-//! Replaces `calico-ipam`, or the main plugin `calico`, by Margay's plugin in a folder of plugins, and undoes the
-//! replacement.
+//! Replaces Calico's plugin `calico-ipam` or Calico's main plugin `calico` by Margay's plugin in a plugin folder, and
+//! undoes this replacement.
 //!
-//! The files for undoing an installation are in a subfolder of the plugin folder: `.margay` for `calico-ipam`, or
-//! `.margay-main` for the main plugin. The subfolder is on the same file system as the plugins, and moves together with
-//! the plugin folder:
+//! The files that are needed to undo an installation are in a subfolder of the plugin folder: `.margay` for the plugin
+//! `calico-ipam`, and `.margay-main` for the main plugin. The subfolder is on the same file system as the plugins, and
+//! stays with them if the plugin folder is moved:
 //!
 //! | File | Content |
 //! |---|---|
@@ -12,7 +12,7 @@
 //! | `state.json` | which version is installed, and which it replaced |
 //!
 //! If an installation is interrupted after any step, the same command can continue it, and `--undo` can undo it. The
-//! plugin's file only changes by a rename, from one complete file to another complete file.
+//! plugin file is changed only by a rename, which replaces one complete file by another complete file.
 
 use std::fs::{self, DirBuilder, File, Permissions, TryLockError};
 use std::io::{self, BufReader, ErrorKind, Write};
@@ -25,16 +25,16 @@ use super::program::{PluginProgram, Role};
 use crate::digest::Sha256;
 use crate::error::{CommandFailure, CommandResult};
 
-/// Version of the format of the state file.
+/// Version of the format of the file that records an installation.
 const STATE_FORMAT: u32 = 1;
 
-/// The installed program of a plugin folder, and the program that was replaced.
+/// The record of an installation in a plugin folder: the installed program and the program that it replaced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct InstallState {
     format: u32,
     pub(crate) version: String,
     sha256: String,
-    /// The replaced program, or `None` if the plugin folder had no file of this name.
+    /// The replaced program, or `None` if the plugin folder had no file with the plugin's name.
     pub(crate) previous: Option<FormerProgram>,
     /// True if the installation created the plugin folder.
     made_folder: bool,
@@ -43,7 +43,7 @@ pub(crate) struct InstallState {
 /// A program that an installation replaced.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FormerProgram {
-    /// The version that the program reports, or `None` if the program reports no version.
+    /// The version that the replaced program reports with `-v`, or `None` if it reports no version.
     pub(crate) version: Option<String>,
 }
 
@@ -53,18 +53,18 @@ pub(crate) enum InstallOutcome {
     Already,
 }
 
-/// The outcome of undoing an installation.
+/// The outcome of undoing an installation of a plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum UndoOutcome {
-    /// The former plugin file was restored.
+    /// The plugin file from before the installation was restored.
     Restored,
-    /// Margay's plugin was deleted, because no former plugin file existed.
+    /// Margay's plugin was deleted, because there was no plugin file before the installation.
     Removed,
-    /// Margay's plugin had been replaced by another program, so the other program was not changed.
+    /// The plugin file was not changed, because another program had replaced Margay's plugin after the installation.
     Left,
 }
 
-/// The file of one plugin in a folder of plugins, with the files for undoing the plugin's installation.
+/// The file of one plugin in a plugin folder, with the files that are needed to undo the plugin's installation.
 #[derive(Debug)]
 pub(crate) struct PluginFolder {
     folder: PathBuf,
@@ -89,7 +89,7 @@ impl PluginFolder {
         self.folder.join(self.role.program())
     }
 
-    /// Returns the path under which the former plugin file is kept until it is restored.
+    /// Returns the path at which the replaced plugin file is kept until the installation is undone.
     pub(crate) fn previous(&self) -> PathBuf {
         self.state_folder().join("previous")
     }
@@ -116,7 +116,7 @@ impl PluginFolder {
         self.is_touched() && (!self.state_file().exists() || self.staged_file().exists())
     }
 
-    /// Reads the state file; returns `None` if the state file does not exist.
+    /// Reads the record of the installation. Returns `None` if the record's file does not exist.
     pub(crate) fn state(&self) -> CommandResult<Option<InstallState>> {
         let bytes = match fs::read(self.state_file()) {
             Err(error) if [ErrorKind::NotFound, ErrorKind::NotADirectory].contains(&error.kind()) => return Ok(None),
@@ -140,7 +140,7 @@ impl PluginFolder {
             .map_err(|error| self.failed("cannot write into", &error.into()))
     }
 
-    /// Installs Margay's plugin and keeps the former plugin file.
+    /// Installs Margay's plugin and keeps the plugin file that it replaces.
     pub(crate) fn install(&self, plugin: &Path) -> CommandResult<InstallOutcome> {
         self.install_steps(plugin).map_err(|error| self.failed("cannot install into", &error))?
     }
@@ -195,9 +195,9 @@ impl PluginFolder {
         Ok(Ok(InstallOutcome::Now))
     }
 
-    /// Prepares Margay's plugin as a file on the same file system as its final path. The main plugin becomes a hard
-    /// link to the IPAM plugin if the file system allows a hard link. With a hard link, the main plugin can see that
-    /// both plugins are one program, and calls IPAM without starting a process.
+    /// Creates Margay's plugin under a temporary name, on the file system of the plugin folder. The main plugin is
+    /// created as a hard link to the IPAM plugin if the file system supports hard links. With a hard link, the main
+    /// plugin recognises that both plugins are one program, and calls IPAM without starting a process.
     fn stage(&self, plugin: &Path, staged: &Path) -> io::Result<()> {
         remove_if_there(staged)?;
         if self.role == Role::Ipam || fs::hard_link(plugin.canonicalize()?, staged).is_err() {
@@ -207,14 +207,14 @@ impl PluginFolder {
         File::open(staged)?.sync_all()
     }
 
-    /// Keeps a hard link to the former plugin file, so that undoing restores the same file, with its owner, mode and
-    /// times.
+    /// Keeps a hard link to the plugin file before the file is replaced, so that undoing can restore it with its owner,
+    /// mode and times.
     fn keep(&self, target: &Path) -> io::Result<()> {
         let linked = self.state_folder().join("previous.new");
         remove_if_there(&linked)?;
         fs::hard_link(target, &linked)?;
         fs::rename(&linked, self.previous())?;
-        // A rename between two names of one file does not remove the old name.
+        // If the old and the new name are hard links to one file, a rename does not remove the old name.
         remove_if_there(&linked)?;
         sync_folder(&self.state_folder())
     }
@@ -228,11 +228,11 @@ impl PluginFolder {
         sync_folder(&self.state_folder())
     }
 
-    /// Restores the former plugin file. `others` tells whether CNI calls find another plugin of the same name in
-    /// another folder.
+    /// Undoes the installation of the plugin in this folder. `others` says whether another plugin folder of the
+    /// container runtime has a plugin of the same name.
     pub(crate) fn undo(&self, others: OtherPlugins) -> CommandResult<UndoOutcome> {
         let _lock = self.lock()?;
-        // An unreadable state file must not keep an operator from undoing the installation.
+        // An unreadable record of the installation must not keep an operator from undoing the installation.
         let made_folder = self.state().ok().flatten().is_some_and(|state| state.made_folder);
         let target = self.target();
         let there = fs::symlink_metadata(&target).is_ok().then(|| PluginProgram::ask(&target, self.role));
@@ -266,7 +266,8 @@ impl PluginFolder {
             }
             fs::remove_dir(self.state_folder())?;
             if made_folder {
-                // A plugin folder that has other plugins in the meantime is not removed.
+                // If the installation created the plugin folder, and the folder now has other plugins, removing the
+                // folder fails, as it should.
                 _ = fs::remove_dir(&self.folder);
             } else {
                 sync_folder(&self.folder)?;
@@ -305,7 +306,7 @@ impl PluginFolder {
     }
 }
 
-/// Whether CNI calls find another plugin of the same name in another folder.
+/// Whether another plugin folder of the container runtime has a plugin of the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OtherPlugins {
     None,
@@ -333,8 +334,8 @@ fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Buffer size in bytes for reading a program. With the default buffer of `io::copy`, reading a plugin needs about a
-/// thousand read calls.
+/// Size in bytes of the buffer for reading a plugin file. With the smaller default buffer of `io::copy`, reading a
+/// plugin would need about a thousand system calls.
 const READ_BUFFER_BYTES: usize = 128 << 10;
 
 fn checksum(file: &Path) -> io::Result<String> {

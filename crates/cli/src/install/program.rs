@@ -1,5 +1,5 @@
-//! Describes the two plugins of Calico that Margay replaces. Also runs a plugin file, to ask for the plugin's version
-//! and to check whether the plugin could assign addresses.
+//! Describes the two plugins of Calico that Margay's plugin replaces. This module also runs a plugin file, to ask for
+//! its version and to check whether it could assign addresses.
 
 use std::io::{self, Read, Write};
 use std::os::unix::process::CommandExt;
@@ -14,13 +14,13 @@ use serde_json::Value;
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 
-/// One of Calico's two plugins. Margay's program acts as either plugin, depending on the name by which the program is
-/// called.
+/// Which of Calico's two plugins Margay's plugin replaces. Margay's plugin acts as `calico-ipam` or as `calico`,
+/// depending on the file name by which it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// `calico-ipam`, which the main plugin calls for addresses.
+    /// `calico-ipam`, which the main plugin calls to assign addresses.
     Ipam,
-    /// `calico`, which a container runtime calls to connect a container.
+    /// `calico`, which a container runtime calls to connect a container to the network.
     Main,
 }
 
@@ -33,7 +33,7 @@ impl Role {
         }
     }
 
-    /// Returns the name that Margay's program prints with `-v` when it runs as this plugin.
+    /// Returns the name that Margay's plugin prints with `-v` when it is called by the name of this Calico plugin.
     fn own_name(self) -> &'static str {
         match self {
             Self::Ipam => "margay-ipam",
@@ -41,7 +41,7 @@ impl Role {
         }
     }
 
-    /// Returns the name of the subfolder of the plugin folder with the files for undoing the installation.
+    /// Returns the name of the subfolder in which the files for undoing an installation are kept.
     pub(crate) fn state_folder_name(self) -> &'static str {
         match self {
             Self::Ipam => ".margay",
@@ -49,7 +49,7 @@ impl Role {
         }
     }
 
-    /// Returns the command that replaces this plugin of Calico by Margay's plugin.
+    /// Returns the `margay` command that replaces this plugin of Calico by Margay's plugin.
     pub(crate) fn install(self) -> &'static str {
         match self {
             Self::Ipam => "margay install --beside-calico",
@@ -57,7 +57,7 @@ impl Role {
         }
     }
 
-    /// Returns the command that restores this plugin of Calico.
+    /// Returns the `margay` command that restores this plugin of Calico.
     pub(crate) fn undo(self) -> &'static str {
         match self {
             Self::Ipam => "margay install --undo",
@@ -65,7 +65,8 @@ impl Role {
         }
     }
 
-    /// Returns the words after "Margay's plugin could" in the failure for a network that the plugin cannot serve.
+    /// Returns the words that follow "Margay's plugin could" in the error message about a network that the plugin
+    /// cannot serve.
     pub(crate) fn would(self) -> &'static str {
         match self {
             Self::Ipam => "give no address",
@@ -74,28 +75,28 @@ impl Role {
     }
 }
 
-/// Time limit of running a program that answers a request.
+/// Time limit of running a program and reading its answer.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Number of attempts to start a program while another process still writes the program's file.
+/// Maximum number of attempts to start a program while another process still has the program's file open for writing.
 const MAX_START_ATTEMPTS: u32 = 40;
 
-/// Number of checks after which a store counts as unusable, and the pause between two checks.
+/// Maximum number of failed checks before a store counts as unusable, and the pause between two checks.
 const MAX_STORE_CHECKS: u32 = 3;
 const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// The environment variables with a login that are passed from the runtime's environment to a plugin. A network
-/// configuration cannot contain a login.
+/// The environment variables with an etcd login that `margay install` passes from its own environment to a plugin. A
+/// network configuration cannot contain the etcd login.
 const LOGIN_VARIABLES: [&str; 4] = ["ETCD_USERNAME", "ETCD_PASSWORD", "CALICO_ETCD_USERNAME", "CALICO_ETCD_PASSWORD"];
 
-/// The identity of the program in a plugin file.
+/// Which program a plugin file contains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PluginProgram {
     /// Margay's plugin, with the plugin's version.
     Margay(String),
     /// Another program, with the version that the program reports, or `None` if it reports no version.
     Other(Option<String>),
-    /// A file that cannot be run, with the reason.
+    /// A plugin file that cannot be run, with the reason.
     Broken(String),
 }
 
@@ -111,7 +112,8 @@ impl fmt::Display for PluginProgram {
 }
 
 impl PluginProgram {
-    /// Runs a file in a role with the argument `-v`, which Calico's plugins support as well, and reads the version.
+    /// Runs a plugin file in a role with the argument `-v`, which Calico's plugins also accept, and parses the printed
+    /// version.
     pub(crate) fn ask(file: &Path, role: Role) -> Self {
         let mut command = Command::new(file);
         command.arg0(role.program()).arg("-v").env_clear();
@@ -127,7 +129,8 @@ impl PluginProgram {
         }
     }
 
-    /// True if Margay's plugin in `file` can read stores of a format. Returns `None` if `file` is not Margay's plugin.
+    /// True if Margay's plugin in `file` can read stores of the store format `format`. Returns `None` if `file` is not
+    /// Margay's plugin.
     pub(crate) fn reads_format(file: &Path, format: u32) -> Option<bool> {
         let mut command = Command::new(file);
         command.arg0(Role::Ipam.program()).arg("-v").env_clear();
@@ -135,7 +138,7 @@ impl PluginProgram {
         let mut lines = answer.stdout.lines();
         lines.next().filter(|line| answer.success && line.starts_with(Role::Ipam.own_name()))?;
         let formats = lines.find_map(|line| line.strip_prefix("Formats of stores: "));
-        // Plugins that are older than store format 2 list no formats, and read format 1 only.
+        // Plugins that are older than store format 2 do not print the formats that they read; they read only format 1.
         Some(formats.is_some_and(|formats| formats.split(", ").any(|one| one.parse() == Ok(format))))
     }
 
@@ -152,11 +155,12 @@ impl PluginProgram {
     }
 }
 
-/// Checks whether Margay's plugin could carry out an ADD on this network. The check uses the verb STATUS, which changes
-/// nothing and takes a second at most. A failed STATUS is repeated, since a cluster may just be electing a leader.
+/// Checks whether Margay's plugin could carry out an ADD on the network `network`. The check runs the CNI verb STATUS,
+/// which changes nothing and takes a second at most. A failed STATUS is repeated, since an etcd cluster may just be
+/// electing a leader.
 ///
 /// # Errors
-/// The failure that the plugin reports, which may contain names of configuration fields and paths, but no secrets.
+/// The plugin's own error, which may contain names of configuration fields and paths, but no secrets.
 pub(crate) fn check_store(
     plugin: &Path,
     role: Role,
@@ -189,7 +193,8 @@ fn ask_status(
     env: &Environment<'_>,
 ) -> Result<(), String> {
     let mut conf = network.conf.clone();
-    // STATUS needs CNI 1.1.0. The CNI version in the network's configuration makes no difference for the store.
+    // The CNI verb STATUS needs CNI version 1.1.0. The store is the same, whichever CNI version the network
+    // configuration has.
     conf.insert("cniVersion".to_owned(), "1.1.0".into());
     let mut command = Command::new(plugin);
     command.arg0(role.program()).env_clear().env("CNI_COMMAND", "STATUS").env("CNI_PATH", path);
@@ -215,7 +220,7 @@ pub(super) struct ProgramOutput {
     pub(super) stdout: String,
 }
 
-/// Runs a program with `stdin` as its input, and discards the program's standard error.
+/// Runs a program with `stdin` as its standard input, and discards the program's standard error.
 ///
 /// # Errors
 /// The program cannot be started, or does not end within [`PROGRAM_TIMEOUT`].
@@ -226,7 +231,7 @@ pub(crate) fn run_program(mut command: Command, stdin: &[u8]) -> io::Result<Prog
         return Err(io::Error::other("no pipes"));
     };
     let stdin = stdin.to_vec();
-    // Separate threads read and write the pipes, because a program that does not read or write must not block this
+    // Separate threads read and write the pipes. A program that stops reading or writing can therefore not block this
     // function for longer than `PROGRAM_TIMEOUT`.
     let writer = thread::spawn(move || input.write_all(&stdin));
     let reader = thread::spawn(move || {

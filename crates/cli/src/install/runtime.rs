@@ -1,9 +1,10 @@
 //! Finds the folders in which this node's container runtime looks for plugins.
 //!
-//! A container runtime looks for the main plugin `calico` in a list of folders. The runtime passes this list to the
-//! main plugin as `CNI_PATH`, and the main plugin looks for `calico-ipam` in the list. The runtime and the main plugin
-//! both run the first file with the wanted name. containerd has one folder (`bin_dir`), and since 2.1 a list of folders
-//! (`bin_dirs`). CRI-O has a list of folders (`plugin_dirs`), followed by the older setting `plugin_dir`.
+//! A container runtime searches a list of folders for the main plugin `calico`. The container runtime passes its list
+//! of plugin folders to the main plugin as `CNI_PATH`. The main plugin searches this list for `calico-ipam`. The
+//! container runtime and the main plugin both run the first file that has the plugin's name. containerd has a single
+//! plugin folder (`bin_dir`), or since version 2.1 a list of plugin folders (`bin_dirs`). CRI-O has a list of plugin
+//! folders (`plugin_dirs`), followed by the folder in the older setting `plugin_dir`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -18,18 +19,18 @@ use crate::error::{CommandFailure, CommandResult};
 /// The default plugin folder of all container runtimes.
 const DEFAULT_FOLDER: &str = "/opt/cni/bin";
 
-/// The names of containerd's CRI plugin, newest first.
+/// The names of containerd's CRI plugin in its configuration, newest first.
 const CRI_PLUGINS: [&str; 3] = ["io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri", "cri"];
 
-/// The source of the list of plugin folders.
+/// Where the list of plugin folders was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PathSource {
     /// The plugin folders were given on the command line.
     Given,
-    /// The plugin folders are from containerd's configuration file `config`; `folders` tells how many folders
-    /// containerd supports.
+    /// The plugin folders were read from containerd's configuration file `config`; `folders` says how many plugin
+    /// folders this containerd supports.
     Containerd { config: PathBuf, folders: FolderCount },
-    /// The plugin folders are from this configuration file of CRI-O.
+    /// The plugin folders were read from the configuration file of CRI-O at this path.
     Crio(PathBuf),
     /// No container runtime was found, so the list has only the default plugin folder.
     Default,
@@ -67,7 +68,7 @@ impl fmt::Display for PluginPath {
 }
 
 impl PluginPath {
-    /// Finds the plugin folders on the command line or in the configuration of the container runtime.
+    /// Finds the plugin folders in the command line or in the container runtime's configuration.
     pub(crate) fn find(args: &Install) -> CommandResult<Self> {
         if !args.cni_bin_dir.is_empty() {
             return Ok(Self { folders: args.cni_bin_dir.clone(), source: PathSource::Given });
@@ -82,13 +83,13 @@ impl PluginPath {
         }
     }
 
-    /// Returns the file that a CNI call runs in a role: the first file with the plugin's name. Like CNI's library,
-    /// skips a folder that has the plugin's name.
+    /// Returns the file that a CNI call runs in a role: the first file with the plugin's name. Like libcni, skips a
+    /// subfolder that has the plugin's name.
     pub(crate) fn first(&self, role: Role) -> Option<PathBuf> {
         self.all(role).next()
     }
 
-    /// Returns all files with the name of a role's plugin, in the order of the plugin folders.
+    /// Returns all files that have the name of a role's plugin, in the order of the plugin folders.
     pub(crate) fn all(&self, role: Role) -> impl Iterator<Item = PathBuf> + '_ {
         self.folders.iter().map(move |folder| folder.join(role.program())).filter(|file| file.is_file())
     }
@@ -99,7 +100,7 @@ impl PluginPath {
         folders.join(":")
     }
 
-    /// Fails if the container runtime cannot look for plugins in this folder.
+    /// Fails if the container runtime does not support `folder` as an additional plugin folder.
     pub(crate) fn check_own_folder(&self, folder: &Path) -> CommandResult<()> {
         match &self.source {
             PathSource::Containerd { config, folders: FolderCount::One }
@@ -118,7 +119,7 @@ impl PluginPath {
         }
     }
 
-    /// Explains how to make the container runtime look for plugins in `folder` first.
+    /// Returns a text that explains how to make the container runtime search `folder` first.
     pub(crate) fn how_to_prefer(&self, folder: &Path) -> String {
         let mut folders = vec![folder.to_owned()];
         folders.extend(self.folders.iter().filter(|other| *other != folder).cloned());
@@ -147,8 +148,9 @@ impl PluginPath {
     }
 }
 
-/// Reads containerd's plugin folders from the configuration that containerd dumps, because the merging of imported
-/// files depends on containerd's version. If the program containerd is not on `PATH`, reads the configuration file.
+/// Reads the plugin folders from the configuration that the program containerd dumps, because the merging of imported
+/// configuration files depends on containerd's version. If the program containerd is not on `PATH`, reads the
+/// configuration file.
 fn read_containerd(config: &Path) -> CommandResult<Option<PluginPath>> {
     if !config.exists() {
         return Ok(None);
@@ -184,8 +186,8 @@ fn read_containerd(config: &Path) -> CommandResult<Option<PluginPath>> {
         Some(folder) => vec![folder.into()],
         None => list(several).filter(|list| !list.is_empty()).unwrap_or_else(|| vec![DEFAULT_FOLDER.into()]),
     };
-    // A containerd that supports a list of folders dumps `bin_dirs`. If containerd's program was not found, containerd
-    // is assumed to support a list.
+    // If containerd supports a list of plugin folders, its dumped configuration has `bin_dirs`. If the program
+    // containerd was not found, it is assumed to support a list of plugin folders.
     let count = if several.is_some() || program.is_none() { FolderCount::Several } else { FolderCount::One };
     Ok(Some(PluginPath { folders, source: PathSource::Containerd { config: config.to_owned(), folders: count } }))
 }
@@ -196,8 +198,8 @@ fn find_on_path(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-/// Reads CRI-O's plugin folders from CRI-O's configuration file and the files in the folder beside it. Later settings
-/// override earlier settings.
+/// Reads CRI-O's plugin folders from CRI-O's configuration file and from the files in its `.d` folder. Settings in
+/// later files override settings in earlier files.
 fn read_crio(config: &Path) -> CommandResult<Option<PluginPath>> {
     let parts = PathBuf::from(format!("{}.d", config.display()));
     let mut files: Vec<PathBuf> = match parts.read_dir() {
@@ -233,7 +235,7 @@ fn read(file: &Path) -> CommandResult<String> {
 }
 
 fn parse(file: &Path, text: &str) -> CommandResult<Table> {
-    // The message of the TOML parser would quote the faulty line, which may contain a registry's password.
+    // The TOML parser's error message would quote the faulty line, which may contain a registry's password.
     text.parse().map_err(|_| unreadable(file, "it is not valid TOML"))
 }
 

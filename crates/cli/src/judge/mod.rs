@@ -1,6 +1,6 @@
-//! Tests a store by the rules of `crates/kv/SEMANTICS.md` and reports the result of each test case, for the command
-//! `margay conformance`. A [`JudgePlan`] decides how the test cases may use the store, and thereby which test cases
-//! run.
+//! Tests a store against the rules of `crates/kv/SEMANTICS.md` and reports the result of each conformance case, for the
+//! command `margay conformance`. A [`JudgePlan`] decides how the conformance cases use the store, and therefore which
+//! cases can run.
 
 mod report;
 pub(crate) mod site;
@@ -67,18 +67,18 @@ pub(crate) enum ReportFormat {
 }
 
 impl Conformance {
-    /// The format that `--report` names, or else the format of `--output`.
+    /// Returns the format that `--report` names, or else the report format that corresponds to `--output`.
     fn report_as(&self, output: Format) -> ReportFormat {
         self.report.unwrap_or(match output {
             Format::Table | Format::Wide => ReportFormat::Table,
-            // JSON is valid YAML, so the YAML output prints JSON.
+            // For YAML output, JSON is printed, because JSON is valid YAML.
             Format::Json | Format::Yaml => ReportFormat::Json,
         })
     }
 }
 
 impl StandaloneCommand for Conformance {
-    /// Tests a store. The exit code is 0 if no test case failed.
+    /// Tests a store with the conformance cases. The exit code is 0 if no conformance case failed.
     fn run(&self, invocation: &mut Invocation<'_>) -> CommandResult<u8> {
         if invocation.options.store.is_some() {
             return Err(CommandFailure::new("the store to judge is named without --store")
@@ -96,7 +96,7 @@ impl StandaloneCommand for Conformance {
         }
         let judged =
             judge(plan.harness(), &options, self.report_as(invocation.options.output), invocation.out, invocation.err);
-        // The stores are cleaned up even if the run of the test cases failed.
+        // The stores are cleaned up even if running the conformance cases failed.
         let cleared = runtime.block_on(plan.clear_up());
         let code = judged?;
         match cleared {
@@ -120,7 +120,7 @@ fn locate(args: &Conformance, invocation: &Invocation<'_>) -> CommandResult<Loca
     }
 }
 
-/// Fails if no test case matches the filter.
+/// Fails if the filter matches no conformance case.
 fn check_filter(args: &Conformance) -> CommandResult<()> {
     let Some(filter) = &args.case else { return Ok(()) };
     if conformance::cases().iter().any(|case| case.name().contains(filter.as_str())) {
@@ -130,7 +130,7 @@ fn check_filter(args: &Conformance) -> CommandResult<()> {
         .hint("a name looks like B01_get_missing_key; W selects all watch cases; without --case all cases run"))
 }
 
-/// Runs the test cases, reports their results, and returns the exit code.
+/// Runs the conformance cases, reports their results, and returns the exit code of the process.
 fn judge(
     harness: impl Harness,
     options: &RunOptions,
@@ -161,28 +161,29 @@ fn judge(
     Ok(u8::from(summary.failed > 0))
 }
 
-/// The prefix of all keys of test cases that share a store. Each run uses its own longer prefix that starts with this
-/// prefix.
+/// The common prefix of all keys that conformance cases write into a store with other keys. Each conformance run uses
+/// its own longer prefix, which starts with `PREFIX`.
 const PREFIX: &str = "/margay-conformance/";
 
-/// Time limit of the first read of a store, which finds out whether the store has keys.
+/// Time limit of the first read, which finds out whether the store has keys.
 const FIRST_READ_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How the test cases may use the store.
+/// How the conformance cases may use the store.
 #[derive(Debug)]
 enum JudgePlan {
-    /// Each test case gets a new store, which is removed after the case.
+    /// Each conformance case gets a new store, which is removed after the case.
     New(Arc<NewStoresHarness>),
-    /// The store has no keys, so all test cases run in the store.
+    /// The store has no keys, so all conformance cases run in it.
     Empty(Arc<InPlaceHarness<UrlHarness>>),
-    /// Every key in the store is deleted, and all test cases run in the store.
+    /// All keys in the store are deleted, and then all conformance cases run in it.
     Erase(Arc<InPlaceHarness<UrlHarness>>),
-    /// The store has keys. Only test cases that can share a store run, and their keys start with this prefix.
+    /// The store has keys, which must not be changed. Only conformance cases that work in a store with other keys are
+    /// run. The string is the prefix of all keys that these cases write.
     Beside(Arc<PrefixHarness<UrlHarness>>, String),
 }
 
 impl JudgePlan {
-    /// Finds out whether the store has keys, and chooses a plan. Deletes no key yet.
+    /// Finds out whether the store has keys, and plans how to use the store. Choosing a plan deletes no keys.
     async fn of(location: &Location, args: &Conformance) -> CommandResult<Self> {
         let erase = args.erase_everything.as_deref();
         let host = host(location);
@@ -217,7 +218,7 @@ impl JudgePlan {
         }
     }
 
-    /// Removes the keys and stores that test cases left behind, including test cases that were abandoned.
+    /// Removes the keys and stores that conformance cases left behind, including cases that were abandoned.
     async fn clear_up(&self) -> Result<(), BoxError> {
         match self {
             Self::New(stores) => Ok(stores.clear_up()?),
@@ -228,7 +229,7 @@ impl JudgePlan {
 }
 
 impl fmt::Display for JudgePlan {
-    /// Writes one sentence about what happens to the store.
+    /// Writes one sentence that says what the conformance run does to the store.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::New(stores) => match &**stores {
@@ -248,7 +249,7 @@ impl fmt::Display for JudgePlan {
     }
 }
 
-/// Whether the store at a URL exists and has keys.
+/// Whether the store at a URL exists, and whether it has keys.
 enum StoreContents {
     NoStore,
     Nothing,
@@ -275,12 +276,12 @@ async fn read_contents(site: &UrlHarness) -> CommandResult<StoreContents> {
     }
 }
 
-/// Interprets an error of the first read of a store.
+/// Decides what an error of the first read says about the store.
 fn read_error_contents(error: kv::Error) -> CommandResult<StoreContents> {
     let hint = match error.kind() {
         ErrorKind::Missing => return Ok(StoreContents::NoStore),
         ErrorKind::Locked => "some other command or program has the store open; end it, or try again",
-        // Errors with a detail carry their own advice.
+        // Store errors that have a detail also have their own advice.
         _ if error.detail().is_some() => return Err(error.into()),
         ErrorKind::NotSent | ErrorKind::Timeout | ErrorKind::Disconnected { .. } => {
             "check that the store is running, and that its address and port are right"
@@ -290,7 +291,8 @@ fn read_error_contents(error: kv::Error) -> CommandResult<StoreContents> {
     Err(CommandFailure::from(error).hint(hint))
 }
 
-/// Creates the folder for the new stores of test cases. Fails if the folder exists and is not empty.
+/// Creates the folder in which conformance cases create new stores. Fails if the folder for the new stores exists and
+/// is not empty.
 fn make_store_folder(location: &Location) -> CommandResult<Option<StoreFolder>> {
     let Some(path) = location.path() else { return Ok(None) };
     let occupied = match fs::read_dir(path) {
@@ -311,7 +313,7 @@ fn make_store_folder(location: &Location) -> CommandResult<Option<StoreFolder>> 
     })
 }
 
-/// Returns the name of the store that `--erase-everything` must repeat: hosts and ports, or the path.
+/// Returns the store's name that the user must repeat with `--erase-everything`: the hosts and ports, or the path.
 fn host(location: &Location) -> Option<String> {
     match location.cluster() {
         Some(cluster) if cluster.endpoints.is_empty() => Some(cluster.discovery_srv.clone()),
@@ -340,8 +342,8 @@ mod tests {
     use super::*;
     use crate::judge::site::NewStoresHarness;
 
-    /// Runs test cases on a store in memory that is broken: the store ignores compares. Returns the exit code and the
-    /// report.
+    /// Runs conformance cases on a faulty store in memory, which ignores compares. Returns the exit code and the
+    /// printed report.
     fn of_a_broken_store(format: ReportFormat) -> (u8, String) {
         let broken = broken::broken().into_iter().find(|broken| broken.name() == "ignores compares").unwrap();
         let (mut out, mut err) = (Vec::new(), Vec::new());

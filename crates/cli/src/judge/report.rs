@@ -1,6 +1,6 @@
-//! Prints the results of a run of test cases in the requested format, and the progress of the run on a terminal. A
-//! table has a line for each test case as the case ends, then the ignored cases by reason, and the failures. JSON and
-//! JUnit XML are formats for programs.
+//! Prints the results of a conformance run in the requested format, and shows progress on a terminal. In table format,
+//! each conformance case is printed on one line as soon as it ends. The table ends with the ignored cases, grouped by
+//! reason, and the failed cases. JSON and JUnit XML are formats for programs.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -15,19 +15,19 @@ use super::ReportFormat;
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 
-/// Writes a report about a run. Some report formats are written during the run, others at the run's end.
+/// Writes a report about a conformance run. Some report formats are written during the run, others at the run's end.
 pub(super) trait Reporter {
-    /// Called when the run of the test cases starts.
+    /// Called when the conformance run starts.
     fn begin(&mut self, _out: &mut dyn Write) -> CommandResult<()> {
         Ok(())
     }
 
-    /// Called when a test case has ended.
+    /// Called when a conformance case has ended.
     fn case(&mut self, _report: &Report, _out: &mut dyn Write) -> CommandResult<()> {
         Ok(())
     }
 
-    /// Called when the run of the test cases has ended.
+    /// Called when the conformance run has ended.
     fn end(
         &mut self,
         reports: &[Report],
@@ -46,7 +46,7 @@ pub(super) fn reporter(format: ReportFormat, cases: &[Case]) -> Box<dyn Reporter
     }
 }
 
-/// How many test cases passed, failed and were ignored, and the duration of the run.
+/// How many conformance cases passed, failed and were ignored, and how long the run took.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RunSummary {
     pub(super) passed: usize,
@@ -85,7 +85,7 @@ fn format_duration(took: Duration) -> String {
     }
 }
 
-/// Returns the rule that a test case found broken, or else the first rule that the test case tests.
+/// Returns the rule that a conformance case found broken, or else the first rule that the case tests.
 fn rule(report: &Report) -> &'static str {
     report.rule_broken().or(report.rules.first().copied()).unwrap_or("?")
 }
@@ -98,8 +98,8 @@ fn result(verdict: &Verdict) -> &'static str {
     }
 }
 
-/// Returns why a test case failed or was ignored. Escapes control characters, since a store's error message may contain
-/// any character.
+/// Returns why a conformance case failed or was ignored. Escapes control characters, since a store's error message may
+/// contain any character.
 fn reason(verdict: &Verdict) -> Option<String> {
     match verdict {
         Verdict::Failed(failure) => {
@@ -110,11 +110,11 @@ fn reason(verdict: &Verdict) -> Option<String> {
     }
 }
 
-/// Maximum width in columns of a line with numbers of test cases.
+/// Maximum width of a table line with numbers of conformance cases, in columns.
 const TABLE_WIDTH: usize = 80;
 
 struct TableReporter {
-    /// The width in columns of the table column with the names of the test cases.
+    /// The width of the table column with the names of the conformance cases, in characters.
     names: usize,
 }
 
@@ -161,7 +161,7 @@ impl Reporter for TableReporter {
     }
 }
 
-/// Prints the ignored test cases, grouped by reason.
+/// Prints the ignored conformance cases, grouped by reason.
 fn print_ignored(reports: &[Report], out: &mut dyn Write) -> CommandResult<()> {
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
     for report in reports {
@@ -198,7 +198,7 @@ fn print_failure(name: &str, failure: &conformance::Failure, out: &mut dyn Write
     Ok(())
 }
 
-/// Prints a report for programs to standard output, and the summary for people to standard error.
+/// Prints a JSON or JUnit report to standard output, and a summary for people to standard error.
 fn print_document(document: &str, summary: &RunSummary, out: &mut dyn Write, err: &mut dyn Write) -> CommandResult<()> {
     writeln!(out, "{document}")?;
     out.flush()?;
@@ -216,9 +216,9 @@ struct RunJson<'a> {
 #[derive(Serialize)]
 struct CaseJson<'a> {
     name: &'a str,
-    /// The rule that the test case found broken, or else the first rule that the test case tests.
+    /// The rule that the conformance case found broken, or else the first rule that the case tests.
     rule: &'a str,
-    /// The result of the test case: `passed`, `failed` or `ignored`.
+    /// The result of the conformance case: `passed`, `failed` or `ignored`.
     result: &'a str,
     reason: Option<String>,
     seconds: f64,
@@ -287,7 +287,7 @@ fn junit_case(report: &Report) -> TestCase {
     case
 }
 
-/// A progress bar on stderr; hidden if stderr is not a terminal.
+/// A progress bar of the conformance run on stderr; hidden if stderr is not a terminal.
 #[derive(Debug)]
 pub(super) struct CaseProgress {
     bar: ProgressBar,

@@ -14,11 +14,12 @@ use datastore::{Create, Drivers, Location, OpenStore};
 use kv::{ErrorKind, Operation, Store};
 use tokio::sync::Mutex;
 
-/// Time limit of the wait for the store lock when a store is opened. Plugins hold the store lock for milliseconds.
+/// Time limit of the wait for the store lock when a conformance case opens a store. Plugins hold the store lock for
+/// milliseconds.
 pub(super) const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The store at a URL. Each test case opens and closes the store, so that other processes can open the store in
-/// between.
+/// The store at a URL, on which conformance cases run. Each conformance case opens and closes the store, so that other
+/// processes can open the store between two cases.
 #[derive(Clone, Debug)]
 pub(super) struct UrlHarness(pub(super) Location);
 
@@ -33,7 +34,7 @@ impl Harness for UrlHarness {
     fn abilities(&self) -> &[Ability] {
         match self.0.path() {
             Some(_) => &[Ability::Reopen, Ability::Close, Ability::Measure, Ability::Progress],
-            // A store server can be neither stopped nor measured through its URL.
+            // A store server cannot be stopped or measured through its URL.
             None => &[Ability::Close],
         }
     }
@@ -43,26 +44,27 @@ impl Harness for UrlHarness {
     }
 }
 
-/// A new store for each test case, in memory or in a folder.
+/// A new store for each conformance case, in memory or in a folder.
 #[derive(Debug)]
 pub(super) enum NewStoresHarness {
     Memory(Location),
     Below(StoreFolder),
 }
 
-/// The folder in which the stores of a run are created.
+/// The folder in which a conformance run creates its stores.
 #[derive(Debug)]
 pub(super) struct StoreFolder {
     path: PathBuf,
-    /// The location from the command line, at which no store exists.
+    /// The store location from the command line; no store exists there.
     location: Location,
-    /// True if the run created the folder. An empty folder that existed before the run is kept.
+    /// True if the conformance run created the folder. A folder that existed before the conformance run and was empty
+    /// is kept.
     ours: bool,
     made: AtomicU64,
 }
 
 impl StoreFolder {
-    /// Creates the folder unless the folder exists; returns `None` for a location without a path.
+    /// Creates the folder if it does not exist. Returns `None` for a location without a path.
     pub(super) fn create(location: &Location) -> io::Result<Option<Self>> {
         let Some(path) = location.path() else { return Ok(None) };
         let ours = match DirBuilder::new().mode(0o700).create(path) {
@@ -99,8 +101,8 @@ impl NewStoresHarness {
     }
 }
 
-/// Repeats a failed removal until `limit` has passed, as long as a folder is not empty. sled's threads may still write
-/// files after a test case was stopped.
+/// Repeats a removal that fails because a folder is not empty, until `limit` has passed. sled's threads may still write
+/// files after a conformance case was stopped.
 fn retry_until_empty(limit: Duration, mut remove: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let started = Instant::now();
     loop {
@@ -159,7 +161,8 @@ impl Harness for NewStoresHarness {
     }
 }
 
-/// Opens the store at an address, in a process that a test case has started. Creates the store if it does not exist.
+/// Opens the store at an address, in a child process that a conformance case has started. If no store exists at the
+/// address, creates one.
 #[derive(Debug)]
 pub(crate) struct JoiningHarness(pub(crate) Drivers);
 
@@ -181,8 +184,8 @@ impl Harness for JoiningHarness {
     }
 }
 
-/// Returns the address of a store for [`JoiningHarness`]: the engine and the path. Unlike the path in a URL, the path
-/// in an address may be relative.
+/// Returns the address by which [`JoiningHarness`] finds a store: the engine and the path. Unlike the path in a URL,
+/// the path in an address may be relative.
 fn address(location: &Location) -> Result<String, BoxError> {
     let path = location.path().ok_or("only a store in a folder has an address")?;
     Ok(format!("{}:{}", location.facts().name, path.to_str().ok_or("a path that is no text")?))
@@ -257,7 +260,7 @@ impl Fixture for StoreFixture {
     }
 }
 
-/// A store that was created for one test case, and is removed when the case ends.
+/// A store that is created for one conformance case, and removed when the case ends.
 #[derive(Debug)]
 struct TemporaryFixture(StoreFixture);
 

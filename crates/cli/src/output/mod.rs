@@ -1,5 +1,5 @@
-//! Formats answers of commands: tables, numbers and JSON as calicoctl prints them. Also writes files atomically and
-//! shows the progress of a command on a terminal. The output module does not depend on a store.
+//! Formats the output of commands: tables, numbers and JSON, in calicoctl's layout. This module also writes files
+//! atomically, and shows the progress of a command on a terminal. This module does not depend on a store.
 
 mod yaml;
 
@@ -23,18 +23,18 @@ use time::format_description::well_known::Rfc3339;
 pub(crate) use self::yaml::yaml;
 use crate::error::{CommandFailure, CommandResult};
 
-/// Serialises a value as the text of its `Display` implementation.
+/// Serialises a value as a string, which its `Display` implementation writes.
 pub(crate) fn as_text<S: Serializer>(value: &impl Display, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(value)
 }
 
-/// Formats a time in UTC with whole seconds.
+/// Formats a point in time in UTC, in whole seconds.
 pub(crate) fn rfc3339(time: SystemTime) -> String {
     let time = OffsetDateTime::from(time);
     time.replace_nanosecond(0).unwrap_or(time).format(&Rfc3339).unwrap_or_else(|_| "an unknown time".to_owned())
 }
 
-/// Escapes control characters in a text, so that text from a store is safe to print on a terminal.
+/// Escapes control characters in a string, so that a string from a store is safe to print on a terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars().fold(String::with_capacity(text.len()), |mut safe, c| {
         if c.is_control() {
@@ -55,7 +55,7 @@ const TABLE_STYLE: TableStyle = TableStyle::new()
     .content_lines(TABLE_CONTENT)
     .bottom_border(TABLE_LINE);
 
-/// The heading of a table column, and the alignment of the column's cells.
+/// The heading of a table column, and how the column's cells are aligned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Column {
     /// A column with left-aligned cells.
@@ -64,8 +64,8 @@ pub(crate) enum Column {
     Number(&'static str),
 }
 
-/// Renders a table that ends in a line break. All headings are left-aligned. The table is as wide as its content, even
-/// if the terminal is narrower.
+/// Renders a table as text that ends in a line break. All column headings are left-aligned. The table is as wide as its
+/// content, even if the terminal is narrower.
 pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
     let mut table = Table::new();
     table.load_style(TABLE_STYLE);
@@ -82,10 +82,11 @@ pub(crate) fn render(columns: &[Column], rows: &[Vec<String>]) -> String {
     format!("{table}\n")
 }
 
-/// The columns of a listing, each with a function that returns the text of the column's cell.
+/// The columns of a table, each with a function that returns the column's cell for a row.
 pub(crate) type Columns<R> = Vec<(Column, fn(&R) -> String)>;
 
-/// A row of a listing. JSON has all fields of a row, and a table has only the row's columns.
+/// A row of a listing that can be printed as a table or as JSON. JSON has all fields of the row, while a table has only
+/// the columns of [`TableRow::columns`].
 pub(crate) trait TableRow: Serialize {
     fn columns() -> Columns<Self>;
 }
@@ -100,8 +101,8 @@ pub(crate) fn table<R: TableRow>(rows: &[R]) -> String {
 const MIN_COLUMN_WIDTH: usize = 5;
 const COLUMN_GAP: usize = 3;
 
-/// Pads cells to aligned columns, the last column included, and adds an empty line at the end, like calicoctl. The
-/// first row has the headings.
+/// Renders rows as calicoctl does: all cells are padded to the width of their column, and an empty line ends the table.
+/// The first row has the column headings.
 pub(crate) fn aligned(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -127,7 +128,7 @@ pub(crate) fn format_five_digits(number: f64) -> String {
     if number == 0.0 || !number.is_finite() {
         return number.to_string();
     }
-    // Rust rounds the mantissa before it prints the exponent, so the exponent is right for 99999.5 as well.
+    // Rust rounds the mantissa before it chooses the exponent, so the exponent is correct even for 99999.5.
     let scientific = format!("{number:.4e}");
     let Some((mantissa, exponent)) = scientific.split_once('e') else {
         return scientific;
@@ -151,8 +152,8 @@ pub(crate) fn format_share(number: f64, whole: f64) -> String {
     format!("{} ({percent:.0}%)", format_five_digits(number))
 }
 
-/// Serialises objects at every depth with their fields in [`field_order`]. Fields that are not in [`field_order`]
-/// follow in alphabetical order.
+/// Serialises JSON objects at every depth with their fields in the order of [`field_order`]. Object fields that are not
+/// in [`field_order`] follow in alphabetical order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SortedJson<'a>(pub(crate) &'a Value);
 
@@ -171,10 +172,11 @@ impl Serialize for SortedJson<'_> {
     }
 }
 
-/// Writes a file that other users may read, in one step. Replaces an existing file.
+/// Writes a file atomically, with a mode that lets other users read the file. An existing file of the same name is
+/// replaced.
 ///
 /// # Errors
-/// The file cannot be written. An existing file then stays unchanged.
+/// The file cannot be written. If writing fails, an existing file of the same name stays unchanged.
 pub(crate) fn write_whole_file(path: &Path, text: &str) -> CommandResult<()> {
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}.part", std::process::id()));
@@ -194,7 +196,7 @@ fn write_file(path: &Path, text: &str) -> io::Result<()> {
     file.sync_all()
 }
 
-/// The width in columns of an answer that is not printed on a terminal.
+/// The width of the output in columns when stdout is not a terminal.
 const DEFAULT_SCREEN_WIDTH: usize = 100;
 
 /// The width of standard output, and whether it supports colours.
@@ -221,7 +223,8 @@ impl Screen {
 /// How long a command runs before the command shows its progress.
 const PROGRESS_DELAY: Duration = Duration::from_secs(1);
 
-/// A progress bar on stderr that appears after a second. The progress bar is hidden if stderr is not a terminal.
+/// A progress bar on stderr that appears when a command has run for a second. This progress bar is never shown if
+/// stderr is not a terminal.
 #[derive(Debug)]
 pub(crate) struct KeyProgress {
     bar: ProgressBar,
@@ -231,7 +234,8 @@ pub(crate) struct KeyProgress {
 }
 
 impl KeyProgress {
-    /// Creates the progress bar of the work `what`, with the total number of keys if this number is known.
+    /// Creates a progress bar that is labelled with `what`. `keys` is the total number of keys to process, if it is
+    /// known.
     pub(crate) fn new(what: &'static str, keys: Option<u64>) -> Self {
         let bar = ProgressBar::with_draw_target(keys, ProgressDrawTarget::hidden()).with_message(what);
         let template = match keys {
@@ -244,7 +248,7 @@ impl KeyProgress {
         Self { bar, began: Instant::now(), hidden: cell::Cell::new(io::stderr().is_terminal()) }
     }
 
-    /// Shows how many keys the work has processed.
+    /// Shows that `keys` keys have been processed.
     pub(crate) fn at(&self, keys: u64) {
         if self.hidden.get() && self.began.elapsed() >= PROGRESS_DELAY {
             self.hidden.set(false);
@@ -261,7 +265,7 @@ impl Drop for KeyProgress {
     }
 }
 
-/// Runs `work`. If `work` takes longer than a second, a spinner on the terminal shows that the command still runs.
+/// Runs `work` and returns its result. If `work` takes longer than a second, a spinner appears on the terminal.
 pub(crate) async fn run_with_progress<T>(what: &str, work: impl Future<Output = T>) -> T {
     if !io::stderr().is_terminal() {
         return work.await;

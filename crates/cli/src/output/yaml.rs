@@ -1,5 +1,6 @@
-//! Writes YAML as calicoctl prints it. Fields are in alphabetical order, list items are not indented, and quotes are
-//! chosen as Go's YAML library chooses them. The library that reads YAML in this crate would write different quotes.
+//! Writes YAML in calicoctl's layout. Object fields are in alphabetical order, list items are not indented, and strings
+//! are quoted as Go's YAML library would quote them. The YAML library that this crate uses for reading would quote
+//! strings differently.
 
 use serde_json::Value;
 
@@ -17,7 +18,7 @@ pub(crate) fn yaml(value: &Value) -> String {
     text
 }
 
-/// Writes a list or an object. The first written line continues the last line of `text`.
+/// Writes a list or an object as YAML. The first line of the YAML list or object continues the last line of `text`.
 fn block(text: &mut String, value: &Value, indent: usize) {
     match value {
         Value::Array(items) => {
@@ -39,8 +40,8 @@ fn block(text: &mut String, value: &Value, indent: usize) {
                 text.push_str(&quoted(name));
                 text.push(':');
                 if is_block(field) {
-                    // List items are at the indentation of the list's name; the fields of an object are two columns
-                    // deeper than the object's name.
+                    // List items have the same indentation as the name of the list. The fields of an object are
+                    // indented by two more columns than the object's name.
                     let indent = if field.is_array() { indent } else { indent + 2 };
                     text.push('\n');
                     text.extend(std::iter::repeat_n(' ', indent));
@@ -55,7 +56,7 @@ fn block(text: &mut String, value: &Value, indent: usize) {
     }
 }
 
-/// Indents a line of a block, except the block's first line, which continues an existing line.
+/// Indents a line of a YAML list or object, unless it is the first line, which continues an existing line.
 fn start(text: &mut String, at: usize, indent: usize) {
     if at > 0 {
         text.extend(std::iter::repeat_n(' ', indent));
@@ -86,10 +87,11 @@ fn scalar(value: &Value) -> String {
     }
 }
 
-/// Formats a text, in quotes if YAML could read the text without quotes as another type.
+/// Formats a YAML string. The string is quoted if YAML would otherwise read it as another type.
 fn quoted(text: &str) -> String {
     if text.is_empty() || is_something_else(text) || text.chars().any(|c| c.is_control() || c == '\u{feff}') {
-        // YAML in double quotes accepts JSON's escapes, but JSON does not escape every unprintable character.
+        // YAML strings in double quotes accept all escapes of JSON, but JSON does not escape every unprintable
+        // character.
         let json = Value::from(text).to_string();
         return json.chars().map(|c| if is_odd(c) { format!("\\u{:04x}", u32::from(c)) } else { c.into() }).collect();
     }
@@ -101,7 +103,7 @@ fn is_odd(c: char) -> bool {
     ('\u{7f}'..='\u{9f}').contains(&c) || c == '\u{feff}'
 }
 
-/// True for a text that needs no quotes in YAML.
+/// True for a string that needs no quotes in YAML.
 fn is_plain(text: &str) -> bool {
     let mut chars = text.chars();
     let (first, second) = (chars.next().unwrap_or(' '), chars.next().unwrap_or(' '));
@@ -112,7 +114,7 @@ fn is_plain(text: &str) -> bool {
     begins_well && !text.ends_with([' ', ':']) && !text.contains(": ") && !text.contains(" #")
 }
 
-/// True for a text that YAML 1.1 reads as a number, a time, a boolean or null.
+/// True for a string that YAML 1.1 without quotes reads as a number, a time, a boolean or null.
 fn is_something_else(text: &str) -> bool {
     const WORDS: [&str; 13] = ["~", "null", "y", "n", "yes", "no", "on", "off", "true", "false", "<<", "---", "..."];
     let lower = text.to_ascii_lowercase();
@@ -130,13 +132,13 @@ fn is_something_else(text: &str) -> bool {
         || is_date(text)
 }
 
-/// True for a number in base 60, such as 1:30.
+/// True for a string that YAML 1.1 reads as a number in base 60, such as 1:30.
 fn is_sexagesimal(digits: &str) -> bool {
     let numbers = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_ascii_digit() || c == '.');
     digits.contains(':') && digits.split(':').all(numbers)
 }
 
-/// True for a text that starts like 2026-11-22.
+/// True for a string that starts with a date such as 2026-11-22.
 fn is_date(text: &str) -> bool {
     let mut parts = text.splitn(3, '-');
     let digits = |part: Option<&str>, count: usize| {

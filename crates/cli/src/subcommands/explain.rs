@@ -1,4 +1,4 @@
-//! Predicts which address a container would get, for the command `margay ipam explain`.
+//! Predicts which address a new container would get, for the command `margay ipam explain`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -59,7 +59,7 @@ pub(crate) struct Explain {
     pub(crate) namespace_labels: Vec<String>,
 }
 
-/// The predicted assignment for a container, and the state of every pool.
+/// The predicted address assignment for a container, and the state of every pool.
 #[derive(Debug, Serialize)]
 struct ExplainReport {
     node: String,
@@ -73,14 +73,14 @@ struct ExplainReport {
     outcome: OutcomeReport,
 }
 
-/// Whether a pool is chosen, why the pool is not chosen, and how full the pool is.
+/// Whether a pool would be chosen, why it would not be chosen, and how full it is.
 #[derive(Debug, Serialize)]
 struct PoolReport {
     name: String,
     #[serde(serialize_with = "as_text")]
     cidr: IpNet,
     chosen: bool,
-    /// The reason why the pool is not chosen, as one word; absent if the pool is chosen.
+    /// The reason why the pool would not be chosen, as one word; absent if the pool would be chosen.
     #[serde(skip_serializing_if = "Option::is_none")]
     obstacle: Option<&'static str>,
     reason: String,
@@ -106,7 +106,7 @@ impl TableRow for PoolReport {
     }
 }
 
-/// The predicted outcome of an assignment.
+/// The predicted outcome of an address assignment.
 #[derive(Debug, Serialize)]
 struct OutcomeReport {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -117,14 +117,15 @@ struct OutcomeReport {
     block: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pool: Option<String>,
-    /// The source of the address: `own`, `new`, `taken_over` or `borrowed`; absent if no address would be assigned.
+    /// Where the predicted address comes from: `own`, `new`, `taken_over` or `borrowed`; absent if no address would be
+    /// assigned.
     #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     free_in_block: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     block_owner: Option<String>,
-    /// The error that the plugin would return for the assignment.
+    /// The error that the plugin would return instead of an address.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
     text: String,
@@ -236,7 +237,7 @@ impl PoolReport {
     }
 }
 
-/// Describes as text how many addresses of a pool are used.
+/// Describes how many addresses of a pool are in use.
 fn stock_text(stock: &PoolStock) -> String {
     let PoolStock { usage, quarantined, in_cooldown, own_blocks, own_free, .. } = stock;
     let mut text = format!("{} of {} in use", usage.in_use, usage.capacity);
@@ -267,7 +268,7 @@ fn word(obstacle: Obstacle) -> &'static str {
     }
 }
 
-/// Explains as text why a pool is not chosen, with advice.
+/// Explains why a pool would not be chosen, and advises what to do about it.
 fn reason(pool: &Pool, obstacle: Obstacle, node: &BTreeMap<String, String>, namespace: Option<&Labels>) -> String {
     let text = match obstacle {
         Obstacle::OtherFamily => "it is of the other family".to_owned(),
@@ -345,7 +346,7 @@ impl OutcomeReport {
         }
     }
 
-    /// Returns the report of an outcome that this version of margay does not know.
+    /// Returns the report for an assignment outcome that this version of margay does not know.
     fn of_unknown() -> Self {
         let text = "the outcome is not known to this version".to_owned();
         let (address, block, pool, source) = (None, None, None, None);
@@ -364,8 +365,8 @@ impl OutcomeReport {
     }
 }
 
-/// Describes the source of an address. Returns one word for JSON, the owner of the block if the block belongs to
-/// another node, and a sentence.
+/// Describes from which block an address would be assigned. Returns a word for JSON, the block's owner if another node
+/// owns the block, and a sentence for people.
 fn source_text(
     source: &AddressSource,
     block: IpNet,
@@ -391,7 +392,7 @@ fn source_text(
     }
 }
 
-/// Returns the advice for an assignment that would fail.
+/// Returns advice for an address assignment that would fail.
 fn hint(error: &Error, explained: &Explanation) -> Option<String> {
     let own: usize =
         explained.pools.iter().filter(|pool| pool.obstacle == Ok(None)).map(|pool| pool.stock.own_blocks).sum();

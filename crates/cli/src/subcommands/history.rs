@@ -1,5 +1,5 @@
-//! Shows the events of an address, a handle, a container or a node, for the command `margay ipam history`. Also formats
-//! events as text for the commands `margay ipam history` and `margay watch`.
+//! Shows the past events of an address, a handle, a container or a node, for the command `margay ipam history`. This
+//! module also formats events as text for the commands `margay ipam history` and `margay watch`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -47,12 +47,12 @@ pub(crate) struct ShowHistory {
 struct HistoryReport {
     subject: String,
     store: String,
-    /// The oldest revision of which the store still has the history.
+    /// The oldest revision that the store has not compacted.
     oldest_revision: i64,
     oldest_time: Option<String>,
-    /// The newest revision of the store that was read.
+    /// The newest revision of the store up to which events were read.
     newest_revision: i64,
-    /// The parts of the history that the store compacted while the history was being read.
+    /// The ranges of revisions that the store compacted while they were being read.
     given_up: Vec<HistoryGap>,
     events: Vec<EventRow>,
 }
@@ -93,12 +93,13 @@ impl StoreCommand for ShowHistory {
 }
 
 impl HistoryReport {
-    /// Reads the events of the subject in a range of keys.
+    /// Reads those events that concern the `subject`, from a range of keys.
     async fn read(&mut self, at: StoreAccess<'_>, subject: &HistoryOf, range: Range) -> CommandResult<()> {
         let follower = Follower::new(at, range.clone(), FollowStart::Oldest).await;
         let is_served = follower.is_served();
         match self.read_with(follower, subject).await {
-            // The read may have failed because the daemon has ended, so the history is read again without the daemon.
+            // The read may have failed because the store's daemon has ended, so the history is read again without the
+            // daemon.
             Err(_) if is_served => {
                 self.events.clear();
                 self.given_up.clear();
@@ -123,7 +124,8 @@ impl HistoryReport {
         read.and(closed)
     }
 
-    /// Adds a part of the history to the report. Returns true if the part was the last part of the history.
+    /// Adds a part of the store's history to the report. Returns true if the added part was the last part of the
+    /// history.
     fn add_part(&mut self, subject: &HistoryOf, part: HistoryPart) -> bool {
         match part {
             HistoryPart::Begins(oldest, time) => {
@@ -162,8 +164,8 @@ impl HistoryReport {
         );
     }
 
-    /// Removes events before `since`, except the last event of each address and block that was in use at that time. An
-    /// event without a time is kept, unless an older event follows it.
+    /// Removes all events before the time `since`, except the last event of each address and block that was in use at
+    /// that time. An event without a time is removed only if a later event has a time before `since`.
     fn drop_before(&mut self, since: OffsetDateTime) {
         let is_older = |row: &EventRow| row.time.is_some_and(|time| time < since);
         let from = self.events.iter().rposition(is_older).map_or(0, |last| last + 1);
@@ -219,17 +221,17 @@ fn times(row: &EventRow) -> (String, String) {
     row.time.map_or_else(|| ("unknown".to_owned(), String::new()), |time| utc_and_local(time).into())
 }
 
-/// Describes an event as text.
+/// Describes an event of an address or a block as text.
 pub(crate) trait DescribeEvent {
-    /// True if the address has a holder, or the block has an owner, after this event.
+    /// True if, after the event, the address has a holder or the block has an owner.
     fn is_standing(&self) -> bool;
-    /// Returns the holder of the address or the owner of the block, with the former holder or owner if this event
-    /// changed it.
+    /// Returns the holder of the address, or the owner of the block. If the event changed the holder or owner, the text
+    /// also has the former one.
     fn who(&self) -> String;
     fn node(&self) -> String;
-    /// Returns the address of the event, or else the block of the event.
+    /// Returns the address of the event, or the block if the event concerns no single address.
     fn place(&self) -> String;
-    /// Returns the event as text in one line.
+    /// Returns a description of the event in one line.
     fn line(&self) -> String;
 }
 
@@ -269,7 +271,7 @@ impl DescribeEvent for EventRow {
     }
 }
 
-/// Describes the holder of an address as text.
+/// Describes the holder of an address.
 fn text(holder: &AddressHolder) -> String {
     let handle = holder.handle.as_deref().unwrap_or("no handle");
     let interface = holder.interface.as_ref().map(|name| format!(" {name}")).unwrap_or_default();

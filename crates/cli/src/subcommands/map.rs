@@ -1,4 +1,4 @@
-//! Draws the blocks of pools, for the command `margay ipam map`.
+//! Draws the blocks of pools as text, SVG or HTML, for the command `margay ipam map`.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;

@@ -1,4 +1,4 @@
-//! Prints metrics of a store for Prometheus, for the command `margay metrics`.
+//! Prints a store's metrics in the format of Prometheus, for the command `margay metrics`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -45,7 +45,7 @@ pub(crate) struct Metrics {
     pub(crate) looks: PathBuf,
 }
 
-/// Time limit of reading the blocks in which this node holds addresses.
+/// Time limit of reading the blocks in which this node has addresses.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[async_trait(?Send)]

@@ -105,20 +105,21 @@ pub(crate) struct PoolCreate {
     pub(crate) dry_run: bool,
 }
 
-/// Parses a range without host bits. Refuses a single address, since a pool of one address is rarely intended.
+/// Parses an address range in CIDR notation, which must have no host bits. Refuses a single address, since a user
+/// rarely wants a pool of one address.
 fn cidr(text: &str) -> Result<IpNet, String> {
     let net: IpNet = text.parse().map_err(|_| "not a range such as 10.65.0.0/16 or fd00:10:65::/48".to_owned())?;
     masked(net)
 }
 
-/// Parses a prefix length with or without a leading slash.
+/// Parses a prefix length, which may start with a slash.
 fn auto_bits(text: &str) -> Result<u8, String> {
     let bits = text.strip_prefix('/').unwrap_or(text).parse().ok();
     bits.filter(|bits| (16..=30).contains(bits) || (48..=126).contains(bits))
         .ok_or_else(|| "not a prefix length of 16 to 30, or of 48 to 126 for IPv6".to_owned())
 }
 
-/// Parses a range without host bits, or a single address.
+/// Parses a single address, or an address range in CIDR notation without host bits.
 pub(super) fn cidr_or_address(text: &str) -> Result<IpNet, String> {
     if let Ok(address) = text.parse::<IpAddr>() {
         return Ok(address.into());
@@ -166,11 +167,11 @@ pub(crate) struct BridgedPoolArgs {
     pub(crate) yes_delete_bridged_pool: Vec<String>,
 }
 
-/// Maximum number of attempts to create a pool in a free range. Another process may create an overlapping pool between
-/// the choice of the range and the creation.
+/// Maximum number of attempts to create a pool in an unused address range. Between the choice of the address range and
+/// the creation of the pool, another process may create an overlapping pool.
 const MAX_ATTEMPTS: usize = 3;
 
-/// A pool in the list of pools.
+/// A pool in the output of `pool list`.
 #[derive(Clone, Debug, Serialize)]
 struct PoolRow {
     name: String,
@@ -181,12 +182,13 @@ struct PoolRow {
     /// The length of the prefixes that the pool assigns; `None` for a pool that assigns addresses.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefix_length: Option<u8>,
-    /// The selector of the nodes that may use the pool.
+    /// The selector that a node must match to use the pool.
     node_selector: String,
-    /// The selector of the namespaces that may use the pool; empty if all namespaces may use the pool.
+    /// The selector that a namespace must match to use the pool; an empty string if all namespaces may use the pool.
     #[serde(skip_serializing_if = "String::is_empty")]
     namespace_selector: String,
-    /// `Automatic`, or `Manual` if only networks that name the pool get addresses from the pool.
+    /// `Automatic` for a pool that all networks may use, or `Manual` for a pool that only networks that name the pool
+    /// may use.
     assignment_mode: String,
     disabled: bool,
     /// The gateway of the bridged network that uses the pool, if there is a gateway.
@@ -268,7 +270,8 @@ impl OpenStoreCommand for PoolCreate {
     }
 }
 
-/// With `--auto BITS`, creates a pool in a range that overlaps with no network of this machine and no other pool.
+/// With `--auto BITS`, creates a pool in an address range that overlaps with no network of this machine and with no
+/// other pool.
 #[async_trait(?Send)]
 impl StoreCommand for PoolCreate {
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
@@ -277,15 +280,17 @@ impl StoreCommand for PoolCreate {
     }
 }
 
-/// A request for a pool in a range that neither this machine nor a pool of the store uses.
+/// A request for a new pool whose address range is to overlap with no network of this machine and with no pool of the
+/// store.
 struct AutoRangePool<'a> {
     request: &'a PoolCreate,
-    /// The networks that this machine uses.
+    /// The networks that are in use on this machine.
     used: Vec<IpNet>,
 }
 
 impl AutoRangePool<'_> {
-    /// Returns the request with a random range that overlaps with no network in `taken`.
+    /// Chooses a random address range that overlaps with no network in `taken`, and returns it with the request for the
+    /// pool.
     fn choose_range(&self, taken: &[IpNet]) -> CommandResult<(IpNet, PoolCreate)> {
         let bits = self.request.auto.unwrap_or_default();
         let cidr = free_range::choose(bits, taken, || fastrand::u64(..)).ok_or_else(|| {
@@ -356,8 +361,8 @@ impl OpenStoreCommand for PoolDelete {
         true
     }
 
-    /// Deletes a pool from which no address is in use. A pool with addresses in use is deleted only if the arguments
-    /// allow the deletion.
+    /// Deletes a pool whose addresses are not in use. If addresses of the pool are in use, the pool is deleted only if
+    /// the command line explicitly allows the deletion.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let (name, in_use) = (&self.name, in_use(&self.bridged, &self.name));
         operator.delete_pool_if(name, in_use, deadline).await.map_err(|error| match &error {
@@ -400,7 +405,7 @@ impl OpenStoreCommand for AssignPrefix {
     }
 }
 
-/// Returns whether the arguments allow deleting the pool while addresses of the pool are in use.
+/// Returns whether the command line allows deleting a pool while its addresses are in use.
 pub(super) fn in_use(leave: &BridgedPoolArgs, name: &str) -> InUse {
     let given = leave.yes_delete_bridged_pool.iter().any(|named| named == name);
     if given { InUse::DeleteBridged } else { InUse::Refuse }
@@ -416,7 +421,7 @@ pub(super) fn advice_in_use(name: &str, is_bridged: bool) -> String {
     }
 }
 
-/// Returns the pool that the arguments describe, and a note about the pool's block size.
+/// Returns the new pool that the command line describes, and a note about its block size.
 fn new_pool(request: &PoolCreate) -> CommandResult<(NewPool, Option<String>)> {
     let cidr = request.cidr.ok_or_else(|| CommandFailure::new("a pool needs a range"))?;
     let mut new = NewPool::new(&request.name, cidr);
@@ -446,14 +451,14 @@ fn gateway(pool: &Pool, reservations: &[IpReservation]) -> Option<String> {
     reservation.resource().annotation(GATEWAY_ANNOTATION).map(str::to_owned)
 }
 
-/// True if another process has created an overlapping pool in the meantime.
+/// True if another process has created a pool that overlaps with `cidr`.
 async fn overlaps_new_pool(operator: &Operator, cidr: IpNet, deadline: Deadline) -> CommandResult<bool> {
     let pools = operator.ipam().inventory(deadline).await?.pools;
     Ok(pools.iter().any(|pool| overlap(pool.cidr(), cidr)))
 }
 
-/// Returns the networks that this machine uses: the networks of its routes, of CNI and of podman. Also returns notes
-/// about sources that could not be read.
+/// Returns the networks that are in use on this machine: the networks of its routes, of CNI configurations and of
+/// podman. Also returns a note for each source of networks that could not be read.
 fn read_used_networks(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     let mut notes = Vec::new();
     let mut used = host::routes().unwrap_or_else(|error| {
@@ -466,16 +471,16 @@ fn read_used_networks(conf_dir: &Path) -> (Vec<IpNet>, Vec<String>) {
     (used, notes)
 }
 
-/// The block size of a new pool, with a note about the choice.
+/// The block size of a new pool, with a note if the size is not the usual one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct BlockSize {
     bits: u8,
-    /// Why the block size differs from the default block size.
+    /// A text that says why the block size differs from the default.
     note: Option<String>,
 }
 
 /// Returns the block size of a new pool: the requested size, or else /26 for IPv4 and /122 for IPv6. Without a
-/// requested size, a smaller pool is a single block.
+/// requested size, a pool that is smaller than the default block is a single block.
 ///
 /// # Errors
 /// The requested block size is not allowed, or the block is larger than the pool.

@@ -1,5 +1,5 @@
-//! Lists and releases addresses in quarantine, for the command `margay ipam quarantine`. Also describes addresses in
-//! quarantine for other commands.
+//! Lists quarantined addresses, and ends the quarantine of addresses, for the command `margay ipam quarantine`. This
+//! module also describes quarantined addresses for other commands.
 
 use std::net::IpAddr;
 
@@ -101,13 +101,13 @@ impl TableRow for QuarantineRow {
     }
 }
 
-/// Describes an address in quarantine and the reason of the quarantine in a sentence.
+/// Describes in one sentence why an address is in quarantine.
 pub(crate) fn sentence(row: &QuarantineRow) -> String {
     let QuarantineEntry { since, reason, node } = &row.why;
     printable(&format!("{} is in quarantine since {since}: {reason} (node {node})", row.address))
 }
 
-/// Returns the note about the number of quarantined addresses, for answers about the whole store.
+/// Returns a note about the number of quarantined addresses, for commands that report on the whole store.
 pub(crate) fn note(count: usize) -> Option<String> {
     let addresses = if count == 1 { "address is" } else { "addresses are" };
     (count > 0).then(|| format!("{count} {addresses} in quarantine; see with: margay ipam quarantine list"))

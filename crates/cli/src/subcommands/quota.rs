@@ -1,4 +1,4 @@
-//! Sets, shows and deletes quotas, for the command `margay quota`.
+//! Sets, shows and deletes address quotas, for the command `margay quota`.
 
 use async_trait::async_trait;
 use clap::{Args, Subcommand};

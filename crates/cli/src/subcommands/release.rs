@@ -1,8 +1,9 @@
-//! Releases addresses, for the command `margay ipam release`. With `--from-report`, releases the addresses and handles
-//! that are unused in every report.
+//! Releases addresses, for the command `margay ipam release`. With `--from-report`, the command releases those
+//! addresses and handles that all given check reports list as unused.
 //!
-//! calicoctl requires a locked datastore to release addresses from reports. In margay, the handle and the sequence
-//! number guard each release: the release fails if the address was assigned or released after the reports were made.
+//! calicoctl releases addresses from check reports only if the datastore is locked. margay needs no lock, because the
+//! handle and the sequence number guard each release. The release fails if the address was assigned or released after
+//! the check reports were made.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -109,7 +110,7 @@ fn unknown_holder_failure(error: Error, kind: &str, name: &str) -> CommandFailur
     }
 }
 
-/// Time limit of all releases in one opening of the store.
+/// Time limit for all releases between opening the store and closing it again.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of addresses or handles that are released before the store is closed for a moment.
 const MAX_RELEASES_PER_OPENING: usize = 256;
@@ -123,7 +124,7 @@ struct FromReportJson {
     changed_handles: Vec<String>,
 }
 
-/// With `--from-report`, releases the addresses and handles that are unused in all reports.
+/// With `--from-report`, releases those addresses and handles that all check reports list as unused.
 #[async_trait(?Send)]
 impl StoreCommand for Release {
     fn progress_text(&self) -> Option<&'static str> {
@@ -165,7 +166,7 @@ impl StoreCommand for Release {
     }
 }
 
-/// Refuses a report that was made of another cluster.
+/// Refuses check reports that were made of another cluster.
 fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &StoreInspection) -> CommandResult<()> {
     let wanted = guid(current);
     for (path, report) in paths.iter().zip(reports) {
@@ -182,7 +183,7 @@ fn require_same_cluster(paths: &[PathBuf], reports: &[CheckReport], current: &St
     Ok(())
 }
 
-/// Refuses the reports if all of them were made before the last change of Calico's ClusterInformation.
+/// Refuses the check reports if Calico's ClusterInformation has changed since all of them were made.
 fn require_current(reports: &[CheckReport], current: &StoreInspection) -> CommandResult<()> {
     let wanted = revision(&current.inspection);
     if wanted.is_empty() || reports.iter().any(|report| report.cluster_information_revision == wanted) {
@@ -194,12 +195,14 @@ fn require_current(reports: &[CheckReport], current: &StoreInspection) -> Comman
     ))
 }
 
-/// Returns the addresses that all reports have as unused, with the same handle and sequence number in each report.
+/// Returns the addresses that all check reports list as unused, with the same handle and sequence number in each
+/// report.
 fn agreed_addresses(reports: &[CheckReport]) -> Vec<ReleaseRequest> {
     let leaked = |report: &CheckReport| -> BTreeSet<(IpAddr, String, u64)> {
         let rows = report.allocations.iter().flat_map(|(ip, rows)| rows.iter().map(move |row| (*ip, row)));
         let free = rows.filter(|(_, row): &(IpAddr, &ReportedAddress)| !row.in_use && !row.cooling_down);
-        // Without a sequence number, a new assignment of the address after the report could not be detected.
+        // Without a sequence number, Margay could not detect that the address was assigned again after the check
+        // report.
         free.filter_map(|(ip, row)| Some((ip, row.handle.clone(), row.sequence_number?))).collect()
     };
     let mut sets = reports.iter().map(leaked);
@@ -213,7 +216,8 @@ fn agreed_addresses(reports: &[CheckReport]) -> Vec<ReleaseRequest> {
     common.into_iter().map(request).collect()
 }
 
-/// Returns the handles that hold no address in any report, and that were not written between the reports.
+/// Returns the handles that hold no address according to every check report, and that were not written between the
+/// reports.
 fn agreed_handles(reports: &[CheckReport]) -> Vec<HandleRevision> {
     let Some((first, others)) = reports.split_first() else { return Vec::new() };
     let mut common = first.leaked_handles.clone();

@@ -1,4 +1,4 @@
-//! Creates, lists and deletes reservations, for the command `margay reservation`.
+//! Creates, lists and deletes reservations of addresses, for the command `margay reservation`.
 
 use async_trait::async_trait;
 use clap::{Args, Subcommand};
@@ -61,11 +61,11 @@ pub(crate) struct ReservationDelete {
     pub(crate) dry_run: bool,
 }
 
-/// A reservation in the list of reservations.
+/// A reservation in the output of `reservation list`.
 #[derive(Clone, Debug, Serialize)]
 struct ReservationRow {
     name: String,
-    /// The reserved ranges in the notation of the reservation document.
+    /// The reserved address ranges, as written in the reservation document.
     cidrs: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Changes the settings that all nodes share, and splits pools, for the commands `margay ipam configure` and `margay
+//! Changes settings that apply to all nodes, and splits pools, for the commands `margay ipam configure` and `margay
 //! ipam split`.
 
 use async_trait::async_trait;
@@ -152,7 +152,7 @@ fn apply_changes(mut config: IpamConfig, args: &Configure) -> IpamConfig {
     config
 }
 
-/// Returns the changed settings with their names, in calicoctl's order.
+/// Returns the names and new values of the settings to change, in calicoctl's order.
 fn list_changes(args: &Configure) -> Vec<(&'static str, String)> {
     let persistence = args.kubevirt_ip_persistence.map(|persistence| match persistence {
         Persistence::Enabled => "Enabled".to_owned(),
@@ -192,7 +192,7 @@ impl OpenStoreCommand for Split {
     }
 
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
-        // The argument parser guarantees that either the name or the range of the pool is given.
+        // clap guarantees that either the name or the address range of the pool is given.
         let which = match (&self.name, self.cidr) {
             (Some(name), _) => PoolChoice::Name(name),
             (None, Some(cidr)) => PoolChoice::Cidr(cidr),

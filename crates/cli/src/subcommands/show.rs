@@ -1,5 +1,5 @@
-//! Shows the use of pools, the holder of an address, borrowed addresses, and when pools will be full, for the command
-//! `margay ipam show`.
+//! Implements the command `margay ipam show`, which shows how full pools are, who holds an address, borrowed addresses,
+//! and forecasts.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -72,7 +72,7 @@ impl OpenStoreCommand for Show {
     }
 }
 
-/// How detailed the table about the use of pools is.
+/// Whether the table about the use of pools also has blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum UsageDetail {
     Pools,
@@ -80,7 +80,8 @@ enum UsageDetail {
     Blocks,
 }
 
-/// Returns the answer about the use of all pools. JSON always includes the blocks, and has numbers as strings.
+/// Returns the answer that shows how full all pools are. In JSON, the answer always includes the blocks, and numbers
+/// are written as strings.
 fn usage_answer(utilization: &Utilization, detail: UsageDetail) -> CommandResult<CommandAnswer> {
     let answer = CommandAnswer::new(usage_table(utilization, detail), utilization)?;
     Ok(match (utilization.pools.is_empty(), utilization.orphaned.len(), detail) {
@@ -116,15 +117,16 @@ fn usage_table(utilization: &Utilization, detail: UsageDetail) -> String {
     render(&columns, &rows)
 }
 
-/// Returns a row of the table about the use of pools. Numbers in the table are rounded to five digits; JSON has the
-/// exact numbers.
+/// Returns a row of the table that shows how full pools are. Numbers in the table about pools are rounded to five
+/// digits, while JSON has the exact numbers.
 fn usage_row(grouping: &str, cidr: IpNet, usage: &Usage) -> Vec<String> {
     let whole = usage.capacity.to_f64();
     let parts = [usage.in_use, usage.reserved, usage.available].map(|count| format_share(count.to_f64(), whole));
     [grouping.to_owned(), cidr.to_string(), format_five_digits(whole)].into_iter().chain(parts).collect()
 }
 
-/// Reports the status of an address. Unlike calicoctl, finds addresses in disabled pools and outside of all pools, too.
+/// Shows whether an address is assigned, and who holds it. Unlike calicoctl, also finds addresses in disabled pools and
+/// outside of all pools.
 async fn show_address(operator: &Operator, ip: IpAddr, deadline: Deadline) -> CommandResult<CommandAnswer> {
     let Inventory { pools, reservations } = operator.ipam().inventory(deadline).await?;
     let pool = pools.iter().find(|pool| pool.cidr().contains(&ip));
@@ -154,15 +156,15 @@ fn status_of(holding: Holding) -> AddressStatus {
     }
 }
 
-/// The facts that the store has about an address.
+/// All facts about one address that the store has.
 #[derive(Clone, Debug)]
 struct AddressReport {
     ip: IpAddr,
-    /// The prefix that contains the address, if the pool assigns prefixes.
+    /// The assigned prefix that contains the address, if the pool assigns prefixes.
     prefix: Option<IpNet>,
     /// The pool whose range contains the address.
     pool: Option<String>,
-    /// The reservations that contain the address.
+    /// The names of the reservations that include the address.
     reserved_by: Vec<String>,
     quarantined: Option<QuarantineEntry>,
     status: AddressStatus,
@@ -182,7 +184,8 @@ enum AddressStatus {
 struct Holder {
     handle: Option<String>,
     attributes: BTreeMap<String, String>,
-    /// The attributes of the address's second owner. Only virtual machines have a second owner.
+    /// The attributes that are recorded for the second owner of the address. Only the address of a virtual machine can
+    /// have a second owner.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     alternate_attributes: BTreeMap<String, String>,
 }
@@ -288,7 +291,7 @@ fn append_attributes(text: &mut String, attributes: &BTreeMap<String, String>) {
     }
 }
 
-/// Shows the addresses that nodes have borrowed from blocks of other nodes.
+/// Shows which nodes have borrowed addresses from the blocks of other nodes.
 async fn show_borrowed(operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
     borrowed_answer(&operator.ipam().borrowed(deadline).await?)
 }
@@ -316,7 +319,7 @@ fn borrowed_answer(borrowed: &BorrowedAddresses) -> CommandResult<CommandAnswer>
     })
 }
 
-/// Maximum time until a pool is full that is shown as a number.
+/// Maximum time that a forecast shows as a number; a pool that will be full later gets no number.
 const MAX_FORECAST: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 
 /// The command `ipam show --forecast`.
@@ -339,7 +342,7 @@ impl StoreCommand for ShowForecast {
         if forecast.pools.is_empty() {
             return Ok(answer.note("there is no pool yet; make one with: margay pool create NAME CIDR"));
         }
-        // If the history is too short for a forecast, the table already shows that the forecast is unknown.
+        // If the store's history is too short for a forecast, the table already shows that the forecast is unknown.
         match forecast.history_seconds < MIN_HISTORY.as_secs() {
             true => Ok(answer),
             false => Ok(answer.note(format!("from {} of history", span(forecast.history_seconds)))),
@@ -347,7 +350,7 @@ impl StoreCommand for ShowForecast {
     }
 }
 
-/// Forecasts when the pools of a census will be full. The history is read through a watch, so an embedded store stays
+/// Forecasts when each pool of the census will be full. The history is read through a watch, so an embedded store stays
 /// open in the meantime.
 pub(super) async fn forecast_census(at: StoreAccess<'_>, census: &Census) -> CommandResult<Forecast> {
     at.with_operator(StoreUse::Read, async |operator| {
@@ -368,7 +371,7 @@ impl TableRow for PoolForecast {
     }
 }
 
-/// Describes as text how fast the pool fills, and the time until the pool is full.
+/// Describes how fast a pool fills up, and in what time it will be full.
 fn forecast_words(ahead: FillForecast) -> (String, String) {
     match ahead {
         FillForecast::Full => (String::new(), "full".to_owned()),
@@ -383,7 +386,7 @@ fn forecast_words(ahead: FillForecast) -> (String, String) {
     }
 }
 
-/// Formats a time span in the largest unit of which the span has at least two, rounded down.
+/// Formats a time span as a whole number, rounded down, in the largest unit of which it has at least two.
 fn span(seconds: u64) -> String {
     let units = [(86_400, "day"), (3600, "hour"), (60, "minute"), (1, "second")];
     let (size, name) = units.into_iter().find(|(size, _)| seconds >= 2 * size).unwrap_or((1, "second"));

@@ -1,4 +1,5 @@
-//! Pins, unpins and lists addresses that workloads keep, for the commands `margay ipam pin`, `unpin` and `list`.
+//! Pins, unpins and lists sticky addresses, for the commands `margay ipam pin`, `margay ipam unpin` and `margay ipam
+//! list`.
 
 use std::net::IpAddr;
 
@@ -77,13 +78,14 @@ pub(crate) struct ListStickyAddresses {
     pub(crate) pinned: bool,
 }
 
-/// A sticky address in the list of sticky addresses.
+/// A sticky address in the output of `ipam list`.
 #[derive(Debug, Serialize)]
 struct StickyAddressRow<'a> {
     ip: IpAddr,
     workload: &'a str,
     pinned: bool,
-    /// When the address's wait for its workload ends: a time, or `forever`; null while the address is in use.
+    /// Until when the released address is kept for its workload: a time, or `forever`. The value is null while the
+    /// address is in use.
     until: Option<String>,
     handle: Option<&'a str>,
     network: Option<&'a str>,
@@ -155,7 +157,8 @@ impl OpenStoreCommand for Unpin {
         self.dry_run
     }
 
-    /// Ends the pin of an address. The answer shows what the store had recorded about the pin.
+    /// Ends the pinning of an address to a workload. The answer shows what the store had recorded about the pinned
+    /// address.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let kept = operator.unpin(self.ip, deadline).await?;
         let text = format!("Successfully unpinned {} from {}", kept.address, printable(&kept.workload));

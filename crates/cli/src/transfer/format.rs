@@ -1,8 +1,9 @@
-//! Defines the format of backup files. A backup file has one revision of a store. People can read a backup file, and a
-//! store of any engine can be filled from it.
+//! Defines the format of the files that `margay store backup` writes. A backup file has the keys and values of a store
+//! at one revision. The file is readable for people, and a store of any engine can be restored from it.
 //!
-//! A backup file consists of JSON lines. The first line describes the store. Then the file has a line for each key, in
-//! ascending order. The last line has the number of keys and the SHA-256 of all lines before it:
+//! A backup file consists of lines of JSON. The first line describes the store that was backed up. The first line is
+//! followed by one line for each key of the store, in ascending order of the keys. The last line has the number of keys
+//! and the SHA-256 of all lines before it:
 //!
 //! ```text
 //! {"margay_backup":1,"margay":"0.1.0","engine":"redb","store":"3526f154-...","revision":7,"time":"2026-11-21T16:25:03Z"}
@@ -10,11 +11,12 @@
 //! {"keys":1,"sha256":"9f86d0818..."}
 //! ```
 //!
-//! If the store's format has leases, the leases are in the first line (`"margay_backup":2`,
-//! `"leases":[{"id":7,"ttl":60}]`). The line of a key that is attached to a lease has the lease's number (`"lease":7`).
+//! If the store's format supports leases, the first line of the backup file has the leases (`"margay_backup":2`,
+//! `"leases":[{"id":7,"ttl":60}]`). If a key is attached to a lease, the key's line has the number of this lease
+//! (`"lease":7`).
 //!
-//! A key or a value that is not UTF-8 is in the field `key64` or `value64`, in base64. A file without its last line is
-//! refused, so a file that was cut off is never read as a smaller store.
+//! A key or a value that is not valid UTF-8 is written in base64, in the field `key64` or `value64`. A backup file
+//! without its last line is refused, so that a truncated file is never restored as if it were complete.
 
 use std::time::Duration;
 
@@ -26,16 +28,18 @@ use serde::{Deserialize, Serialize};
 use super::{Row, StoreIdentity};
 use crate::digest::Sha256;
 
-/// The format version of backup files for stores without leases.
+/// The format version of backup files from stores without leases.
 const VERSION: u32 = 1;
-/// The newest format version, for stores with leases. Format version 2 adds `leases` to the first line and `lease` to
-/// the lines of keys.
+/// The newest format version of backup files, for stores with leases. In format version 2, the first line has the field
+/// `leases`, and the lines of keys may have the field `lease`.
 pub(super) const VERSION_WITH_LEASES: u32 = 2;
 
-/// Maximum length of a line in a backup file, in bytes: a key and a value of maximum length, with each byte escaped.
+/// Maximum length in bytes of a line in a backup file: a key and a value of maximum length, every byte of which is
+/// escaped.
 pub(super) const MAX_LINE_BYTES: usize = 6 * (kv::MAX_KEY_BYTES + kv::MAX_VALUE_BYTES) + 1024;
 
-/// The start of the last line of a backup file. Only the last line of a backup file starts with `TRAILER`.
+/// The characters with which the last line of a backup file starts. No other line of a backup file starts with
+/// `TRAILER`.
 pub(super) const TRAILER: &str = "{\"keys\":";
 
 /// The first line of a backup file, which describes the store.
@@ -43,25 +47,25 @@ pub(super) const TRAILER: &str = "{\"keys\":";
 pub(crate) struct BackupHeader {
     /// The format version of the backup file.
     pub(super) margay_backup: u32,
-    /// The version of margay that wrote the backup file.
+    /// The version of margay by which the backup file was written.
     margay: String,
-    /// The store's engine, or `etcd`.
+    /// The engine of the backed-up store, or `etcd`.
     pub(crate) engine: String,
-    /// The id of the store or cluster.
+    /// The id of the backed-up store or cluster.
     pub(crate) store: String,
     pub(crate) revision: i64,
     /// The time at which the store was read.
     pub(crate) time: String,
-    /// The leases of the store, or `None` if the store's format has no leases.
+    /// The leases of the backed-up store, or `None` if the store's format does not support leases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) leases: Option<Vec<BackupLease>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct BackupLease {
-    /// The lease's number, which must not be 0.
+    /// The number of the lease, which must not be 0.
     id: i64,
-    /// The lease's granted time to live, in seconds.
+    /// The time to live with which the lease was granted, in seconds.
     ttl: u64,
 }
 
@@ -72,7 +76,8 @@ impl From<kv::Lease> for BackupLease {
 }
 
 impl BackupLease {
-    /// Converts the lease to the store's type; returns `None` if the lease's number or time to live is not allowed.
+    /// Converts the lease of a backup file to a store's lease. Returns `None` if the lease's number or time to live is
+    /// not allowed.
     pub(crate) fn read(self) -> Option<kv::Lease> {
         let ttl = Some(Duration::from_secs(self.ttl)).filter(|ttl| *ttl <= kv::Lease::MAX_TTL)?;
         Some(kv::Lease { id: LeaseId::new(self.id)?, ttl })
@@ -80,7 +85,7 @@ impl BackupLease {
 }
 
 impl BackupHeader {
-    /// Creates the first line of a new backup file.
+    /// Creates the first line of a new backup file from the identity of the store.
     pub(crate) fn new(identity: &StoreIdentity, revision: i64, time: String) -> Self {
         let StoreIdentity { engine, id, leases } = identity;
         let leases = leases.as_ref().map(|leases| leases.iter().copied().map(BackupLease::from).collect());
@@ -96,13 +101,13 @@ impl BackupHeader {
     }
 }
 
-/// The fields of the first line that all format versions have.
+/// The fields of a backup file's first line that exist in all format versions.
 #[derive(Deserialize)]
 pub(super) struct BackupVersion {
     pub(super) margay_backup: u32,
 }
 
-/// The line of a key in a backup file.
+/// A line of a backup file with one key and its value.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BackupLine {
@@ -129,7 +134,8 @@ impl BackupLine {
         Self { key, key64, value, value64, lease: lease.map(LeaseId::get) }
     }
 
-    /// Returns the row of this line, or `None` if the key or the value is missing or given twice.
+    /// Converts a line of a backup file to a row. Returns `None` if the line has no key or no value, or has one of them
+    /// twice.
     pub(super) fn read(self) -> Option<Row> {
         let read = |text: Option<String>, base64: Option<String>| match (text, base64) {
             (Some(text), None) => Some(text.into_bytes()),

@@ -1,5 +1,5 @@
-//! Moves documents between stores and files. A [`Source`] returns the documents part by part, a filter drops documents
-//! that do not belong to IPAM, and a [`Sink`] takes the remaining documents.
+//! Copies documents between stores and backup files. A [`Source`] returns the documents in parts, a filter keeps only
+//! the IPAM documents, and a [`Sink`] writes these documents.
 //!
 //! | | source | filter | sink |
 //! |---|---|---|---|
@@ -9,10 +9,11 @@
 //! | `import` | file | IPAM's, nodes renamed | marked store, empty before |
 //! | `migrate` | store | IPAM's | marked store, made equal |
 //!
-//! A store is read at one revision, in several openings, so that no plugin waits long for the store lock. After 10 ms
-//! the reader closes the store as soon as another process waits for it, and continues at the same revision when the
-//! reader gets the store lock again. A store that is filled while other processes can reach it is marked with an import
-//! lock. Plugins refuse a marked store, and the import lock has the command that continues an unfinished run.
+//! While a store is read at one revision, it is closed and opened several times, so that no plugin waits long for the
+//! store lock. If another process waits for the store, the reader closes the store after 10 ms. When the reader has
+//! opened the store again, it continues at the same revision. If other processes can reach the store that a command
+//! fills, this store is marked with an import lock. Plugins refuse to use a store with an import lock. The import lock
+//! names the command by which an unfinished copy can be continued.
 
 mod format;
 mod reader;
@@ -35,14 +36,14 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::rfc3339;
 use crate::store::{StoreAccess, StoreUse};
 
-/// The prefixes of the keys in a backup of a cluster, in ascending order: the keys of Calico and Margay, but no keys of
-/// other users.
+/// The key prefixes in a cluster's backup, in ascending order. The backup has the keys of Calico and Margay, but no
+/// keys of other users of etcd.
 pub(crate) const CLUSTER_PREFIXES: [&str; 2] = ["/calico/", "/margay/"];
 
-/// Maximum number of attempts to read a store at one revision. The history of a revision can be compacted before the
-/// whole revision was read.
+/// Maximum number of attempts to read a store at one revision. A revision can be compacted before the whole store was
+/// read at this revision.
 const MAX_ATTEMPTS: usize = 5;
-/// Maximum total size in bytes of the items that one transaction writes, unless a single item is larger.
+/// Maximum total size in bytes of the keys and values in one transaction, unless a single key and value are larger.
 const MAX_TXN_BYTES: usize = 1_000_000;
 
 /// A key of a store, with its value and lease.
@@ -53,30 +54,30 @@ pub(crate) struct Row {
     pub(crate) lease: Option<LeaseId>,
 }
 
-/// A part of a source's rows, in ascending order of the rows' keys.
+/// Several consecutive rows of a source, in ascending order of their keys.
 pub(crate) struct RowBatch {
     pub(crate) rows: Vec<Row>,
-    /// True if this part is the last part of the source's rows.
+    /// True if the batch has the last rows of the source.
     pub(crate) is_last: bool,
 }
 
-/// Selects the keys of a store that a command moves.
+/// Selects which keys of a store a command copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyFilter {
-    /// All keys of a store, or in a cluster only the keys of Calico and Margay.
+    /// All keys of an embedded store, or those keys of a cluster that belong to Calico and Margay.
     All,
-    /// The keys of IPAM's documents. A store with an import lock is refused as a source.
+    /// The keys of IPAM documents. With `KeyFilter::Ipam`, a source store that has an import lock is refused.
     Ipam,
 }
 
-/// A store or file from which rows are read.
+/// A store or backup file from which rows are read.
 pub(crate) enum Source<'l> {
     Store(Box<Snapshot<'l>>, KeyFilter),
     File(Box<BackupRows>),
 }
 
 impl<'l> Source<'l> {
-    /// Creates a source that reads a store at a revision, or at the newest revision if `revision` is unset.
+    /// Creates a source that reads the store at `revision`, or at the store's newest revision if `revision` is unset.
     pub(crate) fn store(at: StoreAccess<'l>, filter: KeyFilter, revision: Revision) -> Self {
         let ranges = match filter {
             KeyFilter::All if at.location.is_shared() => CLUSTER_PREFIXES.map(Range::prefix).to_vec(),
@@ -101,7 +102,8 @@ impl<'l> Source<'l> {
         }
     }
 
-    /// Returns the description of the source. The description of a store is only known after the first part was read.
+    /// Returns the description of the source store or file. The description of a store is known only after the store's
+    /// first rows were read.
     fn header(&self) -> Option<BackupHeader> {
         match self {
             Self::Store(snapshot, _) => {
@@ -112,7 +114,8 @@ impl<'l> Source<'l> {
         }
     }
 
-    /// Returns the revision at which a store is read. The revision is unset before the first part, and for a file.
+    /// Returns the revision at which the source store is read. The revision is unset for a backup file, and before the
+    /// first rows of a store were read.
     pub(crate) fn revision(&self) -> Revision {
         match self {
             Self::Store(snapshot, _) => snapshot.revision(),
@@ -121,16 +124,16 @@ impl<'l> Source<'l> {
     }
 }
 
-/// A destination to which rows are written.
+/// A store or backup file to which rows are written.
 pub(crate) trait Sink {
-    /// Prepares the sink for the rows of a source with this description. The method is called again if the source is
-    /// read again.
+    /// Prepares the sink for the rows of a source that `header` describes. `begin` is called again if the source is
+    /// read again from the start.
     async fn begin(&mut self, header: BackupHeader) -> CommandResult<()>;
 
     async fn take(&mut self, part: RowBatch) -> CommandResult<()>;
 }
 
-/// Moves all rows of a source to a sink. Reads the next part while the sink takes the current part.
+/// Copies all rows from a source to a sink. Reads the next rows from the source while the sink writes the current rows.
 pub(crate) async fn transfer_rows(source: &mut Source<'_>, sink: &mut impl Sink) -> Result<(), TransferStop> {
     let mut next = Some(source.next().await?);
     if let Some(header) = source.header() {
@@ -146,15 +149,15 @@ pub(crate) async fn transfer_rows(source: &mut Source<'_>, sink: &mut impl Sink)
     Ok(())
 }
 
-/// The reason why a transfer ended early.
+/// The reason why copying rows from a source to a sink ended early.
 pub(crate) enum TransferStop {
-    /// The history of the revision that was being read was compacted.
+    /// The revision at which the source store was being read was compacted.
     Overtaken,
     Failed(CommandFailure),
 }
 
 impl TransferStop {
-    /// Returns the failure of a transfer from a file.
+    /// Converts the reason why a transfer from a backup file ended early to a failure.
     pub(crate) fn of_a_file(self, file: &CheckedBackup) -> CommandFailure {
         match self {
             Self::Overtaken => CommandFailure::new(format!("{} cannot be read any more", file.path())),
@@ -169,8 +172,7 @@ impl From<CommandFailure> for TransferStop {
     }
 }
 
-/// Makes several attempts to read a store at one revision, since the history of this revision can be compacted in the
-/// meantime.
+/// Runs `attempt`, which reads a store at one revision, and repeats it if the revision is compacted during the reading.
 pub(crate) async fn retry_at_one_revision<T>(
     at: StoreAccess<'_>,
     mut attempt: impl AsyncFnMut() -> Result<T, TransferStop>,
@@ -185,19 +187,19 @@ pub(crate) async fn retry_at_one_revision<T>(
     Err(history_lost(at, &format!("{MAX_ATTEMPTS} times"), "try again when fewer containers are started and stopped"))
 }
 
-/// Returns the failure for a store whose history was compacted before it was read.
+/// Creates the failure for a store whose revision was compacted before the store could be read at this revision.
 fn history_lost(at: StoreAccess<'_>, times: &str, hint: &str) -> CommandFailure {
     CommandFailure::new(format!("{at} changes faster than it can be read: its history was given up {times}")).hint(hint)
 }
 
-/// Returns the failure for a source that is itself being filled by a migration or an import.
+/// Creates the failure for a source store that an unfinished migration or import is still filling.
 fn unfinished_target_failure(what: &str) -> CommandFailure {
     CommandFailure::new(format!("{what} is itself the target of a migration or an import that is not finished"))
         .hint("finish that migration or import first, or end it with --abort; nothing was changed")
 }
 
-/// Groups items for transactions. A group has at most `most` items and at most [`MAX_TXN_BYTES`] bytes, unless a single
-/// item is larger.
+/// Divides items into groups, each of which fits into one transaction. A group has at most `most` items and at most
+/// [`MAX_TXN_BYTES`] bytes, except that a group with a single item may be larger.
 pub(crate) fn group_by_size<T>(
     things: impl IntoIterator<Item = T>,
     most: usize,
@@ -224,17 +226,17 @@ pub(crate) async fn run_blocking<T: Send + 'static>(
     spawn_blocking(work).await.unwrap_or_else(|error| Err(CommandFailure::new(error)))
 }
 
-/// Number of bytes after which one opening of the store stops reading. All bytes that one opening reads are in memory
-/// until the next opening.
+/// Number of bytes of keys and values that are read before the store is closed again. The keys and values that were
+/// read stay in memory until the store is opened again.
 const TURN_BYTES: usize = 16 << 20;
-/// Target size in bytes of a page of keys and values, for an embedded store and for a cluster.
+/// Target size in bytes of a page of keys and values, read from an embedded store or from a cluster.
 const PAGE_BYTES: usize = 256 << 10;
 const CLUSTER_PAGE_BYTES: usize = 8 << 20;
 
-/// Reads ranges of keys of a store at one revision, in ascending order.
+/// Reads ranges of a store's keys at one revision, in ascending order.
 pub(crate) struct Snapshot<'l> {
     store: StoreAccess<'l>,
-    /// The revision that is read; unset before the first opening of the store.
+    /// The revision at which the store is read; unset before the store is first opened.
     at: Revision,
     about: Option<StoreIdentity>,
     pages: RangePages,
@@ -243,20 +245,20 @@ pub(crate) struct Snapshot<'l> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoreIdentity {
     pub(crate) engine: &'static str,
-    /// The id of the store or cluster.
+    /// The id of the store or cluster that is read.
     pub(crate) id: String,
-    /// The leases of an embedded store, or `None` if the store's format has no leases. The leases of a cluster belong
-    /// to the cluster's clients and are not read.
+    /// The leases of an embedded store, or `None` if the store's format does not support leases. The leases of a
+    /// cluster are not read, because they belong to the cluster's clients.
     pub(crate) leases: Option<Vec<Lease>>,
 }
 
 impl<'l> Snapshot<'l> {
-    /// Creates a reader of the given ascending ranges of keys, at the newest revision.
+    /// Creates a reader of the given ranges of keys, which must be in ascending order, at the store's newest revision.
     pub(crate) fn of(store: StoreAccess<'l>, ranges: Vec<Range>) -> Self {
         Self { store, at: Revision::UNSET, about: None, pages: RangePages::of(ranges) }
     }
 
-    /// Changes the revision to read, which might already be compacted.
+    /// Makes the snapshot read the store at `revision`, which might already be compacted.
     pub(crate) fn at(mut self, revision: Revision) -> Self {
         self.at = revision;
         self
@@ -266,23 +268,23 @@ impl<'l> Snapshot<'l> {
         self.store
     }
 
-    /// Returns the revision that is read; unset before the first opening of the store.
+    /// Returns the revision at which the store is read; unset before the store is first opened.
     pub(crate) fn revision(&self) -> Revision {
         self.at
     }
 
-    /// Returns the identity of the store, or `None` before the first opening of the store.
+    /// Returns the identity of the store, or `None` before the store is first opened.
     pub(crate) fn identity(&self) -> Option<&StoreIdentity> {
         self.about.as_ref()
     }
 
-    /// True if all ranges were read completely.
+    /// True if all key ranges were read completely.
     pub(crate) fn is_over(&self) -> bool {
         self.pages.is_over()
     }
 
-    /// Opens the store, reads the next keys in ascending order, and closes the store. Returns `None` after the last
-    /// key.
+    /// Opens the store, reads the next keys in ascending order, and closes the store. Returns `None` after the last key
+    /// was read.
     pub(crate) async fn batch(&mut self) -> Result<Option<Vec<Kv>>, TransferStop> {
         if self.is_over() {
             return Ok(None);
@@ -321,38 +323,38 @@ impl<'l> Snapshot<'l> {
 }
 
 pub(crate) struct RangePages {
-    /// The ranges of keys that are still to be read, the next range last.
+    /// The key ranges that are not read yet, in descending order.
     rest: Vec<Range>,
-    /// The range of a cluster's keys that is currently being read.
+    /// The key range of a cluster that is partly read.
     begun: Option<kv::Pages>,
 }
 
 /// A page of keys with their values.
 pub(crate) struct KvPage {
-    /// The revision at which the page was read.
+    /// The revision at which this page was read.
     at: Revision,
     /// The keys with their values, in ascending order of the keys.
     kvs: Vec<Kv>,
 }
 
 impl RangePages {
-    /// Creates a reader of pages in the given ascending ranges of keys.
+    /// Creates a reader of the given ranges of keys, which must be in ascending order.
     pub(crate) fn of(mut ranges: Vec<Range>) -> Self {
         ranges.reverse();
         Self { rest: ranges, begun: None }
     }
 
-    /// True if all ranges were read completely.
+    /// True if all key ranges were read completely.
     pub(crate) fn is_over(&self) -> bool {
         self.rest.is_empty() && self.begun.is_none()
     }
 
-    /// Reads the next page of keys at a revision, or at the newest revision if `at` is unset.
+    /// Reads the next page of keys at revision `at`, or at the store's newest revision if `at` is unset.
     pub(crate) async fn next(&mut self, open: &OpenStore, at: Revision) -> kv::Result<KvPage> {
         if let Some(store) = open.embedded() {
             let Some(range) = self.rest.pop() else { return Ok(KvPage { at, kvs: Vec::new() }) };
-            // The page is read from the engine, because the store interface's `range` would also count the remaining
-            // keys, and counting takes long.
+            // The page is read directly from the engine, because the store interface's `range` would also count all
+            // remaining keys, which takes long.
             let (first, end) = range.bounds();
             let page = store.page(first, at, PAGE_BYTES).await?;
             let is_before_end = |key: &Key| end.as_ref().is_none_or(|end| key < end);
@@ -374,7 +376,7 @@ fn cluster_pages(range: Range, at: Revision) -> kv::Pages {
     kv::Pages::new(range, at).with_page_bytes(CLUSTER_PAGE_BYTES)
 }
 
-/// Reads the engine, the id and the leases of a store.
+/// Reads the engine, the id and the leases of an open store.
 pub(crate) async fn read_identity(at: StoreAccess<'_>, open: &OpenStore) -> CommandResult<StoreIdentity> {
     let engine = at.location.facts().name;
     if let Some(cluster) = open.cluster() {

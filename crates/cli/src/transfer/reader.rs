@@ -1,4 +1,5 @@
-//! Reads a backup file. For an import, keeps only IPAM's documents of the file and may rename a node in the documents.
+//! Reads backup files. For an import, this module skips all documents that are not IPAM documents, and may rename a
+//! node in the IPAM documents.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -15,11 +16,11 @@ use crate::digest::Sha256;
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::printable;
 
-/// Target size in bytes of the rows that are read in one part.
+/// Target size in bytes of the rows that are read from a backup file in one step.
 const BATCH_BYTES: usize = 8 << 20;
 
-/// Reads a backup file. The rows are valid only after the last row was read, since the checksum is at the end of the
-/// file.
+/// Reads the rows of a backup file. The rows are valid only after the last row was read, since the checksum is at the
+/// end of the file.
 #[derive(Debug)]
 struct BackupReader {
     input: BufReader<File>,
@@ -33,7 +34,7 @@ struct BackupReader {
 }
 
 impl BackupReader {
-    /// Opens a backup file and reads its first line.
+    /// Opens a backup file and reads the file's first line.
     fn open(path: &Path) -> CommandResult<Self> {
         let failed = |error: io::Error| cannot_read(path, &error);
         let file = File::open(path).map_err(failed)?;
@@ -112,7 +113,7 @@ impl BackupReader {
     }
 }
 
-/// A backup file that was read to its end and is complete.
+/// A backup file that was read once to its end, and was found complete.
 #[derive(Clone, Debug)]
 pub(crate) struct CheckedBackup {
     pub(super) path: PathBuf,
@@ -122,7 +123,7 @@ pub(crate) struct CheckedBackup {
 }
 
 impl CheckedBackup {
-    /// Reads a backup file to its end and passes each row to `each`.
+    /// Reads a backup file to its end, and calls `each` with each row.
     pub(super) fn read(path: &Path, mut each: impl FnMut(&Row)) -> CommandResult<Self> {
         let mut reader = BackupReader::open(path)?;
         while let Some(row) = reader.next_row()? {
@@ -140,8 +141,8 @@ impl CheckedBackup {
         self.path.display().to_string()
     }
 
-    /// Returns a reader of the rows from the start of the file, with an optional filter. Fails if the file's first line
-    /// has changed since the file was checked.
+    /// Returns a reader that returns the rows from the start of the backup file, with an optional filter. Fails if the
+    /// first line of the backup file has changed since the file was checked.
     pub(crate) async fn rows(&self, filter: Option<IpamFilter>) -> CommandResult<BackupRows> {
         let path = self.path.clone();
         let reader = run_blocking(move || BackupReader::open(&path)).await?;
@@ -157,7 +158,7 @@ impl CheckedBackup {
     }
 }
 
-/// Reads the rows of a checked backup file again, in order.
+/// Reads the rows of a checked backup file a second time, in order.
 pub(crate) struct BackupRows {
     file: CheckedBackup,
     /// A reader of the file's remaining rows, with its filter; `None` at the end of the file.
@@ -198,7 +199,7 @@ impl BackupRows {
     }
 }
 
-/// Reads a line with its line break. Reads at most [`MAX_LINE_BYTES`] bytes.
+/// Reads one line, including its line break, from a backup file. Reads at most [`MAX_LINE_BYTES`] bytes.
 fn read_line(input: &mut BufReader<File>, line: &mut Vec<u8>) -> io::Result<()> {
     line.clear();
     input.take(MAX_LINE_BYTES as u64).read_until(b'\n', line)?;
@@ -218,18 +219,18 @@ fn cannot_read(path: &Path, error: &io::Error) -> CommandFailure {
     }
 }
 
-/// A checked plan to import a backup file.
+/// A plan to import a backup file, which has already been checked.
 #[derive(Clone, Debug)]
 pub(crate) struct ImportPlan {
     pub(crate) file: CheckedBackup,
-    /// The number of documents to write, by kind.
+    /// The number of IPAM documents to import, by kind.
     pub(crate) tally: DocumentCounts,
-    /// The number of keys that are not imported because they do not belong to IPAM.
+    /// The number of keys in the backup file that are not imported, because they are not keys of IPAM documents.
     pub(crate) left_out: u64,
     filter: IpamFilter,
 }
 
-/// A filter that keeps IPAM's documents, and renames a node in the documents.
+/// A filter that keeps only IPAM documents, and may rename a node in these documents.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IpamFilter {
     renaming: Option<Renaming>,
@@ -238,11 +239,12 @@ pub(crate) struct IpamFilter {
 }
 
 impl ImportPlan {
-    /// Reads and checks a backup file. If `as_node` is given, the documents of node `from` become documents of
-    /// `as_node`. Without `from`, the documents of the file's only node become documents of `as_node`.
+    /// Reads and checks a backup file. If `as_node` is given, the documents of the node `from` are imported as
+    /// documents of the node `as_node`. If `from` is `None`, the documents of the only node in the backup file are
+    /// imported as documents of `as_node`.
     ///
     /// # Errors
-    /// The backup file is not complete; the node cannot be renamed.
+    /// The backup file is incomplete, or the node cannot be renamed.
     pub(crate) async fn of(path: &Path, as_node: Option<String>, from: Option<String>) -> CommandResult<Self> {
         let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
         run_blocking(move || {
@@ -269,7 +271,8 @@ impl ImportPlan {
         .await
     }
 
-    /// Returns the identity of this import's source: the checksum of the file, and the renaming of a node.
+    /// Returns a string that identifies the source of this import: the checksum of the backup file, and the renaming of
+    /// a node.
     pub(crate) fn source(&self) -> String {
         let sum = self.file.sum.hex();
         match &self.filter.renaming {
@@ -278,7 +281,7 @@ impl ImportPlan {
         }
     }
 
-    /// Returns a reader of IPAM's documents from the start of the file.
+    /// Returns a reader that returns the IPAM documents from the start of the backup file.
     pub(crate) async fn rows(&self) -> CommandResult<BackupRows> {
         self.file.rows(Some(self.filter.clone())).await
     }
@@ -321,7 +324,7 @@ impl ImportPlan {
 }
 
 impl IpamFilter {
-    /// Adds to `rows` the renamed rows whose new key precedes the key of `row`, and then `row` itself.
+    /// Appends to `rows` first the renamed rows whose new keys precede the key of `row`, and then `row` itself.
     fn take_row(&mut self, row: Row, rows: &mut Vec<Row>) -> CommandResult<()> {
         let Row { key, mut value, .. } = row;
         if role_of(&key).is_none() {
@@ -341,7 +344,7 @@ impl IpamFilter {
         Ok(())
     }
 
-    /// Returns the renamed rows whose new key follows the last key of the file.
+    /// Returns the renamed rows whose new keys follow the last key in the backup file.
     fn rest(self) -> impl Iterator<Item = Row> {
         self.moved.into_iter().map(|(key, value)| Row { key, value, lease: None })
     }

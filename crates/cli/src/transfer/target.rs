@@ -1,5 +1,6 @@
-//! Fills a store from a source. Each part of the source is compared with the store before the part is written, so a run
-//! can be interrupted at any moment and restarted. A final comparison shows whether source and store are equal.
+//! Fills a target store with the rows of a source. Each part of the source is compared with the target store before it
+//! is written. A run can therefore be interrupted at any moment and started again. A final comparison shows whether the
+//! source and the target store are equal.
 
 use std::fmt;
 
@@ -24,33 +25,34 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::{KeyProgress, printable};
 use crate::store::{StoreAccess, StoreUse};
 
-/// Maximum number of keys that one transaction writes. Each key may have a guard, and the import lock has a guard as
-/// well.
+/// Maximum number of keys that are written in one transaction. In each transaction, every key may have a guard, and the
+/// import lock has one more guard.
 const MAX_TXN_KEYS: usize = MAX_TXN_OPS - 1;
-/// Number of transactions whose keys are listed and removed together.
+/// The number of transactions whose keys are listed with one request, when keys are removed.
 const MAX_TXNS_PER_REMOVAL: usize = 32;
 
-/// Maximum number of parts of the store that are read back in parallel. Each part that is being read back is completely
-/// in memory.
+/// Maximum number of parts of the target store that are read back in parallel. All keys and values of the parts that
+/// are being read back are in memory at the same time.
 const MAX_PARTS_AT_ONCE: usize = 4;
 
-/// Whether the target had keys in a part of the key space before the part was written.
+/// Whether the target store had keys in a part of the key space before the part was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum FormerContents {
     Nothing,
-    /// The target had keys in this part, or it is unknown whether the target had keys.
+    /// The target store had keys in the part of the key space, or it is unknown whether there were keys.
     #[default]
     Something,
 }
 
-/// A store that is filled from a source or compared with a source. A target that does not exist counts as empty.
+/// A store that a command fills from a source or compares with a source. If the target store does not exist, it counts
+/// as empty.
 pub(crate) struct Target<'l> {
     at: StoreAccess<'l>,
     open: Option<OpenStore>,
     mark: Option<PlacedMark>,
 }
 
-/// The import lock of the store, with the revisions at which the lock was created and last written.
+/// The import lock in a store, with the revisions at which it was created and last written.
 struct PlacedMark {
     mark: ImportLock,
     made: Revision,
@@ -63,7 +65,7 @@ impl<'l> Target<'l> {
         Self::new(at, Some(at.open_files(StoreUse::Make).await?)).await
     }
 
-    /// Opens a store as a target, if the store exists.
+    /// Opens an existing store as a target; a missing store counts as empty.
     pub(crate) async fn inspect(at: StoreAccess<'l>) -> CommandResult<Self> {
         let open = match datastore::open(at.location, &Create::Never.with_wait(at.wait)).await {
             Ok(open) => Some(open),
@@ -85,7 +87,7 @@ impl<'l> Target<'l> {
         self.mark.as_ref().map(|marked| &marked.mark)
     }
 
-    /// Returns the identity of the store, or `None` if there is no store.
+    /// Returns the identity of the target store, or `None` if the store does not exist.
     pub(crate) async fn identity(&self) -> CommandResult<Option<StoreIdentity>> {
         match &self.open {
             Some(open) => read_identity(self.at, open).await.map(Some),
@@ -93,7 +95,7 @@ impl<'l> Target<'l> {
         }
     }
 
-    /// Refuses a store that has IPAM's documents, or that could not be created. Returns the revision at which the store
+    /// Fails if the store has IPAM documents, or if it could not be created. Returns the revision at which the store
     /// had no IPAM documents.
     pub(crate) async fn require_empty(&self) -> CommandResult<Revision> {
         let mut at = Revision::UNSET;
@@ -115,7 +117,7 @@ impl<'l> Target<'l> {
         Ok(at)
     }
 
-    /// Writes the import lock to an empty store.
+    /// Writes the import lock into a store that has no IPAM documents.
     pub(crate) async fn begin(&mut self, mark: ImportLock) -> CommandResult<()> {
         let at = self.require_empty().await?;
         let empty = ranges_to_be_empty().into_iter().map(|range| Compare::nothing_newer(range, at));
@@ -128,7 +130,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Replaces the import lock of the store.
+    /// Replaces the content of the store's import lock.
     pub(crate) async fn remark(&mut self, mark: ImportLock) -> CommandResult<()> {
         let txn = self.marked_txn()?.with_success([Op::put(import_lock_key(), mark.encode())]);
         let written = self.txn(txn).await?.revision;
@@ -138,7 +140,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Removes the import lock, so that the store can be used.
+    /// Removes the store's import lock, so that plugins can use the store.
     pub(crate) async fn unmark(&mut self) -> CommandResult<()> {
         let txn = self.marked_txn()?.with_success([Op::delete(import_lock_key())]);
         self.txn(txn).await?;
@@ -146,7 +148,7 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Reads the keys in the given ranges in ascending order, without the import lock.
+    /// Reads the keys in the given ranges in ascending order, except the key of the import lock.
     pub(super) async fn read(&self, ranges: Vec<Range>) -> CommandResult<Vec<Kv>> {
         let Some(open) = &self.open else { return Ok(Vec::new()) };
         let (mut pages, mut at, mut found) = (RangePages::of(ranges), Revision::UNSET, Vec::new());
@@ -159,7 +161,8 @@ impl<'l> Target<'l> {
         Ok(found)
     }
 
-    /// True if these parts of the store have the recorded checksums. The parts together cover the whole store.
+    /// True if all parts of the target store in `parts` have the recorded checksums. Together, the parts cover all keys
+    /// of the target store.
     async fn has_checksums(&mut self, parts: &[PartChecksum], progress: &KeyProgress) -> CommandResult<bool> {
         let mut keys = 0;
         for some in parts.chunks(MAX_PARTS_AT_ONCE) {
@@ -173,15 +176,16 @@ impl<'l> Target<'l> {
         Ok(true)
     }
 
-    /// Returns the number of keys in a part of the store, or `None` if the part's checksum differs.
+    /// Returns the number of keys in a part of the target store, or `None` if the part has another checksum than the
+    /// recorded one.
     async fn count_equal_keys(&self, part: &PartChecksum) -> CommandResult<Option<u64>> {
         let kvs = self.read(ranges_between(&part.from, part.to.as_ref())).await?;
         let expected = part.sum.clone();
         run_blocking(move || Ok((DocumentsChecksum::of(&kvs) == expected).then_some(kvs.len() as u64))).await
     }
 
-    /// Writes the changes to one part, in ascending order of the keys. Each transaction is guarded by the import lock
-    /// and the former values of the keys.
+    /// Writes changes to one part of the target store, in ascending order of the keys. Each transaction fails if the
+    /// import lock or one of the keys has changed since it was read.
     async fn write(&self, changes: Vec<Change>, before: FormerContents) -> CommandResult<()> {
         let in_flight = self.at.location.facts().writes_in_flight;
         let size = |change: &Change| change.key.as_bytes().len() + change.value.as_ref().map_or(0, Value::len);
@@ -195,7 +199,8 @@ impl<'l> Target<'l> {
         Ok(())
     }
 
-    /// Removes all keys that were written since the store got the import lock. Returns the number of removed keys.
+    /// Removes all keys that were written to the target store since it got the import lock. Returns how many keys were
+    /// removed.
     pub(crate) async fn remove_written_keys(&mut self) -> CommandResult<u64> {
         let made = self.mark.as_ref().map_or(Revision::UNSET, |marked| marked.made);
         let mut removed = 0;
@@ -213,8 +218,8 @@ impl<'l> Target<'l> {
         Ok(removed)
     }
 
-    /// Returns deletions for the first keys of a range that were written since a revision. Also returns the last key
-    /// that was read.
+    /// Reads the first keys of a range, and returns deletions for those keys that were written after revision `since`.
+    /// Also returns the last key that was read.
     async fn list_own_keys(&self, range: Range, since: Revision) -> CommandResult<(Vec<Change>, Option<Key>)> {
         let Some(open) = &self.open else { return Ok((Vec::new(), None)) };
         let most = i64::try_from(MAX_TXN_KEYS * MAX_TXNS_PER_REMOVAL).unwrap_or(i64::MAX);
@@ -223,7 +228,8 @@ impl<'l> Target<'l> {
         let last = found.kvs.last().map(|kv| kv.key.clone());
         let is_ours = |kv: &Kv| match role_of(&kv.key) {
             Some(moving::KeyRole::Books) => true,
-            // A node document that another process has registered in the meantime was usually written more than once.
+            // If another process has registered a node since the import lock was created, it has usually written the
+            // node's document more than once.
             Some(moving::KeyRole::Around) => kv.create_revision > since && kv.version == 1,
             None => false,
         };
@@ -231,8 +237,8 @@ impl<'l> Target<'l> {
         Ok((ours.map(|kv| Change { key: kv.key, value: None, was: kv.mod_revision }).collect(), last))
     }
 
-    /// Closes an embedded store for a moment if another process waits for the store. The import lock makes waiting
-    /// plugins fail, and these plugins should fail soon.
+    /// Closes an embedded store for a moment if another process waits for the store lock. Plugins that wait for the
+    /// store lock will fail because of the import lock; closing the store lets them fail soon.
     async fn yield_store(&mut self) -> CommandResult<()> {
         if self.open.as_ref().is_some_and(|open| open.embedded().is_some())
             && self.at.has_waiters().await?
@@ -260,7 +266,7 @@ impl<'l> Target<'l> {
         Ok(self.marked_txn()?.with_compares(guards).with_success(ops))
     }
 
-    /// Returns a transaction that fails if the import lock has changed.
+    /// Returns an empty transaction with a guard that fails if the import lock has changed.
     fn marked_txn(&self) -> CommandResult<Txn> {
         let Some(marked) = &self.mark else {
             return Err(CommandFailure::new("internal error: the store is not marked"));
@@ -268,7 +274,7 @@ impl<'l> Target<'l> {
         Ok(Txn::new().with_compares([Compare::unchanged(import_lock_key(), marked.written)]))
     }
 
-    /// Runs a transaction. Fails if a guard of the transaction fails.
+    /// Runs a transaction on the target store. Fails if a guard of the transaction fails.
     async fn txn(&self, txn: Txn) -> CommandResult<TxnResponse> {
         let Some(open) = &self.open else {
             return Err(CommandFailure::new(format!("there is no store at {}", self.at)));
@@ -294,14 +300,15 @@ fn decode_mark(location: &Location, kv: &Kv) -> CommandResult<PlacedMark> {
     }
 }
 
-/// Returns the guards that make a transaction fail if one of the transaction's keys has changed.
+/// Returns guards that fail if one of the keys in `batch` has changed since it was read.
 fn guards(batch: &[Change], before: FormerContents) -> Vec<Compare> {
     if before == FormerContents::Nothing
         && let [first, .., last] = batch
     {
-        // Other processes must not write IPAM data to the target, so one guard suffices: the range of this
-        // transaction's keys still has no key. One guard is cheaper for a store than a guard for each key, and etcd
-        // needs no lookup of leases. The key of the import lock must not be in the guarded range.
+        // Other processes do not write IPAM documents to the target store. A single guard therefore suffices: it
+        // requires that the range of the transaction's keys is empty. A single guard for a range is cheaper than one
+        // guard for each key, and etcd then needs no lookup of leases. The key of the import lock exists, and must
+        // therefore be outside of the guarded range.
         let span = Range::FromTo(first.key.clone(), last.key.successor());
         let has_both = |range: &Range| [first, last].iter().all(|change| range.contains(change.key.as_bytes()));
         if ranges_to_be_empty().iter().any(has_both) && !span.contains(import_lock_key().as_bytes()) {
@@ -311,49 +318,50 @@ fn guards(batch: &[Change], before: FormerContents) -> Vec<Compare> {
     batch.iter().map(|change| Compare::unchanged(change.key.clone(), change.was)).collect()
 }
 
-/// Maximum number of differing keys that an error message lists.
+/// Maximum number of keys that an error message lists as different.
 const MAX_NAMED_KEYS: usize = 10;
 
-/// How the target is changed where it differs from the source.
+/// How the target store is changed where it differs from the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FillMode {
-    /// Missing keys are written to the target. A key with another value, or a key that the source lacks, is an error.
+    /// Keys that the target store lacks are written. The run fails if a key has another value in the target store than
+    /// in the source, or if the source lacks a key of the target store.
     Fill,
-    /// The target is made equal to the source.
+    /// The target store is made equal to the source.
     Update,
-    /// The target is not changed; documents and differences are counted.
+    /// The target store is not changed; the source's documents and the differences are counted.
     DryRun,
-    /// The target is not changed; only keys and differences are counted, because the documents were counted when they
-    /// were written.
+    /// The target store is not changed. Keys and differences are counted, but not documents, which were counted when
+    /// they were written.
     Verify,
 }
 
-/// The result of comparing a source with a target.
+/// The result of comparing a source with a target store.
 #[derive(Debug, Default)]
 pub(crate) struct Differences {
-    /// The documents of the source, by kind; with [`FillMode::Verify`] only the number of keys.
+    /// The number of documents in the source, by kind; with [`FillMode::Verify`], only the number of keys.
     pub(crate) tally: DocumentCounts,
-    /// The checksums of all parts of the target after the run, if the run wrote to the target.
+    /// If the run wrote to the target store, the checksums of all parts of the target store after the run.
     sums: Vec<PartChecksum>,
-    /// The number of keys that the target lacked.
+    /// The number of keys that the target store lacked.
     pub(crate) missing: u64,
-    /// The number of keys that had another value in the target than in the source.
+    /// The number of keys whose value in the target store differed from the value in the source.
     pub(crate) different: u64,
-    /// The number of the target's keys that the source lacks.
+    /// The number of keys that are in the target store but not in the source.
     pub(crate) extra: u64,
-    /// The number of keys that belong to the target itself, and are not changed.
+    /// The number of keys that belong to the target store itself, and that are never changed.
     pub(crate) kept: u64,
-    /// The first keys that differ between source and target, each with the kind of difference.
+    /// The first keys that differ between the source and the target store, each with the kind of difference.
     named: Vec<String>,
 }
 
 impl Differences {
-    /// Reads the target back, and returns true if the target has not changed since this run.
+    /// Reads the target store back, and returns true if its keys and values have not changed since this run.
     pub(crate) async fn are_unchanged_in(&self, target: &mut Target<'_>) -> CommandResult<bool> {
         target.has_checksums(&self.sums, &KeyProgress::new("comparing", Some(self.tally.keys))).await
     }
 
-    /// Fails if this comparison with the target `at`, which was just filled, has found a key that differs.
+    /// Fails if the comparison with the target store `at`, which was filled just before, has found a key that differs.
     pub(crate) fn require_none(&self, at: &impl fmt::Display, hint: &str) -> CommandResult<()> {
         if self.total() == 0 {
             return Ok(());
@@ -362,12 +370,13 @@ impl Differences {
         Err(CommandFailure::new(format!("{at} was changed by somebody else meanwhile:{keys}")).hint(hint))
     }
 
-    /// Returns the number of keys that differ, or that differed before the run wrote them.
+    /// Returns the number of keys that differ between the source and the target store, or that differed before the run
+    /// wrote them.
     pub(crate) fn total(&self) -> u64 {
         self.missing + self.different + self.extra
     }
 
-    /// Lists the first keys that differ between source and target, one in each line.
+    /// Lists the first keys that differ between the source and the target store, one key in each line.
     pub(crate) fn list_keys(&self) -> String {
         let more = self.total().saturating_sub(self.named.len() as u64);
         let mut list = self.named.iter().map(|line| format!("\n  {line}")).collect::<String>();
@@ -393,23 +402,24 @@ impl Differences {
     }
 }
 
-/// Fills a target from a source, or compares both.
+/// Fills a target store from a source, or compares the target store with the source.
 pub(crate) struct TargetFiller<'f, 'l> {
     target: &'f mut Target<'l>,
     work: FillMode,
     progress: KeyProgress,
     from: Key,
-    /// The changes to the previous part of the target, which are written while the next part is compared.
+    /// The changes to the previous part of the target store, which are written while the next part is compared.
     pending: Option<(Vec<Change>, FormerContents)>,
     found: Differences,
 }
 
 impl<'f, 'l> TargetFiller<'f, 'l> {
-    /// Fills or compares the target. `keys` is the number of keys in the source, if this number is known.
+    /// Fills the target store, or compares it with the source, depending on `work`. `keys` is the number of keys in the
+    /// source, if this number is known.
     ///
     /// # Errors
-    /// With [`FillMode::Fill`], the target has a key that the source lacks, or a key whose value differs from the
-    /// source; any store error.
+    /// With [`FillMode::Fill`], the target store has a key that the source lacks, or a value that differs from the
+    /// source's; any store error.
     pub(crate) async fn run(
         source: &mut Source<'_>,
         target: &'f mut Target<'l>,
@@ -443,7 +453,8 @@ impl Sink for TargetFiller<'_, '_> {
         let to = part.rows.last().filter(|_| !part.is_last).map(|row| row.key.successor());
         let (changes, before) = self.pending.take().unwrap_or_default();
         let target = &*self.target;
-        // A part without rows has no last key, so there is nothing to compare yet unless the part is the last part.
+        // If this part of the source has no rows, it has no last key. A part without a last key is compared only if it
+        // is the last part of the source.
         let compared = async {
             if to.is_none() && !part.is_last {
                 return Ok(Default::default());
@@ -464,8 +475,8 @@ impl Sink for TargetFiller<'_, '_> {
 }
 
 impl Differences {
-    /// Compares a part of the source, up to key `to`, with the same part of the target. Returns the changes to write,
-    /// and whether the target had keys in the compared part.
+    /// Compares a part of the source, from the key `from` to the key `to`, with the same part of the target store.
+    /// Returns the changes to write, and whether the target store had keys in the compared part of the key space.
     async fn compare_part(
         &mut self,
         target: &Target<'_>,
@@ -481,7 +492,7 @@ impl Differences {
             DocumentsChecksum::default(),
             matches!(work, FillMode::Fill | FillMode::Update),
         );
-        // The parts are compared on another thread, so that the next part can be read in the meantime.
+        // The comparison runs on another thread, so that the next part of the source can be read in the meantime.
         let (tally, sum, found) = run_blocking(move || {
             match work {
                 FillMode::Verify => tally.keys += rows.len() as u64,
@@ -539,11 +550,11 @@ impl DocumentsChecksum {
     }
 }
 
-/// The checksum of a part of a store.
+/// The recorded checksum of one part of the target store.
 #[derive(Debug)]
 struct PartChecksum {
     from: Key,
-    /// The key before which the part ends, or `None` for the last part.
+    /// The key at which the part ends, exclusively; `None` for the last part of the store.
     to: Option<Key>,
     sum: DocumentsChecksum,
 }

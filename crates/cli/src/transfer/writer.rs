@@ -1,4 +1,4 @@
-//! Writes a backup file. A backup file gets its name only when the backup is complete.
+//! Writes a backup file. The backup file gets its final name only when the backup is complete.
 
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, Seek, Write};
@@ -20,29 +20,30 @@ use crate::error::{CommandFailure, CommandResult};
 use crate::output::KeyProgress;
 use crate::store::StoreAccess;
 
-/// The file mode of a backup file. Only the owner may read a backup file, as with the store.
+/// The file mode of a backup file. Only the owner may read a backup file, because only the owner may read the store.
 const MODE: u32 = 0o600;
-/// Number of bytes that are written between two syncs of a backup file. If a container starts in the meantime, the sync
-/// of this container's commit waits until these bytes of the backup are synced.
+/// Number of bytes that are written to a backup file between two calls of fsync. If a plugin commits to the store
+/// during a backup, its fsync may have to wait until this number of bytes of the backup file is on the disk.
 const SYNC_BYTES: usize = 4 << 20;
 
-/// Whether an existing file may be replaced.
+/// Whether a backup may replace an existing file of the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overwrite {
-    /// An existing file is kept, and the backup is refused.
+    /// An existing file is kept, and the backup fails.
     Never,
-    /// An existing file is replaced in one step when the backup is complete.
+    /// When the backup is complete, it replaces an existing file atomically.
     Allowed,
 }
 
-/// A backup that is being written. If the writer is dropped before the backup is complete, no file remains.
+/// A backup file or stream that is being written. If the writer is dropped before the backup is complete, no backup
+/// file remains.
 #[derive(Debug)]
 pub(crate) struct BackupWriter {
     to: BackupDestination,
     sum: Sha256,
     keys: u64,
     bytes: u64,
-    /// True if the leases of keys are written.
+    /// True if the leases of keys are written to the backup.
     leases: bool,
 }
 
@@ -52,17 +53,17 @@ enum BackupDestination {
     Stdout(File),
 }
 
-/// A file that gets its name when its content is complete.
+/// A backup file that gets its final name when its content is complete.
 ///
-/// An incomplete file is called `FILE.partial`. If the process is killed, `FILE.partial` remains, and the next backup
-/// to the same file overwrites it.
+/// While the backup is incomplete, the file is called `FILE.partial`. If the process is killed, `FILE.partial` remains,
+/// and the next backup with the same file name overwrites it.
 #[derive(Debug)]
 struct NewFile {
     file: File,
     path: PathBuf,
     partial: Option<PathBuf>,
     overwrite: Overwrite,
-    /// Number of bytes that were written to the file since the last sync.
+    /// Number of bytes that were written to the file since the last call of fsync.
     unsynced: usize,
 }
 
@@ -71,9 +72,10 @@ impl BackupWriter {
         Ok(Self::with_destination(BackupDestination::File(NewFile::create(path, overwrite)?)))
     }
 
-    /// Creates a writer to stdout. On stdout, only the last line shows that the backup is complete.
+    /// Creates a writer that writes a backup to stdout. A reader of stdout can tell only from the last line that the
+    /// backup is complete.
     pub(crate) fn stdout() -> CommandResult<Self> {
-        // The writer does not use `io::stdout()`, which the program keeps locked until its end.
+        // This writer does not use `io::stdout()`, because the program keeps the lock of `io::stdout()` until its end.
         Ok(Self::with_destination(BackupDestination::Stdout(File::from(io::stdout().as_fd().try_clone_to_owned()?))))
     }
 
@@ -81,13 +83,13 @@ impl BackupWriter {
         Self { to, sum: Sha256::default(), keys: 0, bytes: 0, leases: false }
     }
 
-    /// True if lines can be removed from the destination after they were written.
+    /// True if lines that were already written can be removed from the destination of the backup.
     fn can_restart(&self) -> bool {
         matches!(self.to, BackupDestination::File(_))
     }
 
-    /// Writes the first line of the backup. If a file already has lines of an earlier attempt, removes these lines
-    /// first.
+    /// Writes the first line of the backup. If the backup file already has lines from an earlier attempt, removes these
+    /// lines first.
     fn begin(&mut self, header: &BackupHeader) -> CommandResult<()> {
         if let BackupDestination::File(new) = &mut self.to {
             new.file.set_len(0).and_then(|()| new.file.rewind()).map_err(|error| failed(&new.path, &error))?;
@@ -119,8 +121,8 @@ impl BackupWriter {
         self.put(&lines)
     }
 
-    /// Writes the last line of the backup. Makes a backup file durable and gives the file its name. Returns the length
-    /// of the backup in bytes.
+    /// Writes the last line of the backup. Makes a backup file durable and renames it to its final name. Returns the
+    /// length of the backup in bytes.
     fn finish(mut self) -> CommandResult<u64> {
         let end = trailer(self.keys, &self.sum);
         self.put(end.as_bytes())?;
@@ -141,17 +143,17 @@ impl BackupWriter {
     }
 }
 
-/// A completed backup or export.
+/// A completed backup, or a completed export.
 pub(crate) struct WrittenBackup {
     pub(crate) revision: Revision,
     pub(crate) keys: u64,
-    /// The number of documents by kind, if only IPAM's documents were written.
+    /// The number of documents by kind, if only IPAM documents were written.
     pub(crate) tally: DocumentCounts,
     /// The length of the backup in bytes.
     pub(crate) bytes: u64,
 }
 
-/// A sink that writes rows to a backup.
+/// A sink that writes rows to a backup file or to stdout.
 struct BackupSink {
     /// The writer of the backup; `None` while another thread writes, and after a failure.
     writer: Option<BackupWriter>,
@@ -162,8 +164,8 @@ struct BackupSink {
 }
 
 impl WrittenBackup {
-    /// Writes the contents of a store at one revision. Another thread writes the file, so that the store is open only
-    /// while it is read.
+    /// Writes a backup of the store at one revision. Another thread writes the backup file, so that the store is open
+    /// only while it is read.
     pub(crate) async fn of(at: StoreAccess<'_>, filter: KeyFilter, writer: BackupWriter) -> CommandResult<Self> {
         let can_restart = writer.can_restart();
         let progress = KeyProgress::new("reading", None);
@@ -191,7 +193,7 @@ impl WrittenBackup {
 }
 
 impl BackupSink {
-    /// Runs `work` with the backup's writer on another thread.
+    /// Runs `work` on another thread, with the writer of the backup.
     async fn write(
         &mut self,
         work: impl FnOnce(&mut BackupWriter) -> CommandResult<()> + Send + 'static,
@@ -253,7 +255,7 @@ impl NewFile {
             return Err(busy());
         }
         if file.metadata().map_err(|error| failed(&partial, &error))?.permissions().mode() & 0o777 != MODE {
-            // Setting the mode is allowed to fail, because some file systems have no modes.
+            // An error of setting the file mode is ignored, because some file systems have no file modes.
             let _ = file.set_permissions(Permissions::from_mode(MODE));
         }
         Ok(Self { file, path: path.to_owned(), partial: Some(partial), overwrite, unsynced: 0 })
@@ -269,7 +271,7 @@ impl NewFile {
         self.file.sync_data()
     }
 
-    /// Makes the file durable and gives the file its name.
+    /// Makes the backup file durable and renames it to its final name.
     fn complete(&mut self) -> CommandResult<()> {
         let failed = |error: io::Error| failed(&self.path, &error);
         self.file.sync_all().map_err(failed)?;
@@ -291,7 +293,8 @@ impl NewFile {
 impl Drop for NewFile {
     fn drop(&mut self) {
         if let Some(partial) = &self.partial {
-            // A leftover partial file does no harm, because its name shows that it is no complete backup.
+            // An error of removing the partial file is ignored, because its name `FILE.partial` shows that it is no
+            // complete backup.
             let _ = fs::remove_file(partial);
         }
     }
@@ -301,10 +304,11 @@ fn json(what: &impl serde::Serialize) -> CommandResult<Vec<u8>> {
     serde_json::to_vec(what).map_err(|error| CommandFailure::new(format!("JSON: {error}")))
 }
 
-/// Renames a file unless the new name is taken.
+/// Renames a file, but fails if a file with the new name already exists.
 fn rename_to_free(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // NFS, for example, does not support `NOREPLACE`. A hard link does not replace an existing file either.
+        // Some file systems, for example NFS, do not support `RENAME_NOREPLACE`. Creating a hard link also fails if a
+        // file with the new name already exists.
         Err(rustix::io::Errno::INVAL | rustix::io::Errno::NOSYS) => {
             fs::hard_link(from, to)?;
             fs::remove_file(from)

@@ -1,9 +1,9 @@
-//! Finds problems of this machine that a check of the store alone does not show.
+//! Finds address conflicts on this machine that cannot be found in a single store.
 //!
-//! Networks may assign the same addresses from different stores. Even if each store is consistent, two containers can
-//! then get the same address. Routes of this machine may also lead addresses of a pool elsewhere: to a network of a
-//! VPN, of Docker or of the machine itself. Containers in the pool then cannot reach the addresses of the overlapping
-//! network, or this network cannot reach the containers.
+//! Two networks with different stores may assign the same addresses. Two containers can then get the same address, even
+//! though each store is consistent. A route of this machine may also direct addresses of a pool to another network: of
+//! a VPN, of Docker or of the machine itself. Containers in the pool then cannot reach hosts in that network, or hosts
+//! in that network cannot reach the containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -22,17 +22,18 @@ use crate::store::StoreAccess;
 /// Time limit of reading the pools of another store.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A range of addresses that networks assign from a store.
+/// An address range from which networks assign the addresses of one store.
 struct AssignedRange {
     store: String,
     net: IpNet,
-    /// The pool or network configuration to which the range belongs.
+    /// The pool or network configuration that defines the address range.
     by: String,
 }
 
-/// Finds networks that overlap with address ranges of other stores. Returns the findings, and notes about stores that
-/// could not be read. Opens only stores on this machine. For clusters the ranges are taken from the network
-/// configurations, except for the checked store itself.
+/// Finds networks whose address ranges overlap with address ranges of other stores. Returns findings about overlaps,
+/// and notes about stores that could not be read. Opens only embedded stores on this machine and the store that is
+/// being checked. For clusters other than the checked store, the address ranges are taken from the network
+/// configurations.
 pub(super) async fn find_overlapping_networks(
     at: StoreAccess<'_>,
     inspection: &Inspection,
@@ -62,7 +63,7 @@ pub(super) async fn find_overlapping_networks(
     (compare_ranges(&places), notes)
 }
 
-/// Returns the address ranges in a network's configuration.
+/// Returns the address ranges that are written in a network's configuration.
 fn configured_ranges<'n>(network: &'n ConfiguredNetwork, store: &'n str) -> impl Iterator<Item = AssignedRange> {
     let nets = network.subnets.iter().filter_map(|text| text.parse::<IpNet>().ok());
     nets.map(move |net| AssignedRange {
@@ -72,7 +73,7 @@ fn configured_ranges<'n>(network: &'n ConfiguredNetwork, store: &'n str) -> impl
     })
 }
 
-/// Reads the pools of a store; returns an empty list if there is no store.
+/// Reads the names and networks of a store's pools. Returns an empty list if the store does not exist.
 async fn read_pools(at: StoreAccess<'_>) -> CommandResult<Vec<(String, IpNet)>> {
     let Some(open) = at.open_existing().await? else { return Ok(Vec::new()) };
     let store = open.store();
@@ -83,8 +84,8 @@ async fn read_pools(at: StoreAccess<'_>) -> CommandResult<Vec<(String, IpNet)>> 
     .await
 }
 
-/// Finds overlapping address ranges of different stores. Reports each pair of ranges once, even if several network
-/// configurations have the pair.
+/// Finds address ranges of different stores that overlap. Reports each pair of overlapping ranges only once, even if
+/// several network configurations have these ranges.
 fn compare_ranges(places: &[AssignedRange]) -> Vec<Finding> {
     let mut found = BTreeMap::new();
     for (index, one) in places.iter().enumerate() {
@@ -107,14 +108,14 @@ fn compare_ranges(places: &[AssignedRange]) -> Vec<Finding> {
     found.into_values().collect()
 }
 
-/// The name prefixes of network interfaces that other programs create.
+/// The name prefixes of network interfaces that other programs, such as Docker or VPNs, create.
 const FOREIGN_DEVICES: [&str; 9] = ["docker", "virbr", "podman", "lxcbr", "lxdbr", "wg", "tun", "tailscale", "ppp"];
-/// The name prefixes of Calico's network interfaces.
+/// The name prefixes of the network interfaces that Calico creates.
 const CALICO_DEVICES: [&str; 4] = ["cali", "tunl0", "vxlan", "wireguard.cali"];
 
-/// Finds for each pool the routes into the pool that were not made for the pool. `lengths` has for each pool the prefix
-/// length of the addresses or prefixes that the pool assigns. `is_bridge` tells whether a network interface is a
-/// bridge.
+/// For each pool, finds the routes to its addresses that no network of the pool has made. `lengths` has for each pool
+/// the prefix length of the addresses or prefixes that the pool assigns. `is_bridge` tells whether a network interface
+/// is a bridge.
 pub(super) fn find_overlapping_routes(
     pools: &[(String, IpNet)],
     lengths: &BTreeMap<IpNet, u8>,
@@ -134,9 +135,9 @@ pub(super) fn find_overlapping_routes(
     pools.iter().filter_map(foreign).collect()
 }
 
-/// True for a route that a network on the pool probably made: a route to a single address or prefix, to a block, or to
-/// the interface that has the pool's subnet. `length` is the prefix length of the addresses or prefixes that the pool
-/// assigns.
+/// True for a route that a network of the pool has probably made. The route's destination is a single address, an
+/// assigned prefix, a block, or the subnet of an interface. `length` is the prefix length of the addresses or prefixes
+/// that the pool assigns.
 fn is_own(pool: IpNet, length: u8, route: &Route, is_bridge: impl Fn(&str) -> bool) -> bool {
     let begins = |names: &[&str]| names.iter().any(|name| route.device.starts_with(name));
     let is_inside = pool.contains(&route.net);
@@ -144,7 +145,8 @@ fn is_own(pool: IpNet, length: u8, route: &Route, is_bridge: impl Fn(&str) -> bo
     if !is_inside {
         return false;
     }
-    // Calico's routes to blocks of other nodes lead through a gateway. Most blocks have 64 addresses.
+    // Calico's routes to the blocks of other nodes have a gateway. Most blocks have 64 (2^6) addresses, which is why 6
+    // is added to the prefix length.
     let is_block = route.has_gateway && route.net.prefix_len() + 6 >= length;
     let is_small = route.net.prefix_len() == longest || route.drops || is_block || begins(&CALICO_DEVICES);
     let is_interface = route.net == pool || is_bridge(&route.device);

@@ -1,7 +1,8 @@
-//! Finds inconsistencies in IPAM's documents, prints the findings, and mends them, for the command `margay ipam check`.
+//! Finds inconsistencies in IPAM documents, prints them as findings, and repairs them, for the command `margay ipam
+//! check`.
 //!
-//! A check reads the store at one revision, in several openings, and inspects the store part by part. Each repair of a
-//! finding is one commit.
+//! A check reads the store at one revision and inspects it in parts. An embedded store may be closed and opened again
+//! between two parts. The repair of each finding is a single commit.
 
 mod machine;
 mod report;
@@ -44,8 +45,8 @@ Examples:
 Nothing is locked, and nothing is changed without --repair --apply. No repair frees an address that is assigned.
 The exit code is 0 if there is no problem, and 1 if there is one or something failed.";
 
-/// Replaces calicoctl's `ipam check -o FILE` by `--report FILE`. In margay, `-o` selects the format of an answer, so a
-/// value of `-o` becomes a report file only if it looks like a file name and is not a format.
+/// Replaces calicoctl's `ipam check -o FILE` by `--report FILE`. In margay, `-o` selects the output format. A value of
+/// `-o` is therefore taken as a report file only if it looks like a file name and is not an output format.
 pub(crate) fn with_report(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.into_iter().collect();
     let is_check = is_check(&args);
@@ -76,7 +77,7 @@ fn is_check(args: &[OsString]) -> bool {
     ipam.is_some_and(|ipam| args[ipam..].iter().any(|arg| arg == "check"))
 }
 
-/// Returns a hint about `--report` if the usage error is an unknown format after `-o` of `ipam check`.
+/// Returns a hint about `--report` if clap has refused the value of `-o` in `ipam check` as an unknown output format.
 pub(crate) fn report_hint(usage: &clap::Error, args: &[OsString]) -> Option<String> {
     let text = |kind| match usage.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
@@ -111,7 +112,7 @@ pub(crate) struct Check {
     pub(crate) apply: bool,
 }
 
-/// Checks the store, mends findings if requested, and reports the findings that remain.
+/// Checks the store, repairs findings if the user asks for it, and reports the findings that remain.
 #[async_trait(?Send)]
 impl StoreCommand for Check {
     fn progress_text(&self) -> Option<&'static str> {
@@ -153,8 +154,8 @@ impl StoreCommand for Check {
     }
 }
 
-/// Returns the failure for remaining problems, with the next step as a hint. A failure of the check sets the exit code
-/// to 1.
+/// Creates the failure for problems that remain after the check, with the user's next step as a hint. A problem that
+/// remains sets the exit code to 1.
 fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> CommandFailure {
     let failure = CommandFailure::new(match problems {
         1 => "1 problem was found".to_owned(),
@@ -175,7 +176,7 @@ fn problems_failure(problems: usize, inspection: &Inspection, args: &Check) -> C
     }
 }
 
-/// The result of inspecting a store.
+/// The result of inspecting a store for inconsistencies.
 pub(super) struct StoreInspection {
     pub(super) inspection: Inspection,
     pub(super) store: String,
@@ -190,7 +191,7 @@ async fn inspect_once(at: StoreAccess<'_>, keep: AddressReporting) -> Result<Sto
     let mut inspector = Inspector::new(OffsetDateTime::now_utc(), keep);
     let mut read = snapshot.batch().await?;
     while let Some(kvs) = read {
-        // One part of the store is inspected while the next part is read.
+        // One part of the store is inspected on another thread while the next part is read.
         let inspect = run_blocking(move || {
             kvs.iter().for_each(|kv| inspector.add(kv));
             Ok(inspector)
@@ -204,13 +205,14 @@ async fn inspect_once(at: StoreAccess<'_>, keep: AddressReporting) -> Result<Sto
 
 /// Time limit of the repair of one finding.
 const REPAIR_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of commits before the store is closed for a moment, so that containers can start.
+/// Maximum number of commits before the store is closed for a moment, so that plugins can use the store.
 const MAX_COMMITS_PER_OPENING: usize = 16;
-/// Maximum number of rounds of repairs. A repair can uncover another finding, which is mended in the next round.
+/// Maximum number of rounds in which findings are repaired and the store is checked again. A repair can uncover another
+/// inconsistency, which is repaired in the next round.
 const MAX_REPAIR_ROUNDS: usize = 4;
-/// Minimum age of a finding in a cluster before the finding is mended. Calico changes several keys one after the other,
-/// and completes all of these writes within `MIN_FINDING_AGE`. Keys that were written after the inspection are not
-/// changed.
+/// Minimum age of a finding in a cluster before the finding is mended. Calico changes several keys in separate writes,
+/// all within `MIN_FINDING_AGE`, so a younger finding may only be an unfinished change. A repair does not change keys
+/// that were written after the inspection.
 const MIN_FINDING_AGE: Duration = Duration::from_secs(3);
 
 /// A planned or completed repair of a finding.
@@ -218,12 +220,12 @@ const MIN_FINDING_AGE: Duration = Duration::from_secs(3);
 struct Repair {
     code: Code,
     subject: String,
-    /// The finding described as text.
+    /// A description of the finding.
     what: String,
-    /// The repair described as text.
+    /// A description of the repair.
     mend: &'static str,
     outcome: RepairOutcome,
-    /// The error of the repair, if the repair failed.
+    /// The error with which the repair failed, if it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
 }
@@ -231,16 +233,16 @@ struct Repair {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum RepairOutcome {
-    /// The repair was not tried.
+    /// The repair was planned, but not attempted.
     Planned,
     Mended,
-    /// The finding did not exist any more, often because of another repair, or had changed.
+    /// The finding had changed or did not exist any more, often because of another repair.
     Changed,
     Failed,
 }
 
 impl RepairOutcome {
-    /// Returns the outcome as text for a table.
+    /// Returns the outcome of the repair as text for a table.
     fn as_str(self) -> &'static str {
         match self {
             Self::Planned => "would be mended",
@@ -264,20 +266,20 @@ impl Repair {
     }
 }
 
-/// Returns the findings that can be mended and have one of `codes`. If `codes` is empty, returns all findings that can
-/// be mended.
+/// Returns the findings that can be repaired and whose code is in `codes`. If `codes` is empty, returns all findings
+/// that can be repaired.
 fn select_findings<'i>(inspection: &'i Inspection, codes: &[Code]) -> impl Iterator<Item = &'i Finding> {
     let wanted = move |code: Code| codes.is_empty() || codes.contains(&code);
     inspection.findings.iter().filter(|finding| finding.mendable).filter(move |finding| wanted(finding.code))
 }
 
-/// Plans the repairs of the selected findings without making the repairs.
+/// Plans the repairs of the selected findings, but changes nothing.
 fn plan_repairs(inspection: &Inspection, codes: &[Code]) -> Vec<Repair> {
     select_findings(inspection, codes).map(|finding| Repair::new(finding, RepairOutcome::Planned, None)).collect()
 }
 
-/// Mends findings and checks the store again until no finding can be mended, in at most [`MAX_REPAIR_ROUNDS`] rounds.
-/// Returns the repairs and the last inspection.
+/// Repairs findings and checks the store again, until no finding can be repaired or [`MAX_REPAIR_ROUNDS`] rounds are
+/// over. Returns all repairs, and the result of the last inspection.
 async fn apply_repairs(
     at: StoreAccess<'_>,
     mut inspected: StoreInspection,
@@ -308,8 +310,8 @@ async fn apply_repairs(
     Ok((repairs, inspected))
 }
 
-/// Marks repairs whose finding did not exist any more as mended if another repair of the same subject succeeded. One
-/// repair often mends several findings.
+/// If a finding vanished because another repair of the same subject succeeded, marks the finding's repair as
+/// successful. A single repair often removes several findings.
 fn settle(repairs: &mut [Repair]) {
     let mended: BTreeSet<String> =
         repairs.iter().filter(|one| one.outcome == RepairOutcome::Mended).map(|one| one.subject.clone()).collect();
@@ -320,7 +322,7 @@ fn settle(repairs: &mut [Repair]) {
     }
 }
 
-/// Mends findings in one opening of the store.
+/// Opens the store, repairs findings, and closes the store.
 async fn mend(at: StoreAccess<'_>, inspection: &Inspection, findings: &[Finding]) -> CommandResult<Vec<Repair>> {
     at.with_operator(StoreUse::Release, async |operator| {
         let mut done = Vec::new();
@@ -337,7 +339,7 @@ async fn mend(at: StoreAccess<'_>, inspection: &Inspection, findings: &[Finding]
     .await
 }
 
-/// Maximum number of findings with one code in a table; JSON always has all findings.
+/// Maximum number of findings with the same code that a table shows; JSON always has all findings.
 const MAX_SHOWN_FINDINGS: usize = 50;
 
 #[derive(Serialize)]
@@ -379,7 +381,7 @@ impl<'a> FindingJson<'a> {
     }
 }
 
-/// Builds the answer of the check from the inspection and the repairs.
+/// Builds the answer of the command from the inspection and the repairs.
 fn render_answer(
     args: &Check,
     location: &Location,
@@ -480,7 +482,7 @@ fn report_repairs(text: &mut String, repairs: &[Repair]) {
     }
 }
 
-/// Describes an address in one line, in the format of calicoctl.
+/// Describes an assigned address in one line, in calicoctl's format.
 fn address_line(address: &AllocatedAddress) -> String {
     let extra: Vec<String> = address.attributes.iter().map(|(name, value)| format!("{name}={value}")).collect();
     let handle = address.handle.as_deref().unwrap_or("<none>");

@@ -1,5 +1,5 @@
-//! Reads and writes the report that `calicoctl ipam check -o` writes. Both calicoctl and margay read this report with
-//! `ipam release --from-report`.
+//! Reads and writes the check report in the format of `calicoctl ipam check -o`. Both calicoctl and margay accept this
+//! check report in `ipam release --from-report`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,12 +15,12 @@ use super::StoreInspection;
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::write_whole_file;
 
-/// A report of a check. The field names are calicoctl's.
+/// The report that `ipam check` writes into a file. The names of the report's fields are calicoctl's.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "struct Report")]
 pub(crate) struct CheckReport {
     version: String,
-    /// The cluster's id.
+    /// Calico's id of the cluster, or else the id of the store.
     #[serde(rename = "clusterGUID")]
     pub(crate) cluster_guid: String,
     datastore_locked: bool,
@@ -34,12 +34,12 @@ pub(crate) struct CheckReport {
     pub(crate) leaked_handles: Vec<LeakedHandle>,
 }
 
-/// Reads a list or a map, which Go writes as `null` if the list or map is empty.
+/// Deserialises a list or a map. An empty list or map may be `null`, as Go writes it.
 fn or_nothing<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// An assigned address, or an address in cooldown, in a report.
+/// An address in a check report that is assigned or in cooldown.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default, expecting = "struct Row")]
 pub(crate) struct ReportedAddress {
@@ -61,7 +61,7 @@ pub(crate) struct ReportedAddress {
     owners: Vec<String>,
 }
 
-/// A handle that holds no address. Go writes the names of these fields unchanged.
+/// A handle in a check report that holds no address. The JSON names of the fields are capitalised, as Go writes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct LeakedHandle {
@@ -74,7 +74,7 @@ pub(crate) struct LeakedHandle {
 }
 
 impl CheckReport {
-    /// Creates the report of an inspection that has kept the addresses.
+    /// Creates the check report from an inspection that has recorded the addresses.
     pub(super) fn new(inspected: &StoreInspection) -> Self {
         let inspection = &inspected.inspection;
         let mut allocations: BTreeMap<IpAddr, Vec<ReportedAddress>> = BTreeMap::new();
@@ -98,7 +98,7 @@ impl CheckReport {
         }
     }
 
-    /// Reads a report of a check from a file.
+    /// Reads a check report from a file.
     pub(crate) fn read(path: &Path) -> CommandResult<Self> {
         let hint = "give a file that `margay ipam check --report` or `calicoctl ipam check -o` has written";
         let text = fs::read(path)
@@ -143,7 +143,7 @@ impl ReportedAddress {
     }
 }
 
-/// Writes a report in one step. An existing file is replaced when the new file is complete.
+/// Writes a check report to a file atomically. An existing report file is replaced when the new file is complete.
 pub(super) fn write(path: &Path, report: &CheckReport) -> CommandResult<()> {
     let text = serde_json::to_string_pretty(report).map_err(|error| CommandFailure::new(format!("JSON: {error}")))?;
     write_whole_file(path, &text)

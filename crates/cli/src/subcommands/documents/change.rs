@@ -1,5 +1,5 @@
-//! Reads documents from files and writes or deletes them, for the commands `create`, `apply`, `replace` and `delete`.
-//! Reports the outcome in calicoctl's words.
+//! Reads documents from files, and writes these documents to a store or deletes them, for the commands `create`,
+//! `apply`, `replace` and `delete`. The commands report their outcome in calicoctl's wording.
 
 use std::fs;
 use std::io::{self, Read};
@@ -22,14 +22,14 @@ use crate::output::printable;
 use crate::store::{StoreAccess, StoreUse};
 use crate::subcommands::pool;
 
-/// A command that writes documents to a store.
+/// A command that writes documents from files to a store.
 pub(super) struct WriteDocuments {
     mode: WriteMode,
     manifests: Vec<Manifest>,
     /// True if existing documents are skipped, and count as successfully written.
     skips_existing: bool,
     dry_run: bool,
-    /// True for an embedded store, which has the documents of one machine.
+    /// True if the store is embedded, and so has the documents of only one machine.
     is_of_one_machine: bool,
 }
 
@@ -59,7 +59,7 @@ impl WriteDocuments {
 
 #[async_trait(?Send)]
 impl OpenStoreCommand for WriteDocuments {
-    /// Creates a store only if a document is a valid pool, as `pool create` does.
+    /// The store may be created only if one of the documents is a valid pool, as with `pool create`.
     fn store_use(&self) -> StoreUse {
         let makes = |manifest: &Manifest| manifest.kind() == DocumentKind::Pool && manifest.check().is_ok();
         match self.mode != WriteMode::Replace && self.manifests.iter().any(makes) {
@@ -80,8 +80,8 @@ impl OpenStoreCommand for WriteDocuments {
         has_pool(&self.manifests)
     }
 
-    /// Writes the documents in order. After a failed document the following documents are still written, as in
-    /// calicoctl.
+    /// Writes the documents in the order of the files. After a failed document the following documents are still
+    /// written, as in calicoctl.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let mut report = WriteReport::new(self.verb(), &self.manifests, self.dry_run);
         let mut first_node = false;
@@ -100,7 +100,7 @@ impl OpenStoreCommand for WriteDocuments {
     }
 }
 
-/// A command that deletes documents from a store.
+/// A command that deletes documents that are named on the command line or in files.
 pub(super) struct DeleteDocuments<'a> {
     pub(super) args: &'a Delete,
     pub(super) manifests: Vec<Manifest>,
@@ -124,7 +124,7 @@ impl OpenStoreCommand for DeleteDocuments<'_> {
         has_pool(&self.manifests)
     }
 
-    /// Deletes the documents in order.
+    /// Deletes the selected documents, one after the other.
     async fn run(&self, operator: &Operator, deadline: Deadline) -> CommandResult<CommandAnswer> {
         let Self { args, manifests } = self;
         let verb = VerbForms { base: "delete", past: "deleted" };
@@ -145,7 +145,7 @@ fn has_pool(manifests: &[Manifest]) -> bool {
     manifests.iter().any(|manifest| manifest.kind() == DocumentKind::Pool)
 }
 
-/// Returns the advice for a document that was refused.
+/// Returns advice for the user about a document that the store refused.
 fn advice(error: &Error) -> Option<String> {
     match error {
         Error::Document(DocumentError::Exists(..)) => Some("to change what is there: margay apply -f FILE".to_owned()),
@@ -165,11 +165,11 @@ fn advice(error: &Error) -> Option<String> {
     }
 }
 
-/// Size limit of a document file, in bytes.
+/// Maximum size of a file with documents, in bytes.
 const MAX_INPUT_BYTES: u64 = 16 << 20;
 
-/// Reads all documents of these files and folders, in the order of `paths`. The files of a folder are sorted by file
-/// name. Fails if there is no document.
+/// Reads all documents in the given files and folders, in the order of `paths`. The files in a folder are read in the
+/// order of their names. Fails if none of the files has a document.
 pub(super) fn read_documents(paths: &[PathBuf], depth: FolderDepth) -> CommandResult<Vec<Manifest>> {
     let manifests = read_any_documents(paths, depth)?;
     if manifests.is_empty() {
@@ -179,7 +179,7 @@ pub(super) fn read_documents(paths: &[PathBuf], depth: FolderDepth) -> CommandRe
     Ok(manifests)
 }
 
-/// Reads documents like [`read_documents`], but does not fail if there is no document.
+/// Reads documents like [`read_documents`], but returns an empty list if there are none.
 pub(super) fn read_any_documents(paths: &[PathBuf], depth: FolderDepth) -> CommandResult<Vec<Manifest>> {
     let mut manifests = Vec::new();
     for path in paths {
@@ -197,12 +197,12 @@ pub(super) fn read_any_documents(paths: &[PathBuf], depth: FolderDepth) -> Comma
     Ok(manifests)
 }
 
-/// How deep a folder is searched for document files.
+/// How deep a folder is searched for files with documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FolderDepth {
-    /// Only the files in the folder itself.
+    /// Only the files directly in the folder are searched.
     Files,
-    /// The files in the folder and in all its subfolders.
+    /// The files in the folder and in all its subfolders are searched.
     All,
 }
 
@@ -215,7 +215,7 @@ fn read_limited(input: impl Read) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Returns the file `path` itself, or the files in the folder `path` that can have documents.
+/// Returns `path` if it is a file. If `path` is a folder, returns those files in it that can have documents.
 fn list_files(path: &Path, depth: FolderDepth) -> io::Result<Vec<PathBuf>> {
     if !fs::metadata(path)?.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -235,13 +235,13 @@ fn list_files(path: &Path, depth: FolderDepth) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Parses a text as YAML documents or as one JSON document.
+/// Parses a file's content as several YAML documents or as one JSON document.
 ///
 /// # Errors
-/// The text is neither YAML nor JSON. The error message names the line.
+/// The text is neither YAML nor JSON. The error message names the faulty line.
 pub(crate) fn parse_values(name: &str, text: &[u8], hint: &str) -> CommandResult<Vec<Value>> {
-    // A node may have the name `n`, and a label may have the value `off`, so only `true` and `false` are read as
-    // booleans.
+    // A node may have the name `n`, and a label may have the value `off`. Of YAML's booleans, only `true` and `false`
+    // are therefore read as booleans.
     let options = serde_saphyr::options! { strict_booleans: true };
     match serde_json::from_slice(text) {
         Ok(value) => Ok(vec![value]),
@@ -274,7 +274,7 @@ fn cannot_read(name: &str, error: &io::Error) -> CommandFailure {
         .hint("give a file of documents, a folder of such files, or -")
 }
 
-/// The forms of a command's verb that are used in messages.
+/// The forms of a subcommand's verb that messages contain.
 #[derive(Clone, Copy, Debug)]
 struct VerbForms {
     /// The base form of the verb, as in "failed to create".
@@ -283,7 +283,7 @@ struct VerbForms {
     past: &'static str,
 }
 
-/// A document in the answer, with the document's error if the document failed.
+/// A document in the command's JSON output, with its error if the command failed for this document.
 #[derive(Debug, Serialize)]
 struct DocumentEntry {
     kind: &'static str,
@@ -292,7 +292,7 @@ struct DocumentEntry {
     error: Option<String>,
 }
 
-/// The outcome of a command for each document.
+/// The outcome of a command for each of its documents.
 #[derive(Debug)]
 struct WriteReport {
     verb: VerbForms,
@@ -312,19 +312,19 @@ impl WriteReport {
         Self { verb, kind, dry_run, done: Vec::new(), failed: Vec::new(), advice: None }
     }
 
-    /// Counts a document as successful.
+    /// Counts a document as successfully written or deleted.
     fn add_done(&mut self, manifest: &Manifest) {
         self.done.push(entry(manifest, None));
     }
 
-    /// Counts a document as failed, and keeps the advice of the first failed document with advice.
+    /// Counts a document as failed. If several failed documents have advice, only the first advice is kept.
     fn add_failed(&mut self, manifest: &Manifest, error: &Error, advice: Option<String>) {
         self.failed.push(entry(manifest, Some(printable(&error.to_string()))));
         self.advice = self.advice.take().or(advice);
     }
 
-    /// Returns the answer. The answer is a failure if no document succeeded, and is incomplete if only some documents
-    /// succeeded.
+    /// Returns the answer of the command. The answer is a failure if no document succeeded, and is marked as incomplete
+    /// if only some documents succeeded.
     fn answer(self) -> CommandResult<CommandAnswer> {
         let (done, all) = (self.done.len(), self.done.len() + self.failed.len());
         let of_kind = self.kind.map(|kind| format!("'{kind}' ")).unwrap_or_default();
@@ -380,8 +380,8 @@ mod tests {
         Manifest::named(DocumentKind::Pool, name)
     }
 
-    /// Returns the stdout and stderr of a command on these documents. The first `done` documents succeed and the other
-    /// documents fail.
+    /// Returns the stdout and stderr of a command that writes the documents in `manifests`. The first `done` documents
+    /// succeed and the other documents fail.
     fn said(manifests: &[Manifest], done: usize, dry_run: bool) -> (String, String) {
         let mut report = WriteReport::new(CREATE, manifests, dry_run);
         for (at, manifest) in manifests.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Shows documents as calicoctl does, with calicoctl's columns in tables, for the command `get`.
+//! Shows documents in calicoctl's format, with calicoctl's table columns, for the command `margay get`.
 
 use ipam_operator::Operator;
 use ipam_operator::documents::{DocumentKind, StoredDocument};
@@ -10,15 +10,15 @@ use crate::command::CommandAnswer;
 use crate::error::{CommandFailure, CommandResult};
 use crate::output::{SortedJson, aligned, printable};
 
-/// Selects the metadata fields of a document that are shown.
+/// Selects which metadata fields of a document are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DocumentForm {
     Stored,
-    /// All metadata fields except those in [`LOCAL_METADATA`].
+    /// All metadata fields are shown except those in [`LOCAL_METADATA`].
     Export,
 }
 
-/// The metadata fields that are only meaningful in this store.
+/// The metadata fields of a document that are meaningful only in this store.
 const LOCAL_METADATA: [&str; 6] =
     ["uid", "resourceVersion", "creationTimestamp", "deletionTimestamp", "generation", "namespace"];
 
@@ -50,8 +50,8 @@ pub(super) async fn get_all(
     answer(&[DocumentTable { kind, rows }], scope, &list)
 }
 
-/// Shows the documents with these full names. If some documents do not exist, the other documents are shown, and then
-/// the command fails.
+/// Shows the documents that are identified by kind and name. If some documents do not exist, the other documents are
+/// shown, and then the command fails.
 pub(super) async fn get_named(
     operator: &Operator,
     names: &[(DocumentKind, String)],
@@ -88,7 +88,7 @@ fn answer(tables: &[DocumentTable], scope: &NamespaceScope<'_>, value: &Value) -
     Ok(CommandAnswer::new("", &SortedJson(value))?.with_layout(text(TableWidth::Usual), text(TableWidth::Wide)))
 }
 
-/// Returns the argument with which `margay get` shows all documents of a kind.
+/// Returns the short name by which `margay get` shows all documents of a kind.
 pub(super) fn short(kind: DocumentKind) -> &'static str {
     match kind {
         DocumentKind::Pool => "ippool",
@@ -103,7 +103,7 @@ pub(super) fn short(kind: DocumentKind) -> &'static str {
 /// The AS number that is shown for a node without an AS number of its own.
 const DEFAULT_AS_NUMBER: &str = "64512";
 
-/// Maximum length of a list of networks in a table cell, in characters.
+/// Maximum length in characters of a list in a table cell.
 const MAX_CELL_CHARS: usize = 80;
 
 /// A table of the documents of one kind.
@@ -112,17 +112,18 @@ struct DocumentTable {
     rows: Vec<Map<String, Value>>,
 }
 
-/// Selects the columns of a table of documents.
+/// Selects which columns a table of documents has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TableWidth {
-    /// The columns of `-o ps`.
+    /// The columns that `-o ps` shows.
     Usual,
-    /// The columns of `-o wide`.
+    /// The columns that `-o wide` shows.
     Wide,
 }
 
 impl DocumentTable {
-    /// Formats the table. The table has a column for namespaces if the command line has an option about namespaces.
+    /// Formats the documents as a table. The table has a column for namespaces if `--namespace` or `--all-namespaces`
+    /// was given.
     fn text(&self, width: TableWidth, scope: &NamespaceScope<'_>) -> String {
         let namespace = (self.kind.is_namespaced() && scope.is_explicit()).then_some("NAMESPACE");
         let columns: Vec<&str> = namespace.into_iter().chain(columns(self.kind, width).iter().copied()).collect();
@@ -209,7 +210,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// Joins the texts of a list's items with commas.
+/// Formats each item of a JSON array, and joins the resulting strings with commas.
 fn joined(value: &Value, item: impl Fn(&Value) -> String) -> String {
     value.as_array().into_iter().flatten().map(item).collect::<Vec<_>>().join(",")
 }

@@ -1,7 +1,8 @@
-//! Defines the arguments of the commands `get`, `create`, `apply`, `replace` and `delete`, which follow calicoctl, and
-//! the namespaces that these arguments select. Document kinds without namespaces ignore the namespace.
+//! Defines the arguments of the commands `get`, `create`, `apply`, `replace` and `delete`, which follow calicoctl's
+//! arguments. Also determines which namespaces the arguments select. For document kinds without namespaces, the
+//! selected namespace is ignored.
 //!
-//! The files of documents are read before the store is opened, because a person may be typing a document on stdin.
+//! The files with documents are read before the store is opened, because a user may be typing a document on stdin.
 
 mod change;
 mod get;
@@ -214,8 +215,8 @@ fn kind(text: &str) -> Result<DocumentKind, String> {
     })
 }
 
-/// Time limit of a command on documents, counted from the moment when the store is open. Deleting a pool takes a commit
-/// for each block of the pool.
+/// Time limit of a command on documents, counted from the moment when the store is open. Deleting a pool document may
+/// take long, because it needs one commit for each block of the pool.
 const DOCUMENTS_TIMEOUT: Duration = Duration::from_secs(600);
 
 #[async_trait(?Send)]
@@ -232,8 +233,8 @@ impl StoreCommand for Get {
                     )?,
                     _ => read_selected(which, &scope)?,
                 };
-                // calicoctl exports only documents that are named on the command line, and no documents that are named
-                // in a file.
+                // Like calicoctl, `--export` affects only documents that are named on the command line, not documents
+                // that are named in a file.
                 let form = if self.export && kind.is_some() { DocumentForm::Export } else { DocumentForm::Stored };
                 let name = |one: &Manifest| (one.kind(), one.name().to_owned());
                 ShownDocuments::Named(manifests.iter().map(name).collect(), form)
@@ -306,7 +307,7 @@ impl StoreCommand for Delete {
     }
 }
 
-/// Returns the selected documents, by kind and name or from files.
+/// Returns the documents that the command line selects, either by kind and name or from files.
 fn read_selected(which: &DocumentSelection, scope: &NamespaceScope<'_>) -> CommandResult<Vec<Manifest>> {
     match which.kind {
         Some(kind) => which.name.iter().map(|name| scope.named(kind, name)).collect(),
@@ -314,7 +315,7 @@ fn read_selected(which: &DocumentSelection, scope: &NamespaceScope<'_>) -> Comma
     }
 }
 
-/// Puts the documents that files name into the requested namespace.
+/// Places documents from files into the namespace that the command line selects.
 fn place_in_namespace(manifests: Vec<Manifest>, scope: &NamespaceScope<'_>) -> CommandResult<Vec<Manifest>> {
     manifests.into_iter().map(|manifest| scope.of_file(manifest)).collect()
 }
@@ -333,7 +334,7 @@ enum NamespaceScope<'a> {
 }
 
 impl<'a> NamespaceScope<'a> {
-    /// Returns the namespace scope of a `get` command.
+    /// Returns the namespaces that a `get` command selects.
     ///
     /// # Errors
     /// Both `--namespace` and `--all-namespaces` are given, and the document kind has namespaces.
@@ -349,7 +350,7 @@ impl<'a> NamespaceScope<'a> {
         }
     }
 
-    /// Returns the namespace scope of a `delete` command.
+    /// Returns the namespaces that a `delete` command selects.
     fn by_delete(delete: &'a Delete) -> Self {
         Self::by(delete.namespace.as_deref())
     }
@@ -363,7 +364,7 @@ impl<'a> NamespaceScope<'a> {
         *self != Self::Default
     }
 
-    /// Returns the namespaces whose documents are listed.
+    /// Returns the namespaces whose documents a `get` command lists.
     fn listed(&self) -> Namespaces {
         match self {
             Self::All => Namespaces::All,
@@ -372,7 +373,7 @@ impl<'a> NamespaceScope<'a> {
         }
     }
 
-    /// Returns the document with this name in the scope's namespace.
+    /// Returns the document of the given kind and name in the selected namespace.
     ///
     /// # Errors
     /// All namespaces are selected, so the name does not identify a single document.
@@ -384,10 +385,11 @@ impl<'a> NamespaceScope<'a> {
         }
     }
 
-    /// Returns the document that a file names, after checking its namespace against the scope.
+    /// Returns the document that a file names, after checking its namespace against the selected namespaces.
     ///
     /// # Errors
-    /// All namespaces are selected, as in [`named`](Self::named); the file has another namespace than the command line.
+    /// All namespaces are selected, as in [`named`](Self::named); or the file has another namespace than the command
+    /// line.
     fn of_file(&self, manifest: Manifest) -> CommandResult<Manifest> {
         match self {
             Self::All if manifest.kind().is_namespaced() => Err(single_resource_failure()),

@@ -1,4 +1,4 @@
-//! Copies all IPAM data of a store to another store, for the command `margay migrate`.
+//! Copies all IPAM documents of a store to another store, for the command `margay migrate`.
 
 use clap::Args;
 use datastore::OpenStore;
@@ -118,8 +118,8 @@ async fn read_source_identity(from: StoreAccess<'_>) -> CommandResult<StoreIdent
 }
 
 impl MigrationStores<'_> {
-    /// Copies the source's documents at one revision to the target, then reads the target back and compares it with the
-    /// source.
+    /// Copies the documents of the source store at one revision to the target store. Then reads the target store back
+    /// and compares it with the source.
     async fn copy(&self, target: &mut Target<'_>) -> CommandResult<CommandAnswer> {
         self.require_fillable(target).await?;
         match target.mark() {
@@ -132,7 +132,7 @@ impl MigrationStores<'_> {
         retry_at_one_revision(self.from, async || {
             let (revision, written) = self.compare_or_fill(target, Revision::UNSET, FillMode::Update).await?;
             if !written.are_unchanged_in(target).await? {
-                // A key that differs may belong to the target itself; keys that belong to the target stay unchanged.
+                // The comparison with the source ignores keys that belong to the target store itself.
                 let (_, compared) = self.compare_or_fill(target, revision, FillMode::Verify).await?;
                 compared
                     .require_none(&self.to, "stop the programs that use the second store, and run the command again")?;
@@ -169,7 +169,7 @@ impl MigrationStores<'_> {
         CommandAnswer::new(text, &self.json(revision, &walked, true, false))
     }
 
-    /// Opens the target for use if the target equals its source.
+    /// Allows plugins to use the target store, if it equals the source store.
     async fn finish(&self, target: &mut Target<'_>, dry_run: bool) -> CommandResult<CommandAnswer> {
         let Self { from, to, .. } = self;
         let Some(mark) = target.mark() else { return self.finished_already(target, dry_run).await };
@@ -209,8 +209,8 @@ impl MigrationStores<'_> {
         )))
     }
 
-    /// Accepts a target without an import lock if the target equals its source: in this case an earlier run was killed
-    /// just after it opened the target. Refuses a target that has no import lock and differs from its source.
+    /// Succeeds if an earlier run was killed after it had removed the import lock, so that the target store equals the
+    /// source store. Fails if the target store has no import lock and differs from the source store.
     async fn finished_already(&self, target: &mut Target<'_>, dry_run: bool) -> CommandResult<CommandAnswer> {
         let Self { from, to, .. } = self;
         let (revision, walked) = self.compare_newest(target).await?;
@@ -222,8 +222,8 @@ impl MigrationStores<'_> {
         CommandAnswer::new(text, &self.json(revision, &walked, dry_run, true))
     }
 
-    /// Locks an embedded source while the target is opened, so that no address is assigned in the source in the
-    /// meantime. Fails if the source has changed since `revision`. A cluster cannot be locked.
+    /// Locks an embedded source store until plugins can use the target store, so that no address is assigned in the
+    /// source store any more. Fails if the source store has changed since `revision`. A cluster cannot be locked.
     async fn lock_source(&self, revision: Revision) -> CommandResult<Option<OpenStore>> {
         if self.from.location.path().is_none() {
             return Ok(None);
@@ -237,7 +237,7 @@ impl MigrationStores<'_> {
             .hint(format!("stop the runtime, and then: margay migrate {} {}", self.from, self.to)))
     }
 
-    /// Refuses a target that this source must not fill.
+    /// Fails if the target store must not be filled from this source store.
     async fn require_fillable(&self, target: &Target<'_>) -> CommandResult<()> {
         if target.identity().await?.as_ref() == Some(&self.source) {
             return Err(CommandFailure::new(format!("{} and {} are the same store", self.from, self.to))
@@ -246,7 +246,7 @@ impl MigrationStores<'_> {
         target.mark().map_or(Ok(()), |mark| self.require_same(mark))
     }
 
-    /// Refuses a target that another migration or an import has begun to fill.
+    /// Fails if another migration or an import has begun to fill the target store.
     fn require_same(&self, mark: &ImportLock) -> CommandResult<()> {
         let same =
             mark.way == MoveKind::Migrate && mark.source == self.source.id && mark.state != ImportState::Removing;
@@ -262,7 +262,7 @@ impl MigrationStores<'_> {
             .await
     }
 
-    /// Compares the source at a revision with the target, and fills the target if `work` requires it.
+    /// Compares the source store at a revision with the target store. Also fills the target store if `work` says so.
     async fn compare_or_fill(
         &self,
         target: &mut Target<'_>,
@@ -303,7 +303,7 @@ fn changes(walked: &Differences) -> String {
     text
 }
 
-/// Removes the documents that an unfinished migration or import has written, and the import lock.
+/// Removes the documents that an unfinished migration or import has written, and then the import lock.
 pub(super) async fn remove(at: StoreAccess<'_>, way: MoveKind, dry_run: bool) -> CommandResult<CommandAnswer> {
     let mut target = Target::inspect(at).await?;
     let removed = remove_from(&mut target, way, at, dry_run).await;

@@ -1,4 +1,5 @@
-//! Moves the contents of a store to another store or a file. This file implements `margay export` and `margay import`.
+//! Copies the contents of a store to another store or to a file. The file `moving/mod.rs` implements `margay export`
+//! and `margay import`.
 
 mod migrate;
 mod take_over;
@@ -141,12 +142,12 @@ struct ImportJson {
     file: String,
     store: String,
     dry_run: bool,
-    /// The number of keys that this run has written. If this run continued an earlier run, the earlier run has written
-    /// the other keys.
+    /// The number of keys that this run of `margay import` has written. If this run continued an interrupted import,
+    /// the interrupted run has written further keys.
     written: u64,
-    /// The number of nodes and similar documents that the store had before the import.
+    /// The number of documents, such as nodes, that the store had before the import and that the import did not change.
     kept: u64,
-    /// The number of the file's keys that do not belong to IPAM.
+    /// The number of keys in the backup file that are not keys of IPAM documents.
     left_out: u64,
     #[serde(flatten)]
     tally: DocumentCounts,
@@ -159,7 +160,7 @@ impl StoreCommand for Import {
         if self.abort {
             return remove(at, MoveKind::Import, self.dry_run).await;
         }
-        // The whole backup file is checked before any key is written.
+        // The whole backup file is checked before any of its keys is written to the store.
         let plan = ImportPlan::of(file, self.as_node.clone(), self.from_node.clone()).await?;
         if self.dry_run {
             return import_dry_run(at, &plan).await;
@@ -173,7 +174,7 @@ impl StoreCommand for Import {
     }
 }
 
-/// Reports the documents that an import would write. Fails if the import would be refused.
+/// Reports the documents that an import would write. Fails if the import itself would fail.
 async fn import_dry_run(at: StoreAccess<'_>, plan: &ImportPlan) -> CommandResult<CommandAnswer> {
     let mut target = Target::inspect(at).await?;
     let possible = match target.mark() {
@@ -206,7 +207,7 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     }
     let written = compare_or_fill(plan, target, FillMode::Fill).await?;
     if !written.are_unchanged_in(target).await? {
-        // A key that differs may belong to the store itself; keys that belong to the store stay unchanged.
+        // The comparison with the backup file ignores keys that belong to the store itself.
         let compared = compare_or_fill(plan, target, FillMode::Verify).await?;
         compared.require_none(&at, "delete the imported data with --abort, and import again")?;
     }
@@ -214,9 +215,9 @@ async fn import_into(at: StoreAccess<'_>, plan: &ImportPlan, target: &mut Target
     Ok(written)
 }
 
-/// Accepts a store without an import lock if the store has all keys of the file: in this case an earlier run was killed
-/// just after it removed the import lock. Returns `None` if the store is empty. Refuses a store that has neither an
-/// import lock nor all keys of the file, unless the store is empty.
+/// Succeeds if an earlier run was killed after it had removed the import lock, so that the store has all keys of the
+/// backup file. Returns `None` if the store has no IPAM documents. Fails if a store without an import lock has some
+/// IPAM documents, but not all keys of the backup file.
 async fn imported_already(plan: &ImportPlan, target: &mut Target<'_>) -> CommandResult<Option<Differences>> {
     let Err(refusal) = target.require_empty().await else { return Ok(None) };
     let found = compare_or_fill(plan, target, FillMode::DryRun).await?;
@@ -229,7 +230,7 @@ async fn compare_or_fill(plan: &ImportPlan, target: &mut Target<'_>, work: FillM
     filled.map_err(|stop| stop.of_a_file(&plan.file))
 }
 
-/// Refuses a store that another import or a migration has begun to fill.
+/// Fails if another import or a migration has begun to fill the store.
 fn require_same(at: StoreAccess<'_>, mark: &ImportLock, plan: &ImportPlan) -> CommandResult<()> {
     if mark.way == MoveKind::Import && mark.source == plan.source() && mark.state == ImportState::Copying {
         return Ok(());

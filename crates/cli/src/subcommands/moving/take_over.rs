@@ -1,9 +1,9 @@
-//! Takes over addresses that another plugin has assigned. Each address is recorded for its container as if Margay's
-//! plugin had assigned it. This file reads the addresses from host-local's files or from the output of `podman
-//! inspect`; [`super::whereabouts`] reads the addresses that whereabouts has assigned.
+//! Takes over addresses that another IPAM plugin has assigned. Each taken-over address is recorded for its container,
+//! as if Margay's plugin had assigned it. This module reads the addresses from host-local's files or from the output of
+//! `podman inspect`. The module [`super::whereabouts`] reads addresses that whereabouts has assigned.
 //!
-//! host-local has a file for each assigned address, and the file is named after the address. The file contains the
-//! container's id and the interface's name.
+//! host-local has a file for each assigned address, and the file is named after the address. Each file of host-local
+//! contains the container id and the name of the interface.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,8 +48,8 @@ pub(crate) struct TakeOverArgs {
     pub(crate) dry_run: bool,
 }
 
-/// Parses the name of a network. Runtimes never call the plugin with a name that CNI does not allow, so no DEL could
-/// release addresses that are recorded under an invalid name.
+/// Parses the name of a CNI network. Container runtimes never call the plugin with a name that CNI does not allow. A
+/// DEL could therefore never release addresses that were recorded under an invalid name.
 fn network_name(text: &str) -> Result<String, String> {
     match is_cni_name(text) {
         true => Ok(text.to_owned()),
@@ -61,10 +61,11 @@ fn network_name(text: &str) -> Result<String, String> {
 
 /// Time limit of a single operation on the store.
 const TAKE_OVER_TIMEOUT: Duration = Duration::from_secs(60);
-/// Maximum number of leases that are taken over before the store is closed for a moment, so that containers can start.
+/// Maximum number of leases that are taken over before the store is closed for a moment, so that plugins can use the
+/// store.
 const MAX_LEASES_PER_OPENING: usize = 16;
 
-/// The records of another plugin: leases that can be taken over, and skipped records.
+/// The leases that were found in another plugin's records, and the records that were skipped.
 #[derive(Debug, Default)]
 pub(super) struct ForeignLeases {
     /// The leases that can be taken over, one lease for each interface of a container.
@@ -73,29 +74,29 @@ pub(super) struct ForeignLeases {
     pub(super) left_out: Vec<SkippedLease>,
 }
 
-/// The addresses that another plugin has assigned to one interface of a container.
+/// The addresses that another IPAM plugin has assigned to one interface of a container.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ForeignLease {
     pub(super) container: String,
     pub(super) interface: String,
     pub(super) addresses: Vec<IpAddr>,
-    /// The time at which the addresses were assigned, if this time is known.
+    /// The time when the addresses were assigned, or `None` if the time is unknown.
     pub(super) given_at: Option<SystemTime>,
-    /// The namespace and the name of the pod, if the pod is known.
+    /// The namespace and name of the container's pod, if they are known.
     pub(super) pod: Option<(String, String)>,
-    /// The node of the pod, if the node is known. Different leases may have different nodes.
+    /// The node on which the pod runs, if it is known. Different leases may have different nodes.
     pub(super) node: Option<String>,
 }
 
 impl ForeignLease {
-    /// Describes the addresses and the container of the lease, for messages.
+    /// Describes the lease by its addresses and container, for messages.
     fn name(&self) -> String {
         let addresses: Vec<_> = self.addresses.iter().map(IpAddr::to_string).collect();
         format!("{} of container {}", addresses.join(", "), printable(&self.container))
     }
 }
 
-/// A file or lease that is not taken over, with the reason.
+/// A file or lease whose addresses are not taken over, and why not.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct SkippedLease {
     what: String,
@@ -117,9 +118,9 @@ struct TakeOverReport {
     #[serde(skip)]
     nodes: usize,
     dry_run: bool,
-    /// The number of addresses that this run has taken over.
+    /// The number of addresses that this run of the command has taken over.
     taken_over: usize,
-    /// The number of addresses that the store already had before this run.
+    /// The number of addresses that already had the right holder in the store before this run.
     there_already: usize,
     left_out: Vec<SkippedLease>,
 }
@@ -130,7 +131,7 @@ enum TakeOverOutcome {
     Conflict(String),
 }
 
-/// A command that takes over another plugin's leases.
+/// A command that takes over the addresses in another plugin's leases.
 pub(super) struct LeaseTakeOver<'a> {
     found: Cell<ForeignLeases>,
     terms: &'a TakeOverArgs,
@@ -221,7 +222,7 @@ async fn take_over_one(
         Err(error @ (Error::AlreadyAssigned(_) | Error::Reserved(_) | Error::Bridge(_) | Error::NotOwner(_))) => {
             Ok(TakeOverOutcome::Conflict(error.to_string()))
         }
-        // The error message is Calico's and ends in a line break.
+        // The error message is Calico's, which ends in a line break.
         Err(Error::Pool(error)) => Ok(TakeOverOutcome::Conflict(error.to_string().trim_end().to_owned())),
         Err(error) => Err(error.into()),
     }
@@ -233,8 +234,8 @@ fn assign_request(lease: &ForeignLease, report: &TakeOverReport) -> AssignReques
         container: lease.container.clone(),
         interface: lease.interface.clone(),
         node: lease.node.clone().unwrap_or_else(|| report.node.clone()),
-        // The boot id is the id of this machine's current boot, so the boot id is recorded only for containers of this
-        // machine and boot.
+        // `boot_id` is the id of this machine's current boot. The id is recorded only for containers that were started
+        // on this machine since its last boot.
         boot: host::boot_id()
             .filter(|_| lease.node.is_none() && is_of_this_boot(lease))
             .and_then(|id| host::short_boot(&id)),
@@ -250,8 +251,8 @@ fn assign_request(lease: &ForeignLease, report: &TakeOverReport) -> AssignReques
     request
 }
 
-/// True if the addresses were assigned in this boot, or at an unknown time. Addresses of an earlier boot must not be
-/// recorded with the id of this boot.
+/// True if the addresses were assigned since this machine's last boot, or at an unknown time. Addresses that were
+/// assigned before the last boot must not be recorded with the id of the current boot.
 fn is_of_this_boot(lease: &ForeignLease) -> bool {
     let (Some(given_at), Some(up)) = (lease.given_at, host::uptime()) else { return lease.given_at.is_none() };
     given_at.elapsed().is_ok_and(|age| age < up)
@@ -307,7 +308,7 @@ pub(crate) struct FromHostLocal {
     pub(crate) terms: TakeOverArgs,
 }
 
-/// Size limit of a file of host-local, in bytes. host-local's files are much smaller than this limit.
+/// Maximum size of a lease file of host-local, in bytes. host-local's lease files are far smaller than this limit.
 const MAX_LEASE_FILE_BYTES: u64 = 4096;
 /// The interface of a lease whose file names no interface, because an old version of host-local wrote the file.
 const HOST_LOCAL_INTERFACE: &str = "eth0";
@@ -319,7 +320,7 @@ impl StandaloneCommand for FromHostLocal {
     }
 }
 
-/// Reads the leases in host-local's folder of one network.
+/// Reads the leases of one network from host-local's folder.
 fn read_host_local(folder: &Path) -> CommandResult<ForeignLeases> {
     let failed = |path: &Path, error: &io::Error| {
         CommandFailure::new(format!("cannot read {}: {error}", path.display()))
@@ -343,7 +344,7 @@ fn read_host_local(folder: &Path) -> CommandResult<ForeignLeases> {
                 left_out.push(SkippedLease::new(address.to_string(), format!("its file cannot be used: {why}")));
                 continue;
             }
-            // The file was removed in the meantime, together with its container.
+            // The lease file was deleted while the folder was read, because its container was removed.
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => return Err(failed(&path, &error)),
         };
@@ -363,8 +364,8 @@ fn read_host_local(folder: &Path) -> CommandResult<ForeignLeases> {
     Ok(ForeignLeases { leases: containers.into_values().collect(), left_out })
 }
 
-/// Reads a file's content and the time of its last write. Returns the reason if the file cannot be a file of
-/// host-local.
+/// Reads a lease file's content and modification time. If the file cannot be a lease file of host-local, returns the
+/// reason.
 fn lease_file_content(path: &Path) -> io::Result<Result<(String, SystemTime), String>> {
     let about = fs::metadata(path)?;
     if !about.is_file() {
@@ -399,13 +400,14 @@ pub(crate) struct FromPodman {
     pub(crate) terms: TakeOverArgs,
 }
 
-/// The interface name of a container that is in only one network.
+/// The name of the interface in a container that is in only one network.
 const PODMAN_INTERFACE: &str = "eth0";
-/// Size limit of the input, in bytes. The output of `podman inspect` about all containers of a machine is smaller than
-/// this limit.
+/// Maximum size in bytes of the input file. Even the output of `podman inspect` about all containers of a machine is
+/// smaller than this limit.
 const MAX_INPUT_BYTES: u64 = 256 << 20;
 const PODMAN_HINT: &str = "give what `podman inspect` prints about containers";
-/// The offset and value of the magic number in bbolt files. podman's own database `ipam.db` is a bbolt file.
+/// The offset and the value of the magic number by which bbolt files are recognised. podman's own database `ipam.db` is
+/// a bbolt file.
 const BOLT_MAGIC: (usize, [u8; 4]) = (16, 0xED0C_DAED_u32.to_le_bytes());
 
 #[derive(Deserialize)]
@@ -438,7 +440,7 @@ impl StandaloneCommand for FromPodman {
     }
 }
 
-/// Reads the output of `podman inspect` from a file or stdin, and selects the containers of one network.
+/// Reads the output of `podman inspect` from a file or from stdin, and selects the containers in one network.
 fn read_podman(file: &Path, network: &str) -> CommandResult<ForeignLeases> {
     let bytes = read_input(file, PODMAN_HINT)?;
     if bytes.get(BOLT_MAGIC.0..).is_some_and(|rest| rest.starts_with(&BOLT_MAGIC.1)) {
@@ -484,7 +486,8 @@ impl PodmanContainer {
     }
 }
 
-/// Fails if all containers are in other networks, because the network's name is then probably wrong.
+/// Fails if all containers are in other networks than `network`, because the user then has probably mistyped the
+/// network's name.
 fn require_network(containers: &[PodmanContainer], network: &str) -> Result<(), String> {
     let names: BTreeSet<&str> =
         containers.iter().flat_map(PodmanContainer::networks).map(|(name, _)| name.as_str()).collect();

@@ -1,8 +1,8 @@
-//! Reads the addresses that whereabouts has assigned, from the IPPools of whereabouts in the Kubernetes API.
+//! Reads the addresses that the IPAM plugin whereabouts has assigned, from its IPPool objects in the Kubernetes API.
 //!
-//! An IPPool of whereabouts has a range and the addresses assigned in this range. Each address is recorded as its
-//! distance from the range's first address, with the sandbox id, the interface and the pod. The IPPool does not record
-//! the node of an address, so the node is taken from the pod.
+//! An IPPool object of whereabouts has an address range, and the addresses assigned from this range. Each assigned
+//! address is recorded as an offset from the first address of the range, with the sandbox id, the interface and the
+//! pod. The IPPool object does not record an address's node, so the node is taken from the pod.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -43,12 +43,12 @@ pub(crate) struct FromWhereabouts {
     pub(crate) terms: TakeOverArgs,
 }
 
-/// A range of addresses in whereabouts' notation.
+/// An address range in the notation of whereabouts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AddressRange {
     /// The network of the range, without host bits.
     pub(crate) net: IpNet,
-    /// The first and the last address of the range.
+    /// The first and the last address of the address range.
     pub(crate) bounds: (IpAddr, IpAddr),
 }
 
@@ -58,7 +58,7 @@ impl AddressRange {
     }
 }
 
-/// Parses a range: a network, with or without host bits, or FIRST-LAST/BITS.
+/// Parses an address range: a network in CIDR notation, with or without host bits, or `FIRST-LAST/BITS`.
 fn address_range(text: &str) -> Result<AddressRange, String> {
     let (first, rest) = match text.split_once('-') {
         Some((first, rest)) => (Some(first), rest),
@@ -83,10 +83,10 @@ fn address_range(text: &str) -> Result<AddressRange, String> {
 const WHEREABOUTS_HINT: &str = "give what kubectl prints: kubectl get ippools.whereabouts.cni.cncf.io,pods -A -o yaml";
 const ONE_POOL: &str = "give the pods and one of these IPPools at a time: kubectl get ippools.whereabouts.cni.cncf.io -n kube-system NAME -o yaml";
 /// The interface of an address record that names no interface, because an old version of whereabouts wrote the record.
-/// Multus calls the first interface that it adds `net1`.
+/// `net1` is the name that Multus gives to the first interface that it adds.
 const DEFAULT_INTERFACE: &str = "net1";
 
-/// A Kubernetes object. Go writes an empty field as `null`, for example an empty list `items`.
+/// A Kubernetes object in JSON. Any empty field may be `null`, as Go writes it; an example is an empty list `items`.
 #[derive(Default, Deserialize)]
 #[serde(default, expecting = "struct Object")]
 struct KubernetesObject {
@@ -109,7 +109,7 @@ struct ObjectMetadata {
     name: String,
 }
 
-/// The `spec` field of an IPPool or a pod.
+/// The field `spec` of an IPPool object or a pod.
 #[derive(Default, Deserialize)]
 #[serde(default, expecting = "struct Spec")]
 struct ObjectSpec {
@@ -130,18 +130,18 @@ struct WhereaboutsAllocation {
     ifname: String,
 }
 
-/// An IPPool of whereabouts. The keys of `allocations` are distances from the first address of `range`.
+/// An IPPool object of whereabouts. The keys of `allocations` are offsets from the first address of `range`.
 struct WhereaboutsPool {
     name: String,
     range: IpNet,
     allocations: BTreeMap<String, Option<WhereaboutsAllocation>>,
 }
 
-/// The IPPools and pods in the input file.
+/// The IPPool objects and pods in the input file.
 #[derive(Default)]
 struct WhereaboutsRecords {
     pools: Vec<WhereaboutsPool>,
-    /// The node of each pod, by the pod's `namespace/name`.
+    /// The node on which each pod runs. The map's keys are `namespace/name`.
     pods: BTreeMap<String, Option<String>>,
 }
 
@@ -152,7 +152,8 @@ impl StandaloneCommand for FromWhereabouts {
     }
 }
 
-/// Reads IPPools and pods from a file or stdin. If `ranges` is not empty, keeps only addresses in `ranges`.
+/// Reads IPPool objects and pods from a file or from stdin. If `ranges` is not empty, only the addresses in `ranges`
+/// are returned.
 fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> CommandResult<ForeignLeases> {
     let name = file.display().to_string();
     let wrong = |why: String| CommandFailure::new(format!("{name}: {why}")).hint(WHEREABOUTS_HINT);
@@ -176,7 +177,8 @@ fn read_whereabouts(file: &Path, ranges: &[AddressRange]) -> CommandResult<Forei
 }
 
 impl WhereaboutsRecords {
-    /// Adds an object, or the items of a list object. Skips objects of other kinds.
+    /// Adds a Kubernetes object, or each item of a Kubernetes list. Skips objects that are neither IPPool objects nor
+    /// pods.
     fn add_object(&mut self, object: KubernetesObject) -> Result<(), String> {
         match object.kind.as_str() {
             "IPPool" => {
@@ -200,8 +202,9 @@ impl WhereaboutsRecords {
         Ok(())
     }
 
-    /// Refuses several IPPools with the same range. IPPools with the same range belong to networks with different
-    /// `network_name`s, which assign the same addresses. Only the name of an IPPool contains its `network_name`.
+    /// Fails if several IPPool objects have the same address range. IPPool objects with the same range belong to
+    /// networks with different values of `network_name`, which assign the same addresses. A `network_name` of
+    /// whereabouts is recorded only in the names of its IPPool objects.
     fn require_one_network(&self) -> Result<(), String> {
         for pool in &self.pools {
             let same = self.pools.iter().find(|other| other.range == pool.range && other.name != pool.name);
@@ -216,8 +219,8 @@ impl WhereaboutsRecords {
         Ok(())
     }
 
-    /// Returns the leases with addresses in `ranges`, or all leases if `ranges` is empty. If the file has pods, a lease
-    /// whose pod is not in the file is skipped, because the lease is not in use any more.
+    /// Returns the leases with addresses in `ranges`, or all leases if `ranges` is empty. If the input has pods, a
+    /// lease whose pod is not in the input is skipped, because its pod does not exist any more.
     fn leases(self, ranges: &[AddressRange]) -> ForeignLeases {
         let mut leases: BTreeMap<(String, String), ForeignLease> = BTreeMap::new();
         let mut left_out = Vec::new();
@@ -270,7 +273,7 @@ impl WhereaboutsRecords {
     }
 }
 
-/// Reads a field that may be `null`.
+/// Deserialises a field that may be `null`.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(value: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(value)?.unwrap_or_default())
 }

@@ -1,8 +1,8 @@
 //! Writes a store to a backup file and restores a store from a backup file, for the commands `margay store backup` and
 //! `margay store restore`.
 //!
-//! A store is restored in a folder beside the store's final folder. The new folder is renamed in one step when the
-//! store is complete.
+//! A store is restored into a temporary folder beside the store's final folder. When the restored store is complete,
+//! the temporary folder is renamed to the store's final folder.
 
 use std::path::PathBuf;
 
@@ -74,7 +74,7 @@ pub(crate) struct Restore {
 #[derive(Serialize)]
 struct RestoredJson {
     store: String,
-    /// The id of the new store, or `None` in a dry run.
+    /// The id of the restored store, or `None` in a dry run.
     id: Option<String>,
     keys: u64,
     backup_revision: i64,
@@ -97,7 +97,7 @@ impl StoreCommand for Restore {
     }
 
     async fn run(&self, at: StoreAccess<'_>) -> CommandResult<CommandAnswer> {
-        // The whole backup file is checked before the new store is written.
+        // The whole backup file is checked before the restored store is created.
         let file = CheckedBackup::of(&self.file).await?;
         let seen = if self.replace { None } else { Some(newest_of_empty(at).await?) };
         let failed = |error| at.explain(error);
@@ -121,7 +121,7 @@ impl StoreCommand for Restore {
     }
 }
 
-/// The outcome of restoring a store.
+/// The outcome of restoring a store from a backup file.
 struct RestoredStore {
     file: CheckedBackup,
     id: Option<String>,
@@ -155,11 +155,12 @@ fn restored_answer(at: StoreAccess<'_>, done: RestoredStore) -> CommandResult<Co
     )))
 }
 
-/// Returns the newest revision of a store without keys, or 1 if there is no store. Fails if the store has keys.
+/// Returns the newest revision of a store that has no keys, or 1 if the store does not exist. Fails if the store has
+/// keys.
 async fn newest_of_empty(at: StoreAccess<'_>) -> CommandResult<u64> {
     let open = match datastore::open(at.location, &Create::Never.with_wait(at.wait)).await {
         Ok(open) => open,
-        // If creating the store was interrupted, the store may already have its first revision.
+        // If the creation of the store was interrupted, the store may already have revision 1.
         Err(error) if *error.kind() == ErrorKind::Missing => return Ok(1),
         Err(error) => return Err(at.explain(error)),
     };
@@ -177,7 +178,7 @@ fn not_empty(at: StoreAccess<'_>, why: &str) -> CommandFailure {
         .hint("--replace moves that store aside and puts the backup in its place; nothing was changed")
 }
 
-/// Creates a store from a backup, and returns the new store's id.
+/// Creates a store from a backup file, and returns the id of the new store.
 async fn fill_new_store(at: StoreAccess<'_>, file: &CheckedBackup) -> CommandResult<String> {
     if file.header.leases.is_some() {
         maintenance::create(at.location, FORMAT_WITH_LEASES, at.wait).await.map_err(|error| at.explain(error))?;
@@ -214,7 +215,7 @@ impl Sink for NewStore<'_> {
     }
 
     async fn take(&mut self, part: RowBatch) -> CommandResult<()> {
-        // Only one transaction runs at a time: for larger commits sled takes gigabytes of memory.
+        // Only one transaction is committed at a time, because sled would need gigabytes of memory for larger commits.
         for rows in group_by_size(part.rows, MAX_TXN_OPS, |row| row.key.as_bytes().len() + row.value.len()) {
             let put = |Row { key, value, lease }| Op::Put { key, value, prev: Prev::Omit, lease };
             let txn = Txn::new().with_success(rows.into_iter().map(put));

@@ -1,5 +1,5 @@
-//! Implements the commands about a store as a whole. The commands `verify`, `compact`, `upgrade` and `create` are in
-//! this file.
+//! Implements the commands about a whole store. The subcommands `verify`, `compact`, `upgrade` and `create` of `margay
+//! store` are in this file.
 
 mod backup;
 mod status;
@@ -157,7 +157,7 @@ impl StoreCommand for Upgrade {
     }
 }
 
-/// Fails if a plugin folder contains a Margay plugin that cannot read the newest store format.
+/// Fails if a plugin folder of this machine has a Margay plugin that cannot read the newest store format.
 fn refuse_older_plugins() -> CommandResult<()> {
     for folder in PLUGIN_FOLDERS {
         for name in ["margay-ipam", "margay-cni", "calico-ipam", "calico"] {
@@ -240,7 +240,7 @@ struct CompactedJson {
 #[derive(Serialize)]
 struct HistoryExtent {
     oldest_revision: i64,
-    /// The length of the store's log in bytes; unknown after a dry run.
+    /// The length of the store's log in bytes, or `None` after a dry run.
     #[serde(skip_serializing_if = "Option::is_none")]
     log_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -275,7 +275,7 @@ impl StoreCommand for Compact {
             }
             match embedded.compact(mark).await {
                 Ok(()) => {}
-                // The history up to `mark` was already compacted before.
+                // The store's history up to `mark` is already compacted.
                 Err(error) if matches!(error.kind(), ErrorKind::Compacted { .. }) => {}
                 Err(error) => return Err(failed(error)),
             }
@@ -319,7 +319,8 @@ async fn history_extent(at: StoreAccess<'_>, embedded: &MvccStore) -> CommandRes
     Ok(HistoryExtent { oldest_revision, log_bytes: Some(embedded.status().log_bytes), bytes })
 }
 
-/// Returns the answer of a dry run. How many bytes a compaction frees is only known after a real run.
+/// Returns the answer of a dry run of `store compact`. The number of bytes that a compaction frees is known only after
+/// the compaction.
 fn would_compact(
     at: StoreAccess<'_>,
     before: HistoryExtent,

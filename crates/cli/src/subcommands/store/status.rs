@@ -1,4 +1,4 @@
-//! Shows the status of a store, for the command `margay store status`.
+//! Shows facts about a store, for the command `margay store status`.
 
 use std::cmp::Reverse;
 use std::fmt::Write;
@@ -18,8 +18,8 @@ use crate::output::{printable, rfc3339};
 use crate::store::{StoreAccess, StoreUse};
 use crate::times::utc_and_local;
 
-/// How long the command waits for the store lock. Without the store lock, the command still shows the facts that can be
-/// read without opening the store.
+/// How long the command `store status` waits for the store lock. If the command does not get the store lock, it shows
+/// only the facts that can be read without opening the store.
 const STATUS_LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The command `store status`.
@@ -58,7 +58,7 @@ struct StoreStatus {
     inside: Option<EmbeddedStatus>,
 }
 
-/// The facts about a store that only the holder of the store lock can read.
+/// Facts about an embedded store that only the holder of the store lock can read.
 #[derive(Serialize)]
 struct EmbeddedStatus {
     keys: u64,
@@ -69,7 +69,7 @@ struct EmbeddedStatus {
     history: HistoryStatus,
 }
 
-/// The extent of the store's history, and the limits of the history.
+/// How far back the store's history reaches, and how much history the store is configured to keep.
 #[derive(Serialize)]
 struct HistoryStatus {
     revisions: u64,
@@ -79,7 +79,7 @@ struct HistoryStatus {
     age_seconds: u64,
     max_age_seconds: Option<u64>,
     min_age_seconds: Option<u64>,
-    /// The groups of keys with the largest shares of the history, in descending order of their shares.
+    /// The key prefixes with the largest shares of the store's history, in descending order of their shares.
     largest: Vec<KeyGroup>,
 }
 
@@ -91,11 +91,11 @@ struct KeyGroup {
     bytes: u64,
 }
 
-/// Maximum number of groups of keys that are shown.
+/// Maximum number of key groups that the command shows.
 const MAX_KEY_GROUPS: usize = 3;
 
-/// Returns the prefix by which a key is grouped: the key's two outermost folders, such as `/calico/ipam/`, or fewer if
-/// the key has fewer folders.
+/// Returns the prefix by which a key is grouped: the key's first two path segments, such as `/calico/ipam/`, or fewer
+/// if the key has fewer segments.
 fn prefix(key: &[u8]) -> Vec<u8> {
     let slashes = key.iter().enumerate().skip(1).filter(|(_, byte)| **byte == b'/');
     let end = slashes.take(2).last().map_or(0, |(at, _)| at + 1);
@@ -156,8 +156,8 @@ impl EmbeddedStatus {
     async fn of(store: &MvccStore) -> kv::Result<Self> {
         let (status, oldest, bounds) = (store.status(), store.oldest().await?, store.retention());
         let first = match oldest.time {
-            // The oldest state may be the state of the empty store, which has no time. The time of the first change is
-            // then the start of the history.
+            // The oldest state of the store may be the empty state, which has no time. If the oldest state has no time,
+            // the time of the first change counts as the start of the history.
             None => {
                 let first =
                     store.changes(WatchRequest::new(Range::All, oldest.revision)).await?.batches.into_iter().next();
