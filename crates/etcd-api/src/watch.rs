@@ -42,8 +42,8 @@ pub(crate) type WatchAnswers = Pin<Box<dyn Stream<Item = Result<PbWatchResponse,
 const MAX_QUEUED_MESSAGES: usize = 16;
 /// How long a requested progress report may wait for slower watches. After this time, later events wait for the report.
 const PROGRESS_TIMEOUT: Duration = Duration::from_millis(300);
-/// Maximum number of items that wait for a progress report. If more items wait, the report is dropped, and the client
-/// must request another report.
+/// Maximum number of watch items that wait for a progress report. If more items wait, the progress report is dropped,
+/// and the client must request another report.
 const MAX_HELD_BACK_EVENTS: usize = 256;
 /// The watch id of messages about a whole stream.
 const NO_WATCH_ID: i64 = -1;
@@ -340,8 +340,8 @@ impl WatchSession {
         self.send(refused).await
     }
 
-    /// Ends a watch whose next revision is compacted. As in etcd, the message gives the reason only by its compact
-    /// revision.
+    /// Ends a watch whose next revision is compacted. As in etcd, only the compact revision in the message tells the
+    /// client the reason.
     async fn compacted(&mut self, id: i64, now: Revision, mark: Revision, is_new: bool) -> Result<(), StreamEnded> {
         if is_new {
             self.send(PbWatchResponse { watch_id: id, created: true, ..self.message(now) }).await?;

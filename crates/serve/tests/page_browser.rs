@@ -1,4 +1,4 @@
-//! Tests the page in Debian's Chromium, as a person sees the page.
+//! Tests the daemon's web page in Debian's Chromium, as a person sees the page.
 //!
 //! Without Chromium, the test cases are ignored with a message; in CI, the test cases fail. The environment variable
 //! PAGE_PICTURES names a folder for screenshots.

@@ -1,4 +1,4 @@
-//! Tests the stream of server-sent events with a client that is no browser.
+//! Tests the stream of server-sent events with a plain TCP client instead of a browser.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod page_support;
@@ -141,7 +141,8 @@ fn page_events_drop_client_that_never_reads() {
         ..ClientLimits::default()
     };
     let daemon = Daemon::with_limits(async || many_blocks(3000).await, limits);
-    // The clients run one after the other. While this test changes blocks so fast, no census of the store finishes.
+    // The clients run one after the other. The test changes blocks so fast that no census of the store finishes
+    // meanwhile.
     let lazy = connect(&daemon);
     for _ in 0..40 {
         (&lazy).write_all(b"GET /api/blocks?pool=large HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();

@@ -159,7 +159,7 @@ impl Watching {
         serde_json::from_str(&self.line()).unwrap()
     }
 
-    /// Waits until the watch has ended. Returns the exit code and the rest of stdout.
+    /// Waits until the watch has ended. Returns the exit code of `margay watch` and the rest of its stdout.
     fn end(mut self) -> (Option<i32>, Vec<String>) {
         let rest = self.lines.map(Result::unwrap).collect();
         (self.child.wait().unwrap().code(), rest)
@@ -218,7 +218,7 @@ fn watch_can_list_first_and_filter_by_node_or_pool() {
         assign("node1", "mine");
         lab.margay("ipam release --handle mine").answer();
         lab.with_ipam(async |ipam| {
-            // The write gives the address to another node, as can happen in a cluster.
+            // This write assigns the address to another node, as can happen in a cluster.
             let key = ipam_core::model::keys::block("10.88.0.0/30".parse().unwrap());
             let value = ipam.store().get(key.clone()).await.unwrap().unwrap().value;
             let text = String::from_utf8(value.as_bytes().to_vec())

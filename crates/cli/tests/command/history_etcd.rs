@@ -30,7 +30,7 @@ fn json(url: &str, args: &[&str]) -> Value {
     serde_json::from_str(&out).unwrap()
 }
 
-/// Runs `work` with an allocator on the store, as a node of the cluster uses the store.
+/// Runs `work` with an allocator that uses the store as a node of the cluster does.
 fn with<T>(url: &str, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     let location = stores::at(url).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -42,7 +42,7 @@ fn with<T>(url: &str, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     })
 }
 
-/// Creates a cluster with a pool, a node, and foreign keys between those of IPAM.
+/// Creates a cluster with a pool, a node, and keys of other programs that lie between the IPAM keys.
 fn cluster() -> (Etcd, String) {
     let etcd = Etcd::start().unwrap();
     let url = etcd.url().replace("http:", "etcd:");

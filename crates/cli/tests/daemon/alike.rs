@@ -26,7 +26,7 @@ fn together(lab: &Lab, calls: &[Call]) -> Vec<Ended> {
     started.into_iter().map(|call| call.end()).collect()
 }
 
-/// Returns the configuration with the addresses of an earlier result.
+/// Returns the network configuration with a `prevResult` that contains these addresses.
 fn after(conf: &Value, addresses: &[&str]) -> Value {
     let mut conf = conf.clone();
     let ips: Vec<_> = addresses.iter().map(|address| json!({"address": address})).collect();

@@ -18,7 +18,7 @@ use crate::programs::{Ended, PATIENCE, Running, margay, run, signal, wait_until}
 
 const POOL: &str = "10.81.0.0/24";
 
-/// Returns the exit code and the output of a command, without the duration.
+/// Returns the exit code, stdout and stderr of a command, without the command's duration.
 fn said(ended: Ended) -> (Option<i32>, String, String) {
     (ended.code, ended.out, ended.err)
 }

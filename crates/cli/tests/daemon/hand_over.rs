@@ -108,7 +108,7 @@ fn hanging_daemon_spoils_nothing_when_it_resumes() {
             let adds: Vec<_> = (0..4).map(|number| lab.add(&format!("c{round}-{number}")).start()).collect();
             sleep(Duration::from_millis(round * 7));
             daemon.signal(Signal::SIGSTOP);
-            // The plugins stop waiting for the frozen daemon before the daemon continues.
+            // The plugins stop waiting for the frozen daemon before the test resumes the daemon.
             sleep(FROZEN_TIMEOUT + Duration::from_millis(400));
             daemon.signal(Signal::SIGCONT);
             adds.into_iter().for_each(|add| _ = add.end().ok());

@@ -99,7 +99,8 @@ impl Lab {
     /// Opens the store's files like a program that cannot use daemons, and keeps the files open while `work` runs.
     pub(crate) fn held_open<T>(&self, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
         block_on(async {
-            // The store is opened with the purpose of releasing, because this also succeeds on a full disk.
+            // The store is opened with the purpose of releasing addresses, because opening it for this purpose succeeds
+            // even on a full disk.
             let to_release = Create::Never.with_wait(PATIENCE).with_purpose(Purpose::Release);
             let open = datastore::open(&self.location(), &to_release).await.unwrap();
             let done = work(&open).await;

@@ -96,7 +96,7 @@ impl Ended {
         addresses[0]
     }
 
-    /// Checks in a plugin's log that the daemon carried out the call. The caller must know that a daemon runs.
+    /// Checks in a plugin's log that the daemon carried out the call. This check needs a running daemon.
     #[track_caller]
     pub(crate) fn by_daemon(self) -> Self {
         // The earlier version of the plugin logs "going on without it".
@@ -146,7 +146,7 @@ impl Running {
         child.wait().unwrap().signal().is_some()
     }
 
-    /// Waits until the process has ended.
+    /// Waits until the process has ended, and returns the process's result.
     #[track_caller]
     pub(crate) fn end(self) -> Ended {
         self.end_within(patient(PATIENCE))

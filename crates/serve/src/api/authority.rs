@@ -195,7 +195,7 @@ mod tests {
         [&length[1..], &[kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// Returns an HPACK literal that enters the table, with the header name at index `name`.
+    /// Returns an HPACK literal that enters the HPACK table, with the header name at index `name`.
     fn literal(name: u8, value: &[u8]) -> Vec<u8> {
         [&[0x40 | name, u8::try_from(value.len()).unwrap()], value].concat()
     }

@@ -252,8 +252,8 @@ impl ReloadingTls {
     /// # Errors
     /// An error message that names the file that cannot be read or used.
     pub(super) fn load(files: TlsFiles) -> Result<Self, String> {
-        // The stamp is taken before the files are read, so that a change during reading is noticed when the next client
-        // connects.
+        // The sizes and modification times are read before the files, so that a change during reading is noticed when
+        // the next client connects.
         let stamp = files.stamp();
         let config = Arc::new(files.load()?);
         Ok(Self { files, current: Mutex::new((stamp, config)) })

@@ -45,7 +45,7 @@ impl Driver {
             "--no-sandbox".to_owned(),
             "--disable-gpu".to_owned(),
             "--disable-dev-shm-usage".to_owned(),
-            // The browser must send no requests except for the page.
+            // The browser must send no requests except those for the page.
             "--disable-background-networking".to_owned(),
             "--hide-scrollbars".to_owned(),
             format!("--user-data-dir={}", profile.display()),
@@ -141,7 +141,7 @@ pub(crate) struct Look {
 pub(crate) const WIDE: Look = Look { width: 1440, height: 900, colours: "light" };
 
 /// A browser window of one test case. A session's commands go to the window that was opened last. Dropping the window
-/// checks its console.
+/// checks the browser's console for messages.
 pub(crate) struct Window<'d> {
     driver: &'d Driver,
     handle: Value,

@@ -10,7 +10,7 @@ use crate::common::margay;
 use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, content, copy, process, run};
 
-/// Number of times each command is killed on each engine.
+/// Number of times that each command is killed on each engine.
 const ROUNDS: u32 = 4;
 
 /// Commands whose kills are tested in other files, each with the name of the file.

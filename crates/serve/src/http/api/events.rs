@@ -39,7 +39,7 @@ const MAX_RECENT_REVISIONS: i64 = 1000;
 /// How long to wait before a watch that has ended is restarted.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The changes that one revision made, as the page shows them.
+/// The changes that one revision made, as the web page shows them.
 #[derive(Serialize)]
 struct RevisionEvents {
     revision: i64,
@@ -189,7 +189,7 @@ impl EventFollower {
     }
 }
 
-/// Returns a batch of changes as a server-sent event, or `None` if the page shows none of the changes.
+/// Returns a batch of changes as a server-sent event, or `None` if the web page shows none of the changes.
 fn revision_events(batch: &Batch) -> Option<Bytes> {
     let resources = [ResourceKind::IpPool, ResourceKind::IpReservation];
     let is_resource = |key| resources.iter().any(|kind| keys::parse_resource(*kind, key).is_some());
@@ -327,10 +327,10 @@ impl EventHistory {
     }
 }
 
-/// How long to wait for further changes after the watch has reached the newest key. Deleted keys have no revision that
-/// could be compared.
+/// How long to wait for further changes after the watch has reached the newest key. This wait covers deletions: a
+/// deleted key is not listed, so no listed revision shows whether the watch has reported the deletion.
 const QUIET_INTERVAL: Duration = Duration::from_millis(200);
-/// Maximum time without a change until the watch has reached the newest key.
+/// Maximum time without a change, as long as the watch has not reached the newest key.
 const HISTORY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Calls `see` for every change in a range, from a revision up to the present.
