@@ -44,7 +44,7 @@ pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
 }
 
 /// A transaction for the store, and the shapes of the reads' answers. The lists `success` and `failure` have one item
-/// for each operation of the branch, in order. The item is `None` unless the operation is a read.
+/// for each operation of their branch, in order. The item is `None` unless the operation is a read.
 pub(crate) struct TranslatedTxn {
     pub(crate) txn: Txn,
     pub(crate) success: Vec<Option<ReadShape>>,

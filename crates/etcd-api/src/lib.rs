@@ -2,8 +2,8 @@
 //!
 //! # Inside
 //!
-//! Serves etcd's v3 API for a store. The crate only translates: the store carries out each request, and the crate
-//! presents the results as etcd's clients expect them, including the texts of errors.
+//! Serves etcd's v3 API for a store. The crate only translates: the store carries out each request. The crate presents
+//! the results as etcd's clients expect them, including etcd's error texts.
 //!
 //! The type [`Api`] implements the gRPC services. The trait [`Backing`] has the methods that the services need besides
 //! [`kv::Store`]. The crate is independent of storage engines and of IPAM.

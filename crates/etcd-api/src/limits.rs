@@ -1,6 +1,6 @@
 //! Limits the number of unanswered requests, their bytes in memory, and the time in which a message must arrive. If a
-//! client exceeds its share, the server refuses the client's request with etcd's text for too many requests. The
-//! requests of other clients are not affected.
+//! client exceeds its share, the server refuses the client's request with etcd's text for too many requests. A refused
+//! client does not affect the requests of other clients.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -153,7 +153,7 @@ fn notify(states: &[NotifyState<'_>]) {
 /// Prefix of an HTTP address that is the path of a unix socket.
 const UNIX_PREFIX: &str = "unix:";
 
-/// Offers the web page at all configured addresses. Returns the part of the startup line that lists these addresses.
+/// Offers the web page at all configured addresses. Returns the part of the startup line that lists the addresses.
 ///
 /// # Errors
 /// An error that names the address that cannot be used.

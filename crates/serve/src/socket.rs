@@ -17,8 +17,8 @@ use wire::{FileId, name};
 const FOLDER_MODE: u32 = 0o1777;
 /// Mode of a private socket. The daemon checks which user connects.
 const SOCKET_MODE: u32 = 0o666;
-/// Number of attempts to take a serve lock, and the interval between the attempts. A lock that is taken may soon be
-/// free again, because each daemon briefly takes the locks of stopped daemons to remove their files.
+/// Number of attempts to take a serve lock, and the interval between the attempts. A taken lock may soon be free again,
+/// because daemons that clean up briefly take the locks of stopped daemons.
 const MAX_ATTEMPTS: usize = 5;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
 

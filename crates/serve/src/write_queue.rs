@@ -212,7 +212,7 @@ impl QueueWorker {
             Ok(ipam) => ipam,
             Err(error) => return job.answer(Answer::Declined(error.to_string())),
         };
-        // For a verb about one attachment on a cluster, a plugin without the daemon takes the host lock, so the daemon
+        // A plugin without the daemon takes the host lock for a verb about one attachment on a cluster. The daemon
         // takes this lock as well.
         let locks = self.shared_store.location().is_shared() && job.verb.takes_host_lock();
         let budget = job.client.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
@@ -268,7 +268,7 @@ impl Client {
 /// A store that refuses to commit once one of its clients no longer waits.
 ///
 /// A plugin that has closed its connection either continues without the daemon, or has died and its runtime has called
-/// DEL. A commit for such a plugin would come too late. Each request that the store finishes is a beat of the
+/// DEL. A commit for such a plugin would come too late. After each request, this store records a beat of the
 /// [`Pulse`](crate::metrics::Pulse).
 #[derive(Debug)]
 pub struct CancellableStore {

@@ -18,7 +18,7 @@ const WAIT: Duration = Duration::from_secs(60);
 /// Number of calls on a new store that each follow a hand-over, from the first call on.
 const EACH: u64 = 500;
 
-/// After the first `EACH` calls, the store is handed over before two of every `ONE_OF` calls. A hand-over reads the
+/// After the first `EACH` calls, the store is handed over before two calls out of every `ONE_OF`. A hand-over reads the
 /// whole store again, and some conformance cases make ten thousand calls.
 const ONE_OF: u64 = 20;
 

@@ -10,7 +10,7 @@ use ipam_core::model::Owner;
 use kv::{Deadline, Range, Store, StoreExt};
 use serde_json::{Value, json};
 
-/// The fields of each event as text, separated by spaces.
+/// Returns the given fields of each event in a report as text, separated by spaces.
 fn reported(report: &Value, members: &[&str]) -> Vec<String> {
     let events = report["events"].as_array().unwrap();
     let member = |event: &Value, name: &&str| event[*name].as_str().unwrap_or("-").to_owned();
@@ -242,7 +242,7 @@ fn watch_tells_gap_and_lists_anew_when_history_is_gone() {
     for lab in Lab::each() {
         lab.margay("pool create tiny 10.88.0.0/30 --block-size 30").answer();
         let mut watch = Watching::start(&lab, &["-o", "json"]);
-        // Both changes happen while the store is open once, so the watch cannot read between the changes.
+        // Both changes happen before the store is closed, so the watch cannot read the store between the changes.
         let address = lab.with_ipam(async |ipam| {
             let assign = |handle: &str| {
                 let request = HandleRequest::new(handle, Owner::host("node1"), RequestedAddresses::any(1, 0));

@@ -66,7 +66,7 @@ impl Hook {
         panic!("the program does not succeed");
     }
 
-    /// Returns the events that the hook program has received since the last call.
+    /// Returns the events that the hook program has received since the previous call of this function.
     pub(crate) fn seen(&self) -> Vec<Value> {
         let path = self.folder.path().join("seen");
         let text = fs::read_to_string(&path).unwrap();
@@ -74,8 +74,8 @@ impl Hook {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// Returns the address events and history gaps that the hook program has received since the last call, in a short
-    /// form.
+    /// Returns the address events and history gaps that the hook program has received since the previous call, in a
+    /// short form.
     pub(crate) fn words(&self) -> Vec<String> {
         let word = |event: &Value| {
             let text = |name: &str| event[name].as_str().unwrap_or("-").to_owned();

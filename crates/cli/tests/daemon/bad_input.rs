@@ -97,7 +97,7 @@ fn client_garbage_closes_only_its_connection() {
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         is_closed(stream, "half a frame");
     }
-    // The daemon keeps the first connection open.
+    // The daemon keeps the connection of the client `other`, which has sent nothing wrong.
     other.write_all(&Frame::empty(FrameKind::Yield).to_bytes()).unwrap();
     other.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let still = other.read(&mut [0]).unwrap_err();

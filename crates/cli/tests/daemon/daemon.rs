@@ -112,7 +112,8 @@ pub(crate) fn greeting(lab: &Lab) -> Option<Hello> {
     connect(lab).map(|connection| connection.hello)
 }
 
-/// Repeats ADD and DEL of a container until a daemon carries out the calls. Fails if this takes longer than `within`.
+/// Repeats ADD and DEL of a container until a daemon carries out the calls. Fails if no daemon carries out the calls
+/// within `within`.
 #[track_caller]
 pub(crate) fn serves_again(lab: &Lab, container: &str, within: Duration) {
     let end = Instant::now() + within;

@@ -102,8 +102,8 @@ fn open_store_is_refused_when_replaced_by_another() {
     }
 }
 
-/// A daemon that is frozen during an operation keeps the store. A program waits for the frozen daemon once, and the
-/// error names the daemon's process.
+/// A daemon that is frozen during an operation keeps the store. A program waits for the frozen daemon only once, and
+/// then fails with an error that names the daemon's process.
 #[test]
 fn frozen_daemon_is_waited_for_once() {
     for engine in ENGINES {

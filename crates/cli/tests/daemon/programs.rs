@@ -1,4 +1,4 @@
-//! Runs Margay's programs with a time limit each.
+//! Runs Margay's programs, each with a time limit.
 
 use std::net::IpAddr;
 use std::os::unix::process::ExitStatusExt;
@@ -139,7 +139,7 @@ impl Running {
         self.child.as_mut().unwrap().try_wait().unwrap().is_some()
     }
 
-    /// Kills the process. Returns whether the process was still running.
+    /// Kills the process. Returns whether the process was still running before the kill.
     pub(crate) fn kill(mut self) -> bool {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();

@@ -250,7 +250,7 @@ impl ReloadingTls {
     /// Loads the TLS files.
     ///
     /// # Errors
-    /// An error message that names the file that cannot be read or used.
+    /// An error message with the name of the file that cannot be read or used.
     pub(super) fn load(files: TlsFiles) -> Result<Self, String> {
         // The sizes and modification times are read before the files, so that a change during reading is noticed when
         // the next client connects.

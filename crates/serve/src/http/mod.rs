@@ -72,7 +72,7 @@ pub type NodeReach = Arc<dyn Fn() -> ReadScope + Send + Sync>;
 
 /// The store that the web page shows, and the settings of the HTTP server.
 pub struct PageContext {
-    /// The store that requests read.
+    /// The store from which the daemon answers HTTP requests.
     pub store: Arc<dyn Store>,
     /// The operator's view of the store.
     pub operator: Operator,

@@ -106,7 +106,7 @@ impl Driver {
         stream.write_all(request.as_bytes()).unwrap();
         let mut stream = BufReader::new(stream);
         let (mut head, mut length) = (String::new(), 0);
-        // chromedriver keeps the connection open even if the request asks it to close.
+        // chromedriver keeps the connection open even if a request asks chromedriver to close the connection.
         while !head.ends_with("\r\n\r\n") {
             let begun = head.len();
             assert!(stream.read_line(&mut head).unwrap() > 0, "chromedriver said {head:?}");

@@ -22,7 +22,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("gc", "it frees as `ipam release` does"),
 ];
 
-/// Restores the store on which a command runs to its initial state.
+/// Restores the store of a command to the state before the command's first run.
 fn begin_anew(ground: &Ground, command: &Command, place: &Location) {
     match command.kind {
         Kind::Fills => _ = std::fs::remove_dir_all(ground.path("empty")),

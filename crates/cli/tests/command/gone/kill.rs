@@ -76,7 +76,8 @@ impl Patience {
         self.in_the_middle >= IN_THE_MIDDLE
     }
 
-    /// Adapts the time until the next kill to the number of the node's addresses that the killed run has not freed.
+    /// Adapts the time until the next kill; `left` is the number of the node's addresses that the killed run has not
+    /// freed.
     fn learn(&mut self, left: usize) {
         self.kills += 1;
         let factor = match left {

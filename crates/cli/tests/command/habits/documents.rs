@@ -90,8 +90,8 @@ fn documents_get_takes_what_calicoctl_scripts_pass() {
         for options in ["-n shop", "--namespace=shop", "-A", "-a", "--all-namespaces", "--export"] {
             assert_eq!(lab.margay(&format!("get ippool main {options}")).answer(), plain, "{options}");
         }
-        // An exported document can be created in another store. Like calicoctl, `get` prints a list of documents as it
-        // is stored, even with `--export`.
+        // An exported document can be created in another store. With a name, `--export` omits the fields that belong to
+        // one store; without a name, as in calicoctl, `get` prints all stored fields.
         let exported = lab.margay("get ippool main --export -o yaml").answer();
         assert!(exported.contains("\nmetadata:\n  name: main\nspec:\n"), "{exported}");
         lab.margay("delete ippool main").answer();
@@ -135,7 +135,7 @@ fn document_change_keeps_what_document_cannot_say() {
             with_file(&lab, "apply", &document("IPPool", "old", "  cidr: 10.1.0.0/16\n  blocksize: 28\n")).failure();
         assert!(slip.contains("unknown field \"spec.blocksize\""), "{slip}");
 
-        // An annotation that Margay writes to the pool contains the gateway of a bridged network.
+        // The reservation of a bridged network's pool records the gateway in an annotation, which `apply` must keep.
         with_file(&lab, "apply", &document("IPReservation", "margay-bridge-lab", "  reservedCIDRs: [10.70.0.0/30]\n"))
             .answer();
         assert_eq!(lab.margay("pool list -o json").json()["pools"][0]["gateway"], "10.70.0.1");

@@ -45,7 +45,7 @@ fn import_works_between_all_kinds_of_store() {
     round_trip(&places, &redb, &etcd);
     round_trip(&places, &etcd, &last);
     assert_eq!(content(&last), moved(&sled));
-    // The imported store can release and assign addresses.
+    // In the imported store, addresses can be released and assigned.
     assert_eq!(release(&last, "c7").unwrap().len(), 1);
     assign(&last, "new").unwrap();
 }

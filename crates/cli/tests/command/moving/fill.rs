@@ -66,7 +66,7 @@ pub(crate) fn ours(location: &Location, containers: usize) {
     }
 }
 
-/// Assigns an address in the pool of [`ours`] to a container as the plugin does.
+/// Assigns an address to a container as the plugin does, in the pool that [`ours`] creates.
 pub(crate) fn assign(location: &Location, container: &str) -> Result<String, Error> {
     let mut request = AssignRequest::new(attachment(container), RequestedAddresses::any(1, 0));
     request.v4_pools = vec!["lab".into()];

@@ -1,5 +1,5 @@
-//! Answers requests for the blocks of a pool, for one block with its addresses, and for one address. Also visits all
-//! blocks of a store.
+//! Answers requests for the blocks of a pool, for one block with its addresses, and for one address. This module also
+//! has a function that visits all blocks of a store.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -33,7 +33,7 @@ struct BlockList<'a> {
     revision: i64,
     from: usize,
     total: usize,
-    /// The owners of the blocks. A block refers to its owner by index.
+    /// The owners of the blocks. A block refers to its owner by the owner's index in this list.
     owners: Vec<String>,
     /// The columns of a row: network, index of the owner or -1, and the numbers of used, borrowed, cooling-down,
     /// reserved and free addresses.

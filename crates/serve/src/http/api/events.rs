@@ -291,7 +291,7 @@ async fn read_history(page: &PageContext, whose: &HistorySubject) -> kv::Result<
         if !reported.events.is_empty() {
             break;
         }
-        // Reads the state at the oldest revision, then the changes after it.
+        // Reads the state at the oldest revision, then the changes after that revision.
         let mut pages = Pages::new(range.clone(), oldest);
         while let Some(page) = pages.next(store).await? {
             for kv in page {
