@@ -222,7 +222,7 @@ struct LeaseTime {
     end: Instant,
     /// The state of the lease's grant. Renewals do not change the state.
     granted: GrantState,
-    /// The earliest time of an attempt to revoke the lease. A failed attempt postpones this time.
+    /// The earliest time of an attempt to revoke the lease. A failed attempt to revoke the lease postpones this time.
     revoke_from: Instant,
 }
 

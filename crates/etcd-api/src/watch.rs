@@ -457,8 +457,8 @@ impl ClientWatch {
     }
 
     /// Returns the messages for a watch's events at one revision; no messages if the client filters all of these
-    /// events. `header` is the header for this revision. As in etcd, previous entries are omitted unless the revision
-    /// is greater than `oldest`, the oldest revision that can be read.
+    /// events. `header` is the answer header for the revision of the events. As in etcd, previous entries are omitted
+    /// unless the revision is greater than `oldest`, the oldest revision that can be read.
     pub(crate) fn messages(
         &mut self,
         id: i64,

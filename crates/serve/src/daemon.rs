@@ -98,8 +98,8 @@ impl Daemon {
     }
 }
 
-/// Returns the maximum number of connected clients. Some file descriptors stay free. The daemon needs them to see which
-/// process waits for the store lock, and to take the lock again.
+/// Returns the maximum number of connected clients. Some file descriptors stay free, because the daemon needs
+/// descriptors to see waiting processes and to take the store lock again.
 fn max_clients() -> usize {
     let limit = getrlimit(Resource::Nofile);
     // Linux keeps the soft limit on open files low only for programs that use select(2).

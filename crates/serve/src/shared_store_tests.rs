@@ -1,5 +1,5 @@
-//! Tests of shared-store futures that are no longer polled. For example, the task that owns such a future may be
-//! waiting for a client that does not read.
+//! Tests of shared-store futures that are no longer polled. For example, a task does not poll its future while the task
+//! waits for a client that does not read.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -212,8 +212,8 @@ impl QueueWorker {
             Ok(ipam) => ipam,
             Err(error) => return job.answer(Answer::Declined(error.to_string())),
         };
-        // A plugin without the daemon takes the host lock for a verb about one attachment on a cluster. The daemon
-        // takes this lock as well.
+        // For a verb about one attachment on a cluster, the daemon takes the host lock. Plugins without the daemon take
+        // the same lock.
         let locks = self.shared_store.location().is_shared() && job.verb.takes_host_lock();
         let budget = job.client.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let lock = if locks { HostLock::take(&job.lock_file, budget, ready(())).await } else { None };
@@ -268,8 +268,8 @@ impl Client {
 /// A store that refuses to commit once one of its clients no longer waits.
 ///
 /// A plugin that has closed its connection either continues without the daemon, or has died and its runtime has called
-/// DEL. A commit for such a plugin would come too late. After each request, this store records a beat of the
-/// [`Pulse`](crate::metrics::Pulse).
+/// DEL. A commit for a plugin that has closed its connection would come too late. Each request that this store finishes
+/// is recorded as a beat of the [`Pulse`](crate::metrics::Pulse).
 #[derive(Debug)]
 pub struct CancellableStore {
     inner: Arc<dyn Store>,

@@ -134,7 +134,7 @@ fn page_events_tell_gap_when_history_is_gone() {
 
 #[test]
 fn page_events_drop_client_that_never_reads() {
-    // The other limits are so long that only a stall can end a connection in this test.
+    // All limits except the stall limit are so long that only a stall can end a connection in this test.
     let limits = ClientLimits {
         stall: Duration::from_millis(500),
         headers: Duration::from_secs(600),

@@ -56,8 +56,8 @@ impl DaemonConnection {
     ///
     /// # Errors
     /// `TimedOut` or `WouldBlock` if the daemon is frozen or has not answered in time; any I/O error of the connection.
-    /// After any of these errors, the request may still have been carried out. Once the connection is dropped, the
-    /// daemon stops working on the request, except that it finishes a commit that it has started.
+    /// After an error, the daemon may still have carried out the request. Once the connection is dropped, the daemon
+    /// stops working on the request, except that it finishes a commit that it has started.
     pub fn ask<T: DeserializeOwned>(
         mut self,
         kind: FrameKind,

@@ -16,8 +16,8 @@ pub fn socket(name: &str) -> PathBuf {
     Path::new(SOCKET_FOLDER).join(format!("{name}.sock"))
 }
 
-/// Returns the socket's name for an embedded store in this folder, in the spelling of `systemd-escape --path`. The
-/// folder must be an absolute path without symbolic links.
+/// If the sockets of two stores get the same name, the daemon's greeting distinguishes the stores. The folder must be
+/// an absolute path without symbolic links.
 pub fn of_folder(folder: &Path) -> String {
     let name = escaped(folder);
     if name.len() <= MAX_NAME_BYTES { name } else { hashed("store", folder.as_os_str()) }

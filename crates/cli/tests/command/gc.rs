@@ -166,7 +166,7 @@ fn gc_keeps_flushed_address_until_namespace_is_gone() {
         drop(container);
         // The kernel gives the lowest free inode number to the next network namespace, which may be another test's
         // namespace. If another test's namespace gets the inode number, the address counts as live until that test
-        // ends. The scans of this test must then start from the beginning.
+        // ends, and this test must repeat its scans.
         let look = || {
             let until = Instant::now() + LONGEST_TEST;
             loop {

@@ -1,5 +1,5 @@
-//! Names the programs and stores that the tests of the book run. `examples/plugged` runs the same tests with other
-//! programs and stores.
+//! Names the programs and stores that the tests of the book run. `examples/plugged` runs the tests of the book with
+//! other programs and stores.
 
 use std::path::{Path, PathBuf};
 

@@ -24,7 +24,7 @@ fn activate(lab: &Lab, listener: &UnixListener) -> Daemon {
     Daemon::start_as(lab, command)
 }
 
-/// Waits until the daemon has sent systemd this notification.
+/// Waits until the daemon has notified systemd of this state.
 #[track_caller]
 fn wait_for(reported: &UnixDatagram, state: &str) {
     reported.set_read_timeout(Some(Duration::from_millis(100))).unwrap();

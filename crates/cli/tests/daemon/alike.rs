@@ -53,7 +53,7 @@ fn answers_match_for_check_status_and_refusals() {
             Call::new("CHECK", "c2", &after(&bridge, &[])),
             Call::new("STATUS", "", &modern),
             Call::new("STATUS", "", &wrong_pool),
-            // The container already has this address.
+            // The container already has an address when this ADD runs.
             Call::new("ADD", "c1", &bridge),
             Call::new("ADD", "c1", &calico),
             Call::new("ADD", "c1", &calico).args(&format!("IP={address}")),

@@ -107,7 +107,7 @@ fn commands_that_write_do_same_with_daemon() {
             };
             let [without, beside] = [plain(without, &labs[0]), plain(beside, &labs[1])];
             if command == "store compact" || command == "store verify" {
-                // The output of these commands contains sizes, which can differ with and without a daemon.
+                // The output of some commands contains sizes, which can differ with and without a daemon.
                 assert_eq!(beside.0, without.0, "{engine}: {command}: {beside:?}");
             } else {
                 assert_eq!(beside, without, "{engine}: {command}");

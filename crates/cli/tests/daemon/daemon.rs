@@ -43,7 +43,7 @@ impl Daemon {
     }
 
     /// Waits until the daemon has the requests of `count` plugins. `before` is the number of sockets that the daemon
-    /// had open before these requests.
+    /// had open before the plugins connected.
     pub(crate) fn wait_for_requests(&self, count: usize, before: usize) {
         // Each connection uses one file descriptor, and its request uses a second descriptor of the same socket.
         wait_until("the daemon has all requests", || self.sockets() >= before + 2 * count);

@@ -56,7 +56,7 @@ impl Reported {
             for caller in 0..CALLERS {
                 let (reported, over) = (&reported, &over);
                 scope.spawn(move || {
-                    // If this thread panics, the other threads end as well.
+                    // The flag is set even if this thread panics, so that the other threads end.
                     let _over = OnDrop(over);
                     reported.call(lab, caller, over);
                 });

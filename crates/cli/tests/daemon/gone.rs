@@ -1,5 +1,5 @@
-//! Tests that the daemon may end while another program uses the store through the daemon. After the daemon has ended,
-//! this program opens the store itself.
+//! Tests that the daemon may end while another program uses the store through the daemon. After the daemon has ended, a
+//! program that used the store through the daemon opens the store itself.
 
 use std::fs;
 use std::io::Write as _;

@@ -62,7 +62,8 @@ fn older_programs_in_row_starve_no_call() {
                     }
                 });
             }
-            // Calls continue at least until the older programs have opened the store more than ten times.
+            // The test keeps calling the plugin until programs that cannot use the daemon have opened the store more
+            // than ten times.
             let done: Vec<_> = (0..200)
                 .take_while(|number| *number < 10 || opened.load(Ordering::SeqCst) <= 10)
                 .map(|number| {

@@ -82,7 +82,7 @@ impl Lab {
         served::socket(&self.location()).unwrap()
     }
 
-    /// Runs a `margay` command on the lab's store. The arguments are separated by spaces.
+    /// Runs a `margay` command on the lab's store. `args` contains the arguments, separated by spaces.
     #[track_caller]
     pub(crate) fn margay(&self, args: &str) -> Ended {
         run(margay(["--store", &self.url()].into_iter().chain(args.split(' '))))
@@ -181,7 +181,7 @@ pub(crate) async fn held_in(open: &OpenStore) -> BTreeMap<IpAddr, String> {
     held
 }
 
-/// Returns an allocator on an open store, with the same settings as in the plugin.
+/// Processes that this thread starts run in the new namespace.
 pub(crate) fn ipam_on(open: &OpenStore) -> Ipam {
     Ipam::new(open.store(), Nodes::FirstSeen)
 }

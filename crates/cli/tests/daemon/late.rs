@@ -31,7 +31,8 @@ fn request(container: &str) -> AssignRequest {
     AssignRequest::new(attachment(container), RequestedAddresses::any(1, 0))
 }
 
-/// Waits until a plugin has sent its request to the daemon. Meanwhile another process must have the store lock.
+/// Waits until a plugin has sent its request to the daemon. While the plugin connects, another process must have the
+/// store lock.
 fn wait_until_taken(plugin: &mut Running) {
     let files = format!("/proc/{}/fd", plugin.pid());
     wait_until("the plugin has a connection", || {

@@ -99,7 +99,7 @@ impl Ended {
     /// Checks in a plugin's log that the daemon carried out the call. This check needs a running daemon.
     #[track_caller]
     pub(crate) fn by_daemon(self) -> Self {
-        // The earlier version of the plugin logs "going on without it".
+        // An earlier version of the plugin logs "going on without it" when the plugin opens the store itself.
         let alone =
             ["opening the store directly", "going on without it", "has another store", "leaves it to the plugin"];
         assert!(!alone.iter().any(|words| self.err.contains(words)), "not by the daemon: {self:?}");

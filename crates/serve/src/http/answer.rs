@@ -196,7 +196,7 @@ impl Default for AnswerCache {
 }
 
 impl AnswerCache {
-    /// Returns the census of the store, at most [`ANSWER_TTL`] old.
+    /// Returns the census (the use of all addresses) of the store, at most [`ANSWER_TTL`] old.
     pub(super) async fn census(&self, ipam: &Ipam) -> Result<Arc<Census>, HttpError> {
         self.census
             .get("", ANSWER_TTL, self.read_exclusively(async { Ok(ipam.census(Deadline::after(READ_TIMEOUT)).await?) }))

@@ -1,9 +1,9 @@
 //! Checks the host name of a request, then routes the request to the web page's API, to `/metrics` or to a file of the
 //! web page.
 //!
-//! A page of another site can let its own host name resolve to 127.0.0.1 (DNS rebinding). The browser then sends
-//! requests to this daemon with the other site's host name in `Host`. The daemon therefore rejects host names that are
-//! not this machine's own.
+//! A page of another site can let its own host name resolve to 127.0.0.1 (DNS rebinding). After DNS rebinding, the
+//! browser sends requests to this daemon with the other site's host name in `Host`. The daemon therefore rejects host
+//! names that are not this machine's own.
 
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -281,7 +281,7 @@ mod tests {
                 ["https://", "http://", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("]
             {
                 let found = text.matches(foreign).count();
-                // The URL of the SVG namespace is only a name. Browsers send no request to this URL.
+                // The URL of the SVG namespace is only a name. Browsers send no request to the URL of an XML namespace.
                 let names = text.matches("http://www.w3.org/2000/svg").count();
                 assert_eq!(found, if foreign == "http://" { names } else { 0 }, "{foreign} in {path}");
             }

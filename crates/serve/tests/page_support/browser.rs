@@ -223,7 +223,8 @@ impl<'d> Window<'d> {
         self.call("POST", "/actions", &json!({"actions": [mouse]})).unwrap();
     }
 
-    /// Returns whether the page shows a JavaScript dialog. A successful script injection would show such a dialog.
+    /// Returns whether the page shows a JavaScript dialog. A successful script injection would show a JavaScript
+    /// dialog.
     pub(crate) fn has_dialog(&self) -> bool {
         self.call("GET", "/alert/text", &Value::Null).is_ok()
     }

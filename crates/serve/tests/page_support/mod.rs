@@ -42,7 +42,7 @@ pub(crate) fn empty() -> Ipam {
     empty_with_clock().0
 }
 
-/// Like [`empty`], but also returns the number of seconds by which the allocator's clock is behind.
+/// Like [`empty`], but also returns the number of seconds by which the allocator's clock lags behind the real time.
 fn empty_with_clock() -> (Ipam, Arc<AtomicU64>) {
     let behind = Arc::new(AtomicU64::new(0));
     let clock = {

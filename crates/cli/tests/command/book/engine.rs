@@ -20,8 +20,8 @@ pub(crate) fn location(engine: &str, path: &str) -> Location {
     drivers().of_engine(&text(engine), text(path)).unwrap()
 }
 
-/// Rewrites a command in a page so that it uses the store engine under test. No program uses this engine by default, so
-/// the store's URL is added to a command that names no store.
+/// Rewrites a command in a page so that it uses the store engine under test. No program uses the engine under test by
+/// default, so the store's URL is added to a command that names no store.
 pub(crate) fn command(line: &str) -> String {
     let line = text(line);
     let names_one = ["://", "memory:", "--folder"].iter().any(|way| line.contains(way));

@@ -33,7 +33,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Moves this thread to a new machine with the host name `vm` and the address 10.0.0.1. Processes that this thread
-    /// starts run on the same machine.
+    /// starts run on the new machine.
     pub(crate) fn new() -> Self {
         let kept = KEPT.map(|file| (file, fs::read(file).unwrap_or_default()));
         unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWNET)

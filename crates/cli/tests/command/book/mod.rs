@@ -129,7 +129,7 @@ fn book_calls_few_other_programs() {
             page.steps().filter(|step| step.is_others()).map(|step| step.program().to_owned()).collect::<Vec<_>>()
         })
         .collect();
-    // The test runs none of these programs: the plugin's own tests cover containers, and `make` needs a checkout of the
-    // sources.
+    // The test runs neither `curl`, `make` nor `podman`: the plugin's own tests cover containers, and `make` needs a
+    // checkout of the sources.
     assert_eq!(others.iter().collect::<Vec<_>>(), ["curl", "make", "podman"], "these are not run");
 }

@@ -1,5 +1,5 @@
-//! Runs a process in a separate network namespace, like a container without a file system. Starting such a process
-//! needs root and the program `ip`.
+//! Runs a process in a separate network namespace, like a container without a file system. Starting a process in a
+//! network namespace needs root and the program `ip`.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

@@ -104,7 +104,7 @@ impl Lab {
         self.lab.root.path()
     }
 
-    /// Runs a command on the lab's store. The arguments are separated by spaces.
+    /// Runs a command on the lab's store. `args` contains the arguments, separated by spaces.
     pub(crate) fn margay(&self, args: &str) -> Done {
         margay(["--store".to_owned(), self.location.to_string()].into_iter().chain(args.split(' ').map(str::to_owned)))
     }

@@ -46,7 +46,7 @@ impl Cluster {
     }
 }
 
-/// Runs a command on a store. The arguments are separated by spaces.
+/// Runs a command on a store. `args` contains the arguments, separated by spaces.
 fn run(location: &Location, args: &str) -> Done {
     let store = ["--store".to_owned(), location.to_string(), "--cni-conf-dir".to_owned(), "/nowhere".to_owned()];
     margay(store.into_iter().chain(args.split(' ').map(str::to_owned)))

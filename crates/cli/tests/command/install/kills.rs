@@ -5,8 +5,8 @@ use std::process::Command;
 
 use crate::install::tree::{Tree, files};
 
-/// All system calls that change a file or a file's name; `?` marks calls that some machines lack. `openat` is omitted:
-/// a kill before the first call that changes the opened file has the same result.
+/// All system calls that change a file or a file's name; `?` marks calls that some machines lack. `openat` is omitted,
+/// because a kill at `openat` has the same result as a kill at the first call that changes the opened file.
 const CALLS: [&str; 17] = [
     "?link",
     "linkat",

@@ -79,7 +79,7 @@ fn install_is_refused_when_plugin_is_missing_or_not_ours() {
         &["is no plugin of Margay's: cannot be run: Permission denied", "--plugin FILE"],
     );
     fs::set_permissions(&file, Permissions::from_mode(0o755)).unwrap();
-    // With these bytes changed, the file is an ELF program for another processor architecture.
+    // With two bytes of the header changed, the file is an ELF program for another processor architecture.
     let mut bytes = fs::read(&file).unwrap();
     bytes[18..20].copy_from_slice(&[0xf3, 0]);
     fs::write(&file, bytes).unwrap();
@@ -96,7 +96,7 @@ fn install_is_refused_when_user_may_not_write() {
     let open = Permissions::from_mode(0o755);
     fs::set_permissions(tree.root(), open).unwrap();
     let before = files(&tree.bin());
-    // The programs must be in a folder that the other user can read.
+    // The programs must be in a folder that a user other than root can read.
     for name in ["margay", "margay-ipam"] {
         copy_program(plugin().with_file_name(name), &tree.root().join(name));
     }
@@ -127,7 +127,7 @@ fn install_is_refused_when_state_is_of_newer_version() {
     let text = fs::read_to_string(&state).unwrap();
     fs::write(&state, text.replace("\"format\": 1", "\"format\": 2")).unwrap();
     refused(&tree, &[], &["is not what this margay writes", "a newer margay"]);
-    // The installation can still be undone.
+    // An installation whose state file has a newer format can still be undone.
     tree.install(&["--undo"]).ok();
     assert_eq!(tree.version(), "v3.28.0");
 }

@@ -56,8 +56,8 @@ struct RevisionMark<'a> {
     reason: Option<&'a str>,
 }
 
-/// Returns the range of keys that contains blocks, affinities, pools and reservations. The range also contains some
-/// other keys that lie between these keys.
+/// Returns the range of keys that contains blocks, affinities, pools and reservations. The range also contains keys of
+/// other kinds, because the range extends from the first IPAM key to the last reservation.
 fn range() -> Range {
     let (first, last) = (keys::ipam_prefix(), keys::resources_prefix(ResourceKind::IpReservation));
     last.prefix_end().map_or(Range::Prefix(first.clone()), |end| Range::FromTo(first, end))
@@ -117,8 +117,8 @@ async fn watch(store: &dyn Store, start: Revision) -> kv::Result<WatchStream> {
     store.watch(WatchRequest::new(range(), start).with_prev(Prev::Return)).await
 }
 
-/// Returns the first of the newest `count` revisions. If the store has compacted some of these revisions, returns the
-/// oldest revision that is still readable.
+/// Returns the first of the newest `count` revisions. If the store has compacted some of the newest `count` revisions,
+/// returns the oldest revision that is still readable.
 async fn readable(store: &dyn Store, head: Revision, count: i64) -> kv::Result<Revision> {
     let wanted = Revision::new((head.get() - count + 1).max(1));
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::CountOnly).with_at(wanted);
