@@ -220,7 +220,7 @@ pub(crate) struct LeaseClock {
 struct LeaseTime {
     ttl: Duration,
     end: Instant,
-    /// The state of the lease's grant. Renewals do not change the state.
+    /// The state of the lease's grant. Renewals do not change the state of the grant.
     granted: GrantState,
     /// The earliest time of an attempt to revoke the lease. A failed attempt to revoke the lease postpones this time.
     revoke_from: Instant,
@@ -228,7 +228,7 @@ struct LeaseTime {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrantState {
-    /// The grant is in progress. Until the grant has finished, the lease can neither end nor be renewed.
+    /// The grant of the lease is in progress. Until the grant has finished, the lease can neither end nor be renewed.
     Pending,
     /// The time at which this process granted or loaded the lease.
     Since(Instant),

@@ -189,8 +189,8 @@ async fn answer_store_request(
     }
 }
 
-/// Changes an error of opening the store so that the error names the client's operation. That operation has not
-/// started.
+/// Changes an error of opening the store so that the error names the operation that the client requested. The requested
+/// operation has not started.
 fn at_operation(error: Error, operation: Operation) -> Error {
     if error.operation() != Operation::Open {
         return error;

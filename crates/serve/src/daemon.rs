@@ -28,7 +28,7 @@ use crate::write_queue::WriteQueue;
 
 /// Time limit for one attempt to take the store lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// After a process has opened `queue`, how often the daemon checks whether the process has joined the lock queue.
+/// How often the daemon checks whether a process that has opened `queue` has joined the lock queue.
 const DRAW_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_DRAW_CHECKS: usize = 5;
 /// Maximum number of connected clients; lower if the process's limit on open files requires it. When the maximum is
@@ -37,7 +37,7 @@ const MAX_CLIENTS: usize = 1024;
 /// Number of open files that the daemon reserves for the store and for checks of the store's lock queue.
 const RESERVED_FILES: u64 = 128;
 
-/// The state that all connections share.
+/// The daemon's state, which all connections share.
 #[derive(Debug)]
 pub struct Daemon {
     /// The store that the daemon serves.

@@ -1,8 +1,8 @@
 //! Records metrics of the daemon's own work for `/metrics`, and the time at which the daemon's store last finished an
 //! operation.
 //!
-//! Times are recorded as histograms in seconds. The values of labels come only from fixed lists in this program, so
-//! callers cannot make the metrics grow without bound.
+//! Durations are recorded in histograms, in seconds. The values of labels come only from fixed lists in this program,
+//! so callers cannot make the metrics grow without bound.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -187,8 +187,8 @@ impl QueueWorker {
                     }
                     return;
                 }
-                // The commit may have succeeded. The plugins retry for the same attachments and get the addresses that
-                // the commit may have assigned.
+                // A commit with an unknown outcome may have succeeded. The plugins retry for the same attachments and
+                // get the addresses that the commit may have assigned.
                 Err(ipam_core::Error::Store(error)) if error.outcome() == Outcome::Unknown => {
                     return jobs.into_iter().for_each(|job| job.answer(Answer::Declined(error.to_string())));
                 }
@@ -213,7 +213,7 @@ impl QueueWorker {
             Err(error) => return job.answer(Answer::Declined(error.to_string())),
         };
         // For a verb about one attachment on a cluster, the daemon takes the host lock. Plugins without the daemon take
-        // the same lock.
+        // the same host lock.
         let locks = self.shared_store.location().is_shared() && job.verb.takes_host_lock();
         let budget = job.client.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let lock = if locks { HostLock::take(&job.lock_file, budget, ready(())).await } else { None };
@@ -278,7 +278,8 @@ pub struct CancellableStore {
 }
 
 impl CancellableStore {
-    /// Wraps a store for the given clients. The time of each commit is recorded in `metrics`.
+    /// Wraps a store so that it refuses to commit once one of the given clients no longer waits. The time of each
+    /// commit is recorded in `metrics`.
     pub fn new(inner: Arc<dyn Store>, clients: Vec<Client>, metrics: Arc<Metrics>) -> Self {
         Self { inner, clients, metrics }
     }

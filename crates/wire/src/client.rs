@@ -97,8 +97,8 @@ impl DaemonConnection {
     }
 }
 
-/// Connects to a socket before `end`. While the socket's backlog is full, the kernel lets `connect` wait, because a
-/// busy daemon soon accepts connections again.
+/// Connects to a socket, and gives up at the time `end`. While the socket's backlog is full, the kernel lets `connect`
+/// wait, because a busy daemon soon accepts connections again.
 fn dial(socket: &Path, end: Instant) -> io::Result<UnixStream> {
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&stream, Timeout::Send, Some(left(end)?))?;

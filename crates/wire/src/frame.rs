@@ -38,7 +38,7 @@ const BINCODE_CONFIG: Configuration<LittleEndian, Varint, Limit<MAX_ANSWER_BODY_
 pub enum FrameKind {
     /// The daemon's first frame on a connection: a [`Hello`].
     Hello = b'h',
-    /// The daemon's confirmation that it has received a request. The body is empty.
+    /// The daemon's confirmation that it has received a request. The frame's body is empty.
     Taken = b't',
     /// A [`StallReport`] that the daemon sends every second while a verb is queued or in progress.
     Alive = b'l',
@@ -46,8 +46,8 @@ pub enum FrameKind {
     Verb = b'v',
     /// A request to the store: a [`keys::TimedRequest`](crate::keys::TimedRequest).
     Keys = b'k',
-    /// The client's announcement that it is about to wait for the store lock. The body is empty, and the daemon sends
-    /// no answer.
+    /// The client's announcement that it is about to wait for the store lock. The frame's body is empty, and the daemon
+    /// sends no answer.
     Yield = b'y',
     /// The answer to a request. The daemon sends one answer for each item of a watch.
     Answer = b'a',

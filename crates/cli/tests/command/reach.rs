@@ -149,7 +149,8 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
     cluster.memory().note(&format!("{borrowed}/31")).unwrap();
     both(cluster.candidates(""));
 
-    // The next run scans all blocks. A full scan also reads the blocks that were written since the last full scan.
+    // The next run of `gc` scans all blocks. A full scan also reads the blocks that were written since the last full
+    // scan.
     both(cluster.candidates("--all-blocks"));
     let change = |name: &str, value: Value| {
         let mut stored: Value = serde_json::from_slice(&fs::read(cluster.file()).unwrap()).unwrap();

@@ -60,7 +60,7 @@ impl Daemon {
         wait_until("the daemon greets", || greeting(lab).is_some_and(|hello| hello.process == self.pid()));
     }
 
-    /// Waits until the daemon listens. Works with a daemon of any frame version.
+    /// Waits until the daemon listens. The wait works with a daemon of any frame version.
     pub(crate) fn wait_to_listen(&self, lab: &Lab) {
         wait_until("the daemon listens", || UnixStream::connect(lab.socket()).is_ok());
     }

@@ -136,7 +136,7 @@ impl Lab {
         assert!(held.is_empty(), "{held:?}");
     }
 
-    /// Checks that `margay ipam check` finds nothing.
+    /// Checks that `margay ipam check` finds no problem.
     #[track_caller]
     pub(crate) fn is_in_order(&self) {
         let check = self.margay("ipam check -o json");
@@ -164,7 +164,8 @@ impl Drop for Lab {
     }
 }
 
-/// Returns the handle of each assigned address in an open store. Sticky addresses of released workloads are omitted.
+/// Returns the handle of each assigned address in an open store. The result omits sticky addresses of released
+/// workloads.
 pub(crate) async fn held_in(open: &OpenStore) -> BTreeMap<IpAddr, String> {
     let all = open.store().list(Range::All).await.unwrap();
     let mut held = BTreeMap::new();

@@ -42,7 +42,7 @@ pub struct DaemonInfo {
 /// Limits on the HTTP server's connections and requests.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientLimits {
-    /// Maximum number of connections. Further clients get the status 503.
+    /// Maximum number of connections. When the maximum is reached, further clients get the HTTP status 503.
     pub connections: usize,
     /// Time limit for receiving the headers of a request. An idle connection that waits for its next request is also
     /// closed after this time.
@@ -131,8 +131,8 @@ impl PageContext {
         self
     }
 
-    /// Limits `/metrics` to this node's part of a cluster's store. With this limit, the cost of `/metrics` does not
-    /// grow with the cluster.
+    /// Limits `/metrics` to this node's part of a cluster's store. With a limited reach, the cost of `/metrics` does
+    /// not grow with the cluster.
     #[must_use]
     pub fn with_reach(mut self, reach: NodeReach) -> Self {
         self.reach = Some(reach);

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use crate::book::engine;
 
-/// The prompts that begin a command line, and the programs whose commands the test runs. Lines with a prompt but with
-/// another program count as output.
+/// The prompts that begin a command line, and the programs whose commands the test runs. Lines that begin with a prompt
+/// but not with one of these programs count as output.
 const PROMPTS: [&str; 2] = ["# ", "$ "];
 const OURS: [&str; 3] = ["margay", "cat", "echo"];
 /// Pages on which the test also runs the program `ip`, because `ip` shows the state of the page's machine.

@@ -122,7 +122,7 @@ fn commands_are_all_covered() {
     margay(["man-pages".as_ref(), folder.path().as_os_str()]).answer();
     let pages = fs::read_dir(folder.path()).unwrap().map(|page| page.unwrap().file_name().into_string().unwrap());
     let pages: BTreeSet<String> = pages.map(|page| page.trim_end_matches(".1").to_owned()).collect();
-    // A command that has subcommands does nothing else, except for `import`.
+    // A command that has subcommands is only a group of commands, except for `import`.
     let is_group =
         |page: &String| *page != "margay-import" && pages.iter().any(|other| other.starts_with(&format!("{page}-")));
     let there: BTreeSet<String> = pages.iter().filter(|page| !is_group(page)).cloned().collect();

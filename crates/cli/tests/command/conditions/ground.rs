@@ -109,7 +109,7 @@ impl Ground {
         self.lab.location.path().unwrap()
     }
 
-    /// Returns the location of the store on which a command succeeds.
+    /// Returns the location of the store on which the given command succeeds.
     pub(crate) fn place_for(&self, command: &Command) -> Location {
         if command.kind == Kind::Fills { self.beside("empty/store") } else { self.lab.location.clone() }
     }

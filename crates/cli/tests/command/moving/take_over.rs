@@ -27,7 +27,7 @@ fn take_over_from_host_local_and_back() {
         let json = at(&location, &[&args[..], &["-o", "json"]].concat()).json();
         assert_eq!((&json["taken_over"], &json["there_already"]), (&4.into(), &0.into()), "{json}");
 
-        // The second run of the import also finds some records that cannot be taken over.
+        // In the second run of the import, some records cannot be taken over.
         file("10.99.0.1", "c3\r\neth0");
         file("10.88.0.1", "c4\r\neth0");
         file("10.99.0.8", "");

@@ -215,7 +215,7 @@ impl AddressRow {
 }
 
 /// Calls `see` for each well-formed block of the revision `at`, until `see` returns a break. If `at` is less than 1,
-/// visits the blocks of the newest revision. Returns the visited revision.
+/// visits the blocks of the newest revision. Returns the revision whose blocks were visited.
 pub(super) async fn visit_blocks(
     store: &dyn Store,
     at: Revision,

@@ -215,7 +215,7 @@ fn event(name: &str, id: Option<Revision>, document: &impl Serialize) -> Bytes {
     format!("event: {name}\n{id}data: {data}\n\n").into()
 }
 
-/// Maximum number of events in a history. Older events are omitted.
+/// Maximum number of events in a history. A longer history omits its oldest events.
 const MAX_HISTORY_EVENTS: usize = 500;
 /// Maximum number of attempts to read a history. An attempt fails if the store compacts the history meanwhile.
 const MAX_ATTEMPTS: usize = 3;

@@ -24,7 +24,7 @@ struct Overview {
     pools: Vec<PoolRow>,
     nodes: Vec<NodeRow>,
     nodes_total: usize,
-    /// The quotas whose limits are most used.
+    /// The quotas that are closest to their limits.
     quotas: Vec<QuotaRow>,
     quotas_total: usize,
     /// The number of blocks outside of all pools.
