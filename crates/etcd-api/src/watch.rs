@@ -41,8 +41,8 @@ pub(crate) type WatchAnswers = Pin<Box<dyn Stream<Item = Result<PbWatchResponse,
 /// Maximum number of messages that wait for a client that does not read. When this queue is full, the client's watches
 /// also wait, without losing events.
 const MAX_QUEUED_MESSAGES: usize = 16;
-/// How long a requested progress report may wait for slower watches. After this time, the events of later revisions are
-/// sent only after the report.
+/// How long a requested progress report may wait for slower watches. When the timeout has passed, the events of later
+/// revisions are sent only after the report.
 const PROGRESS_TIMEOUT: Duration = Duration::from_millis(300);
 /// Maximum number of watch items that wait for a progress report. If more items wait, the progress report is dropped,
 /// and the client must request another report.

@@ -16,8 +16,8 @@ pub fn socket(name: &str) -> PathBuf {
     Path::new(SOCKET_FOLDER).join(format!("{name}.sock"))
 }
 
-/// If the sockets of two stores get the same name, the daemon's greeting distinguishes the stores. The folder must be
-/// an absolute path without symbolic links.
+/// Returns the socket's name for an embedded store in this folder, in the spelling of `systemd-escape --path`. The
+/// folder must be an absolute path without symbolic links.
 pub fn of_folder(folder: &Path) -> String {
     let name = escaped(folder);
     if name.len() <= MAX_NAME_BYTES { name } else { hashed("store", folder.as_os_str()) }
@@ -48,8 +48,8 @@ fn escaped(path: &Path) -> String {
     if name.is_empty() { "-".to_owned() } else { name }
 }
 
-/// Returns a socket's name that consists of a kind and the 16 hexadecimal digits of a 64-bit FNV-1a hash. If two stores
-/// have the same name, the daemon's greeting distinguishes them.
+/// Returns a socket's name that consists of a kind and the 16 hexadecimal digits of a 64-bit FNV-1a hash. If the
+/// sockets of two stores get the same name, the daemon's greeting distinguishes the stores.
 fn hashed(kind: &str, text: &OsStr) -> String {
     let hash = text
         .as_bytes()

@@ -1,4 +1,4 @@
-//! Tests `margay conformance` on stores of every kind and condition.
+//! Tests `margay conformance` on missing, empty, filled and unusable stores of all kinds.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};

@@ -197,8 +197,8 @@ fn cursor_is_refused_when_of_another_store() {
         fs::write(hook.folder.path().join("cursor"), format!(r#"{{"store":"","revision":{lost}}}"#)).unwrap();
         let failure = at(location, &args).failure();
         assert!(failure.contains(&format!("begins after revision {lost}")), "{location}: {failure}");
-        // New events raise the store's revision above the cursor's revision. The watch must still refuse the cursor,
-        // because the store never had the events up to the cursor's revision.
+        // New events raise the store's revision above the cursor's revision. The watch must still refuse the cursor:
+        // the store's events up to the cursor's revision are not those that the watch has seen.
         for _ in 0..3 {
             assign(location, "c2").unwrap();
             release(location, "c2").unwrap();

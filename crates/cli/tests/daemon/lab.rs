@@ -47,7 +47,8 @@ impl Lab {
         self.0.store = folder.canonicalize().unwrap().join("store");
     }
 
-    /// Creates a lab on a disk of 24 MiB. Returns the lab and the folder of the disk. Requires [`with_own_mounts`].
+    /// Creates a lab on a disk of 24 MiB. Returns the lab, and the folder at which the disk is mounted. Requires
+    /// [`with_own_mounts`].
     pub(crate) fn on_small_disk(engine: &'static str) -> (Self, PathBuf) {
         let mut lab = Self::new(engine);
         let disk = lab.root().join("disk");
@@ -182,7 +183,7 @@ pub(crate) async fn held_in(open: &OpenStore) -> BTreeMap<IpAddr, String> {
     held
 }
 
-/// Processes that this thread starts run in the new namespace.
+/// Returns an allocator on an open store, with the same settings as in the plugin.
 pub(crate) fn ipam_on(open: &OpenStore) -> Ipam {
     Ipam::new(open.store(), Nodes::FirstSeen)
 }
@@ -192,7 +193,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
 }
 
 /// Moves this thread to a new mount namespace with an empty `/run/margay` that all users may read. Processes that this
-/// thread starts run in the same namespace.
+/// thread starts run in the new mount namespace.
 pub(crate) fn with_own_mounts() {
     unshare(CloneFlags::CLONE_NEWNS).unwrap_or_else(|error| panic!("{error} (this test needs root)"));
     let nothing = None::<&str>;

@@ -96,7 +96,7 @@ fn overwritten_main_plugin_is_told_and_repaired() {
 fn two_own_programs_are_told_and_merged() {
     let tree = after_the_first_step();
     tree.install(&STEP).ok();
-    // The node is now as after an upgrade of Margay after which `margay install --main-plugin` was not run again.
+    // The node is now as if Margay had been upgraded without running `margay install --main-plugin` again.
     tree.install(&["--undo"]).ok();
     tree.install(&["--beside-calico"]).ok();
     fs::copy(tree.target(), tree.main_target()).unwrap();

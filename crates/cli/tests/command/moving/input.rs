@@ -171,7 +171,7 @@ items:
         expected
     );
 
-    // The file contains pods: a pod that is not on a node, and a record without a pod.
+    // The file now also contains pods: one pod is on no node, and one record has no pod in the file.
     let pods = "- {kind: Pod, metadata: {namespace: shop, name: web-0}, spec: {nodeName: \"\"}}\n- {kind: Pod, metadata: {namespace: shop, name: web-1}, spec: {nodeName: node1}}\n";
     fs::write(&file, records.to_owned() + pods).unwrap();
     let (_, left_out) = taken(&location, &args);

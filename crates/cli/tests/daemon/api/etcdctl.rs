@@ -133,7 +133,7 @@ fn etcdctl_is_refused_with_reason_when_not_offered() {
         assert!(refused.code != Some(0) && refused.err.contains(text), "{args}: {refused:?}");
     }
     // A client that has a user name and password sends its requests without them, because the API has no users. Clients
-    // of an etcd without users also continue without a user name and password.
+    // of an etcd without users drop the user name and password in the same way.
     assert_eq!(api.etcdctl("--user root:secret put /t/a 1").ok().out, "OK\n");
     api.end();
 }
