@@ -49,7 +49,7 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// Returns the name and URLs of the cluster's only member.
     fn identity(&self) -> MemberIdentity;
 
-    /// Returns which store is open. The method must be cheap, because the API calls it for every answer.
+    /// Identifies the store that is open now. The method must be cheap, because the API calls it for every answer.
     fn place(&self) -> StoreGeneration;
 
     /// Returns the disk space of the store.
@@ -61,7 +61,7 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// Checks that the disk has space for puts.
     ///
     /// # Errors
-    /// `NoSpace` if the disk has no space for puts; any error of reaching the store.
+    /// `NoSpace` if the disk has no space for puts; any error if the store cannot be reached.
     async fn check_room(&self) -> kv::Result<()>;
 
     /// Raises the oldest revision that clients of the API may read. A store that does not keep a separate oldest
@@ -84,7 +84,8 @@ pub trait Backing: Debug + Send + Sync + 'static {
     /// transaction.
     ///
     /// # Errors
-    /// `LeaseNotFound`; `RevisionRegressed` if another store has replaced the store `of`; any store error.
+    /// `LeaseNotFound` if the store has no lease with this id; `RevisionRegressed` if another store has replaced the
+    /// store `of`; any store error.
     async fn revoke(&self, id: LeaseId, of: StoreGeneration) -> kv::Result<Revision>;
 
     /// Lists all granted leases.

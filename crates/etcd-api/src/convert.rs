@@ -1,8 +1,8 @@
 //! Converts requests, answers and errors between etcd's messages and this project's types.
 //!
-//! For the answer of a read, this module also filters by revision, sorts, and then applies the limit, because a store
-//! neither filters by revision nor sorts. The table of [`Refusal`] has the code and text of each error of etcd that
-//! this crate uses. Go clients compare the texts (`rpctypes`), so the texts must equal etcd's.
+//! A store neither filters by revision nor sorts, so this module does both after a read, and then applies the limit.
+//! The table of [`Refusal`] has the code and text of each error of etcd that this crate uses. Go clients compare the
+//! texts (`rpctypes`), so the texts must equal etcd's.
 
 use std::cmp::Ordering;
 
@@ -44,7 +44,7 @@ pub(crate) fn key_value(kv: Kv) -> PbKeyValue {
 }
 
 /// A transaction for the store, and the shapes of the reads' answers. The lists `success` and `failure` have one item
-/// for each operation of the branch, in order. The item is `None` unless the operation is a read.
+/// for each operation of their branch, in order. The item is `None` unless the operation is a read.
 pub(crate) struct TranslatedTxn {
     pub(crate) txn: Txn,
     pub(crate) success: Vec<Option<ReadShape>>,
@@ -182,7 +182,7 @@ impl ReadShape {
             // No sorting is needed, because a store returns keys in ascending order.
             (0 | 1, SortField::Key) => None,
             (2, by) => Some((by, SortDirection::Descending)),
-            // If a request has a sort target other than the key but no sort order, the order is ascending.
+            // If a request names a sort target other than the key but no sort order, the order is ascending.
             (_, by) => Some((by, SortDirection::Ascending)),
         };
         Self {

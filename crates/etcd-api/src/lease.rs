@@ -220,15 +220,15 @@ pub(crate) struct LeaseClock {
 struct LeaseTime {
     ttl: Duration,
     end: Instant,
-    /// The state of the lease's grant. Renewals do not change the state.
+    /// The state of the lease's grant. Renewals do not change the state of the grant.
     granted: GrantState,
-    /// The earliest time of an attempt to revoke the lease. A failed attempt postpones this time.
+    /// The earliest time of an attempt to revoke the lease. A failed attempt to revoke the lease postpones this time.
     revoke_from: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GrantState {
-    /// The grant is in progress. Until the grant has finished, the lease can neither end nor be renewed.
+    /// The grant of the lease is in progress. Until the grant has finished, the lease can neither end nor be renewed.
     Pending,
     /// The time at which this process granted or loaded the lease.
     Since(Instant),
@@ -304,7 +304,7 @@ impl LeaseClock {
         }
     }
 
-    /// Removes a lease that the store does not have from the clock.
+    /// Removes a lease from the clock, because the store does not have the lease.
     fn forget(&self, id: LeaseId) {
         self.times().remove(&id);
     }
@@ -347,7 +347,7 @@ impl LeaseClock {
         ids
     }
 
-    /// Returns whether a lease has this id, or is being granted with it.
+    /// Returns whether a lease has this id or is being granted with this id.
     pub(crate) fn has(&self, id: LeaseId) -> bool {
         self.times().contains_key(&id)
     }
@@ -416,8 +416,8 @@ impl LeaseClock {
         let begun = Instant::now();
         let leases = backing.leases().await?;
         let mut times = self.times();
-        // Recently granted leases are kept, because the list may be older than a grant that is in progress or has just
-        // been confirmed.
+        // Recently granted leases are kept: the list of leases may be older than a grant that is in progress or has
+        // just been confirmed.
         times.retain(|_, time| match time.granted {
             GrantState::Pending => true,
             GrantState::Since(since) => since >= begun,

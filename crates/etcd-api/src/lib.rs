@@ -2,8 +2,8 @@
 //!
 //! # Inside
 //!
-//! Serves etcd's v3 API for a store. The crate only translates: the store carries out each request, and the crate
-//! presents the results as etcd's clients expect them, including the texts of errors.
+//! Serves etcd's v3 API for a store. The crate only translates: the store carries out each request. The crate presents
+//! the results as etcd's clients expect them, including etcd's error texts.
 //!
 //! The type [`Api`] implements the gRPC services. The trait [`Backing`] has the methods that the services need besides
 //! [`kv::Store`]. The crate is independent of storage engines and of IPAM.
@@ -43,7 +43,7 @@ use watch::WatchService;
 pub const VERSION: &str = "3.5.13";
 
 /// Maximum number of streams per connection that the client has reset before the server accepted them. The limit is
-/// high because a client that drops many calls is not an attack.
+/// high, because a client that cancels many calls is not attacking the server.
 const MAX_PENDING_RESETS: usize = 10_000;
 
 /// Maximum number of open streams per connection. With the default limit of 200 streams, clients that open a stream for
@@ -59,7 +59,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(10 * 60);
 const MIN_REPORT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long a request about the server itself waits for the store while another process has it. After this time, the
-/// header has the newest revision of earlier answers.
+/// answer's header has the newest revision of all earlier answers.
 const STORE_WAIT_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Implements etcd's gRPC services for a store. An `Api` is cheap to clone.
@@ -147,14 +147,15 @@ impl Api {
         Ok(found.revision)
     }
 
-    /// Returns the revision of [`Self::revision_within`] for a request that must be answered without waiting for
-    /// another process.
+    /// Returns a recent revision, like [`Self::revision_within`], for a request that must be answered without waiting
+    /// for another process.
     async fn recent_revision(&self) -> Result<Revision, Status> {
         self.revision_within(STORE_WAIT_TIMEOUT).await
     }
 
-    /// Returns the store's revision. If the store cannot be read within `patience`, because another process has it or a
-    /// full disk keeps it from being opened again, returns the newest revision of an earlier answer instead.
+    /// Returns the store's revision. A read fails while another process has the store, or while a full disk keeps the
+    /// store from being opened again. If the store cannot be read within `patience`, returns the newest revision of an
+    /// earlier answer instead.
     async fn revision_within(&self, patience: Duration) -> Result<Revision, Status> {
         let read = timeout(patience, self.revision()).await;
         if let Ok(Ok(revision)) = read {

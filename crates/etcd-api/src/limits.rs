@@ -1,6 +1,6 @@
 //! Limits the number of unanswered requests, their bytes in memory, and the time in which a message must arrive. If a
-//! client exceeds its share, the server refuses the client's request with etcd's text for too many requests. The
-//! requests of other clients are not affected.
+//! client exceeds its share, the server refuses the client's request with etcd's text for too many requests. A refused
+//! client does not affect the requests of other clients.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -34,7 +34,8 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Length of the prefix of a gRPC message in bytes. The prefix has a flag and the message's length.
 const GRPC_PREFIX_BYTES: usize = 5;
 
-/// A connection's share of the limits. Each request of a connection has the connection's share in its extensions.
+/// A connection's share of the memory for unanswered messages. Each request of a connection has the connection's share
+/// in its extensions.
 #[derive(Clone, Debug)]
 pub struct ClientShare {
     bytes: Arc<Semaphore>,
@@ -156,8 +157,8 @@ struct IncomingBody {
 }
 
 impl IncomingBody {
-    /// Returns whether the client still has to send a part of a message that has begun, or the only message of the
-    /// request.
+    /// Returns whether the client still has to send bytes: the rest of a message that has begun, or the request's only
+    /// message.
     fn is_owed(&self) -> bool {
         self.rest > 0 || !self.header.is_empty() || (self.messages == MessageCount::One && !self.begun)
     }
@@ -265,7 +266,7 @@ mod tests {
     }
 
     impl Sending {
-        /// Starts a request to a service that reads the whole body and then takes the time `takes`.
+        /// Starts a request to a service that reads the whole body and then works for the duration `takes`.
         fn begin(limits: &Limits, client: &ClientShare, path: &str, takes: Duration) -> Self {
             let (parts, sent) = unbounded();
             let body = Body::new(StreamBody::new(sent.map(|part| Ok::<_, Infallible>(Frame::data(part)))));

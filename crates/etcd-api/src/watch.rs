@@ -2,8 +2,9 @@
 //! this task sends on the stream.
 //!
 //! A progress report is never ahead of an event: the task reports a revision only after every watch of the stream has
-//! delivered all events up to the revision (k3s-io/kine#731 shows the damage of an early report). A progress report is
-//! never behind an event: the revision of a report is at least the revision of the newest event on the stream.
+//! delivered all events up to the revision. The issue k3s-io/kine#731 shows the damage of an early report. A progress
+//! report is never behind an event: the revision of a report is at least the revision of the newest event on the
+//! stream.
 //!
 //! The service uses small buffers, because a client may open a separate stream for each watch. Two buffers of the
 //! default size (8 KiB each) would take half of the memory of a watch with its own stream.
@@ -40,10 +41,11 @@ pub(crate) type WatchAnswers = Pin<Box<dyn Stream<Item = Result<PbWatchResponse,
 /// Maximum number of messages that wait for a client that does not read. When this queue is full, the client's watches
 /// also wait, without losing events.
 const MAX_QUEUED_MESSAGES: usize = 16;
-/// How long a requested progress report may wait for slower watches. After this time, later events wait for the report.
+/// How long a requested progress report may wait for slower watches. When the timeout has passed, the events of later
+/// revisions are sent only after the report.
 const PROGRESS_TIMEOUT: Duration = Duration::from_millis(300);
-/// Maximum number of items that wait for a progress report. If more items wait, the report is dropped, and the client
-/// must request another report.
+/// Maximum number of watch items that wait for a progress report. If more items wait, the progress report is dropped,
+/// and the client must request another report.
 const MAX_HELD_BACK_EVENTS: usize = 256;
 /// The watch id of messages about a whole stream.
 const NO_WATCH_ID: i64 = -1;
@@ -249,9 +251,9 @@ impl WatchSession {
         self.report_requested().await
     }
 
-    /// Returns the revision of an overdue progress report; later events must wait for this report. Without the wait,
-    /// quiet watches would never all reach the newest event of a busy watch, because each watch of the store reports
-    /// its progress every 200 ms at a different time.
+    /// Returns the revision of an overdue progress report; later events must wait for this report. Each watch of the
+    /// store reports its progress every 200 ms, but at a different time. If later events did not wait, quiet watches
+    /// would never all reach the newest event of a busy watch.
     fn overdue(&self) -> Option<Revision> {
         let requested = self.requested.filter(|requested| requested.since.elapsed() >= PROGRESS_TIMEOUT)?;
         Some(requested.revision.max(self.newest))
@@ -340,8 +342,8 @@ impl WatchSession {
         self.send(refused).await
     }
 
-    /// Ends a watch whose next revision is compacted. As in etcd, the message gives the reason only by its compact
-    /// revision.
+    /// Ends a watch whose next revision is compacted. As in etcd, only the compact revision in the message tells the
+    /// client the reason.
     async fn compacted(&mut self, id: i64, now: Revision, mark: Revision, is_new: bool) -> Result<(), StreamEnded> {
         if is_new {
             self.send(PbWatchResponse { watch_id: id, created: true, ..self.message(now) }).await?;
@@ -455,8 +457,8 @@ impl ClientWatch {
     }
 
     /// Returns the messages for a watch's events at one revision; no messages if the client filters all of these
-    /// events. `header` is the header for this revision. As in etcd, previous entries are omitted unless the revision
-    /// is greater than `oldest`, the oldest revision that can be read.
+    /// events. `header` is the answer header for the revision of the events. As in etcd, previous entries are omitted
+    /// unless the revision is greater than `oldest`, the oldest revision that can be read.
     pub(crate) fn messages(
         &mut self,
         id: i64,

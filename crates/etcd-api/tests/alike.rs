@@ -1,8 +1,8 @@
 //! Sends equal requests from etcd's client library to a real etcd and to this API, and compares answers, error codes
 //! and error texts.
 //!
-//! The compared revisions are relative to the revision at the start of a case. Cases exclude features that the tested
-//! version of etcd lacks.
+//! The compared revisions are relative to the revision at the start of a test case. The test cases leave out features
+//! that the tested version of etcd lacks.
 
 #[path = "alike/progress.rs"]
 mod progress;
@@ -24,7 +24,7 @@ use testkit::server::Etcd;
 /// One side of the comparison: etcd or this API.
 struct Side {
     client: Client,
-    /// The server's revision at the start of the case.
+    /// The server's revision at the start of the test case.
     base: i64,
     said: Vec<String>,
 }

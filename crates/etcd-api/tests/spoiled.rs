@@ -126,8 +126,8 @@ async fn lease_that_cannot_be_revoked_delays_no_other() -> Done {
     server.stop().await
 }
 
-/// Replaces the store while a grant is in progress, before and after the commit of the grant, so that the clock loads
-/// the leases of the other store.
+/// Replaces the store while a grant is in progress: once before the grant commits, and once after the commit. After a
+/// replacement, the clock loads the leases of the other store.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_grant_meeting_another_store_ends_in_time() -> Done {
     let generation = Arc::<AtomicU64>::default();

@@ -1,4 +1,4 @@
-//! Accepts clients on the private socket and on the listeners of the page and of etcd's API.
+//! Accepts clients on the private socket and on the listeners of the web page and of etcd's API.
 
 use std::io;
 use std::sync::Arc;
@@ -47,11 +47,11 @@ impl ClientStream {
 pub(crate) enum ExcessPolicy {
     /// Leaves the client in the listener's backlog until another client disconnects.
     Waits,
-    /// Accepts the client without a permit, so that the caller can turn it away.
+    /// Accepts the client without a permit; the caller can then reject the client.
     IsAccepted,
 }
 
-/// A listener and the permits for its clients, which limit the number of connections.
+/// A listener, and the permits that limit the number of the listener's connections.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     /// The kind of clients that connect to this listener, for log messages.
@@ -66,8 +66,8 @@ impl Acceptor {
         Self { what, listener, room, excess }
     }
 
-    /// Accepts the next client. The permit is `None` if the client exceeds the maximum number of clients. Dropping the
-    /// future loses no client.
+    /// Accepts the next client. The permit is `None` if the client exceeds the maximum number of clients. No client is
+    /// lost if the returned future is dropped before it completes.
     pub(crate) async fn next(&self) -> (ClientStream, Option<OwnedSemaphorePermit>) {
         loop {
             let place = match self.excess {

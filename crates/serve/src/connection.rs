@@ -189,7 +189,8 @@ async fn answer_store_request(
     }
 }
 
-/// Changes an error of opening the store so that it names the client's operation, which has not started.
+/// Changes an error of opening the store so that the error names the operation that the client requested. The requested
+/// operation has not started.
 fn at_operation(error: Error, operation: Operation) -> Error {
     if error.operation() != Operation::Open {
         return error;
@@ -219,8 +220,8 @@ async fn carry_out(
         keys::Request::Range(request) => keys::StoreReply::Range(kept.store(Purpose::Any)?.range(request).await?),
         keys::Request::Txn(txn, purpose) => {
             let store = kept.store(purpose)?;
-            // Other clients' reads succeed while a commit hangs, so reads must not count as a beat of the store's
-            // pulse.
+            // Reads of other clients succeed even while a commit hangs, so a read must not count as progress of the
+            // store.
             keys::StoreReply::Txn(if txn.is_read_only() {
                 store.txn(txn).await?
             } else {

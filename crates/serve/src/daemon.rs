@@ -28,16 +28,16 @@ use crate::write_queue::WriteQueue;
 
 /// Time limit for one attempt to take the store lock.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(60);
-/// After a process has opened `queue`, how often the daemon checks whether the process has drawn a queue ticket.
+/// How often the daemon checks whether a process that has opened `queue` has joined the lock queue.
 const DRAW_INTERVAL: Duration = Duration::from_millis(1);
 const MAX_DRAW_CHECKS: usize = 5;
 /// Maximum number of connected clients; lower if the process's limit on open files requires it. When the maximum is
 /// reached, new clients wait in the socket's backlog until a connected client disconnects.
 const MAX_CLIENTS: usize = 1024;
-/// Number of open files reserved for the store and for checks of the store's lock queue.
+/// Number of open files that the daemon reserves for the store and for checks of the store's lock queue.
 const RESERVED_FILES: u64 = 128;
 
-/// The state that all connections share.
+/// The daemon's state, which all connections share.
 #[derive(Debug)]
 pub struct Daemon {
     /// The store that the daemon serves.
@@ -98,8 +98,8 @@ impl Daemon {
     }
 }
 
-/// Returns the maximum number of connected clients. Some file descriptors stay free, because without them the daemon
-/// can neither see which process waits for the store lock nor take the lock again.
+/// Returns the maximum number of connected clients. Some file descriptors stay free, because the daemon needs
+/// descriptors to see waiting processes and to take the store lock again.
 fn max_clients() -> usize {
     let limit = getrlimit(Resource::Nofile);
     // Linux keeps the soft limit on open files low only for programs that use select(2).
@@ -118,8 +118,8 @@ async fn yield_to_waiters(daemon: Arc<Daemon>) {
         shared_store.wait_until_open().await;
         let mut watcher = QueueWatcher::new(&folder);
         let announced = loop {
-            // A process that has opened `queue` is about to draw its ticket. The process may have opened `queue` before
-            // the watcher started.
+            // A process that has opened `queue` is about to join the lock queue. The process may have opened `queue`
+            // before the watcher started.
             if is_wanted_soon(shared_store).await {
                 break YieldAnnouncement::No;
             }
@@ -144,10 +144,10 @@ async fn is_wanted_soon(shared_store: &SharedStore) -> bool {
     shared_store.is_wanted()
 }
 
-/// Interval at which the queue is polled where inotify is unavailable.
+/// Interval at which the lock queue is polled where inotify is unavailable.
 const POLL_INTERVAL: Duration = Duration::from_millis(15);
-/// Interval at which the queue is polled even with inotify. Inotify does not report that a parent of the store's folder
-/// was moved.
+/// Interval at which the lock queue is polled even with inotify. Inotify does not report that a parent of the store's
+/// folder was moved.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(1);
 const EVENT_BUFFER_BYTES: usize = 1024;
 

@@ -5,8 +5,8 @@
 //! - [`daemon`] and `connection`: serve the store to plugins and commands through the private socket.
 //! - [`socket`]: the exclusive right to serve a store, and the path of the private socket.
 //! - [`accept`]: accepts clients at every listener.
-//! - [`http`]: serves Prometheus metrics and the page, from [`metrics`] and the store. The pulse in [`metrics`] tells
-//!   waiting clients when the store last finished an operation.
+//! - [`http`]: serves Prometheus metrics and a web page, with data from [`metrics`] and the store. The pulse in
+//!   [`metrics`] tells waiting clients when the store last finished an operation.
 //! - [`api`]: offers etcd's API in front of an embedded store to other programs.
 //! - [`life`]: starts and stops the daemon, and reports readiness and liveness to systemd.
 

@@ -42,7 +42,7 @@ pub enum StartError {
     /// The daemon cannot create the private socket.
     #[error("cannot listen in {folder}: {0}", folder = wire::name::SOCKET_FOLDER)]
     Socket(#[source] io::Error),
-    /// The daemon cannot offer the page at this address.
+    /// The daemon cannot offer the web page at this address.
     #[error("cannot listen at {0} for --http: {1}; give another 127.0.0.1:PORT or unix:PATH")]
     Http(String, #[source] io::Error),
     /// The daemon cannot offer etcd's API.
@@ -51,7 +51,7 @@ pub enum StartError {
     /// The store's format cannot keep bounds on its history.
     #[error("the options --history-... take a store of format 2: upgrade it with: margay --store {0} store upgrade")]
     History(Location),
-    /// Any other operating-system error.
+    /// An operating-system error that prevents the start, for example while signal handlers are set up.
     #[error("cannot start: {0}")]
     System(#[source] io::Error),
 }
@@ -61,9 +61,9 @@ pub enum StartError {
 pub struct Options {
     /// The location of the store.
     pub location: Location,
-    /// Addresses of the page and the metrics: `HOST:PORT` or `unix:PATH`.
+    /// Addresses at which the daemon serves the web page and the metrics: `HOST:PORT` or `unix:PATH`.
     pub http: Vec<String>,
-    /// Host names under which a browser may open the page, besides the loopback names.
+    /// Host names under which a browser may open the web page, besides the loopback names.
     pub hosts: Vec<String>,
     /// Options of etcd's API.
     pub api: api::ApiOptions,
@@ -153,10 +153,10 @@ fn notify(states: &[NotifyState<'_>]) {
 /// Prefix of an HTTP address that is the path of a unix socket.
 const UNIX_PREFIX: &str = "unix:";
 
-/// Offers the page at all configured addresses. Returns the part of the startup line that lists these addresses.
+/// Offers the web page at all configured addresses. Returns the part of the startup line that lists the addresses.
 ///
 /// # Errors
-/// Names the address that cannot be used.
+/// An error that names the address that cannot be used.
 async fn offer_page(daemon: &Arc<Daemon>, options: &Options, tasks: &mut JoinSet<()>) -> Result<String, StartError> {
     let page = Arc::new(page_context(daemon, options));
     let mut said = String::new();

@@ -1,7 +1,8 @@
-//! Records metrics of the daemon's own work for `/metrics`, and the pulse of the daemon's store.
+//! Records metrics of the daemon's own work for `/metrics`, and the time at which the daemon's store last finished an
+//! operation.
 //!
-//! Times are recorded as histograms in seconds. The values of labels come only from fixed lists in this program, so
-//! callers cannot make the metrics grow without bound.
+//! Durations are recorded in histograms, in seconds. The values of labels come only from fixed lists in this program,
+//! so callers cannot make the metrics grow without bound.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -174,7 +175,7 @@ impl Metrics {
         self.viewers.get()
     }
 
-    /// Renders all metrics in the OpenMetrics text format, without the end mark.
+    /// Renders all metrics in the OpenMetrics text format, without the final `# EOF` line.
     pub fn text(&self) -> String {
         let mut text = String::new();
         // Writing to a `String` cannot fail.
@@ -224,8 +225,8 @@ impl Pulse {
         self.last.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// Counts the store as alive until [`Self::wait_ends`] is called: another process has the store, or its engine is
-    /// being opened.
+    /// Counts the store as alive until [`Self::wait_ends`] is called. The caller waits for another process that has the
+    /// store, or for the engine to open.
     pub fn wait_begins(&self) {
         self.waits.fetch_add(1, Ordering::Relaxed);
     }
@@ -236,8 +237,8 @@ impl Pulse {
         self.waits.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Returns for how long the store has finished no operation. Only the time after `received_at`, when a request
-    /// arrived, counts.
+    /// Returns the time since the store last finished an operation. If a request arrived later, at `received_at`,
+    /// returns only the time since this arrival.
     pub fn stalled_for(&self, received_at: Instant) -> Duration {
         if self.waits.load(Ordering::Relaxed) > 0 {
             return Duration::ZERO;

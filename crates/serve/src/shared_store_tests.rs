@@ -1,5 +1,5 @@
-//! Tests of shared-store futures that are no longer polled. The owner of such a future may be a task that waits for a
-//! client which does not read.
+//! Tests of shared-store futures that are no longer polled. For example, a task does not poll its future while the task
+//! waits for a client that does not read.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use tokio::time::sleep;
 
 use crate::api::ServedStore;
 
-/// A call that takes longer than this must be waiting for a future that is not polled.
+/// Duration after which a call must be waiting for a future that is no longer polled.
 const STUCK: Duration = Duration::from_secs(20);
 /// Time limit for taking the store lock in a test.
 const WAIT: Duration = Duration::from_secs(60);
-/// Number of polls before the owner of a future stops polling it.
+/// Numbers of polls after which a test stops polling a future.
 const POLLS: [usize; 4] = [1, 2, 3, 5];
 
 type StoppedFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -216,7 +216,7 @@ async fn stopped_future_in_hand_over_of_sled_blocks_nothing() {
     stops_while_lent("sled").await;
 }
 
-/// A watch that is no longer polled during a hand-over later continues without a gap.
+/// A watch that is not polled during a hand-over loses no event and continues when it is polled again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_watch_in_hand_over_loses_nothing() {
     for engine in ["redb", "sled"] {

@@ -17,8 +17,8 @@ use wire::{FileId, name};
 const FOLDER_MODE: u32 = 0o1777;
 /// Mode of a private socket. The daemon checks which user connects.
 const SOCKET_MODE: u32 = 0o666;
-/// Number of attempts to take a serve lock, and the interval between the attempts. A lock that is taken may be free
-/// again soon: a daemon also takes the locks of stopped daemons for a moment to remove stale files.
+/// Number of attempts to take a serve lock, and the interval between the attempts. A taken lock may soon be free again,
+/// because daemons that clean up briefly take the locks of stopped daemons.
 const MAX_ATTEMPTS: usize = 5;
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(10);
 
@@ -117,7 +117,7 @@ impl ServeLock {
     }
 }
 
-/// Removes the sockets and lock files of this user's daemons that were killed.
+/// Removes the sockets and lock files that killed daemons of this user have left.
 pub fn remove_stale() {
     let Ok(entries) = fs::read_dir(name::SOCKET_FOLDER) else { return };
     let bound = fs::read_to_string("/proc/net/unix").unwrap_or_default();
@@ -155,8 +155,8 @@ impl Drop for ServeLock {
 fn make_folder() -> io::Result<()> {
     let folder = Path::new(name::SOCKET_FOLDER);
     if let Some(above) = folder.parent().filter(|above| above.is_dir()) {
-        // Earlier versions of the plugin created the parent folder for root only. Only the folder's owner can change
-        // its mode.
+        // Earlier versions of the plugin created the parent folder for root only. Setting the mode fails for every user
+        // except the folder's owner and root.
         let _ = fs::set_permissions(above, Permissions::from_mode(0o755));
     }
     if folder.is_dir() {

@@ -2,8 +2,8 @@
 //! share one commit.
 //!
 //! The queue works in rounds and keeps one [`OpenGuard`] per round. A round assigns addresses for all waiting ADDs,
-//! then carries out one other verb. A process that waits for the store lock therefore waits for one round at most, and
-//! no commit spans two rounds. A verb is dropped if its [`Client`] has disconnected or run out of time.
+//! then carries out one verb of another kind. A process that waits for the store lock therefore waits for one round at
+//! most, and no commit spans two rounds. A verb is dropped if its [`Client`] has disconnected or run out of time.
 
 use std::collections::VecDeque;
 use std::future::ready;
@@ -110,7 +110,8 @@ impl QueueWorker {
             let Some(until) = self.waiting.iter().map(|job| job.client.until).min() else { continue };
             match self.shared_store.keep_open(until).await {
                 Ok(kept) => self.run_round(&kept).await,
-                // The earliest deadline of the waiting clients has passed. The other clients may still have time.
+                // The earliest deadline of the waiting clients has passed. The clients with later deadlines may still
+                // have time.
                 Err(error) if *error.kind() == ErrorKind::Locked => {}
                 Err(error) => {
                     tracing::debug!(%error, "the daemon cannot open the store; waiting plugins open the store directly");
@@ -186,8 +187,8 @@ impl QueueWorker {
                     }
                     return;
                 }
-                // The commit may have succeeded. The plugins retry for the same attachments and get the addresses that
-                // the commit may have assigned.
+                // A commit with an unknown outcome may have succeeded. The plugins retry for the same attachments and
+                // get the addresses that the commit may have assigned.
                 Err(ipam_core::Error::Store(error)) if error.outcome() == Outcome::Unknown => {
                     return jobs.into_iter().for_each(|job| job.answer(Answer::Declined(error.to_string())));
                 }
@@ -211,7 +212,8 @@ impl QueueWorker {
             Ok(ipam) => ipam,
             Err(error) => return job.answer(Answer::Declined(error.to_string())),
         };
-        // For one attachment on a cluster, a plugin without the daemon takes the host lock as well.
+        // For a verb about one attachment on a cluster, the daemon takes the host lock. Plugins without the daemon take
+        // the same host lock.
         let locks = self.shared_store.location().is_shared() && job.verb.takes_host_lock();
         let budget = job.client.until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let lock = if locks { HostLock::take(&job.lock_file, budget, ready(())).await } else { None };
@@ -265,9 +267,9 @@ impl Client {
 
 /// A store that refuses to commit once one of its clients no longer waits.
 ///
-/// A plugin that has closed its connection continues without the daemon, or is dead and its runtime has called DEL. A
-/// commit for such a plugin would come too late. Each request that the store finishes is a beat of the
-/// [`Pulse`](crate::metrics::Pulse).
+/// A plugin that has closed its connection either continues without the daemon, or has died and its runtime has called
+/// DEL. A commit for a plugin that has closed its connection would come too late. Each request that this store finishes
+/// is recorded as a beat of the [`Pulse`](crate::metrics::Pulse).
 #[derive(Debug)]
 pub struct CancellableStore {
     inner: Arc<dyn Store>,
@@ -276,7 +278,8 @@ pub struct CancellableStore {
 }
 
 impl CancellableStore {
-    /// Wraps a store for the given clients. The time of each commit is recorded in `metrics`.
+    /// Wraps a store so that it refuses to commit once one of the given clients no longer waits. The time of each
+    /// commit is recorded in `metrics`.
     pub fn new(inner: Arc<dyn Store>, clients: Vec<Client>, metrics: Arc<Metrics>) -> Self {
         Self { inner, clients, metrics }
     }

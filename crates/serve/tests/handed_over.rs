@@ -15,14 +15,14 @@ use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
 
 /// Time limit for taking the store lock.
 const WAIT: Duration = Duration::from_secs(60);
-/// Number of calls, counted from the first call on a new store, that each follow a hand-over.
+/// Number of calls on a new store that each follow a hand-over, from the first call on.
 const EACH: u64 = 500;
 
-/// After the first `EACH` calls, the store is handed over before two of every `ONE_OF` calls. A hand-over reads the
-/// whole store again, and some cases make ten thousand calls.
+/// After the first `EACH` calls, the store is handed over before two calls out of every `ONE_OF`. A hand-over reads the
+/// whole store again, and some conformance cases make ten thousand calls.
 const ONE_OF: u64 = 20;
 
-/// A store that is handed over before calls. Each hand-over waits for calls in progress.
+/// A store that is handed over to another owner before some of the calls. Each hand-over waits for calls in progress.
 #[derive(Clone, Debug)]
 struct HandedOver {
     shared_store: SharedStore,
@@ -33,8 +33,8 @@ impl HandedOver {
     async fn hand_over(&self) {
         let before = self.calls.fetch_add(1, Ordering::Relaxed);
         if before < EACH || before % ONE_OF < 2 {
-            // A daemon takes the store again immediately after a hand-over. Other processes take the store again with
-            // their next call.
+            // A daemon opens the store again immediately after a hand-over. Other processes open the store again only
+            // at their next call.
             match before % 2 {
                 0 => self.shared_store.hand_over(YieldAnnouncement::No).await,
                 _ => self.shared_store.release_store().await,

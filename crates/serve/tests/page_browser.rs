@@ -1,4 +1,4 @@
-//! Tests the page in Debian's Chromium, as a person sees the page.
+//! Tests the daemon's web page in Debian's Chromium, as a person sees the page.
 //!
 //! Without Chromium, the test cases are ignored with a message; in CI, the test cases fail. The environment variable
 //! PAGE_PICTURES names a folder for screenshots.
@@ -331,7 +331,7 @@ fn ten_thousand_blocks(driver: &Driver) {
     drawn(7500);
     let elements = window.value("document.querySelectorAll('*').length").as_u64().unwrap();
     assert!(elements < 1000, "{elements} elements");
-    // On a slow machine, the page may request the same URL more than once. The script therefore counts different URLs.
+    // On a slow machine, the page may request the same URL more than once, so the script counts different URLs.
     let asked = window.value(
         "new Set(performance.getEntriesByType('resource').map((one) => one.name).filter((name) => name.includes('/api/blocks'))).size",
     );

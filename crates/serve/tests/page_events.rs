@@ -1,4 +1,4 @@
-//! Tests the stream of server-sent events with a client that is no browser.
+//! Tests the stream of server-sent events with a plain TCP client instead of a browser.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod page_support;
@@ -134,14 +134,15 @@ fn page_events_tell_gap_when_history_is_gone() {
 
 #[test]
 fn page_events_drop_client_that_never_reads() {
-    // The other limits are so long that only a stall can end a connection in this test.
+    // All limits except the stall limit are so long that only a stall can end a connection in this test.
     let limits = ClientLimits {
         stall: Duration::from_millis(500),
         headers: Duration::from_secs(600),
         ..ClientLimits::default()
     };
     let daemon = Daemon::with_limits(async || many_blocks(3000).await, limits);
-    // The clients run one after the other. While this test changes blocks so fast, no census of the store finishes.
+    // The clients run one after the other. The test changes blocks so fast that no census of the store finishes
+    // meanwhile.
     let lazy = connect(&daemon);
     for _ in 0..40 {
         (&lazy).write_all(b"GET /api/blocks?pool=large HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();

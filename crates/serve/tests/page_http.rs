@@ -1,4 +1,4 @@
-//! Tests the daemon's HTTP server with a client that is no browser.
+//! Tests the daemon's HTTP server with a plain TCP client instead of a browser.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod page_support;

@@ -33,13 +33,14 @@ pub struct DaemonConnection {
 }
 
 impl DaemonConnection {
-    /// Connects to a daemon's socket within `within`, and at most [`FROZEN_TIMEOUT`]. While the backlog of the socket
-    /// is full, waits. The function `is_trusted` decides whether the client accepts a daemon that runs as this user.
+    /// Connects to a daemon's socket. Waits at most `within`, and never longer than [`FROZEN_TIMEOUT`]. The call also
+    /// waits while the socket's backlog is full. The function `is_trusted` decides whether the client accepts a daemon
+    /// that runs as this user.
     ///
     /// # Errors
-    /// `NotFound` and `ConnectionRefused` if there is no daemon; `PermissionDenied` if the daemon's user is not
-    /// trusted; `TimedOut` and `WouldBlock` if the daemon does not greet in time; `InvalidData` if the daemon's frame
-    /// version differs.
+    /// `NotFound` or `ConnectionRefused` if there is no daemon; `PermissionDenied` if the daemon's user is not trusted;
+    /// `TimedOut` or `WouldBlock` if the daemon does not greet in time; `InvalidData` if the daemon's frame version
+    /// differs.
     pub fn open(socket: &Path, within: Duration, is_trusted: impl Fn(u32) -> bool) -> io::Result<Self> {
         let end = Instant::now() + within.min(FROZEN_TIMEOUT);
         let mut stream = dial(socket, end)?;
@@ -50,12 +51,12 @@ impl DaemonConnection {
         Ok(Self { stream, alive_at: Instant::now(), hello })
     }
 
-    /// Sends a request and waits for the answer, at most `within`, and only while the daemon makes progress: see
+    /// Sends a request and waits for the answer, at most `within`. Stops waiting if the daemon makes no progress for
     /// [`FROZEN_TIMEOUT`].
     ///
     /// # Errors
-    /// `TimedOut` and `WouldBlock` if the daemon is frozen or has not answered in time; any error of the stream. After
-    /// any of these errors, the request may still have been carried out. Once the connection is dropped, the daemon
+    /// `TimedOut` or `WouldBlock` if the daemon is frozen or has not answered in time; any I/O error of the connection.
+    /// After an error, the daemon may still have carried out the request. Once the connection is dropped, the daemon
     /// stops working on the request, except that it finishes a commit that it has started.
     pub fn ask<T: DeserializeOwned>(
         mut self,
@@ -81,7 +82,8 @@ impl DaemonConnection {
         }
     }
 
-    /// Returns the time from which the client considers the daemon frozen, unless the daemon shows progress before.
+    /// Returns the time from which the client considers the daemon frozen, unless the daemon shows progress before that
+    /// time.
     fn frozen_at(&self) -> Instant {
         self.alive_at + FROZEN_TIMEOUT
     }
@@ -89,14 +91,14 @@ impl DaemonConnection {
     /// Announces to the daemon that this process is about to wait for the store lock.
     ///
     /// # Errors
-    /// Any error of the stream.
+    /// Any I/O error of the connection.
     pub fn ask_to_yield(&mut self) -> io::Result<()> {
         self.stream.write_all(&Frame::empty(FrameKind::Yield).to_bytes())
     }
 }
 
-/// Connects to a socket before `end`. While the socket's backlog is full, the kernel lets `connect` wait, because a
-/// busy daemon soon accepts connections again.
+/// Connects to a socket, and gives up at the time `end`. While the socket's backlog is full, the kernel lets `connect`
+/// wait, because a busy daemon soon accepts connections again.
 fn dial(socket: &Path, end: Instant) -> io::Result<UnixStream> {
     let stream = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_timeout(&stream, Timeout::Send, Some(left(end)?))?;

@@ -38,7 +38,7 @@ const BINCODE_CONFIG: Configuration<LittleEndian, Varint, Limit<MAX_ANSWER_BODY_
 pub enum FrameKind {
     /// The daemon's first frame on a connection: a [`Hello`].
     Hello = b'h',
-    /// The daemon has received the request. The body is empty.
+    /// The daemon's confirmation that it has received a request. The frame's body is empty.
     Taken = b't',
     /// A [`StallReport`] that the daemon sends every second while a verb is queued or in progress.
     Alive = b'l',
@@ -46,7 +46,8 @@ pub enum FrameKind {
     Verb = b'v',
     /// A request to the store: a [`keys::TimedRequest`](crate::keys::TimedRequest).
     Keys = b'k',
-    /// The client is about to wait for the store lock. The body is empty, and there is no answer.
+    /// The client's announcement that it is about to wait for the store lock. The frame's body is empty, and the daemon
+    /// sends no answer.
     Yield = b'y',
     /// The answer to a request. The daemon sends one answer for each item of a watch.
     Answer = b'a',
@@ -102,7 +103,7 @@ impl Frame {
     /// Decodes the body of the frame as a `T`.
     ///
     /// # Errors
-    /// `InvalidData` if the body is no encoding of a `T`.
+    /// `InvalidData` if the body does not encode a `T`.
     pub fn decode<T: DeserializeOwned>(&self) -> io::Result<T> {
         decode(&self.body)
     }
@@ -110,8 +111,8 @@ impl Frame {
     /// Reads a frame whose body has at most `limit` bytes. Returns `None` at the end of the stream.
     ///
     /// # Errors
-    /// `InvalidData` if the bytes are no frame; `UnexpectedEof` if the stream ends within a frame; any error of the
-    /// stream.
+    /// `InvalidData` if the bytes are not a frame; `UnexpectedEof` if the stream ends within a frame; any I/O error of
+    /// the stream.
     pub async fn read(stream: &mut (impl AsyncRead + Unpin), limit: usize) -> io::Result<Option<Self>> {
         let mut header = [0; HEADER_BYTES];
         if stream.read(&mut header[..1]).await? == 0 {
@@ -176,7 +177,7 @@ pub fn encode(what: &impl Serialize) -> io::Result<Vec<u8>> {
 /// Decodes a value from bytes that contain exactly one encoded value.
 ///
 /// # Errors
-/// `InvalidData` if the bytes are no encoding of a `T`.
+/// `InvalidData` if the bytes do not encode a `T`.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
     match bincode::serde::decode_from_slice(bytes, BINCODE_CONFIG) {
         Ok((what, read)) if read == bytes.len() => Ok(what),
@@ -248,7 +249,7 @@ pub enum StoreIdentity {
 /// The daemon's greeting, the first frame of a connection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// The version of the daemon's program, on which the bodies of requests depend.
+    /// The version of the daemon's program. The encoding of request bodies depends on this version.
     pub program: String,
     /// The process id of the daemon in the daemon's own PID namespace.
     pub process: u32,

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 /// A request to a store, and the time limit of the request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TimedRequest {
-    /// Time limit of the request. After this time, the daemon starts no work for the request.
+    /// Time limit of the request. After the time limit, the daemon starts no work for the request.
     pub within: Duration,
     /// The request to carry out.
     pub request: Request,

@@ -8,11 +8,11 @@
 //! A connection carries [frames](Frame). The daemon sends the first frame, a [`Hello`]. The client compares the `Hello`
 //! with the store that the client wants, and continues without the daemon if the two differ. If the daemon serves the
 //! wanted store, the client sends requests, one after the other. For each request the daemon immediately sends `Taken`,
-//! and an answer at the end. While a verb waits for its answer, the daemon also sends `Alive` every second, so that the
-//! client can distinguish a busy daemon from a frozen one. The module [`keys`] has the requests to a [`kv::Store`]. The
-//! types of the requests for verbs belong to the plugin.
+//! and sends an answer once the request is complete. While a verb waits for its answer, the daemon also sends `Alive`
+//! every second. A client can therefore distinguish a busy daemon from a frozen daemon. The module [`keys`] defines the
+//! requests to a [`kv::Store`]. The plugin's crate defines the types of the requests for CNI verbs.
 //!
-//! Both ends check the user of the other process, which must be root or the store's owner.
+//! Each end checks the user of the process at the other end: the user must be root or the store's owner.
 
 mod client;
 mod frame;

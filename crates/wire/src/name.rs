@@ -48,8 +48,8 @@ fn escaped(path: &Path) -> String {
     if name.is_empty() { "-".to_owned() } else { name }
 }
 
-/// Returns a socket's name that consists of a kind and the 16 hexadecimal digits of a 64-bit FNV-1a hash. If two stores
-/// have the same name, the daemon's greeting distinguishes them.
+/// Returns a socket's name that consists of a kind and the 16 hexadecimal digits of a 64-bit FNV-1a hash. If the
+/// sockets of two stores get the same name, the daemon's greeting distinguishes the stores.
 fn hashed(kind: &str, text: &OsStr) -> String {
     let hash = text
         .as_bytes()

@@ -1,4 +1,4 @@
-//! Tests `margay conformance` on stores of every kind and condition.
+//! Tests `margay conformance` on missing, empty, filled and unusable stores of all kinds.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -238,7 +238,7 @@ fn conformance_waits_then_refuses_when_store_is_in_use() {
     }
 }
 
-/// Starts `margay conformance` as a process. Returns the process and its stdout.
+/// Starts `margay conformance` as a process. Returns the process of `margay conformance` and the process's stdout.
 fn start(location: &Location) -> (Child, BufReader<std::process::ChildStdout>) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_margay"))
         .args(["conformance", &location.to_string()])
@@ -250,7 +250,8 @@ fn start(location: &Location) -> (Child, BufReader<std::process::ChildStdout>) {
     (child, out)
 }
 
-/// Sends a signal to `margay conformance` after some cases have run. Returns the exit code, stdout and stderr.
+/// Sends a signal to `margay conformance` after some conformance cases have run. Returns the exit code, stdout and
+/// stderr of `margay conformance`.
 fn interrupted(location: &Location, signal: Signal) -> (Option<i32>, String, String) {
     let (mut child, mut out) = start(location);
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Tests `margay watch --cursor`: where the next run continues, and what the receiver gets if the next run cannot
+//! Tests `margay watch --cursor`: a run continues after the events of the previous run, or reports why it cannot
 //! continue.
 
 use std::fs;
@@ -96,7 +96,8 @@ fn cursor_watch_is_read_while_receiver_works() {
     while !path("hook.busy").exists() && Instant::now() < until {
         thread::sleep(Duration::from_millis(5));
     }
-    // The number of changes exceeds etcd's buffer for a watch that is not read, but fits in the command's own buffer.
+    // There are more changes than etcd buffers for a watch that is not read, but fewer than `margay watch` buffers
+    // itself.
     with_store(&location, Create::Never, async |open| {
         let store = open.store();
         let puts = (0..3000).map(|number| store.put(format!("/calico/ipam/v2/handle/{number}"), vec![b'x'; 2000]));
@@ -196,8 +197,8 @@ fn cursor_is_refused_when_of_another_store() {
         fs::write(hook.folder.path().join("cursor"), format!(r#"{{"store":"","revision":{lost}}}"#)).unwrap();
         let failure = at(location, &args).failure();
         assert!(failure.contains(&format!("begins after revision {lost}")), "{location}: {failure}");
-        // The store's revision again exceeds the cursor's revision, but the new events do not continue the events
-        // before the cursor.
+        // New events raise the store's revision above the cursor's revision. The watch must still refuse the cursor:
+        // the store's events up to the cursor's revision are not those that the watch has seen.
         for _ in 0..3 {
             assign(location, "c2").unwrap();
             release(location, "c2").unwrap();

@@ -26,8 +26,8 @@ fn soon() -> Deadline {
     Deadline::after(PATIENCE)
 }
 
-/// Fills four pools of four addresses each. The pool `filling` gets one address a day for two days, and `steady` has
-/// had its two addresses for longer. The other two pools are full and empty.
+/// Fills four pools of four addresses each. In the pool `filling`, one address a day is assigned for two days. The two
+/// addresses of the pool `steady` were assigned earlier. Of the other two pools, one is full and one is empty.
 async fn fill(store: Arc<dyn Store>, ago: &Arc<AtomicI64>) {
     let clock = {
         let ago = Arc::clone(ago);
@@ -70,7 +70,7 @@ fn forecasts(report: &Value) -> Vec<String> {
     found
 }
 
-/// Checks that the command and the metrics report the forecast that follows from the history.
+/// Checks that `margay ipam show --forecast` and the metrics report the forecast that follows from the store's history.
 fn judge(location: &Location) {
     let run = |args: &str| {
         margay(["--store".to_owned(), location.to_string()].into_iter().chain(args.split(' ').map(str::to_owned)))
@@ -146,8 +146,8 @@ fn alerts_and_dashboard_use_existing_metrics() {
     assert_eq!(rules.matches("- alert: ").count(), rules.matches("summary: ").count());
 }
 
-/// Returns the commands in the descriptions of the alerts, without the word `margay`. A command ends where the clause
-/// around it ends.
+/// Returns the `margay` commands in the descriptions of the alerts, without the word `margay`. In a description, a
+/// command ends at the next punctuation mark.
 fn commands(rules: &str) -> Vec<String> {
     let mut found = Vec::new();
     for description in rules.split("description: >-").skip(1) {

@@ -1,4 +1,5 @@
-//! Tests `margay gc` on real stores and real network namespaces. Needs root on the machine itself, and `ip`.
+//! Tests `margay gc` on real stores and real network namespaces. The tests need root on the host, not in a container,
+//! and the program `ip`.
 
 mod container;
 mod endpoints;
@@ -28,7 +29,7 @@ fn lab(lab: &Lab, range: &str) {
 /// The recorded id of a network namespace that does not exist.
 const GONE: &str = "4:17";
 
-/// Time limit that is longer than any other test keeps a network namespace.
+/// Time limit for waiting until other tests have closed their network namespaces; longer than any test runs.
 const LONGEST_TEST: Duration = Duration::from_secs(120);
 
 /// Assigns an address with this machine's boot id to a container whose network namespace is gone.
@@ -58,14 +59,14 @@ fn looks(lab: &Lab) -> PathBuf {
     lab.folder().join("run/looks")
 }
 
-/// Returns the path of the only file with the findings of scans.
+/// Returns the path of the only file in which `gc` has recorded the findings of its scans.
 fn looks_file(lab: &Lab) -> PathBuf {
     let mut files: Vec<PathBuf> = looks(lab).read_dir().unwrap().map(|entry| entry.unwrap().path()).collect();
     assert_eq!(files.len(), 1, "{files:?}");
     files.remove(0)
 }
 
-/// Makes all recorded findings of scans `seconds` older.
+/// Changes the times in the file with scan findings, so that all findings look `seconds` older.
 fn age_looks(lab: &Lab, seconds: u64) {
     let file = looks_file(lab);
     let mut stored: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -91,7 +92,8 @@ fn gc_frees_leftovers_of_earlier_boot_and_keeps_live() {
         lab(lab_, &format!("198.18.{number}.0/24"));
         let (left, live) = (lab_.assign("net", "left"), lab_.assign("net", "live"));
         let now = assign_now(lab_, "now");
-        // The address is now in a network namespace without a name. Only a process keeps this namespace alive.
+        // The address is now in a network namespace without a name. Only the container's process keeps this network
+        // namespace alive.
         let container = Container::with(&live);
         let shown = gc(lab_, "--boot").answer();
         for text in [
@@ -136,8 +138,8 @@ fn gc_needs_two_scans_apart_when_namespace_is_missing() {
         assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "freed"), [idle.as_str()]);
         assert!(!is_held(lab_, &idle) && is_held(lab_, &live));
 
-        // After its process has ended, the second container has neither an interface nor a network namespace. Findings
-        // of earlier scans do not count.
+        // The second container's process has ended, so the container has neither an interface nor a network namespace.
+        // Earlier scans found the container's address live, so `gc` must wait again from the next scan on.
         drop(container);
         assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [live.as_str()]);
         age_looks(lab_, 58);
@@ -163,8 +165,8 @@ fn gc_keeps_flushed_address_until_namespace_is_gone() {
         }
         drop(container);
         // The kernel gives the lowest free inode number to the next network namespace, which may be another test's
-        // namespace. In this case, the address counts as live until the other test ends, and the scans of this test
-        // must start from the beginning.
+        // namespace. If another test's namespace gets the inode number, the address counts as live until that test
+        // ends, and this test must repeat its scans.
         let look = || {
             let until = Instant::now() + LONGEST_TEST;
             loop {
@@ -216,8 +218,8 @@ fn gc_begins_anew_when_address_is_live_at_any_scan() {
     assert!(gc(lab_, "--netns --apply").answer().contains("nothing to free"));
     drop(container);
     assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "waiting"), [address.as_str()]);
-    // Between the two scans, the address is released and assigned again. The address and the handle are equal, but the
-    // assignment is a different one.
+    // Between the two scans, the address is released and assigned again. The new assignment has the same address and
+    // the same handle, but must not count as the old assignment.
     age_looks(lab_, 120);
     lab_.margay("ipam release --container c1").answer();
     lab_.with_ipam(async |ipam| {
@@ -272,7 +274,7 @@ fn gc_ignores_scans_that_are_not_surely_its_own() {
     std::fs::set_permissions(&elsewhere, std::fs::Permissions::from_mode(0o600)).unwrap();
     symlink(&elsewhere, &file).unwrap();
     bad("behind a link");
-    // The file with the findings counts again when it is a regular file.
+    // `gc` uses the file with scan findings again once the path is a regular file.
     std::fs::write(&file, &good).unwrap();
     assert_eq!(list(&gc(lab_, "--netns --apply -o json").json(), "freed"), [address.as_str()]);
 }
@@ -399,7 +401,7 @@ fn gc_frees_nothing_when_scan_is_incomplete() {
     }
 }
 
-/// Runs `margay gc` through another program.
+/// Runs `margay gc` through a wrapper program, such as `unshare`, that gets the command as its arguments.
 fn wrapped(lab: &Lab, wrapper: &[&str], args: &str) -> Output {
     Command::new(wrapper[0])
         .args(&wrapper[1..])

@@ -10,7 +10,7 @@ use ipam_core::model::Owner;
 use kv::{Deadline, Range, Store, StoreExt};
 use serde_json::{Value, json};
 
-/// The fields of each event as text, separated by spaces.
+/// Returns the given fields of each event in a report as text, separated by spaces.
 fn reported(report: &Value, members: &[&str]) -> Vec<String> {
     let events = report["events"].as_array().unwrap();
     let member = |event: &Value, name: &&str| event[*name].as_str().unwrap_or("-").to_owned();
@@ -159,7 +159,7 @@ impl Watching {
         serde_json::from_str(&self.line()).unwrap()
     }
 
-    /// Waits until the watch has ended. Returns the exit code and the rest of stdout.
+    /// Waits until the watch has ended. Returns the exit code of `margay watch` and the rest of its stdout.
     fn end(mut self) -> (Option<i32>, Vec<String>) {
         let rest = self.lines.map(Result::unwrap).collect();
         (self.child.wait().unwrap().code(), rest)
@@ -218,7 +218,7 @@ fn watch_can_list_first_and_filter_by_node_or_pool() {
         assign("node1", "mine");
         lab.margay("ipam release --handle mine").answer();
         lab.with_ipam(async |ipam| {
-            // The write gives the address to another node, as can happen in a cluster.
+            // This write assigns the address to another node, as can happen in a cluster.
             let key = ipam_core::model::keys::block("10.88.0.0/30".parse().unwrap());
             let value = ipam.store().get(key.clone()).await.unwrap().unwrap().value;
             let text = String::from_utf8(value.as_bytes().to_vec())
@@ -242,7 +242,7 @@ fn watch_tells_gap_and_lists_anew_when_history_is_gone() {
     for lab in Lab::each() {
         lab.margay("pool create tiny 10.88.0.0/30 --block-size 30").answer();
         let mut watch = Watching::start(&lab, &["-o", "json"]);
-        // Both changes happen while the store is open once, so the watch cannot read between the changes.
+        // Both changes happen before the store is closed, so the watch cannot read the store between the changes.
         let address = lab.with_ipam(async |ipam| {
             let assign = |handle: &str| {
                 let request = HandleRequest::new(handle, Owner::host("node1"), RequestedAddresses::any(1, 0));

@@ -30,7 +30,7 @@ fn json(url: &str, args: &[&str]) -> Value {
     serde_json::from_str(&out).unwrap()
 }
 
-/// Runs `work` with an allocator on the store, as a node of the cluster uses the store.
+/// Runs `work` with an allocator that uses the store as a node of the cluster does.
 fn with<T>(url: &str, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     let location = stores::at(url).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -42,7 +42,7 @@ fn with<T>(url: &str, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     })
 }
 
-/// Creates a cluster with a pool, a node, and foreign keys between those of IPAM.
+/// Creates a cluster with a pool, a node, and keys of other programs that lie between the IPAM keys.
 fn cluster() -> (Etcd, String) {
     let etcd = Etcd::start().unwrap();
     let url = etcd.url().replace("http:", "etcd:");
@@ -92,7 +92,7 @@ fn history_on_etcd_works_after_compaction() {
     let events_of_node = events(&of_node);
     assert_eq!(events_of_node.iter().filter(|event| event.starts_with("assigned ")).count(), 6, "{of_node}");
     assert_eq!(events_of_node.iter().filter(|event| *event == "claimed -").count(), 2, "{of_node}");
-    // The event of the claim has a time because the block records it. etcd itself records no times.
+    // The event of the claim has a time because the block records the time; etcd itself records no times.
     let claimed = of_node["events"].as_array().unwrap().iter().find(|event| event["event"] == "claimed").unwrap();
     assert!(claimed["time"].is_string(), "{claimed}");
 

@@ -51,7 +51,7 @@ impl Hook {
         ["watch", "--exec", &program, "--cursor", &cursor].map(str::to_owned).into()
     }
 
-    /// Runs the watch until it has no more events. Several attempts may be needed if the hook program fails.
+    /// Runs `margay watch` until no more events are left. Several attempts may be needed if the hook program fails.
     pub(crate) fn catch_up(&self, location: &Location) -> String {
         let args = self.args();
         let args: Vec<&str> = args.iter().map(String::as_str).chain(["--for", "1s"]).collect();
@@ -66,7 +66,7 @@ impl Hook {
         panic!("the program does not succeed");
     }
 
-    /// Returns the events that the hook program has received since the last call.
+    /// Returns the events that the hook program has received since the previous call of this function.
     pub(crate) fn seen(&self) -> Vec<Value> {
         let path = self.folder.path().join("seen");
         let text = fs::read_to_string(&path).unwrap();
@@ -74,7 +74,8 @@ impl Hook {
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
-    /// Returns the address events and gaps since the last call, in a short form.
+    /// Returns the address events and history gaps that the hook program has received since the previous call, in a
+    /// short form.
     pub(crate) fn words(&self) -> Vec<String> {
         let word = |event: &Value| {
             let text = |name: &str| event[name].as_str().unwrap_or("-").to_owned();
@@ -109,7 +110,7 @@ fn hook_program_goes_on_where_it_stopped() {
         assert_eq!(hook.words(), ["assigned c2", "released c1"], "{location}");
         hook.catch_up(&location);
         assert!(hook.seen().is_empty(), "{location}");
-        // Changes of keys that produce no event move the cursor as well.
+        // The cursor also advances over changes of keys that produce no event.
         let cursor = hook.folder.path().join("cursor");
         let before = fs::read_to_string(&cursor).unwrap();
         at(&location, &["pool", "create", "other", "10.98.0.0/24"]).answer();
@@ -191,7 +192,7 @@ fn hook_loses_no_event_when_killed() {
             assign(&location, &format!("a{round}")).unwrap();
             assign(&location, &format!("b{round}")).unwrap();
             release(&location, &format!("a{round}")).unwrap();
-            // The watch is killed after none, one or two of the three events.
+            // The watch is killed after zero, one or two of the three events.
             lines += round % 3;
             wait_for(&seen, lines);
             watcher.kill().unwrap();
@@ -251,7 +252,7 @@ fn hook_example_keeps_hosts_file() {
         [format!("{second} c2.lab.margay.internal"), format!("{long} 3f0c3f0c3f0c.lab.margay.internal")]
     );
     release(&location, &id).unwrap();
-    // After a gap, the names of released addresses are removed.
+    // After a gap in the history, the hook program removes the DNS names of released addresses.
     release(&location, "c2").unwrap();
     let third = assign(&location, "c3").unwrap();
     at(&location, &["store", "compact"]).answer();
@@ -262,8 +263,8 @@ fn hook_example_keeps_hosts_file() {
 /// The signature and the body of each received request.
 type Requests = Arc<Mutex<Vec<(String, String)>>>;
 
-/// Starts an HTTP server that answers with these statuses, and then with status 204. Returns the server's address and
-/// the received requests.
+/// Starts an HTTP server that answers with these HTTP statuses first, and with status 204 after that. Returns the
+/// server's address and the received requests.
 fn server(statuses: &'static [u16]) -> (String, Requests) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -10,8 +10,8 @@ fn filled(lab: &Lab) -> Vec<String> {
     assert_eq!(lab.margay("pool create main 10.65.0.0/29 --block-size 30").code, 0);
     assert_eq!(lab.margay("reservation create kept 10.65.0.0/30").code, 0);
     let given = (0..3).map(|number| lab.assign("net", &format!("c{number}"))).collect();
-    // The large pool is created after the addresses are assigned, because the plugin uses the first of two pools in the
-    // order of names.
+    // The large pool is created after the addresses are assigned, because the plugin assigns from the pool whose name
+    // sorts first.
     assert_eq!(lab.margay("pool create big 10.80.0.0/16").code, 0);
     given
 }

@@ -1,5 +1,5 @@
-//! Tests which blocks of a cluster's store a node reads when it scans its own part of the store. Needs root on the
-//! machine itself.
+//! Tests which blocks of a cluster's store `margay gc` reads when it scans only for this node. The tests need root on
+//! the host, not in a container.
 
 use std::fs;
 use std::path::PathBuf;
@@ -110,7 +110,8 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
         cluster.assign(&format!("other{}", number % NODES), &format!("o{number}"), RequestedAddresses::any(1, 0));
     }
     let own = cluster.assign("mine", "own", RequestedAddresses::any(1, 0));
-    // The node `mine` borrows an address that the other node has released. No note records the borrowed address.
+    // The node `mine` borrows an address from another node's block after that node has released the address. No plugin
+    // call on `mine` has left a note about the borrowed address.
     cluster.with_ipam(async |ipam| {
         let address = lent.parse().unwrap();
         ipam.release_ips(&[ipam_core::model::ReleaseRequest::new(address)], Deadline::after(PATIENCE)).await.unwrap()
@@ -142,13 +143,14 @@ fn scan_reads_own_and_known_blocks_and_pass_finds_rest() {
     assert!(all.contains(r#"margay_pool_borrowed_addresses{pool="lab",cidr="198.19.0.0/24"} 1"#), "{all}");
     assert!(all.contains("margay_nodes 6") && !all.contains("margay_node_"), "{all}");
 
-    // A damaged record of scans counts as empty, but the notes of plugin calls are still read.
+    // A damaged file with scan findings counts as empty, but `gc` still reads the notes that plugin calls have left.
     fs::write(cluster.file(), "{").unwrap();
     assert_eq!(cluster.candidates(""), [own.as_str()]);
     cluster.memory().note(&format!("{borrowed}/31")).unwrap();
     both(cluster.candidates(""));
 
-    // A full scan is due. The full scan reads the blocks that were written since the last full scan.
+    // The next run of `gc` scans all blocks. A full scan also reads the blocks that were written since the last full
+    // scan.
     both(cluster.candidates("--all-blocks"));
     let change = |name: &str, value: Value| {
         let mut stored: Value = serde_json::from_slice(&fs::read(cluster.file()).unwrap()).unwrap();

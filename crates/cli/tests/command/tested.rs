@@ -1,10 +1,11 @@
-//! Names the programs and stores under test. `examples/plugged` runs the book with other programs and stores.
+//! Names the programs and stores that the tests of the book run. `examples/plugged` runs the tests of the book with
+//! other programs and stores.
 
 use std::path::{Path, PathBuf};
 
 pub(crate) use testkit::programs::{command, drivers, folder as programs, plugin};
 
-/// The engine that replaces sled and redb in the book; `None` uses the engines of the pages.
+/// The store engine that replaces sled and redb in the book's pages; `None` keeps sled and redb.
 pub(crate) fn instead() -> Option<&'static str> {
     None
 }

@@ -24,7 +24,7 @@ fn activate(lab: &Lab, listener: &UnixListener) -> Daemon {
     Daemon::start_as(lab, command)
 }
 
-/// Waits until the daemon notifies systemd of a state.
+/// Waits until the daemon has notified systemd of this state.
 #[track_caller]
 fn wait_for(reported: &UnixDatagram, state: &str) {
     reported.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
@@ -76,7 +76,7 @@ fn caller_is_served_by_daemon_that_it_starts() {
         let mut daemon = activate(&lab, &listener);
         for caller in callers {
             let add = caller.end().ok();
-            // On a busy machine, the daemon may need longer to start than the plugin waits.
+            // On a busy machine, the plugin may stop waiting before the daemon has started.
             if add.took < FROZEN_TIMEOUT {
                 add.by_daemon();
             }

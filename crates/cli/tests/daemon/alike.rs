@@ -26,7 +26,7 @@ fn together(lab: &Lab, calls: &[Call]) -> Vec<Ended> {
     started.into_iter().map(|call| call.end()).collect()
 }
 
-/// Returns the configuration with the addresses of an earlier result.
+/// Returns the network configuration with a `prevResult` that contains these addresses.
 fn after(conf: &Value, addresses: &[&str]) -> Value {
     let mut conf = conf.clone();
     let ips: Vec<_> = addresses.iter().map(|address| json!({"address": address})).collect();
@@ -53,7 +53,7 @@ fn answers_match_for_check_status_and_refusals() {
             Call::new("CHECK", "c2", &after(&bridge, &[])),
             Call::new("STATUS", "", &modern),
             Call::new("STATUS", "", &wrong_pool),
-            // The container already has this address.
+            // The container already has an address when this ADD runs.
             Call::new("ADD", "c1", &bridge),
             Call::new("ADD", "c1", &calico),
             Call::new("ADD", "c1", &calico).args(&format!("IP={address}")),

@@ -97,7 +97,7 @@ fn client_garbage_closes_only_its_connection() {
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         is_closed(stream, "half a frame");
     }
-    // The daemon keeps the first connection open.
+    // The daemon keeps the connection of the client `other`, which has sent nothing wrong.
     other.write_all(&Frame::empty(FrameKind::Yield).to_bytes()).unwrap();
     other.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let still = other.read(&mut [0]).unwrap_err();
@@ -154,7 +154,7 @@ fn clients_that_never_read_delay_no_other() {
             let add = lab.add(&format!("c{number}")).ok().by_daemon();
             assert!(add.took < patient(Duration::from_secs(10)), "{add:?}");
         }
-        // A process that waits for the store lock is not delayed either.
+        // Clients that never read must not delay a process that waits for the store lock.
         let begun = Instant::now();
         lab.held();
         assert!(begun.elapsed() < patient(Duration::from_secs(10)), "{:?}", begun.elapsed());
@@ -169,7 +169,7 @@ fn plugin_is_served_beside_thousand_idle_clients() {
     let mut daemon = Daemon::start(&lab);
     let clients: Vec<_> = (0..1000).map(|_| raw(&lab)).collect();
     is_well(&lab, &mut daemon);
-    // The daemon can still hand the store over and take the store again.
+    // With many idle clients, the daemon can still hand over the store lock and acquire it again.
     for _ in 0..3 {
         lab.held();
         is_well(&lab, &mut daemon);

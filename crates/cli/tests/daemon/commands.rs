@@ -18,7 +18,7 @@ use crate::programs::{Ended, PATIENCE, Running, margay, run, signal, wait_until}
 
 const POOL: &str = "10.81.0.0/24";
 
-/// Returns the exit code and the output of a command, without the duration.
+/// Returns the exit code, stdout and stderr of a command, without the command's duration.
 fn said(ended: Ended) -> (Option<i32>, String, String) {
     (ended.code, ended.out, ended.err)
 }
@@ -107,7 +107,7 @@ fn commands_that_write_do_same_with_daemon() {
             };
             let [without, beside] = [plain(without, &labs[0]), plain(beside, &labs[1])];
             if command == "store compact" || command == "store verify" {
-                // The output of these commands contains sizes, which can differ with and without a daemon.
+                // The output of some commands contains sizes, which can differ with and without a daemon.
                 assert_eq!(beside.0, without.0, "{engine}: {command}: {beside:?}");
             } else {
                 assert_eq!(beside, without, "{engine}: {command}");

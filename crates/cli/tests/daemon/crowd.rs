@@ -76,7 +76,7 @@ fn crowd_is_refused_when_addresses_run_short() {
             let refused = refused.failed();
             assert!(refused.out.contains("No IPs available"), "{refused:?}");
         }
-        // Without the daemon, a further ADD is refused with the same message.
+        // When the pool is full, an ADD is refused with the same message whether or not a daemon runs.
         let beside = lab.add("more").run().failed();
         daemon.runs();
         daemon.end().ok();

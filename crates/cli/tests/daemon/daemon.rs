@@ -43,7 +43,7 @@ impl Daemon {
     }
 
     /// Waits until the daemon has the requests of `count` plugins. `before` is the number of sockets that the daemon
-    /// had open before these requests.
+    /// had open before the plugins connected.
     pub(crate) fn wait_for_requests(&self, count: usize, before: usize) {
         // Each connection uses one file descriptor, and its request uses a second descriptor of the same socket.
         wait_until("the daemon has all requests", || self.sockets() >= before + 2 * count);
@@ -60,7 +60,7 @@ impl Daemon {
         wait_until("the daemon greets", || greeting(lab).is_some_and(|hello| hello.process == self.pid()));
     }
 
-    /// Waits until the daemon listens. Works with a daemon of any frame version.
+    /// Waits until the daemon listens. The wait works with a daemon of any frame version.
     pub(crate) fn wait_to_listen(&self, lab: &Lab) {
         wait_until("the daemon listens", || UnixStream::connect(lab.socket()).is_ok());
     }
@@ -112,7 +112,8 @@ pub(crate) fn greeting(lab: &Lab) -> Option<Hello> {
     connect(lab).map(|connection| connection.hello)
 }
 
-/// Repeats ADD and DEL of a container until a daemon carries out the calls. Fails if this takes longer than `within`.
+/// Repeats ADD and DEL of a container until a daemon carries out the calls. Fails if no daemon carries out the calls
+/// within `within`.
 #[track_caller]
 pub(crate) fn serves_again(lab: &Lab, container: &str, within: Duration) {
     let end = Instant::now() + within;

@@ -93,7 +93,7 @@ fn dels_go_on_when_another_program_takes_all_room() {
     }
 }
 
-/// Whether a daemon runs beside the plugin.
+/// Says whether a daemon runs beside the plugin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beside {
     Nothing,
@@ -128,7 +128,8 @@ fn damaged_store_gives_no_address_twice() {
         let lab = Lab::with_pool(engine, "10.79.0.0/24");
         let mut daemon = Daemon::start(&lab);
         let first = lab.add("c1").ok().by_daemon().address();
-        // The test copies the store now. The copy later replaces the store, as if the engine had lost commits.
+        // The test copies the store at this point. The copy later replaces the store, as if the engine had lost
+        // commits.
         let kept = lab.root().join("kept");
         let copied = run({
             let mut command = std::process::Command::new("cp");

@@ -18,7 +18,7 @@ const CALLERS: usize = 6;
 /// Number of times the daemon is killed, unless `MARGAY_SERVE_ROUNDS` sets another number.
 const ROUNDS: u32 = 20;
 
-/// The answers that the container runtimes have received.
+/// The answers that the plugin's callers have received.
 #[derive(Default)]
 struct Reported {
     /// The handle that holds each address. An address is added after its ADD and removed before its DEL.
@@ -56,7 +56,7 @@ impl Reported {
             for caller in 0..CALLERS {
                 let (reported, over) = (&reported, &over);
                 scope.spawn(move || {
-                    // If this thread panics, the other threads end as well.
+                    // The flag is set even if this thread panics, so that the other threads end.
                     let _over = OnDrop(over);
                     reported.call(lab, caller, over);
                 });
@@ -111,7 +111,7 @@ fn daemon_end_costs_no_call_when_killed_at_any_moment() {
                 let before = reported.adds.load(Ordering::SeqCst);
                 sleep(Duration::from_millis(fastrand::u64(1..150)));
                 daemon.kill();
-                // In the other rounds, the next daemon starts immediately.
+                // After every fourth round, the test waits before it starts the next daemon.
                 if round % 4 == 0 {
                     sleep(Duration::from_millis(fastrand::u64(1..100)));
                     assert!(reported.adds.load(Ordering::SeqCst) >= before);

@@ -1,4 +1,4 @@
-//! Tests ADDs with several pools and sets of ranges through the daemon.
+//! Tests ADDs through the daemon when the network configuration has several pools and several sets of ranges.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ fn json_of(ended: &Ended) -> Value {
     serde_json::from_str(&ended.out).unwrap()
 }
 
-/// The answers with a daemon equal the answers without a daemon, until both pools of the first set are full.
+/// Until both pools of the first set are full, ADDs get the same answers with a daemon as without a daemon.
 #[test]
 fn subnet_sets_and_full_pools_match_with_daemon() {
     let ipam = json!({"ranges": [

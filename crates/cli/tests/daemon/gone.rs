@@ -1,4 +1,5 @@
-//! Tests that the daemon may end while a program uses the store through it. The program then opens the store itself.
+//! Tests that the daemon may end while another program uses the store through the daemon. After the daemon has ended, a
+//! program that used the store through the daemon opens the store itself.
 
 use std::fs;
 use std::io::Write as _;
@@ -42,8 +43,7 @@ fn open_store_goes_on_when_daemon_is_gone() {
                 assert_eq!(store.get("/a").await.unwrap().unwrap().mod_revision, first);
                 assert!(open.is_exclusive());
                 let second = store.put("/a", "2").await.unwrap();
-                // With [`Sharing::InTurns`], the store may be closed between two calls. A watch is therefore
-                // unsupported.
+                // With [`Sharing::InTurns`], a watch is unsupported, because the store may be closed between two calls.
                 let next = watch.next().await.unwrap();
                 match sharing {
                     Sharing::InTurns => assert_eq!(next.unwrap_err().kind(), &ErrorKind::Unsupported),
@@ -102,8 +102,8 @@ fn open_store_is_refused_when_replaced_by_another() {
     }
 }
 
-/// A daemon that is frozen during an operation keeps the store. A program waits for the frozen daemon once, and the
-/// error names the daemon's process.
+/// A daemon that is frozen during an operation keeps the store. A program waits for the frozen daemon only once, and
+/// then fails with an error that names the daemon's process.
 #[test]
 fn frozen_daemon_is_waited_for_once() {
     for engine in ENGINES {

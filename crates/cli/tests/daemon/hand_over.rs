@@ -62,7 +62,8 @@ fn older_programs_in_row_starve_no_call() {
                     }
                 });
             }
-            // Calls continue at least until the older programs have opened the store more than ten times.
+            // The test keeps calling the plugin until programs that cannot use the daemon have opened the store more
+            // than ten times.
             let done: Vec<_> = (0..200)
                 .take_while(|number| *number < 10 || opened.load(Ordering::SeqCst) <= 10)
                 .map(|number| {
@@ -108,7 +109,7 @@ fn hanging_daemon_spoils_nothing_when_it_resumes() {
             let adds: Vec<_> = (0..4).map(|number| lab.add(&format!("c{round}-{number}")).start()).collect();
             sleep(Duration::from_millis(round * 7));
             daemon.signal(Signal::SIGSTOP);
-            // The plugins stop waiting for the frozen daemon before the daemon continues.
+            // The plugins stop waiting for the frozen daemon before the test resumes the daemon.
             sleep(FROZEN_TIMEOUT + Duration::from_millis(400));
             daemon.signal(Signal::SIGCONT);
             adds.into_iter().for_each(|add| _ = add.end().ok());

@@ -47,7 +47,8 @@ impl Lab {
         self.0.store = folder.canonicalize().unwrap().join("store");
     }
 
-    /// Creates a lab on a disk of 24 MiB. Returns the lab and the folder of the disk. Requires [`with_own_mounts`].
+    /// Creates a lab on a disk of 24 MiB. Returns the lab, and the folder at which the disk is mounted. Requires
+    /// [`with_own_mounts`].
     pub(crate) fn on_small_disk(engine: &'static str) -> (Self, PathBuf) {
         let mut lab = Self::new(engine);
         let disk = lab.root().join("disk");
@@ -82,7 +83,7 @@ impl Lab {
         served::socket(&self.location()).unwrap()
     }
 
-    /// Runs a `margay` command on the lab's store. The arguments are separated by spaces.
+    /// Runs a `margay` command on the lab's store. `args` contains the arguments, separated by spaces.
     #[track_caller]
     pub(crate) fn margay(&self, args: &str) -> Ended {
         run(margay(["--store", &self.url()].into_iter().chain(args.split(' '))))
@@ -99,7 +100,8 @@ impl Lab {
     /// Opens the store's files like a program that cannot use daemons, and keeps the files open while `work` runs.
     pub(crate) fn held_open<T>(&self, work: impl AsyncFnOnce(&OpenStore) -> T) -> T {
         block_on(async {
-            // The store is opened with the purpose of releasing, because this also succeeds on a full disk.
+            // The store is opened with the purpose of releasing addresses, because opening it for this purpose succeeds
+            // even on a full disk.
             let to_release = Create::Never.with_wait(PATIENCE).with_purpose(Purpose::Release);
             let open = datastore::open(&self.location(), &to_release).await.unwrap();
             let done = work(&open).await;
@@ -135,7 +137,7 @@ impl Lab {
         assert!(held.is_empty(), "{held:?}");
     }
 
-    /// Checks that `margay ipam check` finds nothing.
+    /// Checks that `margay ipam check` finds no problem.
     #[track_caller]
     pub(crate) fn is_in_order(&self) {
         let check = self.margay("ipam check -o json");
@@ -163,7 +165,8 @@ impl Drop for Lab {
     }
 }
 
-/// Returns the handle of each assigned address in an open store. Sticky addresses of released workloads are omitted.
+/// Returns the handle of each assigned address in an open store. The result omits sticky addresses of released
+/// workloads.
 pub(crate) async fn held_in(open: &OpenStore) -> BTreeMap<IpAddr, String> {
     let all = open.store().list(Range::All).await.unwrap();
     let mut held = BTreeMap::new();
@@ -190,7 +193,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
 }
 
 /// Moves this thread to a new mount namespace with an empty `/run/margay` that all users may read. Processes that this
-/// thread starts run in the same namespace.
+/// thread starts run in the new mount namespace.
 pub(crate) fn with_own_mounts() {
     unshare(CloneFlags::CLONE_NEWNS).unwrap_or_else(|error| panic!("{error} (this test needs root)"));
     let nothing = None::<&str>;

@@ -1,4 +1,5 @@
-//! Tests that no ADD takes effect too late: after a runtime has called DEL or timed out, no address stays assigned.
+//! Tests that no ADD takes effect too late: an ADD whose runtime has called DEL or timed out must leave no address
+//! assigned.
 
 use std::fs;
 use std::thread::sleep;
@@ -30,7 +31,8 @@ fn request(container: &str) -> AssignRequest {
     AssignRequest::new(attachment(container), RequestedAddresses::any(1, 0))
 }
 
-/// Waits until a plugin has sent its request to the daemon. Meanwhile another process must have the store lock.
+/// Waits until a plugin has sent its request to the daemon. While the plugin connects, another process must have the
+/// store lock.
 fn wait_until_taken(plugin: &mut Running) {
     let files = format!("/proc/{}/fd", plugin.pid());
     wait_until("the plugin has a connection", || {
@@ -42,7 +44,7 @@ fn wait_until_taken(plugin: &mut Running) {
     assert!(!plugin.is_over(), "the plugin ended while the store lock was held");
 }
 
-/// Checks that no address is assigned now or a second later.
+/// Checks that no address is assigned, neither now nor a second later.
 #[track_caller]
 fn nothing_comes(lab: &Lab) {
     lab.nothing_is_held();
@@ -157,8 +159,8 @@ fn client_killed_at_any_moment_holds_nothing_after_del() {
             sleep(whole.mul_f64(f64::from(round) / 30.0 * fastrand::f64().max(0.5)));
             killed += u32::from(plugin.kill());
             lab.del("c1").ok();
-            // Every other round reads the store's files. The daemon must not carry out the killed plugin's request
-            // afterwards.
+            // In every second round, the test reads the store's files directly. After the plugin was killed, the daemon
+            // must not carry out the plugin's request.
             if round % 2 == 0 {
                 lab.nothing_is_held();
             }

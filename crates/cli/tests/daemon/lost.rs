@@ -1,5 +1,5 @@
-//! Tests lost answers: a daemon accepts a request and dies. The plugin then answers with the address that the daemon
-//! may have assigned.
+//! Tests lost answers: a daemon accepts a request and dies. If the answer to an ADD is lost, the plugin answers with
+//! the address that the daemon may have assigned.
 
 use std::os::unix::net::UnixStream;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Tests `margay serve`, `margay-ipam` and `margay` together, as real programs. Each program must work even when the
-//! others fail. The tests need root.
+//! Tests `margay serve`, `margay-ipam` and `margay` together, as real programs. Each of the programs must work even
+//! when the other programs fail. The tests need root.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod activation;

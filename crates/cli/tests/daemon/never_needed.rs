@@ -16,7 +16,8 @@ use crate::lab::{ENGINES, Lab};
 use crate::programs::Ended;
 
 const POOL: &str = "10.72.0.0/24";
-/// Time limit of a call: the time that a plugin waits for a frozen daemon, and the time of a call without a daemon.
+/// Time limit of a call: the time that a plugin waits for a frozen daemon, plus the time that a call takes without a
+/// daemon.
 const BOUND: Duration = FROZEN_TIMEOUT.saturating_add(Duration::from_secs(2));
 
 /// Checks that a call ended within [`BOUND`].

@@ -1,4 +1,4 @@
-//! Runs Margay's programs with a time limit each.
+//! Runs Margay's programs, each with a time limit.
 
 use std::net::IpAddr;
 use std::os::unix::process::ExitStatusExt;
@@ -96,10 +96,10 @@ impl Ended {
         addresses[0]
     }
 
-    /// Checks in a plugin's log that the daemon carried out the call. The caller must know that a daemon runs.
+    /// Checks in a plugin's log that the daemon carried out the call. This check needs a running daemon.
     #[track_caller]
     pub(crate) fn by_daemon(self) -> Self {
-        // The earlier version of the plugin logs "going on without it".
+        // An earlier version of the plugin logs "going on without it" when the plugin opens the store itself.
         let alone =
             ["opening the store directly", "going on without it", "has another store", "leaves it to the plugin"];
         assert!(!alone.iter().any(|words| self.err.contains(words)), "not by the daemon: {self:?}");
@@ -139,14 +139,14 @@ impl Running {
         self.child.as_mut().unwrap().try_wait().unwrap().is_some()
     }
 
-    /// Kills the process. Returns whether the process was still running.
+    /// Kills the process. Returns whether the process was still running before the kill.
     pub(crate) fn kill(mut self) -> bool {
         let mut child = self.child.take().unwrap();
         child.kill().unwrap();
         child.wait().unwrap().signal().is_some()
     }
 
-    /// Waits until the process has ended.
+    /// Waits until the process has ended, and returns the process's result.
     #[track_caller]
     pub(crate) fn end(self) -> Ended {
         self.end_within(patient(PATIENCE))

@@ -44,7 +44,7 @@ fn quota_gives_crowd_as_many_addresses_as_allowed() {
         let listed = lab.margay("quota list -o json").ok().json();
         let row = json!({"kind": "namespace", "name": "shop", "limit": 7, "used": 7, "percent": 100});
         assert_eq!(listed, json!({"quotas": [row]}));
-        // Without the daemon, the ADD is refused with the same message.
+        // Without the daemon, an ADD above the quota is refused with the same message as with the daemon.
         let beside = is_refused(of_shop(&lab, "ADD", "more").run());
         daemon.runs();
         daemon.end().ok();

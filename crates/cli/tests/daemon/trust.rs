@@ -22,7 +22,7 @@ fn stranger_is_told_nothing_by_daemon() {
         let mut daemon = Daemon::start(&lab);
         role::play("client", &lab).end().ok();
         assert!(daemon.log().contains("rejected a client"), "{}", daemon.log());
-        // A plugin of another user is refused as well, because another user must not open the store's files.
+        // The plugin also refuses to open the store itself, because another user must not open the store's files.
         let add = lab.add("c1").by(STRANGER).run().failed();
         assert!(add.err.contains("opening the store directly"), "{add:?}");
         lab.nothing_is_held();
@@ -103,7 +103,7 @@ fn replaced_store_is_used_instead_of_store_of_daemon() {
         let aside = lab.root().join("aside");
         fs::rename(&lab.store, &aside).unwrap();
         fs::rename(&other, &lab.store).unwrap();
-        // The call follows immediately, while the daemon may still have the old store open.
+        // The test calls ADD immediately, while the daemon may still have the old store open.
         let add = lab.add("after").ok();
         assert!(add.address().to_string().starts_with("10.76."), "{add:?}");
         assert_eq!(lab.held().len(), 1);

@@ -46,7 +46,7 @@ fn daemon_of(version: Version, lab: &Lab) -> Daemon {
 #[track_caller]
 fn alone(ended: Ended) -> Ended {
     let ended = ended.ok();
-    // The earlier version of the plugin logs "going on without it".
+    // An earlier version of the plugin logs "going on without it" when the plugin opens the store itself.
     let words = ["opening the store directly", "going on without it"];
     assert!(words.iter().any(|words| ended.err.contains(words)), "{ended:?}");
     ended
@@ -121,7 +121,7 @@ fn cluster_is_opened_when_daemon_has_other_version() {
 }
 
 /// After a downgrade, the earlier version cannot read this version's records of pending commits. The earlier version
-/// keeps these records unchanged and logs a message.
+/// keeps unreadable records unchanged and logs a message.
 #[test]
 fn newer_notes_are_left_alone_by_earlier_version() {
     let cluster = Cluster::start();

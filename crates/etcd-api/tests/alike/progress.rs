@@ -67,7 +67,7 @@ async fn progress_report_is_absent_before_watch_began() -> Outcome {
     let mut other = client.watch("a", Some(options(0))).await?;
     future.message().await?;
     future.request_progress().await?;
-    // Waits until the other watch has sent two progress reports.
+    // Waits until the watch `other` has sent two progress reports.
     for report in 0..3 {
         let message = other.message().await?.ok_or("the stream has ended")?;
         assert_eq!((message.created(), message.header().map(|header| header.revision())), (report == 0, Some(now)));

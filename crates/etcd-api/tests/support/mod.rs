@@ -24,7 +24,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts a server of the API for the store on this table.
+    /// Starts a server of the API for the store whose rows are in this table.
     ///
     /// # Errors
     /// No loopback port is free, or the table is damaged.
@@ -32,7 +32,7 @@ impl Server {
         Self::start_behind(table, |backing| Arc::new(backing)).await
     }
 
-    /// Starts a server of the API for the store on this table, wrapped by `spoil`.
+    /// Starts a server of the API for the store whose rows are in this table, wrapped by `spoil`.
     ///
     /// # Errors
     /// No loopback port is free, or the table is damaged.

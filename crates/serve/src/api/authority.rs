@@ -2,11 +2,11 @@
 //! scheme of an endpoint `http://HOST:PORT`. Go programs send the path of a unix socket as the authority.
 //!
 //! The HTTP/2 library rejects a request with an invalid authority before a service can correct the request
-//! (hyperium/h2#487). Margay never uses the authority. The filter in this module therefore reads the client's bytes
-//! first and replaces each authority literal with a valid literal. Header compression (HPACK, RFC 7541) keeps literals
-//! in a table for later requests. The HPACK table indexes its entries from the newest, and evicts the oldest entries
-//! when it is full. A replaced literal is never longer than the original literal, so the HPACK table still has every
-//! entry that the client refers to.
+//! (hyperium/h2#487). Margay never uses the authority of a request. The filter in this module therefore reads the
+//! client's bytes first and replaces each authority literal with a valid literal. Header compression (HPACK, RFC 7541)
+//! keeps literals in a table for later requests. The HPACK table indexes its entries from the newest, and evicts the
+//! oldest entries when it is full. A replaced literal is never longer than the original literal, so the HPACK table
+//! still has every entry that the client refers to.
 
 use std::io;
 use std::pin::Pin;
@@ -80,7 +80,8 @@ fn frame_length(frame: &[u8]) -> Option<usize> {
     Some(FRAME_HEADER_BYTES + usize::from(a) * 0x1_0000 + usize::from(b) * 0x100 + usize::from(c))
 }
 
-/// Returns a HEADERS frame with the valid authority. Returns `None` if the frame has no authority or cannot be parsed.
+/// Returns a HEADERS frame in which the valid authority replaces the client's authority. Returns `None` if the frame
+/// has no authority or cannot be parsed.
 fn replace_authority(frame: &[u8]) -> Option<Vec<u8>> {
     let flags = *frame.get(4)?;
     if flags & FLAG_END_HEADERS == 0 || flags & FLAG_PADDED != 0 {
@@ -195,7 +196,7 @@ mod tests {
         [&length[1..], &[kind, flags, 0, 0, 0, 1], payload].concat()
     }
 
-    /// Returns an HPACK literal that enters the table, with the header name at index `name`.
+    /// Returns an HPACK literal that enters the HPACK table, with the header name at index `name`.
     fn literal(name: u8, value: &[u8]) -> Vec<u8> {
         [&[0x40 | name, u8::try_from(value.len()).unwrap()], value].concat()
     }

@@ -30,7 +30,7 @@ use super::authority::AuthorityFilter;
 use super::{ApiOptions, ListenAddress};
 use crate::accept::{self, Acceptor, ExcessPolicy, Listener};
 
-/// Maximum number of connected clients. Further clients are disconnected immediately.
+/// Maximum number of connected clients. When the maximum is reached, further clients are disconnected immediately.
 const MAX_CLIENTS: usize = 1024;
 /// Time limit for a client's TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -42,8 +42,8 @@ pub(super) struct ApiListener {
 }
 
 impl ApiListener {
-    /// Listens at an address. Replaces a unix socket file that an earlier daemon did not remove. Only the daemon's user
-    /// may connect to a unix socket.
+    /// Listens for API clients at an address. Replaces a unix socket file that an earlier daemon did not remove. Only
+    /// the daemon's user may connect to a unix socket.
     ///
     /// # Errors
     /// Any I/O error.
@@ -212,7 +212,7 @@ impl fmt::Debug for ReloadingTls {
 }
 
 impl TlsFiles {
-    /// Takes the paths of the TLS files from the options. Returns `None` unless all three paths are given.
+    /// Takes the paths of the TLS files from the options. Returns `None` unless the options contain all three paths.
     pub(super) fn of(options: &ApiOptions) -> Option<Self> {
         let ApiOptions { cert: Some(cert), key: Some(key), client_ca: Some(client_ca), .. } = options else {
             return None;
@@ -250,10 +250,10 @@ impl ReloadingTls {
     /// Loads the TLS files.
     ///
     /// # Errors
-    /// An error message that names the file that cannot be read or used.
+    /// An error message with the name of the file that cannot be read or used.
     pub(super) fn load(files: TlsFiles) -> Result<Self, String> {
-        // The stamp is taken before the files are read, so that a change during reading is noticed when the next client
-        // connects.
+        // The sizes and modification times are read before the files, so that a change during reading is noticed when
+        // the next client connects.
         let stamp = files.stamp();
         let config = Arc::new(files.load()?);
         Ok(Self { files, current: Mutex::new((stamp, config)) })

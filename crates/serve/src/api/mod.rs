@@ -38,11 +38,11 @@ impl ApiError {
     }
 }
 
-/// Listens at all URLs of the API. Returns the part of the daemon's startup line that lists these URLs; empty without
-/// URLs.
+/// Listens at all URLs of the API. Returns the part of the daemon's startup line that lists the API's URLs; empty
+/// without URLs.
 ///
 /// # Errors
-/// Names the URL that cannot be used and says what to change.
+/// An error that names the URL that cannot be used and says what to change.
 pub(crate) async fn offer(
     daemon: &Arc<Daemon>,
     location: &Location,
@@ -205,7 +205,7 @@ impl Backing for ServedStore {
         MemberIdentity { name: "margay".to_owned(), urls: self.urls.clone() }
     }
 
-    /// After a restore, the new store has other ids than the store that it replaced.
+    /// After a restore, the new store has other cluster and member ids than the store that it replaced.
     fn place(&self) -> StoreGeneration {
         let ((cluster, member), generation) = self.shared_store.place();
         StoreGeneration { cluster, member, generation }

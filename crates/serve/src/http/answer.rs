@@ -1,5 +1,5 @@
-//! Builds HTTP answers and their headers. Answers that read much of the store are computed one after the other and
-//! cached briefly.
+//! Builds HTTP answers and their headers. Answers that require reading much of the store are computed one at a time,
+//! and are cached briefly.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -138,9 +138,9 @@ impl<T> Default for Memo<T> {
 }
 
 impl<T: Send + Sync + 'static> Memo<T> {
-    /// Returns the cached answer if the last question was equal and the answer is recent enough. In all other cases,
-    /// computes a new answer while other callers wait. A cached answer is removed when it expires, so that an idle
-    /// daemon keeps no memory for it.
+    /// Returns the cached answer if the last question was equal and the answer is recent enough. If no cached answer
+    /// fits, computes a new answer; callers that arrive meanwhile wait for this computation. A cached answer is removed
+    /// when it expires, so that an idle daemon keeps no memory for it.
     pub(super) async fn get(
         &self,
         question: &str,
@@ -196,7 +196,7 @@ impl Default for AnswerCache {
 }
 
 impl AnswerCache {
-    /// Returns the census of the store, at most [`ANSWER_TTL`] old.
+    /// Returns the census (the use of all addresses) of the store, at most [`ANSWER_TTL`] old.
     pub(super) async fn census(&self, ipam: &Ipam) -> Result<Arc<Census>, HttpError> {
         self.census
             .get("", ANSWER_TTL, self.read_exclusively(async { Ok(ipam.census(Deadline::after(READ_TIMEOUT)).await?) }))
@@ -212,7 +212,8 @@ impl AnswerCache {
         self.forecast.get("", FORECAST_TTL, make).await
     }
 
-    /// Runs an expensive read of the store while no other expensive read runs. `read` must not call this function.
+    /// Runs an expensive read of the store while no other expensive read runs. `read` must not call `read_exclusively`,
+    /// because the call would wait for itself.
     pub(super) async fn read_exclusively<T>(
         &self,
         read: impl Future<Output = Result<T, HttpError>>,

@@ -1,5 +1,5 @@
-//! Serves HTTP connections. Limits apply to the number of connections, the time of a request, and the time in which a
-//! client reads nothing.
+//! Serves HTTP connections. The server limits the number of connections, the duration of a request, and the time in
+//! which a client reads nothing.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -40,8 +40,8 @@ const BUSY_RESPONSE: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type:
     content-length: 32\r\ncache-control: no-store\r\nretry-after: 5\r\nconnection: close\r\n\r\n\
     too many connections; try again\n";
 
-/// Answers the clients of a listener until `stop` completes. After that, open requests get half a second more, and
-/// event streams end immediately.
+/// Answers the clients of a listener until `stop` completes. After `stop` has completed, open requests get half a
+/// second more, and event streams end immediately.
 ///
 /// # Errors
 /// Never returns an error at present: an error of a connection ends only that connection.

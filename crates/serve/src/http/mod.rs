@@ -1,9 +1,9 @@
-//! Serves `/metrics`, `/health`, `/version` and a page to browsers and scrapers over HTTP.
+//! Serves `/metrics`, `/health`, `/version` and a web page to browsers and scrapers over HTTP.
 //!
 //! The HTTP server only reads the store, and only to answer a request. [`ClientLimits`] bound the number of
-//! connections, the time for headers, the time for a request, and the time in which a client reads nothing. The page
-//! consists of a few files that are compiled into the program. The page requests nothing from other hosts, and the
-//! headers of every answer forbid such requests.
+//! connections, the time for headers, the time for a request, and the time in which a client reads nothing. The web
+//! page consists of a few files that are compiled into the program. The web page requests nothing from other hosts, and
+//! the headers of every answer forbid requests to other hosts.
 
 mod answer;
 mod api;
@@ -24,7 +24,7 @@ use answer::AnswerCache;
 
 pub use connection::serve;
 
-/// Facts about the daemon that the page shows, without secrets.
+/// Facts about the daemon that the web page shows, without secrets.
 #[derive(Clone, Debug, Default)]
 pub struct DaemonInfo {
     /// The URL of the store, without user and password.
@@ -42,12 +42,13 @@ pub struct DaemonInfo {
 /// Limits on the HTTP server's connections and requests.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientLimits {
-    /// Maximum number of connections. Further clients get the status 503.
+    /// Maximum number of connections. When the maximum is reached, further clients get the HTTP status 503.
     pub connections: usize,
     /// Time limit for receiving the headers of a request. An idle connection that waits for its next request is also
     /// closed after this time.
     pub headers: Duration,
-    /// Maximum time in which a client reads no byte of an answer. After this time the server closes the connection.
+    /// Maximum time in which a client reads no byte of an answer. The server closes the connection of a client that
+    /// reads nothing for this time.
     pub stall: Duration,
     /// Time limit for computing an answer.
     pub answer: Duration,
@@ -70,30 +71,31 @@ impl Default for ClientLimits {
 /// Returns the part of a cluster's store that `/metrics` may read.
 pub type NodeReach = Arc<dyn Fn() -> ReadScope + Send + Sync>;
 
-/// The store that the page shows, and the settings of the HTTP server.
+/// The store that the web page shows, and the settings of the HTTP server.
 pub struct PageContext {
-    /// The store that requests read.
+    /// The store from which the daemon answers HTTP requests.
     pub store: Arc<dyn Store>,
     /// The operator's view of the store.
     pub operator: Operator,
-    /// Facts about the daemon that the page shows.
+    /// Facts about the daemon that the web page shows.
     pub about: DaemonInfo,
     /// Metrics of the daemon's own work.
     pub metrics: Arc<Metrics>,
-    /// Host names under which a browser may open the page, besides the loopback names.
+    /// Host names under which a browser may open the web page, besides the loopback names.
     pub hosts: Vec<String>,
     /// Limits on the HTTP server's connections and requests.
     pub limits: ClientLimits,
     /// The store whose history `/metrics` covers; `None` omits the metrics of the history.
     history: Option<SharedStore>,
-    /// The part of the store that `/metrics` reads. With `None`, `/metrics` reads the whole store, which suits a store
-    /// of one machine.
+    /// The part of the store that `/metrics` reads. With `None`, `/metrics` reads the whole store; this suits a store
+    /// that only one machine uses.
     pub reach: Option<NodeReach>,
     cache: AnswerCache,
 }
 
 impl PageContext {
-    /// Creates a page for an operator's store. Browsers can open the page only under the loopback names.
+    /// Creates the context of a web page that shows the operator's store. Browsers can open the web page only under the
+    /// loopback names.
     pub fn new(operator: Operator, about: DaemonInfo, metrics: Arc<Metrics>) -> Self {
         Self {
             store: Arc::clone(operator.ipam().store()),
@@ -108,7 +110,7 @@ impl PageContext {
         }
     }
 
-    /// Also allows browsers to open the page under these host names. The names must not include a port.
+    /// Also allows browsers to open the web page under these host names. The names must not include a port.
     #[must_use]
     pub fn with_hosts(mut self, hosts: Vec<String>) -> Self {
         self.hosts = hosts;
@@ -129,8 +131,8 @@ impl PageContext {
         self
     }
 
-    /// Limits `/metrics` to this node's part of a cluster's store. The cost of `/metrics` then does not grow with the
-    /// cluster.
+    /// Limits `/metrics` to this node's part of a cluster's store. With a limited reach, the cost of `/metrics` does
+    /// not grow with the cluster.
     #[must_use]
     pub fn with_reach(mut self, reach: NodeReach) -> Self {
         self.reach = Some(reach);

@@ -1,9 +1,9 @@
-//! Checks the host name of a request, then routes the request to the page's API, to `/metrics` or to a file of the
-//! page.
+//! Checks the host name of a request, then routes the request to the web page's API, to `/metrics` or to a file of the
+//! web page.
 //!
-//! A page of another site can let its own host name resolve to 127.0.0.1 (DNS rebinding). The browser then sends
-//! requests to this daemon with the other site's host name in `Host`. The daemon therefore rejects host names that are
-//! not this machine's own.
+//! A page of another site can let its own host name resolve to 127.0.0.1 (DNS rebinding). After DNS rebinding, the
+//! browser sends requests to this daemon with the other site's host name in `Host`. The daemon therefore rejects host
+//! names that are not this machine's own.
 
 use std::fmt::Write;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -28,7 +28,7 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(1);
 /// How a request reached the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// The request came through a TCP port. Any page in a browser on this machine can send requests to the port.
+    /// The request came through a TCP port. Any web page in a browser on this machine can send requests to the port.
     Network,
     /// The request came through a unix socket.
     Socket,
@@ -58,7 +58,7 @@ pub(super) async fn answer(request: &Request<Incoming>, origin: Origin, page: &A
     }
 }
 
-/// Returns whether a request names a host and all the host names in it are allowed.
+/// Returns whether a request names at least one host, and all host names of the request are allowed.
 fn has_allowed_host(request: &Request<Incoming>, page: &PageContext) -> bool {
     let of_headers = request.headers().get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
     let mut names = of_headers.chain(request.uri().authority().map(|authority| authority.as_str())).peekable();
@@ -176,7 +176,7 @@ const HTML: &str = "text/html; charset=utf-8";
 const CSS: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-/// The path, content type and content of one file of the page.
+/// The path, content type and content of one file of the web page.
 type PageFile = (&'static str, &'static str, &'static str);
 
 const PAGE_FILES: &[PageFile] = &[
@@ -196,8 +196,8 @@ const PAGE_FILES: &[PageFile] = &[
     ("/problems.js", SCRIPT, include_str!("page/problems.js")),
 ];
 
-/// Returns the page file at a path. If the browser's `If-None-Match` has the file's tag, returns status 304 without
-/// content.
+/// Returns the file of the web page that has this path. If the browser's `If-None-Match` has the file's tag, returns
+/// status 304 without content.
 fn page_file(path: &str, headers: &HeaderMap) -> Option<HttpResponse> {
     let (_, kind, text) = PAGE_FILES.iter().find(|(at, ..)| *at == path)?;
     let etag = etag(text);
@@ -281,7 +281,7 @@ mod tests {
                 ["https://", "http://", "innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval("]
             {
                 let found = text.matches(foreign).count();
-                // The URL of the SVG namespace is only a name. Browsers send no request to this URL.
+                // The URL of the SVG namespace is only a name. Browsers send no request to the URL of an XML namespace.
                 let names = text.matches("http://www.w3.org/2000/svg").count();
                 assert_eq!(found, if foreign == "http://" { names } else { 0 }, "{foreign} in {path}");
             }

@@ -45,7 +45,7 @@ impl Driver {
             "--no-sandbox".to_owned(),
             "--disable-gpu".to_owned(),
             "--disable-dev-shm-usage".to_owned(),
-            // The browser must send no requests except for the page.
+            // The browser must send no requests except those for the page.
             "--disable-background-networking".to_owned(),
             "--hide-scrollbars".to_owned(),
             format!("--user-data-dir={}", profile.display()),
@@ -106,7 +106,7 @@ impl Driver {
         stream.write_all(request.as_bytes()).unwrap();
         let mut stream = BufReader::new(stream);
         let (mut head, mut length) = (String::new(), 0);
-        // chromedriver keeps the connection open even if the request asks it to close.
+        // chromedriver keeps the connection open even if a request asks chromedriver to close the connection.
         while !head.ends_with("\r\n\r\n") {
             let begun = head.len();
             assert!(stream.read_line(&mut head).unwrap() > 0, "chromedriver said {head:?}");
@@ -141,7 +141,7 @@ pub(crate) struct Look {
 pub(crate) const WIDE: Look = Look { width: 1440, height: 900, colours: "light" };
 
 /// A browser window of one test case. A session's commands go to the window that was opened last. Dropping the window
-/// checks its console.
+/// checks the browser's console for messages.
 pub(crate) struct Window<'d> {
     driver: &'d Driver,
     handle: Value,
@@ -223,7 +223,8 @@ impl<'d> Window<'d> {
         self.call("POST", "/actions", &json!({"actions": [mouse]})).unwrap();
     }
 
-    /// Returns whether the page shows a JavaScript dialog. A successful script injection would show such a dialog.
+    /// Returns whether the page shows a JavaScript dialog. A successful script injection would show a JavaScript
+    /// dialog.
     pub(crate) fn has_dialog(&self) -> bool {
         self.call("GET", "/alert/text", &Value::Null).is_ok()
     }

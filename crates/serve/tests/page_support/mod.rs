@@ -1,4 +1,4 @@
-//! Creates example stores for page tests, and serves these stores over HTTP.
+//! Creates example stores for tests of the web page, and serves these stores over HTTP.
 #![allow(dead_code, reason = "each test program uses a part of this")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -30,7 +30,7 @@ use tokio::sync::oneshot;
 
 const DAY: u64 = 24 * 60 * 60;
 
-/// The name of a pod that tries to inject a script into the page.
+/// The name of a pod that tries to inject a script into the web page.
 pub(crate) const SCRIPT: &str = "<script>alert(1)</script>";
 
 pub(crate) fn soon() -> Deadline {
@@ -42,7 +42,7 @@ pub(crate) fn empty() -> Ipam {
     empty_with_clock().0
 }
 
-/// Like [`empty`], but also returns the number of seconds by which the allocator's clock is behind.
+/// Like [`empty`], but also returns the number of seconds by which the allocator's clock lags behind the real time.
 fn empty_with_clock() -> (Ipam, Arc<AtomicU64>) {
     let behind = Arc::new(AtomicU64::new(0));
     let clock = {
@@ -195,7 +195,7 @@ pub(crate) fn shown(ipam: &Ipam) -> PageContext {
 }
 
 impl Daemon {
-    /// Serves the page for the store that `fill` creates.
+    /// Serves the web page for the store that `fill` creates.
     pub(crate) fn new<F: Future<Output = Ipam>>(fill: impl FnOnce() -> F) -> Self {
         Self::with_limits(fill, ClientLimits::default())
     }

@@ -20,8 +20,8 @@ pub(crate) fn location(engine: &str, path: &str) -> Location {
     drivers().of_engine(&text(engine), text(path)).unwrap()
 }
 
-/// Returns a page's command for the engine under test. No program uses this engine by default, so the URL of the store
-/// is added to a command without a store.
+/// Rewrites a command in a page so that it uses the store engine under test. No program uses the engine under test by
+/// default, so the store's URL is added to a command that names no store.
 pub(crate) fn command(line: &str) -> String {
     let line = text(line);
     let names_one = ["://", "memory:", "--folder"].iter().any(|way| line.contains(way));
@@ -33,8 +33,8 @@ pub(crate) fn command(line: &str) -> String {
     }
 }
 
-/// Returns the output that a page expects. With a replaced engine, the command gets the store's URL and prints no
-/// `store:` line.
+/// Returns the output that a page expects. With a replaced engine, the command gets the store's URL, so the `store:`
+/// line is missing from the expected output.
 pub(crate) fn expected(page: &str) -> &str {
     match (instead(), page.split_once('\n')) {
         (Some(_), Some((first, rest))) if first.starts_with("store: ") => rest,

@@ -1,5 +1,5 @@
-//! Creates a separate machine for each page from kernel namespaces. The machine has its own host name, files and
-//! address. Needs root.
+//! Creates a separate machine for each page from kernel namespaces. Each page's machine has its own host name, files
+//! and address. Needs root.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -27,13 +27,13 @@ pub(crate) struct Machine {
     etcd: Option<Child>,
     /// Work that starts as soon as the next command has begun to watch the store.
     meanwhile: Option<fn()>,
-    /// The channel that ends the thread which keeps a store open, and the thread itself.
+    /// A thread that keeps a store open, and the channel that tells this thread to end.
     holder: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Machine {
     /// Moves this thread to a new machine with the host name `vm` and the address 10.0.0.1. Processes that this thread
-    /// starts run on the same machine.
+    /// starts run on the new machine.
     pub(crate) fn new() -> Self {
         let kept = KEPT.map(|file| (file, fs::read(file).unwrap_or_default()));
         unshare(CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWUTS | CloneFlags::CLONE_NEWNET)
@@ -71,7 +71,7 @@ impl Machine {
         fs::write(path, content).unwrap();
     }
 
-    /// Runs a line in a shell. Returns the exit code of the shell, and the output as a terminal would show it.
+    /// Runs a command line in a shell. Returns the exit code of the shell, and the output as a terminal would show it.
     pub(crate) fn run(&mut self, line: &str) -> (i32, String) {
         let (programs, line) = (programs(), engine::command(line));
         let mut shell = Command::new("sh");
@@ -140,7 +140,7 @@ impl Machine {
         etcd.args(["--listen-peer-urls", "http://10.0.0.1:2380", "--logger", "zap", "--unsafe-no-fsync"]);
         let child = etcd.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         self.etcd = Some(child);
-        // The loop waits until etcd answers.
+        // The shell loop waits until etcd answers requests.
         let asks = format!("margay --store etcd://{address} store status >/dev/null");
         self.do_all(&[&format!("i=0; until {asks}; do i=$((i+1)); [ $i -lt 50 ]; done")]);
     }

@@ -1,5 +1,5 @@
 //! Runs the sessions of the book and compares the output with the pages. Each page runs from top to bottom on its own
-//! machine (see [`machine`]). If a page expects an initial state, a scene prepares this state.
+//! machine (see [`machine`]). If a page expects an initial state of the machine, a scene prepares this state.
 //!
 //! With `MARGAY_BOOK=write`, the test writes the output into the pages instead of comparing it.
 
@@ -66,7 +66,7 @@ fn is_left_out(page: &str, section: &str) -> bool {
     lists.into_iter().flatten().any(|(of, not, _)| *of == page && (*not == section || *not == "*"))
 }
 
-/// Runs a page. Returns the differences between the page and the output, and the number of commands that were run.
+/// Runs a page. Returns the differences between the page and the real output, and the number of commands that were run.
 fn play(page: &mut Page) -> (Vec<String>, usize) {
     let mut machine = Machine::new();
     let (mut differences, mut count) = (Vec::new(), 0);
@@ -129,6 +129,7 @@ fn book_calls_few_other_programs() {
             page.steps().filter(|step| step.is_others()).map(|step| step.program().to_owned()).collect::<Vec<_>>()
         })
         .collect();
-    // The plugin's own tests cover containers, and `make` needs a checkout of the sources.
+    // The test runs neither `curl`, `make` nor `podman`: the plugin's own tests cover containers, and `make` needs a
+    // checkout of the sources.
     assert_eq!(others.iter().collect::<Vec<_>>(), ["curl", "make", "podman"], "these are not run");
 }

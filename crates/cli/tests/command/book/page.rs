@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use crate::book::engine;
 
-/// Prompts before commands, and the programs whose commands the test runs. Other lines that begin with a prompt are
-/// output.
+/// The prompts that begin a command line, and the programs whose commands the test runs. Lines that begin with a prompt
+/// but not with one of these programs count as output.
 const PROMPTS: [&str; 2] = ["# ", "$ "];
 const OURS: [&str; 3] = ["margay", "cat", "echo"];
 /// Pages on which the test also runs the program `ip`, because `ip` shows the state of the page's machine.
@@ -22,11 +22,11 @@ pub(crate) struct Page {
     pub(crate) parts: Vec<Part>,
 }
 
-/// The parts of a page that matter to the test.
+/// A part of a book page that the test needs.
 #[derive(Debug)]
 pub(crate) enum Part {
     Heading(String),
-    /// The name of an event that the reader does not see, from an HTML comment in the page.
+    /// The name of an event that an HTML comment in the page contains, and that the reader does not see.
     Scene(String),
     /// A file that the preceding text tells the reader to save.
     File {
@@ -42,7 +42,7 @@ pub(crate) enum Part {
 /// A command of a session and the output that the page shows for the command.
 #[derive(Debug)]
 pub(crate) struct Step {
-    /// The whole line of the command with its prompt.
+    /// The whole line of the command, including the prompt.
     prompt: String,
     pub(crate) command: String,
     pub(crate) expected: String,
@@ -55,12 +55,12 @@ impl Step {
         self.command.split(' ').next().unwrap_or_default()
     }
 
-    /// The file that the command shows with `cat`. A page uses such a command to give the content of a file.
+    /// The file that the command shows with `cat`. A page uses `cat` to tell the reader the content of a file.
     pub(crate) fn shown_file(&self) -> Option<&str> {
         self.command.strip_prefix("cat ")
     }
 
-    /// Returns whether the command runs a program that the test does not run.
+    /// Returns whether the command belongs to a program that the test does not run.
     pub(crate) fn is_others(&self) -> bool {
         !self.is_run
     }

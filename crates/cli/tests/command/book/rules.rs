@@ -2,8 +2,8 @@
 
 use regex_lite::Regex;
 
-/// Patterns of text that differs in each run, and the placeholders for such text. The widths of table columns also
-/// depend on the content.
+/// Patterns for text that differs in each run, each with the placeholder that replaces the text. Runs of spaces and
+/// hyphens are replaced as well, because table columns are as wide as their content.
 const RULES: &[(&str, &str)] = &[
     (
         r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:]{8}(\.[0-9]+)?(Z| \+0000 UTC| [A-Z]{3,4}| ?[+-][0-9]{2}(:?[0-9]{2})?)?",
@@ -31,7 +31,8 @@ fn plain(text: &str) -> Vec<String> {
     text.trim_end().lines().map(line).collect()
 }
 
-/// Returns whether a page and the output agree. A line `...` in the page stands for any number of lines.
+/// Returns whether the text of a page agrees with the real output of the commands. A line `...` in the page stands for
+/// any number of lines.
 pub(crate) fn agree(page: &str, output: &str) -> bool {
     fn fits(page: &[String], output: &[String]) -> bool {
         match page.split_first() {
@@ -43,7 +44,7 @@ pub(crate) fn agree(page: &str, output: &str) -> bool {
     fits(&plain(page), &plain(output))
 }
 
-/// Returns the output without the line that names the store, if the page omits this line.
+/// Returns the output of a command, without the line that names the store if the page omits this line.
 pub(crate) fn without_store_line(output: &str, page: &str) -> String {
     match output.split_once('\n') {
         Some((first, rest)) if first.starts_with("store: ") && !page.starts_with("store: ") => rest.to_owned(),

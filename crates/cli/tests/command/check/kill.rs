@@ -1,4 +1,4 @@
-//! Tests that a repair by `margay ipam check` can be killed.
+//! Tests that `margay ipam check` can be killed in the middle of a repair and run again.
 
 use std::process::{Command, Stdio};
 use std::thread;

@@ -163,7 +163,7 @@ fn check_finds_two_networks_with_same_addresses() {
     assert!(what.contains("10.65.4.0/24") && what.contains("10.65.0.0/16") && what.contains("redb:///"), "{what}");
 }
 
-/// The pool is one half of a network to which this machine has a route.
+/// The test's pool is one half of a network to which this machine has a route.
 #[test]
 fn check_warns_when_route_leads_pool_elsewhere() {
     let routes = host::all_routes().unwrap();

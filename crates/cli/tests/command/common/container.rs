@@ -1,4 +1,5 @@
-//! Runs a process in a separate network namespace, like a container without a file system. Needs root and `ip`.
+//! Runs a process in a separate network namespace, like a container without a file system. Starting a process in a
+//! network namespace needs root and the program `ip`.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

@@ -27,7 +27,7 @@ pub(crate) struct Done {
 }
 
 impl Done {
-    /// Returns stdout of a command that succeeded and printed nothing on stderr.
+    /// Returns stdout of a `margay` command that succeeded and printed nothing on stderr.
     pub(crate) fn answer(self) -> String {
         assert_eq!((self.code, self.err.as_str()), (0, ""), "{}", self.out);
         self.out
@@ -38,7 +38,7 @@ impl Done {
         serde_json::from_str(&self.out).unwrap_or_else(|error| panic!("{error}: {}", self.out))
     }
 
-    /// Returns stderr of a command that failed and printed nothing on stdout.
+    /// Returns stderr of a `margay` command that failed and printed nothing on stdout.
     pub(crate) fn failure(self) -> String {
         assert_eq!((self.code, self.out.as_str()), (1, ""), "{}", self.err);
         self.err
@@ -94,7 +94,7 @@ impl Lab {
         })
     }
 
-    /// Returns whether a command has created the parent folder of the store's folder.
+    /// Returns whether the parent folder of the store's folder exists, which only a command creates.
     pub(crate) fn exists(&self) -> bool {
         self.folder().join("some").exists()
     }
@@ -104,7 +104,7 @@ impl Lab {
         self.lab.root.path()
     }
 
-    /// Runs a command on the lab's store. The arguments are separated by spaces.
+    /// Runs a command on the lab's store. `args` contains the arguments, separated by spaces.
     pub(crate) fn margay(&self, args: &str) -> Done {
         margay(["--store".to_owned(), self.location.to_string()].into_iter().chain(args.split(' ').map(str::to_owned)))
     }

@@ -18,7 +18,7 @@ pub(crate) enum Kind {
     Fills,
 }
 
-/// A command: its name, and the arguments with which the command succeeds on
+/// A command of `margay`: its name, and the arguments with which the command succeeds on
 /// [`Ground`](crate::conditions::ground::Ground).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Command {
@@ -122,7 +122,7 @@ fn commands_are_all_covered() {
     margay(["man-pages".as_ref(), folder.path().as_os_str()]).answer();
     let pages = fs::read_dir(folder.path()).unwrap().map(|page| page.unwrap().file_name().into_string().unwrap());
     let pages: BTreeSet<String> = pages.map(|page| page.trim_end_matches(".1").to_owned()).collect();
-    // A command with subcommands only groups its subcommands, except for `import`.
+    // A command that has subcommands is only a group of commands, except for `import`.
     let is_group =
         |page: &String| *page != "margay-import" && pages.iter().any(|other| other.starts_with(&format!("{page}-")));
     let there: BTreeSet<String> = pages.iter().filter(|page| !is_group(page)).cloned().collect();
@@ -134,7 +134,7 @@ fn commands_are_all_covered() {
 #[test]
 fn help_fits_screen_and_has_example() {
     let commands = COMMANDS.iter().map(|one| one.name).chain(WITHOUT_STORE.iter().map(|(name, _)| *name));
-    // The list also contains the groups of commands.
+    // The expected names also include the command groups, such as `store`.
     let with_groups = commands.flat_map(|name| {
         let words: Vec<&str> = name.split(' ').collect();
         (0..=words.len()).map(|many| words[..many].join(" ")).collect::<Vec<_>>()

@@ -100,7 +100,7 @@ impl Ground {
         self.lab.folder().join(name)
     }
 
-    /// Returns the location of another store of the same engine, in the same folder.
+    /// Returns the location of another store of the same engine, in the same folder as this store.
     pub(crate) fn beside(&self, name: &str) -> Location {
         self.lab.location.moved_to(self.path(name))
     }
@@ -109,13 +109,13 @@ impl Ground {
         self.lab.location.path().unwrap()
     }
 
-    /// Returns the location of the store on which a command succeeds.
+    /// Returns the location of the store on which the given command succeeds.
     pub(crate) fn place_for(&self, command: &Command) -> Location {
         if command.kind == Kind::Fills { self.beside("empty/store") } else { self.lab.location.clone() }
     }
 
-    /// Returns the arguments of a command on a store. For each number `own`, the arguments name separate files and
-    /// stores for output.
+    /// Returns the arguments of a command on a store. Calls with different numbers `own` get different names for output
+    /// files and stores, so commands can run in parallel.
     pub(crate) fn args(&self, command: &Command, at: &Location, own: usize) -> Vec<String> {
         let words = command
             .words()
@@ -133,7 +133,7 @@ impl Ground {
     }
 }
 
-/// Returns a process that runs `program` through the command `before`, with an empty environment.
+/// Returns a process that runs `program` with an empty environment, as an argument of the wrapper command `before`.
 pub(crate) fn process(before: &[&str], program: &str, args: &[String]) -> Process {
     let mut words: Vec<&str> = before.to_vec();
     words.push(program);

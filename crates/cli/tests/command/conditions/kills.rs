@@ -10,7 +10,7 @@ use crate::common::margay;
 use crate::conditions::commands::{COMMANDS, Command, Kind};
 use crate::conditions::ground::{Ground, content, copy, process, run};
 
-/// Number of times each command is killed on each engine.
+/// Number of times that each command is killed on each engine.
 const ROUNDS: u32 = 4;
 
 /// Commands whose kills are tested in other files, each with the name of the file.
@@ -22,7 +22,7 @@ const ELSEWHERE: &[(&str, &str)] = &[
     ("gc", "it frees as `ipam release` does"),
 ];
 
-/// Restores the store on which a command runs to its initial state.
+/// Restores the store of a command to the state before the command's first run.
 fn begin_anew(ground: &Ground, command: &Command, place: &Location) {
     match command.kind {
         Kind::Fills => _ = std::fs::remove_dir_all(ground.path("empty")),

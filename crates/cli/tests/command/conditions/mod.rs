@@ -1,4 +1,5 @@
-//! Tests requirements for every command: errors about unusable stores, kills, dry runs, and documented JSON fields.
+//! Tests requirements for every command: errors about unusable stores, recovery after kills, dry runs, and documented
+//! JSON fields.
 
 mod commands;
 mod dry_runs;

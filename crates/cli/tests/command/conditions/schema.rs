@@ -85,7 +85,8 @@ const SOMETIMES: &[&str] = &[
     "addresses",
 ];
 
-/// Returns the name of the documented row for a command's JSON output. Some rows are not named after the command alone.
+/// Returns the name of the documented row for a command's JSON output. The names of some documented rows include an
+/// option or an argument of the command.
 fn row(command: &Command) -> String {
     let words = command.words();
     let option = words
@@ -105,8 +106,8 @@ fn answer_members_match_book() {
     let rows = rows();
     let [ground, _] = Ground::each();
     copy(ground.folder(), &ground.path("kept"));
-    // The test skips three commands: `metrics` prints a list, `get` prints Calico's document, and `watch` prints lines
-    // of events.
+    // The test skips three commands whose JSON output has no documented fields: `metrics` prints a list, `get` prints
+    // Calico's document, and `watch` prints lines of events.
     for command in
         COMMANDS.iter().filter(|one| !["metrics", "watch"].contains(&one.name) && one.words() != "get ippool main")
     {
@@ -121,7 +122,7 @@ fn answer_members_match_book() {
         let json: Value = serde_json::from_str(&done.out).unwrap();
         let has: BTreeSet<String> = json.as_object().unwrap().keys().cloned().collect();
         let mut named = documented(&rows, &row(command));
-        // The four verbs share one documented row, which has the field of the first verb.
+        // `create`, `apply`, `replace` and `delete` share one documented row, which has the JSON field of `create`.
         let verb = match command.name {
             "apply" => Some("applied"),
             "replace" => Some("replaced"),

@@ -68,8 +68,8 @@ fn store_is_in_use_by_another_process() {
             args.extend(["--lock-timeout".to_owned(), "1s".to_owned()]);
             let done = run(&args);
             tells(command, &done, &store.to_string(), "the store is in use by another process: waited 1s for its turn");
-            // The message never names a process that also waits for the store. The lock holder cannot always be
-            // determined in time.
+            // The error message never names a process that is itself waiting for the store. The message may name no
+            // process, because the lock holder cannot always be determined in time.
             assert!(!done.err.contains("(margay) has it"), "{}", done.err);
             assert!(done.err.contains("--lock-timeout"), "{}", done.err);
         });
@@ -144,8 +144,8 @@ fn store_belongs_to_another_user() {
     }
 }
 
-/// Root uses a store that belongs to another user. If the engine recreates files, the owner must still have access to
-/// the files.
+/// Root uses a store that belongs to another user. If the engine recreates the store's files, the owner must still have
+/// access to the files.
 #[test]
 fn store_stays_with_owner_when_root_used_it() {
     const OWNER: u32 = 65534;

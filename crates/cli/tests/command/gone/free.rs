@@ -12,7 +12,7 @@ use crate::gone::{Cluster, PATIENCE, attachment, give, give_dated, held, in_orde
 
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes";
 
-/// Creates a store with a recorded node and a block of another node.
+/// Creates a store in which this machine's node is registered and another node has a block.
 fn with_stranger(lab: &Lab, range: &str, own: &str) -> (String, String) {
     pool(lab, range);
     let mine = give(&lab.location, own, "mine");
@@ -57,7 +57,7 @@ fn free_node_is_refused_for_names_of_this_machine() {
         assert!(said.contains("is this very machine") && said.contains(words) && said.contains("--move-to"), "{said}");
     }
     assert_eq!(revision(at), before);
-    // A node is not freed either if the boot id of one of its addresses equals this machine's boot id.
+    // The addresses of a node are not freed if one of them has this machine's boot id.
     let mut here = attachment("stranger", "here");
     here.boot = host::short_boot(&host::boot_id().unwrap());
     on(at, async |ipam| ipam.store().put("/margay/v1/node", "stranger").await.unwrap());
@@ -152,7 +152,7 @@ fn free_is_refused_when_node_list_lacks_this_machine() {
     fs::write(&file, "node1\nnode2\n").unwrap();
     let said = cluster.margay(&format!("gc --gone --nodes {} --apply", file.display())).failure();
     assert!(said.contains(&format!("the list of nodes lacks this very machine, {this}")), "{said}");
-    // `gc --gone` skips this machine even when its node is no longer registered.
+    // `gc --gone` skips this machine even when the machine's node is no longer registered.
     cluster.margay(&format!("delete node {this}")).answer();
     let done = cluster.margay("gc --gone --apply -o json").json();
     assert_eq!(done["skipped"][0]["node"], this.as_str());

@@ -13,7 +13,7 @@ use crate::gone::{held, in_order, on, pool, run};
 
 const BLOCKS: usize = 200;
 const ADDRESSES: usize = 16;
-/// Number of kills that must hit the middle of a run, and the number of kills after which the test fails.
+/// Minimum number of kills that must hit the middle of a run, and maximum number of kills in the test.
 const IN_THE_MIDDLE: u32 = 3;
 const MOST_KILLS: u32 = 60;
 
@@ -57,8 +57,8 @@ fn run_for(location: &Location, args: &str, time: Option<Duration>) -> bool {
     child.wait().unwrap().success()
 }
 
-/// The time after which a run is killed. Kills that come too early or too late do not hit the middle of a run, so the
-/// time adapts to the machine.
+/// The time after which the next run is killed. Kills that come too early or too late do not hit the middle of a run,
+/// so the time adapts to the machine.
 struct Patience {
     time: Duration,
     kills: u32,
@@ -76,7 +76,8 @@ impl Patience {
         self.in_the_middle >= IN_THE_MIDDLE
     }
 
-    /// Adapts the time until the next kill to the number of the node's addresses that the killed run has not freed.
+    /// Adapts the time until the next kill; `left` is the number of the node's addresses that the killed run has not
+    /// freed.
     fn learn(&mut self, left: usize) {
         self.kills += 1;
         let factor = match left {

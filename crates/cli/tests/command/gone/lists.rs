@@ -90,7 +90,7 @@ fn list_spares_young_live_and_other_networks() {
     assert_eq!((list(&done, "freed").len(), &done["stores"][0]["left"]["of_other_networks"]), (0, &json!(2)), "{done}");
     assert_eq!(held(at, "node1"), [&old, &young, &live, &known].map(Clone::clone).into());
 
-    // The list contains ids of another kind, such as the ids of the containers in a pod.
+    // The list of attachments contains ids of another kind, such as the ids of the containers in a pod.
     let said = gc(&lab, &write(&lab, &format!("{TWO}\n")), "--apply").failure();
     assert!(said.contains("of what is in use on this machine (2) nothing is in the list"), "{said}");
     assert!(said.contains("so it is crictl pods, not crictl ps; several"), "{said}");

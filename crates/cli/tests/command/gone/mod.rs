@@ -1,5 +1,5 @@
-//! Tests `margay gc` with a container runtime's list, for departed nodes, and for a renamed node. Needs root on the
-//! machine itself.
+//! Tests `margay gc` with a container runtime's list, for departed nodes, and for a renamed node. The tests need root
+//! on the host, not in a container.
 
 mod endpoints;
 mod free;
@@ -46,7 +46,7 @@ impl Cluster {
     }
 }
 
-/// Runs a command on a store. The arguments are separated by spaces.
+/// Runs a command on a store. `args` contains the arguments, separated by spaces.
 fn run(location: &Location, args: &str) -> Done {
     let store = ["--store".to_owned(), location.to_string(), "--cni-conf-dir".to_owned(), "/nowhere".to_owned()];
     margay(store.into_iter().chain(args.split(' ').map(str::to_owned)))
@@ -107,7 +107,7 @@ fn held(location: &Location, node: &str) -> BTreeSet<String> {
     holds.map(|hold| hold.address.to_string()).collect()
 }
 
-/// Returns the addresses in the list `name` of a report, for all stores.
+/// Returns the addresses that a report lists under `name`, for all stores together.
 fn list(report: &Value, name: &str) -> BTreeSet<String> {
     let rows = report["stores"].as_array().unwrap().iter().flat_map(|store| store[name].as_array().unwrap());
     rows.map(|row| row["address"].as_str().or(row.as_str()).unwrap().to_owned()).collect()
@@ -118,7 +118,7 @@ fn pool(lab: &Lab, range: &str) {
     lab.margay(&format!("pool create lab {range}")).answer();
 }
 
-/// Checks that `margay ipam check` finds no problem.
+/// Checks that `margay ipam check` finds no problem in the store.
 fn in_order(location: &Location) {
     let checked = run(location, "ipam check -o json").json();
     assert_eq!(checked["problems"], 0, "{checked}");

@@ -80,7 +80,8 @@ fn pool_deletion_needs_name_twice_when_bridged_and_in_use() {
         let done = lab.margay("pool delete lab --yes-delete-bridged-pool lab").answer();
         assert_eq!(done, "Successfully deleted pool lab\n");
         assert_eq!(lab.margay("reservation list -o json").json(), json!({"reservations": []}));
-        // The container keeps its address. When the address is released, the block is deleted as well.
+        // The container keeps its address after the pool is deleted. When the address is released, the address's block
+        // is deleted as well.
         assert_eq!(lab.margay(&format!("ipam show --ip {ip} -o json")).json()["in_use"], true);
         assert!(!stored(&lab).keys().any(|key| key.contains("/ipam/v2/host/")));
         lab.margay("ipam release --container c1").answer();

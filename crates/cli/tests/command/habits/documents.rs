@@ -43,8 +43,8 @@ main   10.65.0.0/16   true   Never      Never       false      false            
         let list: Value = serde_json::from_str(&list).unwrap();
         assert_eq!(list["items"][0]["metadata"]["name"], "main");
 
-        // A document that was read from the store can be written back once. After that, the document's resource version
-        // is stale.
+        // A document that was read from the store can be written back once. After the first write, the resource version
+        // in this document is stale.
         let changed = shown.replace("natOutgoing: true", "disabled: true");
         assert_eq!(with_file(&lab, "replace", &changed).answer(), "Successfully replaced 1 'IPPool' resource(s)\n");
         let now = resource(&lab, "ippools", "main");
@@ -90,8 +90,8 @@ fn documents_get_takes_what_calicoctl_scripts_pass() {
         for options in ["-n shop", "--namespace=shop", "-A", "-a", "--all-namespaces", "--export"] {
             assert_eq!(lab.margay(&format!("get ippool main {options}")).answer(), plain, "{options}");
         }
-        // An exported document can be created in another store. As in calicoctl, `get` shows a list as it is stored,
-        // even with `--export`.
+        // An exported document can be created in another store. With a name, `--export` omits the fields that belong to
+        // one store; without a name, as in calicoctl, `get` prints all stored fields.
         let exported = lab.margay("get ippool main --export -o yaml").answer();
         assert!(exported.contains("\nmetadata:\n  name: main\nspec:\n"), "{exported}");
         lab.margay("delete ippool main").answer();
@@ -135,7 +135,7 @@ fn document_change_keeps_what_document_cannot_say() {
             with_file(&lab, "apply", &document("IPPool", "old", "  cidr: 10.1.0.0/16\n  blocksize: 28\n")).failure();
         assert!(slip.contains("unknown field \"spec.blocksize\""), "{slip}");
 
-        // Margay's annotation contains the gateway of a bridged network.
+        // The reservation of a bridged network's pool records the gateway in an annotation, which `apply` must keep.
         with_file(&lab, "apply", &document("IPReservation", "margay-bridge-lab", "  reservedCIDRs: [10.70.0.0/30]\n"))
             .answer();
         assert_eq!(lab.margay("pool list -o json").json()["pools"][0]["gateway"], "10.70.0.1");
@@ -219,7 +219,7 @@ fn documents_from_several_files() {
             ["NAME", "a", "b", "c", ""]
         );
 
-        // `get` shows each requested document separately, and reports missing documents last.
+        // `get` with several names prints each existing document separately, and reports the missing documents last.
         let some = lab.margay("get pools b x a");
         assert_eq!(
             (some.code, some.out.as_str()),

@@ -163,7 +163,8 @@ fn endpoints_are_written_by_plugin_only_and_can_be_deleted() {
         let refused = lab.margay("delete profile net1").failure();
         assert!(refused.contains("operation delete is not supported on Profile(net1)"), "{refused}");
         assert_eq!(stored(&lab), before);
-        // The command still writes the other documents of the file.
+        // If a file also contains a workload endpoint, which `apply` refuses, the file's other documents are still
+        // written.
         let both = with_file(&lab, "apply", &format!("{endpoint}---\n{}", pool("b", "10.66.0.0/16")));
         assert_eq!((both.code, both.out.as_str()), (1, "Partial success: applied 1 out of 2 resources:\n"));
 
@@ -175,7 +176,7 @@ fn endpoints_are_written_by_plugin_only_and_can_be_deleted() {
         assert_eq!(done, "Successfully deleted 1 'WorkloadEndpoint' resource(s)\n");
         let left: Vec<String> = stored(&lab).into_keys().filter(|key| key.starts_with(ENDPOINTS)).collect();
         assert_eq!(left, [format!("{ENDPOINTS}/default/node1-cni-c1-eth0")]);
-        // A stored document that cannot be read can be deleted as well.
+        // A stored document that cannot be parsed can still be deleted.
         put(&lab, &left[0], "{");
         with_file(&lab, "delete", &endpoint.replace("resourceVersion", "generateName")).answer();
         assert!(!stored(&lab).contains_key(&left[0]));

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use crate::support::Etcd;
 use serde_json::{Value, json};
 
-/// Runs `margay` with `input` as standard input. Returns the exit code, stdout and stderr.
+/// Runs `margay` with `input` as standard input. Returns the exit code, stdout and stderr of `margay`.
 fn margay(etcd: &Etcd, args: &str, input: &str) -> (Option<i32>, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_margay"));
     command.args(["--store", &etcd.url().replace("http:", "etcd:")]).args(args.split(' ')).env_clear();

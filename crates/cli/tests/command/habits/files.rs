@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::common::{Done, Lab};
 
-/// Returns the documents of the store as text, by key.
+/// Returns the documents of the store as text, sorted by key.
 pub(crate) fn stored(lab: &Lab) -> BTreeMap<String, String> {
     lab.with_ipam(async |ipam| {
         let all = ipam.store().list(Range::All).await.unwrap();

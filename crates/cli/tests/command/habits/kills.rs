@@ -1,4 +1,4 @@
-//! Tests that commands can be killed at any moment and run again.
+//! Tests that `margay` commands can be killed at any moment and run again.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -45,7 +45,7 @@ fn kill_often(lab: &Lab, args: &str, mut look: impl FnMut(&Lab)) {
         child.kill().unwrap();
         match child.wait().unwrap().success() {
             false => killed += 1,
-            // If a run completes before the kill, the timed run was slower because the machine was busy.
+            // If a run completes before the kill, the machine was busy while the command's duration was measured.
             true => whole = whole.min(until),
         }
         look(lab);

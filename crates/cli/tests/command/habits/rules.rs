@@ -8,7 +8,7 @@ fn rules_of_new_pool_are_all_checked() {
     let lab = &Lab::each()[1];
     lab.margay("pool create other 10.1.0.0/16").answer();
     lab.margay("pool create odd 10.2.0.0/16 --block-size 28").answer();
-    // The store contains a block of another size that remains from a deleted pool.
+    // The store contains a block that remains from a deleted pool with another block size.
     let owner = ipam_core::model::Owner::host("node1");
     let soon = || kv::Deadline::after(crate::common::PATIENCE);
     lab.with_ipam(async |ipam| ipam.claim_affinity(&owner, "10.2.0.0/28".parse().unwrap(), soon()).await.unwrap());

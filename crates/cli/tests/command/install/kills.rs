@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::install::tree::{Tree, files};
 
 /// All system calls that change a file or a file's name; `?` marks calls that some machines lack. `openat` is omitted,
-/// because a kill at the first call that changes the opened file has the same result.
+/// because a kill at `openat` has the same result as a kill at the first call that changes the opened file.
 const CALLS: [&str; 17] = [
     "?link",
     "linkat",
@@ -27,7 +27,7 @@ const CALLS: [&str; 17] = [
     "fchmodat",
 ];
 
-/// Runs `margay install` and kills it before it executes the call with this name and number. Returns whether `margay
+/// Runs `margay install`, and kills it just before the `number`-th system call with this name. Returns whether `margay
 /// install` was killed.
 fn killed(tree: &Tree, args: &[&str], call: &str, number: usize) -> bool {
     let output = Command::new("strace")
@@ -78,7 +78,7 @@ fn install_is_finished_or_undone_when_killed_anywhere() {
             let status = tree.install(&["--status"]);
             assert_eq!(status.code == Some(0), tree.version().starts_with("margay-ipam "), "{place}: {}", status.err);
             unfinished += usize::from(status.err.contains("was interrupted"));
-            // Every second time, the test repeats the installation before it undoes the installation.
+            // After every second kill, the test repeats the installation before it undoes the installation.
             repeat = !repeat;
             if repeat {
                 tree.install(&["--beside-calico"]).ok();

@@ -14,7 +14,7 @@ use crate::install::tree::{Done, Tree, files};
 
 const STEP: [&str; 2] = ["--beside-calico", "--main-plugin"];
 
-/// Creates a node on which Margay's IPAM plugin is already installed.
+/// Creates a node on which `margay install` has already installed Margay's IPAM plugin.
 fn after_the_first_step() -> Tree {
     let tree = Tree::with_main_plugin();
     tree.install(&["--beside-calico"]).ok();
@@ -96,7 +96,7 @@ fn overwritten_main_plugin_is_told_and_repaired() {
 fn two_own_programs_are_told_and_merged() {
     let tree = after_the_first_step();
     tree.install(&STEP).ok();
-    // The node is now as if Margay had been upgraded without a repetition of the second step.
+    // The node is now as if Margay had been upgraded without running `margay install --main-plugin` again.
     tree.install(&["--undo"]).ok();
     tree.install(&["--beside-calico"]).ok();
     fs::copy(tree.target(), tree.main_target()).unwrap();

@@ -10,7 +10,8 @@ use crate::copy::copy_program;
 use crate::install::tree::{Done, Tree, files};
 use crate::tested::plugin;
 
-/// Checks that `margay install` refuses to run, prints these words but no secret, and changes nothing.
+/// Checks that `margay install` refuses to run and changes nothing. The error must contain the given words but no
+/// secret.
 #[track_caller]
 fn refused(tree: &Tree, more: &[&str], words: &[&str]) {
     let before = files(&tree.bin());
@@ -24,7 +25,8 @@ fn install_is_refused_without_calico() {
     let tree = Tree::without_store();
     fs::remove_file(tree.networks().join("10-calico.conflist")).unwrap();
     refused(&tree, &[], &["no network in ", "\"ipam\": {\"type\": \"calico-ipam\"}", "--cni-conf-dir"]);
-    // The command does not mistake configurations of other plugins for Calico's, and reports unreadable configurations.
+    // The command does not mistake configurations of other plugins for Calico's configuration, and reports unreadable
+    // configurations.
     fs::write(tree.networks().join("10-a.conf"), r#"{"name":"a","type":"bridge","ipam":{"type":"host-local"}}"#)
         .unwrap();
     fs::write(tree.networks().join("20-b.conf"), "{").unwrap();
@@ -77,7 +79,7 @@ fn install_is_refused_when_plugin_is_missing_or_not_ours() {
         &["is no plugin of Margay's: cannot be run: Permission denied", "--plugin FILE"],
     );
     fs::set_permissions(&file, Permissions::from_mode(0o755)).unwrap();
-    // The changed bytes make the header one of a program for another architecture.
+    // With two bytes of the header changed, the file is an ELF program for another processor architecture.
     let mut bytes = fs::read(&file).unwrap();
     bytes[18..20].copy_from_slice(&[0xf3, 0]);
     fs::write(&file, bytes).unwrap();
@@ -94,7 +96,7 @@ fn install_is_refused_when_user_may_not_write() {
     let open = Permissions::from_mode(0o755);
     fs::set_permissions(tree.root(), open).unwrap();
     let before = files(&tree.bin());
-    // The programs must be in a folder that the other user can read.
+    // The programs must be in a folder that a user other than root can read.
     for name in ["margay", "margay-ipam"] {
         copy_program(plugin().with_file_name(name), &tree.root().join(name));
     }
@@ -125,7 +127,7 @@ fn install_is_refused_when_state_is_of_newer_version() {
     let text = fs::read_to_string(&state).unwrap();
     fs::write(&state, text.replace("\"format\": 1", "\"format\": 2")).unwrap();
     refused(&tree, &[], &["is not what this margay writes", "a newer margay"]);
-    // The installation can still be undone.
+    // An installation whose state file has a newer format can still be undone.
     tree.install(&["--undo"]).ok();
     assert_eq!(tree.version(), "v3.28.0");
 }
@@ -137,8 +139,8 @@ fn install_is_refused_when_another_runs() {
     let lock = fs::File::open(tree.bin().join(".margay")).unwrap();
     lock.lock().unwrap();
     tree.install(&["--undo"]).fails(&["another margay install works in", "try again"]);
-    // The test unlocks the file explicitly. Closing the file might not release the lock, because a process that another
-    // test is starting may have inherited the file descriptor.
+    // The test unlocks the lock file explicitly. Closing the lock file might not release the lock, because a process
+    // that another test starts may have inherited the file descriptor.
     lock.unlock().unwrap();
     tree.install(&["--undo"]).ok();
 }

@@ -36,7 +36,7 @@ impl Done {
         self
     }
 
-    /// Checks that the command failed and printed the given words.
+    /// Checks that the command failed and that its error contains the given words.
     #[track_caller]
     pub(crate) fn fails(self, words: &[&str]) -> Self {
         assert_eq!(self.code, Some(1), "{}{}", self.out, self.err);
@@ -92,8 +92,8 @@ impl Tree {
         let url = etcd.url();
         let tree = Self::at(&url, Some(etcd));
         tree.put_document("Node", "nodes", NODE, &json!({}));
-        // The blocks contain one address each. With larger blocks, the plugins get a route that the bridge plugin
-        // cannot set.
+        // The blocks of the pool contain one address each. With larger blocks, the plugins get a route that the bridge
+        // plugin cannot set.
         tree.margay(&["pool", "create", "main", "10.78.0.0/24", "--block-size", "32", "--store", &tree.store()]).ok();
         tree
     }
@@ -107,7 +107,8 @@ impl Tree {
         tree
     }
 
-    /// Returns the store settings for Calico's network. No agent has written the node's name to a file on this node.
+    /// Returns the store settings for Calico's network. The settings make the file with the node's name optional,
+    /// because no agent has written this file on the node.
     pub(crate) fn settings(&self) -> Value {
         json!({"datastore_type": "etcdv3", "etcd_endpoints": self.etcd_url(), "nodename_file_optional": true})
     }
@@ -212,7 +213,7 @@ impl Tree {
         self.command(args).output().unwrap().into()
     }
 
-    /// Returns the command that [`Self::margay`] would run.
+    /// Returns the `margay` command that [`Self::margay`] would run.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(command());
         command.env_clear().env("PATH", "/usr/bin:/bin:/usr/sbin:/sbin").args(args);

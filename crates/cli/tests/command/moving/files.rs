@@ -38,14 +38,14 @@ fn import_works_between_all_kinds_of_store() {
     let (sled, redb, etcd, last) = (places.sled("a"), places.redb("b"), places.etcd(), places.sled("c"));
     calicos(&sled);
     ours(&sled, 70);
-    // An export does not include this key, because the key does not belong to IPAM.
+    // An export does not include the key of a profile, because this key does not belong to IPAM.
     write(&sled, [("/calico/resources/v3/projectcalico.org/profiles/x".to_owned(), b"{}".to_vec())]);
     round_trip(&places, &sled, &redb);
     assert!(content(&redb).len() < content(&sled).len());
     round_trip(&places, &redb, &etcd);
     round_trip(&places, &etcd, &last);
     assert_eq!(content(&last), moved(&sled));
-    // The imported store can release and assign addresses.
+    // In the imported store, addresses can be released and assigned.
     assert_eq!(release(&last, "c7").unwrap().len(), 1);
     assign(&last, "new").unwrap();
 }
@@ -121,7 +121,7 @@ fn export_goes_to_stdout_and_comes_from_backup() {
     let (file, backup) = (places.path("stdout.jsonl"), places.path("backup.jsonl"));
     fs::write(&file, &done.stdout).unwrap();
     at(&from, &["store", "backup", backup.to_str().unwrap()]).answer();
-    // The two files differ only in their first and last lines, because export and backup write the same format.
+    // The export file and the backup file differ only in the first and last lines, because both have the same format.
     let rest =
         |path| fs::read_to_string(path).unwrap().split_once('\n').unwrap().1.rsplit_once("{").unwrap().0.to_owned();
     assert_eq!(rest(&file), rest(&backup));

@@ -66,7 +66,7 @@ pub(crate) fn ours(location: &Location, containers: usize) {
     }
 }
 
-/// Assigns an address in the pool of [`ours`] to a container as the plugin does.
+/// Assigns an address to a container as the plugin does, in the pool that [`ours`] creates.
 pub(crate) fn assign(location: &Location, container: &str) -> Result<String, Error> {
     let mut request = AssignRequest::new(attachment(container), RequestedAddresses::any(1, 0));
     request.v4_pools = vec!["lab".into()];
@@ -94,7 +94,7 @@ fn on<T>(location: &Location, work: impl AsyncFnOnce(&Ipam) -> T) -> T {
     with_store(location, Create::Never, async |open| work(&Ipam::new(open.store(), Nodes::FirstSeen)).await)
 }
 
-/// Returns the keys and values of a store that an export or a migration includes.
+/// Returns the keys and values that an export or a migration of the store includes.
 pub(crate) fn moved(location: &Location) -> Content {
     content(location).into_iter().filter(|(key, _)| role_of(&Key::from(key.as_slice())).is_some()).collect()
 }

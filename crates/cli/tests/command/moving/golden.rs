@@ -1,5 +1,5 @@
-//! Tests files that earlier versions wrote. Every version must be able to read these files, and must write the rows of
-//! these files unchanged.
+//! Tests backup and export files that earlier versions of Margay wrote. Every version must be able to read files of
+//! earlier versions, and must write the same rows when it exports the data again.
 
 use std::fs;
 use std::path::{Path, PathBuf};

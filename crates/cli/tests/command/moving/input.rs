@@ -6,7 +6,8 @@ use datastore::Location;
 
 use crate::moving::fill::{Places, at};
 
-/// Runs an import. Returns the first line of the import's report, and the lines about records that were not imported.
+/// Runs an import. Returns the first line of the report that `margay import` prints, and the lines about records that
+/// were not imported.
 fn taken(location: &Location, args: &[&str]) -> (String, Vec<String>) {
     let done = at(location, args);
     let mut lines = done.out.lines().map(str::to_owned);
@@ -87,7 +88,7 @@ fn podman_containers_are_left_out_without_id_or_address() {
         in_lab("", r#""10.22.0.10""#),
         in_lab("x y", r#""10.22.0.11""#),
         in_lab("c4", r#""10.22.0.300""#),
-        // The following containers are not running.
+        // The containers below are not running.
         in_lab("c5", r#""""#),
         in_lab("c6", "null"),
         r#"{"Id":"c7","NetworkSettings":null}"#.to_owned(),
@@ -170,7 +171,7 @@ items:
         expected
     );
 
-    // The file contains pods: a pod that is not on a node, and a record without a pod.
+    // The file now also contains pods: one pod is on no node, and one record has no pod in the file.
     let pods = "- {kind: Pod, metadata: {namespace: shop, name: web-0}, spec: {nodeName: \"\"}}\n- {kind: Pod, metadata: {namespace: shop, name: web-1}, spec: {nodeName: node1}}\n";
     fs::write(&file, records.to_owned() + pods).unwrap();
     let (_, left_out) = taken(&location, &args);

@@ -35,8 +35,8 @@ fn kill_until_done(args: &[&str], whole: Duration, on_kill: impl Fn()) -> u32 {
     0
 }
 
-/// Checks that a half-filled store refuses to assign addresses. Also checks that a store without a migration mark has
-/// either no document or all documents.
+/// Checks that a half-filled store refuses to assign addresses. A store without a migration mark must have either none
+/// or all of the documents.
 fn refuses(to: &Location, all: &Content) {
     if to.path().is_some_and(|path| !path.join("store.id").exists()) {
         return;

@@ -10,7 +10,7 @@ use crate::moving::fill::{Places, migrate, ours};
 use crate::store::content::{blocks, content, with_store, write};
 
 const CALLERS: usize = 4;
-/// Number of blocks, several times more than a migration reads while it has the store open once.
+/// Number of blocks. A migration reads only a fraction of them before it closes the store for waiting processes.
 const BLOCKS: usize = 3000;
 
 /// Returns two keys of a caller, one near the start and one near the end of the key range.

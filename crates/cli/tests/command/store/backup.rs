@@ -72,8 +72,8 @@ fn backup_is_refused_before_any_write_when_damaged() {
         assert!(!target.path().unwrap().parent().unwrap().exists(), "{what}: something was made");
         error
     };
-    // The test changes a different bit of each byte. A unit test of the reader flips every bit without starting
-    // processes.
+    // The test changes one bit of each byte in turn, and uses a different bit position for the next byte. A unit test
+    // of the reader flips every bit without starting processes.
     for (at, bit) in (0..good.len()).zip((0..8).cycle()) {
         let mut bytes = good.clone();
         bytes[at] ^= 1 << bit;

@@ -14,7 +14,7 @@ use crate::store::content::{Content, beside, blocks, content, folder, other, sta
 const ROUNDS: u32 = 30;
 const BLOCKS: usize = 400;
 
-/// Runs the program until it ends, and returns the duration.
+/// Runs `margay` until it ends, and returns the duration.
 fn measure(location: &Location, args: &[&str]) -> Duration {
     let began = Instant::now();
     let done = start(location, args).wait_with_output().unwrap();
@@ -22,7 +22,7 @@ fn measure(location: &Location, args: &[&str]) -> Duration {
     began.elapsed()
 }
 
-/// Kills the program at some point of its run. Returns whether the program was still running.
+/// Kills a `margay` process at some point of its run. Returns whether the process was still running when it was killed.
 fn kill_within(mut child: Child, whole: Duration, round: u32) -> bool {
     // The kills are spread over the program's duration, at a different time in each round.
     let part = f64::from(round) / f64::from(ROUNDS) + fastrand::f64() / f64::from(ROUNDS);

@@ -11,7 +11,7 @@ use crate::common::{Lab, margay};
 use crate::store::content::{blocks, content, other, start, with_store, write};
 
 const CALLERS: usize = 8;
-/// Number of blocks, several times more than a backup reads while it has the store open once.
+/// Number of blocks. A backup reads only a fraction of them before it closes the store for waiting processes.
 const BLOCKS: usize = 4000;
 
 /// Uses the store as a plugin does: opens the store, commits once and closes the store.

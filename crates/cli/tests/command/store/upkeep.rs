@@ -26,7 +26,7 @@ fn files(path: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// Changes one byte of a value everywhere in the store's files.
+/// Changes one byte in every copy of a value in the store's files.
 fn damage(location: &Location, needle: &[u8]) {
     let mut found = Vec::new();
     files(folder(location), &mut found);

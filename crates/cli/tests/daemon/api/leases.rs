@@ -110,7 +110,7 @@ fn leases_get_full_time_at_start_but_not_after_hand_over() {
             api.etcdctl(&format!("lease keep-alive --once {lease}")).ok();
         });
         assert!(left(&api) > before, "{engine}");
-        // The wait must be longer than a start of the daemon.
+        // This pause must be longer than the daemon takes to start.
         sleep(patient(Duration::from_millis(2100)));
         let before = left(&api);
         api.daemon.kill();
@@ -132,7 +132,7 @@ fn leases_end_late_while_another_process_has_store() {
         sleep(ttl + Duration::from_millis(1500));
         let renewed = api.etcdctl(&format!("lease keep-alive --once {lease}"));
         assert!(renewed.err.contains("requested lease not found"), "{renewed:?}");
-        // The daemon respects a write that another process made.
+        // When the daemon revokes the lease, it must keep a key that another process has written meanwhile.
         open.store().txn(kv::Txn::new().with_success([kv::Op::put("/t/kept", "x")])).await.unwrap();
     });
     wait_until("the key is gone", || !is_there(&api, "/t/a"));
@@ -237,7 +237,8 @@ fn leases_are_carried_by_backup() {
         lab.margay(&format!("store backup {}", file.display())).ok();
         api.etcdctl(&format!("lease revoke {lease}")).ok();
         lab.margay(&format!("store restore {} --replace", file.display())).ok();
-        // A read waits until the restored store is open. On a busy machine, `lease timetolive` would time out first.
+        // A read waits until the restored store is open. On a busy machine, `lease timetolive` would time out before
+        // the restored store is open.
         api.etcdctl("get /t/a").ok();
         let reported = api.etcdctl(&format!("lease timetolive {lease} --keys")).ok().out;
         assert!(reported.contains("granted with TTL(600s)") && reported.contains("[/t/a]"), "{engine}: {reported}");

@@ -1,5 +1,5 @@
-//! Tests etcd's API together with Margay's programs. The programs use the API, run beside it, or have the store open
-//! meanwhile.
+//! Tests etcd's API together with Margay's programs. Margay's programs use the API, run beside the API, or have the
+//! store open while clients use the API.
 
 use std::thread::{sleep, spawn};
 use std::time::Duration;

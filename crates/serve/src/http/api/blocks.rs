@@ -1,5 +1,5 @@
-//! Answers requests for the blocks of a pool, for one block with its addresses, and for one address. Also visits all
-//! blocks of a store.
+//! Answers requests for the blocks of a pool, for one block with its addresses, and for one address. This module also
+//! has a function that visits all blocks of a store.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,13 +27,13 @@ use crate::http::answer::{HttpError, HttpResponse, json};
 /// Maximum number of blocks in an answer.
 const MAX_BLOCKS: usize = 10_000;
 
-/// A compact list of blocks, as the page receives it.
+/// A compact list of blocks, as the web page receives it.
 #[derive(Serialize)]
 struct BlockList<'a> {
     revision: i64,
     from: usize,
     total: usize,
-    /// The owners of the blocks. A block refers to its owner by index.
+    /// The owners of the blocks. A block refers to its owner by the owner's index in this list.
     owners: Vec<String>,
     /// The columns of a row: network, index of the owner or -1, and the numbers of used, borrowed, cooling-down,
     /// reserved and free addresses.
@@ -148,7 +148,7 @@ pub(super) async fn show_address(page: &PageContext, query: &Query) -> Result<Ht
             reported.attributes(entry);
         }
     } else if let Holding::Held(entry) = page.operator.ipam().holding(ip, deadline()).await? {
-        // The block of the address still exists, but the pool does not.
+        // The address is in a block that still exists, but the block's pool does not.
         reported.address.used = AddressUsage::Used;
         reported.address.holder = Some(AddressHolder::of(&entry));
         reported.attributes(&entry);
@@ -214,8 +214,8 @@ impl AddressRow {
     }
 }
 
-/// Calls `see` for each well-formed block of the revision `at`, until `see` breaks. If `at` is less than 1, visits the
-/// blocks of the newest revision. Returns the visited revision.
+/// Calls `see` for each well-formed block of the revision `at`, until `see` returns a break. If `at` is less than 1,
+/// visits the blocks of the newest revision. Returns the revision whose blocks were visited.
 pub(super) async fn visit_blocks(
     store: &dyn Store,
     at: Revision,
@@ -234,7 +234,7 @@ pub(super) async fn visit_blocks(
     Ok(pages.revision())
 }
 
-/// The settings that decide the state of an address together with its block: reservations and cooldown.
+/// The settings on which the state of an address depends besides the address's block: reservations and cooldown.
 pub(super) struct AddressRules {
     pub(super) reservations: Reservations,
     cooldown: i64,
@@ -249,7 +249,7 @@ impl AddressRules {
         Ok(Self { reservations, cooldown: ipam.config(deadline()).await?.cooldown_seconds() })
     }
 
-    /// Frees the addresses of a block whose cooldown is over.
+    /// Frees those addresses of a block for which the cooldown is over.
     pub(super) fn apply(&self, block: &mut Block) {
         _ = block.apply_cooldown(OffsetDateTime::now_utc(), self.cooldown);
     }

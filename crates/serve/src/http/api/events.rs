@@ -39,7 +39,7 @@ const MAX_RECENT_REVISIONS: i64 = 1000;
 /// How long to wait before a watch that has ended is restarted.
 const RECONNECT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The changes that one revision made, as the page shows them.
+/// The changes that one revision made, as the web page shows them.
 #[derive(Serialize)]
 struct RevisionEvents {
     revision: i64,
@@ -56,8 +56,8 @@ struct RevisionMark<'a> {
     reason: Option<&'a str>,
 }
 
-/// Returns the range of keys that contains blocks, affinities, pools and reservations. The range also contains some
-/// other keys that lie between these keys.
+/// Returns the range of keys that contains blocks, affinities, pools and reservations. The range also contains keys of
+/// other kinds, because the range extends from the first IPAM key to the last reservation.
 fn range() -> Range {
     let (first, last) = (keys::ipam_prefix(), keys::resources_prefix(ResourceKind::IpReservation));
     last.prefix_end().map_or(Range::Prefix(first.clone()), |end| Range::FromTo(first, end))
@@ -117,8 +117,8 @@ async fn watch(store: &dyn Store, start: Revision) -> kv::Result<WatchStream> {
     store.watch(WatchRequest::new(range(), start).with_prev(Prev::Return)).await
 }
 
-/// Returns the first of the newest `count` revisions. If the store has compacted some of these revisions, returns the
-/// oldest revision that is still readable.
+/// Returns the first of the newest `count` revisions. If the store has compacted some of the newest `count` revisions,
+/// returns the oldest revision that is still readable.
 async fn readable(store: &dyn Store, head: Revision, count: i64) -> kv::Result<Revision> {
     let wanted = Revision::new((head.get() - count + 1).max(1));
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::CountOnly).with_at(wanted);
@@ -189,7 +189,7 @@ impl EventFollower {
     }
 }
 
-/// Returns a batch of changes as a server-sent event, or `None` if the page shows none of the changes.
+/// Returns a batch of changes as a server-sent event, or `None` if the web page shows none of the changes.
 fn revision_events(batch: &Batch) -> Option<Bytes> {
     let resources = [ResourceKind::IpPool, ResourceKind::IpReservation];
     let is_resource = |key| resources.iter().any(|kind| keys::parse_resource(*kind, key).is_some());
@@ -215,7 +215,7 @@ fn event(name: &str, id: Option<Revision>, document: &impl Serialize) -> Bytes {
     format!("event: {name}\n{id}data: {data}\n\n").into()
 }
 
-/// Maximum number of events in a history. Older events are omitted.
+/// Maximum number of events in a history. A longer history omits its oldest events.
 const MAX_HISTORY_EVENTS: usize = 500;
 /// Maximum number of attempts to read a history. An attempt fails if the store compacts the history meanwhile.
 const MAX_ATTEMPTS: usize = 3;
@@ -291,7 +291,7 @@ async fn read_history(page: &PageContext, whose: &HistorySubject) -> kv::Result<
         if !reported.events.is_empty() {
             break;
         }
-        // Reads the state at the oldest revision, then the changes after it.
+        // Reads the state at the oldest revision, then the changes after that revision.
         let mut pages = Pages::new(range.clone(), oldest);
         while let Some(page) = pages.next(store).await? {
             for kv in page {
@@ -327,10 +327,10 @@ impl EventHistory {
     }
 }
 
-/// How long to wait for further changes after the watch has reached the newest key. Deleted keys have no revision that
-/// could be compared.
+/// How long to wait for further changes after the watch has reached the newest key. This wait covers deletions: a
+/// deleted key is not listed, so no listed revision shows whether the watch has reported the deletion.
 const QUIET_INTERVAL: Duration = Duration::from_millis(200);
-/// Maximum time without a change until the watch has reached the newest key.
+/// Maximum time without a change, as long as the watch has not reached the newest key.
 const HISTORY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Calls `see` for every change in a range, from a revision up to the present.

@@ -1,5 +1,5 @@
-//! Answers the page's requests with JSON documents. The documents are a contract only between the page and the daemon
-//! of the same version.
+//! Answers the web page's requests with JSON documents. The documents are a contract only between the daemon and the
+//! web page of the same version.
 
 mod blocks;
 mod events;
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 use super::answer::{HttpError, HttpResponse, json, whole};
 use super::{PageContext, route};
 
-/// Answers a request of the page. `question` is the path after `/api/`.
+/// Answers a request of the web page. `question` is the path after `/api/`.
 pub(super) async fn answer(question: &str, request: &Request<Incoming>, page: &Arc<PageContext>) -> HttpResponse {
     let query = Query::parse(request.uri().query().unwrap_or_default());
     let reading = async {

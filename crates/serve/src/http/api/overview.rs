@@ -24,7 +24,7 @@ struct Overview {
     pools: Vec<PoolRow>,
     nodes: Vec<NodeRow>,
     nodes_total: usize,
-    /// The quotas whose limits are most used.
+    /// The quotas that are closest to their limits.
     quotas: Vec<QuotaRow>,
     quotas_total: usize,
     /// The number of blocks outside of all pools.
@@ -69,7 +69,8 @@ impl PoolRow {
         let (used, borrowed, resting) =
             (count(AddressUse::Used), count(AddressUse::Borrowed), count(AddressUse::InCooldown));
         let free = usage.available;
-        // An address can be both assigned and reserved. The page's usage bar shows such an address as assigned.
+        // An address can be both assigned and reserved. The web page's usage bar shows an address that is both assigned
+        // and reserved as assigned.
         let held = [used, borrowed, resting].map(Count::from).into_iter().fold(free, Count::plus);
         Self {
             name: pool.name().to_owned(),
@@ -138,7 +139,7 @@ struct ProblemRow<'a> {
     severity: Severity,
     meaning: &'static str,
     subject: String,
-    /// The view of the page that shows the subject of the finding.
+    /// The view of the web page that shows the subject of the finding.
     link: Option<PageLink>,
     what: &'a str,
     mend: &'static str,
