@@ -1,4 +1,4 @@
-//! The client of an external data plane: a program that creates the interfaces of containers on requests over gRPC.
+//! The client of an external data plane: a gRPC server that creates and removes the interfaces of containers.
 //!
 //! The request and reply messages belong to the gRPC service `cni.CniDataplane` (proto3), with Calico's field numbers.
 
@@ -41,7 +41,7 @@ pub(crate) enum Dataplane {
     Grpc(GrpcDataplane),
 }
 
-/// The socket of an external data plane, and the options that the network configuration passes to that data plane.
+/// The socket of an external data plane, and the options that the network configuration has for that data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GrpcDataplane {
     target: String,
@@ -49,7 +49,7 @@ pub(crate) struct GrpcDataplane {
     options: BTreeMap<String, String>,
 }
 
-/// A container's interface that the external data plane has created.
+/// The interface of a container, as created by the external data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CreatedInterface {
     pub(crate) host_interface: String,
@@ -58,8 +58,8 @@ pub(crate) struct CreatedInterface {
 }
 
 impl Dataplane {
-    /// Reads `dataplane_options`. Without these options, the kernel is the data plane. As in Calico, field names are
-    /// case-sensitive.
+    /// Reads `dataplane_options`. Without `dataplane_options`, the kernel is the data plane. As in Calico, field names
+    /// are case-sensitive.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message for an unknown `type` or a missing `socket`.
@@ -82,8 +82,8 @@ impl Dataplane {
 }
 
 impl GrpcDataplane {
-    /// Requests the creation of a container's interface, and fills in `dataplane_options` of the request. The request
-    /// takes at most five seconds, and at most the remaining time `left`.
+    /// Asks the external data plane to create a container's interface, and fills in `dataplane_options` of the request.
+    /// The gRPC call takes at most five seconds, and at most the remaining time `left`.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if the data plane cannot be reached or refuses the request.
@@ -97,8 +97,8 @@ impl GrpcDataplane {
         Ok(CreatedInterface { host_interface: reply.host_interface_name, mac })
     }
 
-    /// Requests the removal of a container's interface. The request takes at most five seconds, and at most the
-    /// remaining time `left`.
+    /// Asks the external data plane to remove a container's interface. The gRPC call takes at most five seconds, and at
+    /// most the remaining time `left`.
     ///
     /// # Errors
     /// Returns the same errors as [`add`](Self::add).
@@ -122,7 +122,7 @@ impl GrpcDataplane {
         let mut request = Request::new(request);
         request.set_timeout(patience);
         let answer = timeout_at(deadline, self.ask(path, request)).await;
-        // The gRPC library enforces the time limit as well, but its error message differs from Go's.
+        // The gRPC library also enforces the time limit of the call, but with an error message that differs from Go's.
         let late = || Status::deadline_exceeded("context deadline exceeded");
         let answer = answer.unwrap_or_else(|_| Err(late()));
         answer.map_err(|status| reported(&if Instant::now() < deadline { status } else { late() }))
@@ -135,7 +135,7 @@ impl GrpcDataplane {
     {
         let (authority, stream) = connect(&self.target).await?;
         let broken = |error: tonic::transport::Error| {
-            // Only the source of this error contains the reason.
+            // The transport error itself only says "transport error"; its source contains the reason.
             unavailable(&std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string))
         };
         let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(broken)?;
@@ -147,11 +147,11 @@ impl GrpcDataplane {
     }
 }
 
-/// Connects to a target in the notation of Go's gRPC. Returns the server name for requests together with the
+/// Connects to a target in the notation of Go's gRPC. Returns the server name that requests must contain, and the open
 /// connection.
 async fn connect(target: &str) -> Result<(String, Box<dyn ApiStream>), Status> {
     let dialed = |network: &str, address: &str, error: &io::Error| {
-        // Go's error message contains no error number.
+        // Rust appends `(os error N)` to the message of an I/O error, and Go does not.
         let reason = error.to_string().to_lowercase();
         let reason = reason.split(" (os error").next().unwrap_or_default();
         unavailable(&format!("dial {network} {address}: connect: {reason}"))
@@ -163,7 +163,7 @@ async fn connect(target: &str) -> Result<(String, Box<dyn ApiStream>), Status> {
     let address = ["dns:///", "passthrough:///", "dns:"].iter().find_map(|scheme| target.strip_prefix(scheme));
     let address = address.unwrap_or(target);
     let stream = TcpStream::connect(address).await.map_err(|error| dialed("tcp", address, &error))?;
-    // Disable Nagle's algorithm: a request is one packet, and the client waits for the answer.
+    // Disable Nagle's algorithm, which may delay a small request.
     let _ = stream.set_nodelay(true);
     Ok((address.to_owned(), Box::new(stream)))
 }
@@ -174,7 +174,7 @@ fn unavailable(reason: &str) -> Status {
     Status::unavailable(format!("connection error: desc = {reason}"))
 }
 
-/// Formats an error status like Go's gRPC client.
+/// Formats a gRPC error status like Go's gRPC client.
 fn reported(status: &Status) -> CniError {
     let code = match status.code() {
         Code::Cancelled => "Canceled".to_owned(),
@@ -187,7 +187,7 @@ fn refusal(message: &str) -> CniError {
     CniError::internal(format!("grpc dataplane error: {message}"))
 }
 
-/// A connector that returns an already open connection, but only once.
+/// A tonic connector that returns an already open connection on its first call, and an error on later calls.
 struct OnceConnector(Option<Box<dyn ApiStream>>);
 
 impl Service<Uri> for OnceConnector {
@@ -244,7 +244,7 @@ pub(crate) struct IpConfig {
 }
 
 impl IpConfig {
-    /// Converts an address, with the prefix length that the IPAM plugin returned.
+    /// Converts an assigned address, whose prefix length is the one that the IPAM plugin returned.
     pub(crate) fn new(address: IpNet, gateway: Option<IpAddr>) -> Self {
         // Go prints a missing gateway address as `<nil>`.
         let gateway = gateway.map_or_else(|| "<nil>".to_owned(), |gateway| gateway.to_string());
@@ -252,7 +252,7 @@ impl IpConfig {
     }
 }
 
-/// The workload that owns the interface: its endpoint, and the annotations of a pod.
+/// The workload that owns the interface: its WorkloadEndpoint, and the annotations of its pod.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct WorkloadIds {
     #[prost(string, tag = "1")]

@@ -1,9 +1,9 @@
-//! The input of a plugin call except for its configuration (the program's name, the environment, the machine), and the
-//! outcome of the call (the output and exit status of the process). Every error and every panic becomes CNI's error
-//! JSON.
+//! The input of a plugin call except for its configuration: the program's name, the environment and the machine. The
+//! outcome of the call: the output and the exit status of the process. Every error and every panic of a plugin call
+//! becomes CNI's error JSON on standard output.
 //!
-//! DEL starts a second process that removes the container's interface and may outlive the plugin: see
-//! [`wiring::disconnect`].
+//! DEL starts a second process that removes the container's interface, and that may still run after the plugin has
+//! exited: see [`wiring::disconnect`].
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -27,7 +27,7 @@ use crate::identity::Host;
 pub enum LogDestination {
     /// Log messages go to standard error and, if configured, to a file, until the process exits.
     Process,
-    /// The plugin sets up no log: a test or a caller may have set up its own log.
+    /// The plugin sets up no logging, because the caller (for example a test) may have set up its own.
     Untouched,
 }
 
@@ -36,17 +36,17 @@ pub enum LogDestination {
 pub struct Invocation {
     /// The drivers of the stores that this program supports.
     pub drivers: Drivers,
-    /// The name that the plugin runs under.
+    /// The plugin name by which this process was started.
     pub name: PluginName,
-    /// The environment variables of the plugin call.
+    /// The environment variables of this plugin call.
     pub environment: Environment,
-    /// The machine that the plugin call runs on.
+    /// The machine that this plugin call runs on.
     pub host: Host,
     /// The destination of log messages.
     pub logging: LogDestination,
 }
 
-/// The name that the IPAM plugin runs under.
+/// The name by which the IPAM plugin was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginName {
     /// The name `margay-ipam`, or any name other than `calico-ipam` and `calico`.
@@ -55,19 +55,20 @@ pub enum PluginName {
     CalicoIpam,
 }
 
-/// The kind of program that this process runs as.
+/// The kind of program that this process runs as, chosen by `argv[0]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
-    /// The main plugin, which connects containers to their network.
+    /// The main plugin, which connects containers to their network with interfaces.
     Main,
     /// The IPAM plugin.
     Ipam,
-    /// The second process of a DEL, which removes the interface: see [`wiring::disconnect`].
+    /// The second process of a DEL, which removes the container's interface: see [`wiring::disconnect`].
     Remover,
 }
 
 impl ProgramKind {
-    /// Chooses the kind of program by `argv[0]`, which may be a path: `margay-cni` and `calico` are the main plugin.
+    /// Chooses the kind of program by `argv[0]`, which may be a path to the program: `margay-cni` and `calico` mean the
+    /// main plugin.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         match argument.and_then(|argument| Path::new(argument).file_name()).and_then(OsStr::to_str) {
             Some("margay-cni" | "calico") => Self::Main,
@@ -78,7 +79,7 @@ impl ProgramKind {
 }
 
 impl PluginName {
-    /// Chooses the plugin name by `argv[0]`, which may be a path.
+    /// Chooses the name of the IPAM plugin by `argv[0]`, which may be a path.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         let file = argument.and_then(|argument| Path::new(argument).file_name());
         let file = file.and_then(OsStr::to_str);
@@ -104,19 +105,19 @@ impl Invocation {
 pub struct ProcessOutcome {
     /// The exit status of the process: 0 or 1.
     pub exit: u8,
-    /// The text for standard output: one JSON document, or the empty text.
+    /// The text for standard output: one JSON document, or empty.
     pub stdout: String,
     /// The text for standard error.
     pub stderr: String,
 }
 
 impl ProcessOutcome {
-    /// Returns a successful outcome with a text for standard output.
+    /// Returns the outcome of a successful call that prints this text to standard output.
     pub(crate) fn success(stdout: String) -> Self {
         Self { exit: 0, stdout, stderr: String::new() }
     }
 
-    /// Runs a plugin call and converts its result, error or panic to a process outcome.
+    /// Runs a plugin call and converts its result, error or panic to the outcome of the process.
     pub(crate) fn of(call: impl FnOnce() -> Result<String>) -> Self {
         match catch_panic(call) {
             Ok(stdout) => Self::success(stdout),
@@ -128,14 +129,14 @@ impl ProcessOutcome {
     }
 }
 
-/// Runs a plugin call and converts a panic to an error.
+/// Runs a plugin call and converts a panic during the call to an error.
 pub(crate) fn catch_panic<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
-    // The call is unwind safe: after a panic, nothing that the call borrowed is used again.
+    // Asserting unwind safety is sound: after a panic, nothing that the plugin call borrowed is used again.
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| Err(panic_error(&*payload)))
 }
 
-/// Renders an error for standard output as Go's CNI library does: indented by four spaces, without `cniVersion` and
-/// without a newline at the end.
+/// Renders an error for standard output as Go's CNI library does: indented by four spaces, without a `cniVersion` field
+/// and without a trailing newline.
 pub(crate) fn to_json(error: &CniError) -> String {
     #[derive(Serialize)]
     struct PrintedError<'a> {
@@ -148,16 +149,17 @@ pub(crate) fn to_json(error: &CniError) -> String {
 }
 
 thread_local! {
-    /// The source location of the last panic of this thread, for [`panic_error`].
+    /// The source location of the last panic of this thread, which [`panic_error`] reports.
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Silences panic messages in the whole process. The code that catches a panic reports it: [`run`](crate::run) and each
-/// store's adapter return an error.
+/// Silences Rust's panic messages in the whole process. A panic is instead reported by the code that catches the panic:
+/// [`run`](crate::run) and each store's adapter return an error.
 pub fn install_hook() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string);
-        // The thread-local is gone while a thread shuts down; in that case the panic's location is not reported.
+        // While a thread shuts down, its thread-local variable is gone; a panic at that time is reported without a
+        // location.
         let _ = PLACE.try_with(|last| last.replace(place));
     }));
 }
@@ -174,17 +176,17 @@ fn panic_error(payload: &(dyn Any + Send)) -> CniError {
 pub(crate) const REMOVER_NAME: &str = "margay-remover";
 
 /// Starts the remover in the network namespace of this thread. The remover does not inherit the plugin's standard
-/// streams, because a runtime reads the plugin's output until every holder of the pipe closes it.
+/// output, because a runtime reads this pipe until every process that has the pipe open has closed it.
 pub(crate) fn start_remover(interface: &str) -> io::Result<Child> {
     let mut remover = Command::new("/proc/self/exe");
     remover.arg0(REMOVER_NAME).arg(interface).env_clear();
     remover.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }
 
-/// Runs the remover. The remover's argument is the name of the interface.
+/// Runs the remover. The remover's only argument is the name of the interface to remove.
 ///
 /// # Returns
-/// Returns the exit status of [`wiring::remove_interface`], or 255 if the name is missing.
+/// Returns the exit status of [`wiring::remove_interface`], or 255 if the argument is missing.
 pub(crate) fn run_remover(mut arguments: impl Iterator<Item = OsString>) -> u8 {
     let interface = arguments.next().and_then(|name| name.into_string().ok());
     interface.map_or(u8::MAX, |interface| wiring::remove_interface(&interface))

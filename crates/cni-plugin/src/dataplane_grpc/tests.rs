@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// A test server's answer to a gRPC call.
 #[derive(Clone)]
 enum Reply {
-    /// The bytes of a reply message.
+    /// A reply message in protobuf encoding.
     Message(Vec<u8>),
     /// A gRPC status code and the status message.
     Status(&'static str, &'static str),
@@ -31,7 +31,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, reply: Reply, calls:
     let Ok(mut connection) = h2::server::handshake(stream).await else { return };
     while let Some(Ok((request, mut respond))) = connection.accept().await {
         let (reply, calls) = (reply.clone(), Arc::clone(&calls));
-        // Answer in a separate task, since the connection must be polled meanwhile.
+        // Answer each request in a separate task, because the HTTP/2 connection must be polled meanwhile.
         tokio::spawn(async move {
             let (head, mut body) = request.into_parts();
             let mut bytes = Vec::new();
