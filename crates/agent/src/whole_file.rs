@@ -36,7 +36,7 @@ pub(crate) fn create(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> 
     let written = opened.and_then(|mut file| file.write_all(bytes));
     if written.as_ref().is_err_and(|error| error.kind() != ErrorKind::AlreadyExists) {
         // The caller gets the error of the failed write. If the partial file cannot be removed, it does no harm,
-        // because readers check its checksum.
+        // because its readers notice that it is incomplete.
         let _ = fs::remove_file(&path);
     }
     written

@@ -356,7 +356,7 @@ fn earlier_version_note_for_several_counts_until_done() {
     }
 }
 
-/// Checks that a writer respects the steps that another process has appended to its file. A writer that still runs does
+/// Checks the steps that a process appends to a file of form 2 when it finds the file. A writer that still runs does
 /// not send a transaction with the step "void", and does not remove a file with the step "found".
 #[test]
 fn earlier_version_note_gets_steps_its_writer_looks_at() {
