@@ -23,16 +23,17 @@ use crate::rights::WriteRights;
 use crate::session::{Session, StoreAccess, in_place, ipam_with_liveness};
 use crate::verb::{Add, Answer, Check, CheckAnswer, Del, Gc, GcSummary, Quarantine, Verb, VerbRequest};
 
-/// Carries out CNI verbs on a store, after the plugin has checked their requests.
+/// Carries out CNI verbs on a store, after the plugin has checked the verbs' requests.
 ///
-/// A plugin process makes one synchronous call of this trait. An implementation closes the store before the call
+/// A plugin process makes a single, synchronous call of this trait. An implementation closes the store before the call
 /// returns, because the process may end right afterwards.
 pub trait Allocator {
-    /// Carries out a verb on a store. The kind of the answer always belongs to the verb.
+    /// Carries out a verb on a store, and returns an answer of the kind that the verb expects.
     ///
     /// # Errors
-    /// The plugin prints this error unchanged, and the runtime repeats the verb later. On a Calico network, the error
-    /// has Calico's message and the code 999. If the store cannot be reached, the error of a CHECK has the code 11.
+    /// The plugin prints the returned error unchanged, and the runtime repeats the verb later. On a Calico network, the
+    /// error has Calico's message and the code 999. If the store cannot be reached, the error of a CHECK has the code
+    /// 11.
     fn call(&self, at: &StoreAccess, verb: &Verb) -> Result<Answer>;
 }
 
@@ -78,8 +79,8 @@ impl dyn Allocator + '_ {
     /// Checks for a STATUS whether this ADD would succeed now.
     ///
     /// # Errors
-    /// The problem of the store or the configuration that would make every ADD fail. The plugin prints this problem
-    /// with the error code 50.
+    /// The problem with the store or the configuration that would make an ADD fail. STATUS prints this problem with the
+    /// CNI error code 50.
     pub fn status(&self, at: &StoreAccess, add: Add) -> Result<()> {
         if self.call(at, &Verb::Status(Box::new(add)))? == Answer::NamespaceWanted {
             tracing::info!("STATUS cannot check the pools: the allowed pools depend on the pod's namespace");
@@ -98,7 +99,7 @@ impl dyn Allocator + '_ {
         }
     }
 
-    /// Releases the addresses for which a device answered the probe of an ADD, and quarantines these addresses.
+    /// Releases the addresses for which another device answered the probe of an ADD, and quarantines them.
     ///
     /// # Errors
     /// Any error of [`call`](Allocator::call).
@@ -125,7 +126,7 @@ enum DaemonReply {
     Answer(Answer),
     /// The daemon has not received the request.
     NotRunning,
-    /// The daemon received the request but did not answer, so the request's outcome is unknown.
+    /// The daemon received the request but did not answer, so it is unknown whether the request was carried out.
     Lost,
 }
 
@@ -167,8 +168,9 @@ impl Allocator for DaemonAllocator {
 }
 
 impl Verb {
-    /// Returns the verb to carry out if the daemon may already have carried out this one; `None` if that is the same
-    /// verb. A repeated ADD returns the addresses that the daemon may already have assigned to the attachment.
+    /// Returns the verb to carry out if the daemon may already have carried out this verb. The result is `None` if the
+    /// verb can simply be repeated. A repeated ADD returns the addresses that the daemon may already have assigned to
+    /// the attachment.
     fn as_repeat(&self) -> Option<Self> {
         let Self::Add(add) = self else { return None };
         let mut add = add.clone();
@@ -208,8 +210,8 @@ fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
     }
 }
 
-/// Asks the daemon of an embedded store to release the store for this process. The connection must stay open until this
-/// process has opened the store.
+/// Asks the daemon of an embedded store to release the store for this process. The returned connection must stay open
+/// until this process has opened the store.
 fn ask_daemon_to_yield(location: &Location) -> Option<DaemonConnection> {
     let socket = socket(location).filter(|_| location.path().is_some())?;
     let mut connection = DaemonConnection::open(&socket, FROZEN_TIMEOUT, |uid| is_trusted(location, uid)).ok()?;
@@ -220,7 +222,7 @@ fn ask_daemon_to_yield(location: &Location) -> Option<DaemonConnection> {
 /// Time limit for carrying out a STATUS.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(900);
 /// The part of [`STATUS_TIMEOUT`] that a STATUS may spend waiting for the store lock. If STATUS does not get the lock
-/// in this time, finding out which process holds the lock takes another 300 ms.
+/// in this time, it takes another 300 ms to find out which process holds the lock.
 const STATUS_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// An allocator that opens the store in this process.
@@ -237,8 +239,8 @@ impl DirectAllocator {
         Self { given: Some(store), session: None }
     }
 
-    /// Creates an allocator that uses a session's open store if the session has opened it at the location that the call
-    /// names.
+    /// Creates an allocator for a session. The allocator uses the session's open store for every call that names the
+    /// location of this store.
     pub fn within(session: Arc<Session>) -> Self {
         Self { given: None, session: Some(session) }
     }
@@ -277,15 +279,15 @@ impl DirectAllocator {
                 }
                 Err(error) => Err(error.into()),
             };
-            // Release the host lock first, so that the next plugin call need not wait until this process has closed the
-            // store.
+            // Release the host lock before closing the store, so that the next plugin call need not wait for the
+            // closing.
             drop(lock);
             if let Err(error) = open.close().await {
                 tracing::warn!(%error, "the store could not be closed cleanly");
             }
             done
         });
-        // Do not let a name server that does not respond delay the end of the process.
+        // An unresponsive name server must not delay the end of the process.
         runtime.shutdown_background();
         done
     }
@@ -346,7 +348,7 @@ impl Verb {
                 tracing::info!(%error, "other processes hold the store lock, so STATUS reports the store as ready");
                 Ok(Answer::Ready)
             }
-            // STATUS succeeds without a store, because the first ADD creates the store.
+            // STATUS succeeds if the store does not exist yet, because the first ADD creates it.
             (Self::Status(add), VerbFailure::Store(error)) if is_no_store(&error, location) && add.makes_store() => {
                 check_can_create(location)?;
                 Ok(Answer::Ready)
@@ -362,16 +364,16 @@ async fn lock_host(at: &StoreAccess, verb: &Verb, store: Arc<dyn Store>) -> Opti
     if is_due { HostLock::take(&at.lock_file, at.patience, connect_store(store)).await } else { None }
 }
 
-/// Connects to a cluster by sending a request whose result is ignored. Without this request, the verb would connect
-/// while it holds the host lock. With sixteen concurrent calls, connecting would take a third of the time for which
+/// Connects to a cluster by sending a request; the result of the request is ignored. Without this request, connecting
+/// would happen under the host lock. With sixteen concurrent calls, connecting would take a third of the time for which
 /// each call holds the lock.
 async fn connect_store(store: Arc<dyn Store>) {
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::KeysOnly);
-    // This error is ignored, because the verb's own requests will get and report the same error.
+    // The error of this first request is ignored, because the verb's own requests get and report the same error.
     let _ = store.range(request).await;
 }
 
-/// Returns whether an error means that the store does not exist yet. A cluster's store always exists; the error
+/// Returns whether a store error means that the store does not exist yet. A cluster's store always exists; the error
 /// `Missing` on a cluster means that a credential file is missing.
 pub fn is_no_store(error: &kv::Error, location: &Location) -> bool {
     *error.kind() == ErrorKind::Missing && !location.is_shared()
@@ -384,7 +386,7 @@ fn check_can_create(location: &Location) -> Result<(), VerbFailure> {
     Ok(runtime.block_on(check_creatable(location))?)
 }
 
-/// Returns whether an error means that the store may be intact but cannot be read now.
+/// Returns whether a store error means that the store cannot be read now, but may be intact.
 fn is_out_of_reach(kind: &ErrorKind) -> bool {
     kind.is_transient() || matches!(kind, ErrorKind::Io | ErrorKind::CommitIo | ErrorKind::NoSpace)
 }

@@ -21,30 +21,30 @@ pub enum Code {
     Io,
     /// 6: the configuration cannot be decoded.
     Decode,
-    /// 7: a setting in the configuration is invalid or impossible.
+    /// 7: a setting in the network configuration is invalid or impossible.
     InvalidConfig,
     /// 8: the network namespace in `CNI_NETNS` cannot belong to a container.
     InvalidNetns,
-    /// 11: the call changed nothing, and may succeed when the runtime repeats it a little later.
+    /// 11: the call changed nothing, and may succeed if the runtime repeats it a little later.
     TryAgain,
-    /// 50: an ADD would fail now (only returned by STATUS).
+    /// 50: an ADD would fail now. Only STATUS returns this code.
     Unavailable,
     /// 100: the datastore does not answer the test request of the option `-t`.
     Unreachable,
     /// 999: any error that has no more specific code.
     Internal,
-    /// Any other code, passed on from the error of an IPAM plugin.
+    /// Any other error code, taken over from the error of an IPAM plugin.
     Other(u32),
 }
 
 impl Code {
-    /// Returns the code for the number in the error of another plugin. The number 0 is not an error code and becomes
-    /// [`Code::Internal`].
+    /// Returns the error code for a number in the error of another plugin. The number 0 is not an error code and
+    /// becomes [`Code::Internal`].
     pub fn of(number: u32) -> Self {
         if number == 0 { Self::Internal } else { Self::Other(number) }
     }
 
-    /// Returns the number of the code in the error's JSON.
+    /// Returns the numeric code that the JSON of the error contains.
     pub fn number(self) -> u32 {
         match self {
             Self::IncompatibleVersion => 1,
@@ -87,8 +87,8 @@ impl CniError {
         Self::new(Code::InvalidConfig, message)
     }
 
-    /// Creates an error with code 999. Its message contains the messages of `error` and all its sources, joined with `:
-    /// `. A source is left out if the message already contains the source's message.
+    /// Creates an error with code 999. Its message joins the messages of `error` and of all its sources with `: `. A
+    /// source of the error is left out if its message already occurs in the joined message.
     pub fn from_error(error: &(dyn StdError + 'static)) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
@@ -122,7 +122,7 @@ impl CniError {
         self.code
     }
 
-    /// Returns the message that says what is wrong.
+    /// Returns the message of the error, which says what is wrong.
     pub fn message(&self) -> &str {
         &self.message
     }
@@ -143,7 +143,7 @@ impl fmt::Display for CniError {
 impl StdError for CniError {}
 
 impl From<kv::Error> for CniError {
-    /// Converts a store error into a CNI error. The error code is 11 if the store is unchanged, and the same call may
+    /// Converts a store error into a CNI error. The error code is 11 if the store is unchanged and the same call may
     /// succeed a little later.
     fn from(error: kv::Error) -> Self {
         let transient = error.kind().is_transient() || matches!(error.kind(), kv::ErrorKind::Conflict { .. });
@@ -206,7 +206,7 @@ pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
         ipam_core::Error::Bridge(error @ BridgeError::GatewayInUse { .. }) => {
             CniError::internal(error.to_string()).into()
         }
-        // An import locks the store, so the call has changed nothing. This code tells the runtime to repeat the call
+        // An import locks the store, so this call has changed nothing, and the code 11 tells the runtime to repeat it
         // later.
         ipam_core::Error::ImportLocked(filling) => CniError::new(Code::TryAgain, filling.to_string()).into(),
         ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(code(kv::ErrorKind::Locked, kv::Operation::Open), Code::TryAgain);
         assert_eq!(code(kv::ErrorKind::Conflict { attempts: 100 }, kv::Operation::Transact), Code::TryAgain);
         assert_eq!(code(kv::ErrorKind::Corrupt, kv::Operation::Open), Code::Internal);
-        // The transaction may have been carried out in spite of the timeout, so the code must not be `TryAgain`.
+        // The timed-out transaction may still have been carried out, so the code must not be `TryAgain`.
         assert_eq!(code(kv::ErrorKind::Timeout, kv::Operation::Transact), Code::Internal);
     }
 

@@ -3,9 +3,9 @@
 //!
 //! The hint files are in a folder in memory (`/run`), which only its owner can read. There is one small hint file for
 //! each store, network and node. A hint file is ignored if it is unreadable, damaged, or about another store, network
-//! or node. Without a hint file, an ADD needs one more round trip, and writes the file again. If an ADD finds that all
-//! blocks of a pool are claimed, a second file lists the full blocks for a minute. If a network has several pools, a
-//! third file lists the full pools for a minute.
+//! or node. Without a hint file, an ADD needs one more round trip to the store. The ADD then writes the file again.
+//! After an ADD has found that all blocks of a pool are claimed, a second file lists the full blocks for a minute. If a
+//! network has several pools, a third file lists the full pools for a minute.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -48,9 +48,9 @@ struct HintFile<T> {
 /// The blocks or pools of a network that are full.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct FullNetworks {
-    /// When the first entry of this list was read from the store, in Unix seconds.
+    /// When the first full block or pool in this list was read from the store, in Unix seconds.
     since: u64,
-    /// Each full block with its mod revision, or each full pool with the number 0.
+    /// The full blocks, each with its mod revision, or the full pools, each with the number 0.
     written: BTreeMap<IpNet, i64>,
 }
 
@@ -69,9 +69,9 @@ impl FullKind {
     }
 }
 
-/// How long a list of full blocks or full pools is used after its first entry was read, in seconds.
+/// How long a list of full blocks or full pools is used after its first entry was read from the store, in seconds.
 const MAX_FULL_AGE_SECONDS: u64 = 60;
-/// Maximum size of the file that lists full blocks, in bytes. This file lists at most tens of thousands of blocks.
+/// Maximum size of the file that lists full blocks, in bytes. The list has at most tens of thousands of blocks.
 const MAX_FULL_BYTES: u64 = 4 * 1024 * 1024;
 
 fn unix_now() -> u64 {
@@ -79,8 +79,8 @@ fn unix_now() -> u64 {
 }
 
 impl FileHints {
-    /// Creates a handle on this folder for hints about the store with this name. The folder is created when the first
-    /// hint is written.
+    /// Creates a handle on this folder for hints about the store with this name. The folder for hints is created when
+    /// the first hint is written.
     pub(crate) fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
         Self { folder: folder.into(), store: store.into() }
     }
@@ -111,14 +111,14 @@ impl FileHints {
         }
     }
 
-    /// Reads the full blocks or full pools in a hint file, unless its first entry is older than
+    /// Reads the full blocks or full pools in a hint file, unless the file's first entry is older than
     /// [`MAX_FULL_AGE_SECONDS`].
     fn full_at(&self, kind: FullKind, attachment: &Attachment, now: u64) -> Option<FullNetworks> {
         let full: FullNetworks = self.read(&self.full_name(kind, attachment), attachment, MAX_FULL_BYTES)?;
         (now.checked_sub(full.since)? < MAX_FULL_AGE_SECONDS).then_some(full)
     }
 
-    /// Adds full blocks or full pools to their hint file.
+    /// Adds full blocks or full pools to the hint file that lists them.
     fn add_full(&self, kind: FullKind, attachment: &Attachment, more: impl Iterator<Item = (IpNet, i64)>) {
         let now = unix_now();
         let full = self.full_at(kind, attachment, now);
@@ -172,8 +172,8 @@ impl Hints for FileHints {
     }
 }
 
-/// Hints that only record which pools are full. Hints about blocks would not speed up an embedded store, because
-/// reading it needs no round trip.
+/// Hints that only record which pools of a network are full. Hints about blocks would not speed up an embedded store,
+/// because reading such a store needs no round trip.
 #[derive(Debug)]
 pub(crate) struct FullPoolHints(pub(crate) FileHints);
 
@@ -286,7 +286,7 @@ mod tests {
         }
         hints.remember(&one, &blocks(&["10.0.0.0/26"]));
         assert_eq!(fs::read(&path).unwrap(), whole);
-        // If the folder for hints cannot be created, no hint is stored, but calls still succeed.
+        // If the folder for hints cannot be created, hints are not stored, but plugin calls still succeed.
         let nowhere = FileHints::new(path.join("hints"), "etcd://h:1");
         nowhere.remember(&one, &blocks(&["10.0.0.0/26"]));
         assert_eq!(nowhere.recall(&one), []);

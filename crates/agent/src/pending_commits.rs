@@ -1,10 +1,11 @@
 //! Keeps the pending commits of ADDs in files. [`ipam_core::pending_commits`] explains the purpose of pending commits.
 //!
 //! The files of pending commits are in a folder in memory (`/run`), which only its owner can read. There is one file
-//! for each transaction whose outcome is unknown. The name of each file begins with a checksum of the attachment, so an
-//! attachment's files are found by name, without opening other files. The allocator writes the complete file before it
-//! sends the transaction. A checksum in the file shows whether the file is complete. The files are not synced to a
-//! disk. A pending commit must outlive the process, but not a crash of the machine, which also ends the containers.
+//! for each pending commit, which is a transaction whose outcome is unknown. A file's name begins with a checksum of
+//! the attachment. The files of an attachment are therefore found by name, without opening other files. The allocator
+//! writes the whole file before it sends the transaction. A checksum in the file shows whether the file is complete.
+//! The files are not synced to a disk. A pending commit must outlive the plugin's process, but not a crash of the
+//! machine, which also ends all containers.
 //!
 //! | Found | Done |
 //! |---|---|
@@ -18,17 +19,18 @@
 //! # The bytes of a file
 //!
 //! The file of a pending commit consists of fixed magic bytes, the number of the file's form, a CRC-32 of the content,
-//! and the content. This version of Margay writes form 3, whose content is store, attachment and transaction in the
-//! encoding of the daemon's socket ([`wire::encode`]). In form 3, the checksum also covers the form's number. Later
-//! versions may add fields or variants to the types in `kv`. Any such addition to the types of a transaction changes
-//! the bytes of the file, and therefore needs a new form; a test with the bytes of form 3 would fail otherwise.
+//! and the content. This version of Margay writes form 3. Its content is the store, the attachment and the transaction
+//! in the encoding of the daemon's socket ([`wire::encode`]), and its checksum also covers the form's number. Later
+//! versions may add fields or variants to the types in `kv`. Such an addition to the types of a transaction changes the
+//! bytes of the file, so it needs a new form. Otherwise, a test with the bytes of form 3 fails.
 //!
-//! Earlier versions of Margay wrote the forms 1 and 2; this version can only read them. Form 1 is the bincode encoding
-//! of the `LegacyRecord` types. Form 2 is for several attachments. The length of the content precedes the checksum, the
-//! additional attachments are at the end of the content, and steps follow the content. A step is a single byte that a
-//! process appends to a file of form 2. If two steps contradict each other, only the earlier one counts. Steps exist
-//! because one of the attachments may have been released before the transaction was sent for the first time. Without
-//! steps, the transaction would then assign an address that no later call releases.
+//! Earlier versions of Margay wrote the forms 1 and 2. This version reads these forms but does not write them. Form 1
+//! is the bincode encoding of the `LegacyRecord` types. Form 2 is for several attachments. In this form, the length of
+//! the content precedes the checksum, the additional attachments are at the end of the content, and steps follow the
+//! content. A step is a single byte that a process appends to a file of form 2. If two steps in a file contradict each
+//! other, only the earlier step counts. Steps exist because one of the attachments may be released before the
+//! transaction is sent for the first time. Without steps, the transaction would then assign an address to a released
+//! attachment, and no later call would release the address.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -51,18 +53,18 @@ pub const PENDING_COMMITS_FOLDER: &str = "/run/margay/intents";
 
 /// Suffix of the file name of every pending commit.
 const FILE_SUFFIX: &str = ".intent";
-/// The name of a file that is created and removed to check whether pending commits can be written.
+/// The name of a trial file, which is created and removed to check whether pending commits can be written.
 const TRIAL_FILE: &str = "trial";
-/// Maximum size of the file of a pending commit, in bytes. The file contains some names, and a transaction whose size
-/// is limited.
+/// Maximum size of the file of a pending commit, in bytes. The file of a pending commit contains a few names, and a
+/// transaction whose size is limited.
 const MAX_RECORD_BYTES: u64 = 2 * 1024 * 1024;
 
-/// Separates, in the recorded name of a store, the store's address from the cluster's id (in hexadecimal digits). The
-/// cluster's id is missing if the cluster had not answered yet when the file was written, or if an earlier version of
-/// Margay wrote the file.
+/// Separates the two parts of a store's recorded name: the store's address, and the cluster's id in hexadecimal digits.
+/// A recorded name lacks the cluster's id if the cluster had not answered yet, or if an earlier version of Margay wrote
+/// the file.
 const CLUSTER_SEPARATOR: &str = " cluster ";
 
-/// Splits the recorded name of a store into the store's address and the cluster's id.
+/// Splits a store's recorded name into the store's address and the cluster's id.
 fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
     match store.rsplit_once(CLUSTER_SEPARATOR).map(|(address, id)| (address, u64::from_str_radix(id, 16))) {
         Some((address, Ok(id))) => (address, Some(id)),
@@ -81,18 +83,19 @@ pub struct PendingCommitFolder {
 struct PendingCommitFile {
     id: PendingCommitId,
     record: CommitRecord,
-    /// Offset of the steps in a file of form 2; `None` for files of other forms.
+    /// Offset of the steps in a file of form 2; `None` for files of the other forms.
     steps: Option<usize>,
 }
 
 impl PendingCommitFolder {
-    /// Creates a handle on this folder, for the pending commits of the store at this address. The pending commits are
-    /// never sent to another store. The folder is created when the first pending commit is recorded.
+    /// Creates a handle on this folder, for the pending commits of the store at this address. Pending commits of this
+    /// store are never sent to another store. The folder for pending commits is created when the first pending commit
+    /// is recorded.
     pub fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
         Self { folder: folder.into(), store: store.into(), cluster: None }
     }
 
-    /// Makes the handle also find pending commits that were recorded for this cluster under another address.
+    /// Makes this handle also find pending commits that were recorded for the same cluster under another address.
     pub(crate) fn with_cluster(mut self, cluster: Option<Arc<dyn ClusterStore>>) -> Self {
         self.cluster = cluster;
         self
@@ -111,8 +114,8 @@ impl PendingCommitFolder {
         }
     }
 
-    /// Returns the store's name as recorded in a pending commit: the store's address and, if the cluster has already
-    /// answered, the cluster's id.
+    /// Returns the store's name for the record of a pending commit. The name is the store's address and, if the cluster
+    /// has already answered, the cluster's id.
     fn name_of_store(&self) -> String {
         match self.cluster.as_ref().and_then(|cluster| cluster.cluster_id()) {
             Some(id) => format!("{}{CLUSTER_SEPARATOR}{id:x}", self.store),
@@ -120,8 +123,8 @@ impl PendingCommitFolder {
         }
     }
 
-    /// Returns whether a pending commit was recorded for this handle's store. If the addresses differ and the cluster's
-    /// id is not known yet, this function queries the cluster for its id.
+    /// Returns whether a pending commit was recorded for the store of this handle. If the recorded address is another
+    /// one and the cluster's id is not known yet, this function queries the cluster for its id.
     async fn is_here(&self, id: &PendingCommitId, store: &str) -> io::Result<bool> {
         let (address, noted) = address_and_cluster(store);
         let is_here = match (noted, &self.cluster) {
@@ -138,8 +141,8 @@ impl PendingCommitFolder {
         Ok(is_here)
     }
 
-    /// Returns the pending commits of an attachment that were recorded under exactly this store's address, without
-    /// changing any file.
+    /// Returns the pending commits of an attachment that were recorded under exactly this store's address. No file is
+    /// changed.
     ///
     /// # Errors
     /// Any error of [`PendingCommits::pending`].
@@ -149,7 +152,7 @@ impl PendingCommitFolder {
         Ok(here.map(|PendingCommitFile { id, record, .. }| PendingCommit { id, txn: record.txn }).collect())
     }
 
-    /// Finds the pending commits of an attachment, whatever store they were recorded for.
+    /// Finds the pending commits of an attachment, for any store.
     fn search(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommitFile>> {
         let entries = match self.folder.read_dir() {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -170,14 +173,14 @@ impl PendingCommitFolder {
     }
 }
 
-/// Reads the pending commit in a file, and the offset of the steps in that file. Returns `None` if the file is damaged
-/// or concerns another attachment.
+/// Reads the pending commit in a file, and the offset of the steps in the file. Returns `None` if the file is damaged
+/// or belongs to another attachment.
 fn read(path: &Path, attachment: &Attachment) -> Option<(CommitRecord, Option<usize>)> {
     match whole_file::read(path, MAX_RECORD_BYTES)
         .and_then(|bytes| CommitRecord::decode(&bytes).map_err(io::Error::other))
     {
         Ok((record, steps)) => record.is_of(attachment).then_some((record, steps)),
-        // The process that wrote the file has just learned the outcome of the commit and removed the file.
+        // The file is gone because the process that wrote it has just learned the outcome of the commit.
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "skipping an unreadable record of a pending commit");
@@ -213,7 +216,7 @@ impl PendingCommits for PendingCommitFolder {
             match steps.map_or(Ok(true), |steps| is_pending(&self.folder.join(&id.0), steps)) {
                 Ok(true) => pending.push(PendingCommit { id, txn: record.txn }),
                 Ok(false) => self.forget(&id),
-                // The process that wrote the file has just removed it.
+                // The file is gone because the process that wrote it has just removed it.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -222,25 +225,26 @@ impl PendingCommits for PendingCommitFolder {
     }
 }
 
-/// Returns the prefix of the names of the files that belong to an attachment. Two attachments may have the same prefix,
-/// because it is a checksum, so the content of each file also names its attachment.
+/// Returns the common prefix of the names of an attachment's files. The prefix is a checksum, which two attachments may
+/// share, so the content of each file also names its attachment.
 fn prefix(attachment: &Attachment) -> String {
     let Attachment { network, container, interface, node, .. } = attachment;
     whole_file::name_of(&[network, container, interface, node]) + "-"
 }
 
-/// "Closed" means that the writer of the file starts to send the transaction. "Void" means that another process found
-/// the file before that, so the transaction is never sent.
+/// The step "closed" means that the writer of the file is about to send the transaction. The step "void" means that
+/// another process found the file earlier, so the transaction must never be sent.
 const STEP_CLOSED: u8 = b'c';
 const STEP_VOID: u8 = b'v';
-/// "Done" means that the writer knows the outcome of the transaction and removes the file for all attachments. "Found"
-/// means that another process found the file before that, so each attachment settles the transaction.
+/// The step "done" means that the writer of the file knows the transaction's outcome and removes the file for all
+/// attachments. The step "found" means that another process found the file earlier, so each attachment settles the
+/// transaction itself.
 const STEP_DONE: u8 = b'd';
 const STEP_FOUND: u8 = b'f';
 
-/// Appends the steps "void" and "found" to a file of form 2, on behalf of a process that found the file. Returns
-/// whether the transaction was sent and its outcome is unknown. If the result is `false`, the transaction need not be
-/// settled: a writer that still runs will respect the appended steps.
+/// Appends the steps "void" and "found" to a file of form 2 when another process than its writer has found the file.
+/// Returns whether the transaction in the file was sent and its outcome is unknown. If the result is `false`, the
+/// transaction need not be settled, because a writer that still runs respects the appended steps.
 fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
     OpenOptions::new().append(true).open(path)?.write_all(&[STEP_VOID, STEP_FOUND])?;
     let record = whole_file::read(path, MAX_RECORD_BYTES)?;
@@ -253,11 +257,12 @@ fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
 const MAGIC: &[u8] = b"margay-intent";
 /// The form of the files that this version of Margay writes.
 const CURRENT_FORM: u8 = 3;
-/// The two forms of the files that earlier versions of Margay wrote: form 1 for one attachment, form 2 for several
-/// attachments.
+/// The two forms of the files that earlier versions of Margay wrote. Form 1 is for one attachment, and form 2 for
+/// several attachments.
 const FIRST_FORM: u8 = 1;
 const SEVERAL_FORM: u8 = 2;
-/// Maximum number of bytes to decode from a file of form 1 or 2. No pending commit in form 1 or 2 is larger than this.
+/// Maximum number of bytes to decode from a file of form 1 or 2. No pending commit in a file of form 1 or 2 is larger
+/// than this limit.
 const MAX_DECODED_BYTES: usize = 4 * 1024 * 1024;
 const LEGACY_BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_DECODED_BYTES>> =
     bincode::config::standard().with_limit::<MAX_DECODED_BYTES>();
@@ -274,7 +279,7 @@ struct CommitRecord {
 /// The network, container, interface and node of an attachment.
 type AttachmentNames = (String, String, String, String);
 
-/// Why a file contains no readable pending commit, or why a transaction cannot be recorded as one.
+/// Why the pending commit in a file cannot be read, or why a transaction cannot be recorded as a pending commit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum RecordError {
     /// The file does not contain a pending commit, or is truncated.
@@ -283,7 +288,7 @@ enum RecordError {
     /// The file has a form that this version of Margay cannot read.
     #[error("it has form {0}, which this version does not know")]
     OtherVersion(u8),
-    /// The checksum in the file is wrong, or the content cannot be decoded.
+    /// The checksum in the file is wrong, or the file's content cannot be decoded.
     #[error("it is damaged")]
     Damaged,
     /// The pending commit concerns several attachments, or is too long to be encoded.
@@ -357,8 +362,8 @@ impl CommitRecord {
     }
 }
 
-/// Returns the checksum over the number of a file's form and the content of the file. The checksum includes the form's
-/// number, because the content of one form might also be decodable in another form.
+/// Returns the checksum of the number of a file's form and the file's content. The checksum includes the form's number,
+/// because the content of one form might also be decodable in another form.
 fn checksum_with(version: u8, content: &[u8]) -> u32 {
     let mut digest = CRC_32.digest();
     digest.update(&[version]);

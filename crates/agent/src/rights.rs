@@ -1,9 +1,10 @@
 //! Checks for STATUS whether this node may write the keys that an ADD writes to etcd.
 //!
-//! The check is a transaction that changes nothing ([`Txn::trial`]). The members of the etcd cluster agree on it as on
-//! a write. Runtimes call STATUS every few seconds. The result of the check is therefore kept for a minute in a file in
-//! memory (`/run`), one for each login, network and node. An ADD that fails with a store error removes the file,
-//! whatever result it contains. An ADD that succeeds removes the file only if the kept result is a refusal.
+//! The check is a transaction that changes nothing ([`Txn::trial`]). Like a write, it needs the agreement of the etcd
+//! cluster's members. Runtimes call STATUS every few seconds. The result of the check is therefore kept for a minute in
+//! a file in memory (`/run`). There is one file for each login, network and node. An ADD that fails with a store error
+//! removes this file, whatever result the file contains. An ADD that succeeds removes this file only if the file
+//! contains a refusal.
 
 use std::fs;
 use std::path::PathBuf;
@@ -21,27 +22,27 @@ use crate::whole_file;
 
 /// How long STATUS reuses the result of an earlier check of the node's rights, in seconds.
 const MAX_AGE_SECONDS: u64 = 60;
-/// Maximum size of the file that keeps the result of a check, in bytes. The longest result is a refusal, which names a
-/// key and some etcd endpoints.
+/// Maximum size of the file that keeps the result of a rights check, in bytes. The longest kept result is a refusal,
+/// which names a key and some etcd endpoints.
 const MAX_RECORD_BYTES: u64 = 64 * 1024;
 
-/// The result of the last check whether a node may write a network's keys to etcd.
+/// The kept result of the last check whether a node may write a network's keys to etcd.
 #[derive(Debug)]
 pub struct WriteRights {
     folder: PathBuf,
     whose: RightsSubject,
 }
 
-/// The login, network and node that a check of rights concerns.
+/// The login, network and node that a rights check concerns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RightsSubject {
-    /// A name for the combination of the cluster's endpoints and the login.
+    /// A name for the combination of the etcd cluster's endpoints and the login.
     access: String,
     network: String,
     node: String,
 }
 
-/// The content of the file that keeps the result of a check of rights.
+/// The content of the file that keeps the result of a rights check.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RightsRecord {
     whose: RightsSubject,
@@ -56,7 +57,7 @@ fn unix_now() -> u64 {
 }
 
 impl WriteRights {
-    /// Returns the handle on the kept rights of a node in a network, or `None` if the store is embedded.
+    /// Returns the kept result of the rights check for a node in a network, or `None` if the store is embedded.
     pub fn of(location: &Location, network: &str, node: &str) -> Option<Self> {
         if !location.is_shared() {
             return None;
@@ -70,7 +71,7 @@ impl WriteRights {
         format!("rights-{}.json", whole_file::name_of(&[access, network, node]))
     }
 
-    /// Returns the kept result of a rights check that is less than a minute old.
+    /// Returns the kept result if the rights check was made less than a minute ago.
     fn recall(&self, now: u64) -> Option<RightsRecord> {
         let bytes = whole_file::read(&self.folder.join(self.name()), MAX_RECORD_BYTES).ok()?;
         let tried: RightsRecord = serde_json::from_slice(&bytes).ok()?;
@@ -87,22 +88,22 @@ impl WriteRights {
 
     /// Discards the kept result of the rights check, so that the next STATUS queries the cluster again.
     pub(crate) fn forget(&self) {
-        // If the file cannot be removed, STATUS uses the outdated result for at most another minute.
+        // If the file cannot be removed, STATUS uses the outdated result for at most one more minute.
         let _ = fs::remove_file(self.folder.join(self.name()));
     }
 
-    /// Discards a kept refusal after a successful ADD, because the refusal is evidently outdated.
+    /// Discards a kept refusal after a successful ADD, because the ADD shows that the refusal is outdated.
     pub(crate) fn forget_refusal(&self) {
         if self.recall(unix_now()).is_some_and(|tried| tried.refusal.is_some()) {
             self.forget();
         }
     }
 
-    /// Checks that this node may write `keys` to etcd. If a kept result is less than a minute old, the cluster is not
-    /// queried.
+    /// Checks that this node may write `keys` to etcd. If a result that is less than a minute old has been kept, the
+    /// cluster is not queried.
     ///
     /// # Errors
-    /// An error with the reason why the node may not write, and any store error.
+    /// An error with the reason why the node may not write the keys, and any store error.
     pub async fn check(&self, store: &dyn Store, mut keys: Vec<Key>) -> Result<(), VerbFailure> {
         let now = unix_now();
         match self.recall(now) {
@@ -162,7 +163,7 @@ mod tests {
             one.remember(1000, refusal.clone());
             assert_eq!(one.recall(1059).map(|tried| tried.refusal), Some(refusal));
             assert_eq!(one.recall(1060), None);
-            // If the clock was set back, the age of the kept result is unknown, so the result is ignored.
+            // If the clock was set back, the age of the kept result is unknown, so the result is not used.
             assert_eq!(one.recall(999), None);
             assert_eq!(rights(&folder, "other").recall(1000), None);
         }

@@ -23,23 +23,23 @@ pub const MIN_STEP_BUDGET: Duration = Duration::from_secs(1);
 /// same time limit for a plugin call on a cluster.
 const EMBEDDED_CALL_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// How to use a store: its location, the lock of this host, and the time limit of the plugin call.
+/// How to use a store: its location, the lock file of this host, and the time limit of the plugin call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreAccess {
     /// The location of the store.
     pub location: Location,
-    /// The file that Calico's plugins on this host lock while they work on a cluster's store. It is the setting
-    /// `ipam_lock_file`, or else Calico's default file. An embedded store has its own lock and does not use this file.
+    /// The file that Calico's plugins on this host lock while they work on a cluster's store. The setting
+    /// `ipam_lock_file` overrides Calico's default file. An embedded store has its own lock and does not use this file.
     pub lock_file: PathBuf,
     /// Time limit of a plugin call on a cluster's store: the setting `datastore_timeout`, or 10 s.
     pub patience: Duration,
-    /// Time that the earlier steps of a plugin call have used, if the store is embedded.
+    /// If the store is embedded, the time that earlier steps of the plugin call have used.
     pub spent: Duration,
 }
 
 impl StoreAccess {
-    /// Returns a copy with the remaining time of the plugin call, because one time limit covers all steps of the call.
-    /// The remaining time is always long enough to report a failure to the runtime.
+    /// Returns this access with the remaining time of the plugin call as its time limit, because one time limit covers
+    /// all steps of the call. The remaining time is always long enough to report a failure to the runtime.
     #[must_use]
     pub fn with_time_left(&self, begun: Instant) -> Self {
         let left = self.patience.saturating_sub(begun.elapsed()).max(MIN_STEP_BUDGET);
@@ -66,7 +66,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Opens the store. If an embedded store has a daemon, the session uses the store through the daemon.
+    /// Opens the store. If an embedded store has a daemon, the session accesses the store through the daemon.
     ///
     /// # Errors
     /// Any store error.
@@ -85,13 +85,13 @@ impl Session {
         self.open.store()
     }
 
-    /// Returns the open store, if this process itself (not a daemon) has opened it at this location.
+    /// Returns the open store if this process itself, and not a daemon, has opened the store at this location.
     pub(crate) fn opened_at(&self, location: &Location) -> Option<&OpenStore> {
         let is_here = self.open.served().is_none() || self.open.is_exclusive();
         (self.location == *location && is_here).then_some(&self.open)
     }
 
-    /// Returns whether other processes cannot open the store while this session has it open.
+    /// Returns whether other processes cannot open the store while this session is open.
     pub fn is_exclusive(&self) -> bool {
         self.open.is_exclusive()
     }
@@ -121,12 +121,12 @@ impl Session {
         if let Err(error) = self.runtime.block_on(self.open.close()) {
             tracing::warn!(%error, "the store could not be closed cleanly");
         }
-        // Do not let a name server that does not respond delay the end of the process.
+        // An unresponsive name server must not delay the end of the process.
         self.runtime.shutdown_background();
     }
 }
 
-/// Sets the options for opening the store in a process that carries out one operation and then ends.
+/// Sets the options with which a process opens the store if it carries out one operation and then ends.
 pub(crate) fn in_place(options: OpenOptions) -> OpenOptions {
     options.with_blocking(Blocking::InPlace)
 }
@@ -136,13 +136,13 @@ pub(crate) fn in_place(options: OpenOptions) -> OpenOptions {
 /// On etcd, a commit that a process has sent may still be carried out after the process is killed. The allocator
 /// therefore records each commit as pending before it sends the commit. On an embedded store, nothing is committed
 /// after the process has died, so the allocator records no pending commits. On etcd, the allocator also remembers in
-/// which blocks it found free addresses, which saves a round trip. On every store, the allocator remembers which pools
-/// of a network were full.
+/// which blocks it found free addresses. This saves a round trip to the store. On every store, the allocator remembers
+/// which pools of a network were full.
 pub fn ipam_for_store(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
     if location.is_shared() {
         let intents = PendingCommitFolder::new(PENDING_COMMITS_FOLDER, location.to_string()).with_cluster(cluster);
-        // The store's name in hints lacks the cluster's id, because hints are read before the cluster has answered a
-        // request.
+        // The name of the store in hints lacks the cluster's id, because hints are read before the cluster has answered
+        // any request.
         let hints = FileHints::new(HINTS_FOLDER, location.in_order());
         Ipam::new(store, Nodes::Registered).with_pending_commits(Arc::new(intents)).with_hints(Arc::new(hints))
     } else {
@@ -151,8 +151,8 @@ pub fn ipam_for_store(store: Arc<dyn Store>, location: &Location, cluster: Optio
     }
 }
 
-/// Returns the allocator of [`ipam_for_store`], which also scans the machine for unused addresses when no address is
-/// free.
+/// Returns the allocator of [`ipam_for_store`]. If no address is free, this allocator also scans the machine for
+/// addresses that are no longer used.
 pub(crate) fn ipam_with_liveness(
     store: Arc<dyn Store>,
     location: &Location,
@@ -161,7 +161,7 @@ pub(crate) fn ipam_with_liveness(
     ipam_for_store(store, location, cluster).with_liveness(Arc::new(HostLiveness))
 }
 
-/// Scans this machine for evidence of the addresses that are in use, when the allocator requests a scan.
+/// Scans this machine for evidence of addresses in use, each time the allocator asks for a scan.
 #[derive(Clone, Copy, Debug)]
 struct HostLiveness;
 

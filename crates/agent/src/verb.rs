@@ -22,7 +22,7 @@ use crate::rights::WriteRights;
 /// A request to the daemon: a CNI verb and its time limit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VerbRequest {
-    /// Time limit for carrying out the verb. When this time has passed, the daemon starts no further work for the verb.
+    /// Time limit for carrying out the verb. After this time, the daemon starts no further work for the verb.
     pub within: Duration,
     /// The file that Calico's plugins on this host lock while they work on a cluster's store.
     pub lock_file: PathBuf,
@@ -30,32 +30,31 @@ pub struct VerbRequest {
     pub verb: Verb,
 }
 
-/// A CNI verb with its request. The plugin has already checked everything in the request that can be checked without
-/// the store.
+/// A CNI verb with its request. The plugin has already made all checks of the request that need no store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Verb {
     /// Assigns all requested addresses, or none of them.
     ///
-    /// If the same attachment requests the addresses again, the answer is the same. As in Calico's plugin, requesting a
-    /// specific address a second time is an error on a Calico network. The assignment of the returned addresses is
-    /// committed: they stay assigned until a DEL, even if the CNI result never reaches the runtime.
+    /// If the same attachment repeats its ADD, the answer contains the same addresses. There is one exception, as in
+    /// Calico's plugin: on a Calico network, repeating an ADD that requests a specific address is an error. The
+    /// returned addresses stay assigned until a DEL, even if the CNI result never reaches the runtime.
     Add(Box<Add>),
     /// Releases all addresses that the attachment holds. A DEL succeeds even if the attachment holds no address or the
     /// store does not exist.
     Del(Del),
     /// Compares the addresses that the attachment should have with the addresses in the store, without changing the
-    /// store. If addresses differ or are missing, the answer reports this; it is not an error. If other processes keep
-    /// the store locked, the answer is [`CheckAnswer::Unknown`].
+    /// store. Addresses that differ or are missing are reported in the answer of the CHECK, not as an error. If other
+    /// processes keep the store locked, the answer to the CHECK is [`CheckAnswer::Unknown`].
     Check(Check),
     /// Checks whether this ADD would succeed now, without changing the store. A STATUS succeeds even if other processes
     /// keep the store locked, or if no address is free.
     Status(Box<Add>),
     /// Releases the addresses that the node holds in the network for attachments that are not in the runtime's list. A
-    /// GC succeeds even if there is no address to release or the store does not exist. An address is kept and counted
-    /// if it is too young, if its age is unknown, or if it lacks Margay's attributes.
+    /// GC succeeds even if there is no address to release or the store does not exist. A GC keeps and counts an address
+    /// that is too young, is of unknown age, or lacks Margay's attributes.
     Gc(Gc),
-    /// Releases addresses of an attachment that other devices on the layer-2 segment use, and quarantines them in the
-    /// same commit. An ADD sends this request after its probe has found such devices.
+    /// Releases the addresses of an attachment that other devices on the layer-2 segment use, and quarantines them in
+    /// the same commit. An ADD sends this request after its probe has found addresses that other devices use.
     Quarantine(Quarantine),
 }
 
@@ -78,8 +77,8 @@ pub struct Del {
     /// The handle under which old versions of Calico recorded the container's addresses: `<namespace>.<pod>`, or only
     /// the container id.
     pub old_handle: String,
-    /// The addresses of the attachment as reported by the runtime; may be empty. The blocks that contain these
-    /// addresses are read first. A DEL releases all addresses of the attachment, not only the addresses in this list.
+    /// The addresses that the runtime reports for the attachment; may be empty. The DEL first reads the blocks that
+    /// contain these addresses. A DEL also releases addresses of the attachment that are not in this list.
     pub addresses: Vec<IpAddr>,
     /// The WorkloadEndpoint to delete from the store. The commit that releases the addresses also deletes the
     /// WorkloadEndpoint, unless the pod runs a virtual machine.
@@ -110,14 +109,14 @@ pub struct Gc {
     pub network: String,
     /// The node's name.
     pub node: String,
-    /// The attachments that still exist, as pairs of container id and interface. An empty list means that no attachment
-    /// exists.
+    /// The attachments that still exist, as pairs of container id and interface name. An empty list means that no
+    /// attachment exists.
     pub valid: BTreeSet<(String, String)>,
     /// The time of the GC call, in nanoseconds since 1970.
     pub now: i128,
 }
 
-/// A request to quarantine addresses of an attachment that other devices on the layer-2 segment use.
+/// A request to quarantine addresses of an attachment, because other devices on the layer-2 segment use them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quarantine {
     /// The attachment to which an ADD has just assigned the addresses.
@@ -139,11 +138,11 @@ pub enum Answer {
     Ready,
     /// The result of a GC.
     Collected(GcSummary),
-    /// A pool's selector needs the labels of the pod's namespace. The plugin reads these labels and sends the request
-    /// again with the labels.
+    /// A pool's selector needs the labels of the pod's namespace. The plugin reads the labels of the pod's namespace
+    /// and sends the request again with these labels.
     NamespaceWanted,
-    /// The reason why the daemon does not carry out the verb. The plugin then opens the store itself and carries out
-    /// the verb.
+    /// The reason why the daemon does not carry out the verb. After this answer, the plugin opens the store itself and
+    /// carries out the verb.
     Declined(String),
     /// The error with which the verb has failed.
     Refused(CniError),
@@ -154,7 +153,7 @@ pub enum Answer {
 pub enum CheckAnswer {
     /// The addresses that the attachment should have, compared with the addresses in the store.
     Compared(CheckResult),
-    /// The reason why the addresses in the store could not be read.
+    /// The reason why CHECK could not read the addresses in the store.
     Unknown(String),
 }
 
@@ -165,12 +164,12 @@ pub struct GcSummary {
     pub released: Vec<IpAddr>,
     /// Number of addresses that other calls released or reassigned while the GC ran.
     pub changed: usize,
-    /// Number of addresses that were kept because they are younger than a minute. The list of attachments may be older
-    /// than the assignment of these addresses.
+    /// Number of addresses that GC kept because they are younger than a minute. Such an address may have been assigned
+    /// after the runtime listed the attachments.
     pub young: usize,
-    /// Number of addresses that were kept because their assignment time is unreadable or in the future.
+    /// Number of addresses that GC kept because their assignment time is unreadable or in the future.
     pub undated: usize,
-    /// Number of the node's addresses that were kept because they lack Margay's attributes.
+    /// Number of the node's addresses that GC kept because they lack Margay's attributes.
     pub unmarked: usize,
 }
 
@@ -181,7 +180,7 @@ impl From<AssignRequest> for Add {
 }
 
 impl Add {
-    /// Returns whether this ADD creates the store and the pools if they are missing.
+    /// Returns whether this ADD creates the store and its pools if they are missing.
     pub fn makes_store(&self) -> bool {
         !self.request.define.is_empty()
     }
@@ -204,19 +203,19 @@ impl Verb {
         }
     }
 
-    /// Returns the purpose for which the verb writes to the store. DEL and GC may use the disk space that is reserved
-    /// for releasing addresses.
+    /// Returns the purpose for which the verb writes to the store. The verbs DEL and GC may use the disk space that is
+    /// reserved for releasing addresses.
     pub fn purpose(&self) -> Purpose {
         if matches!(self, Self::Del(_) | Self::Gc(_)) { Purpose::Release } else { Purpose::Any }
     }
 
-    /// Returns whether the verb writes to the store for a single attachment. Calico's plugin holds the host lock during
-    /// such a write.
+    /// Returns whether the verb writes to the store for a single attachment. Calico's plugin holds the host lock while
+    /// it writes for a single attachment.
     pub fn takes_host_lock(&self) -> bool {
         matches!(self, Self::Add(_) | Self::Del(_) | Self::Quarantine(_))
     }
 
-    /// Returns whether the plugin itself must carry out the verb, because the daemon cannot.
+    /// Returns whether only the plugin itself, and not the daemon, can carry out the verb.
     pub(crate) fn needs_the_plugin(&self) -> bool {
         match self {
             Self::Add(add) => add.vm.is_some(),
@@ -225,7 +224,7 @@ impl Verb {
         }
     }
 
-    /// Returns whether an answer belongs to this verb and completes it.
+    /// Returns whether an answer belongs to this verb and ends the plugin call.
     pub(crate) fn is_answered_by(&self, answer: &Answer) -> bool {
         matches!(
             (self, answer),
@@ -263,10 +262,11 @@ impl Add {
         if let Some(vm) = &self.vm {
             let answer = Box::pin(ipam.assign_to_vm(&self.request, vm, deadline)).await;
             match answer.map_err(|error| explain(error, NetworkRules::Calico))? {
-                // If virtual machines do not keep their addresses, the pod gets an address like any other pod.
+                // If virtual machines do not keep their addresses, a virtual machine's pod gets an address like any
+                // other pod.
                 VmAnswer::Off => {}
                 VmAnswer::First(assigned) => return Ok(assigned),
-                // An address that a virtual machine keeps has the prefix length 32 or 128 in the result.
+                // In the result of an ADD, an address that a virtual machine keeps has the prefix length 32 or 128.
                 VmAnswer::Kept(kept) => {
                     return Ok(kept.into_iter().map(|one| AssignedAddress { block: one.ip.into(), ..one }).collect());
                 }
@@ -275,8 +275,8 @@ impl Add {
         ipam.assign(&self.request, deadline).await.map_err(|error| explain(error, self.rules()))
     }
 
-    /// Checks whether the ADD of a STATUS would succeed now. A full pool is not a failure. A runtime evicts the pods of
-    /// a node whose STATUS fails, while a pod that finds no free address only has to wait.
+    /// Checks whether the ADD of a STATUS would succeed now. A full pool is not a failure of STATUS. A runtime evicts
+    /// the pods of a node whose STATUS fails, although a pod without a free address would only have to wait.
     async fn would_assign(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<(), VerbFailure> {
         match ipam.would_assign(&self.request, deadline).await {
             Ok(trial) => {
@@ -320,7 +320,8 @@ impl Check {
     async fn compare(&self, ipam: &Ipam, deadline: Deadline) -> Result<CheckAnswer, VerbFailure> {
         let Self { attachment, old_handle, addresses } = self;
         match ipam.compare(attachment, std::slice::from_ref(old_handle), addresses, deadline).await {
-            // A malformed document was written by another program and does not show which addresses the attachment has.
+            // A malformed document was written by another program, and does not show which addresses the attachment
+            // has.
             Err(ipam_core::Error::Malformed(error)) => Ok(CheckAnswer::Unknown(error.to_string())),
             Err(error) => Err(explain(error, NetworkRules::Calico)),
             Ok(comparison) => Ok(CheckAnswer::Compared(comparison)),
@@ -351,10 +352,11 @@ impl Gc {
     }
 }
 
-/// Converts the result of a verb into the answer that the daemon sends. After a store error, the plugin opens the store
-/// itself, for two reasons. First, only the plugin decides which store errors count as success of a verb. Second, a DEL
-/// in the plugin may use reserved disk space when the disk is full. The plugin also repeats an ADD that found no free
-/// address. Only the plugin scans the machine, which may allow it to release leftover addresses of earlier boots.
+/// Converts the result of a verb into the answer that the daemon sends. If the daemon reports a store error, the plugin
+/// opens the store itself, for two reasons. The first reason: only the plugin decides which store errors count as
+/// success of a verb. The second reason: when the disk is full, a DEL in the plugin may use reserved disk space. The
+/// plugin also repeats an ADD for which the daemon found no free address. Only the plugin scans the machine, and after
+/// a scan it may release leftover addresses of earlier boots.
 impl From<Result<Self, VerbFailure>> for Answer {
     fn from(done: Result<Self, VerbFailure>) -> Self {
         match done {

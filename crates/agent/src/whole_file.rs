@@ -9,22 +9,22 @@ use std::path::Path;
 use crc::{CRC_32_ISO_HDLC, Crc, Table};
 use uuid::Uuid;
 
-/// The CRC-32 checksum in the content and the names of the files. This implementation of CRC-32 uses a table. Faster
-/// implementations must first query the features of the processor in every process. In a virtual machine, this query
-/// takes longer than the checksum of a few kilobytes.
+/// The algorithm of the CRC-32 checksums in the files' contents and names. This implementation of CRC-32 uses a table.
+/// Faster implementations would have to query the features of the processor in every process. In a virtual machine,
+/// querying the processor's features takes longer than the checksum of a few kilobytes.
 pub(crate) static CRC_32: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 
-/// Creates a new file (mode 0600), and its folder (mode 0700) if it is missing. While the file is being written, a
-/// reader may see only a part of its content.
+/// Creates a new file (mode 0600), and its folder (mode 0700) if it is missing. A process that reads the file while it
+/// is being written may see only a part of its content.
 ///
 /// # Errors
-/// Any error of writing the file. After an error, the partial file is removed.
+/// Any error of writing the file. If writing fails, the partial file is removed.
 pub(crate) fn create(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let path = folder.join(name);
     let open = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
     let opened = match open() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            // All users may read the parent folder, because other programs also have folders in it.
+            // All users may read the parent folder, because folders of other programs may be in it as well.
             if let Some(above) = folder.parent() {
                 DirBuilder::new().recursive(true).mode(0o755).create(above)?;
             }
@@ -35,18 +35,18 @@ pub(crate) fn create(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> 
     };
     let written = opened.and_then(|mut file| file.write_all(bytes));
     if written.as_ref().is_err_and(|error| error.kind() != ErrorKind::AlreadyExists) {
-        // The caller gets the error of the failed write. If the partial file cannot be removed, it does no harm,
-        // because its readers notice that it is incomplete.
+        // The caller gets the error of the failed write, not an error of removing the partial file. A partial file that
+        // cannot be removed does no harm, because its readers notice that it is incomplete.
         let _ = fs::remove_file(&path);
     }
     written
 }
 
-/// Creates a file like [`create`], or replaces it atomically. A concurrent reader sees either the old or the new
-/// content of the file, never a part.
+/// Creates a file like [`create`], or replaces it atomically. A process that reads the file concurrently sees either
+/// the old or the new content, never a part of it.
 ///
 /// # Errors
-/// Any error of writing the file. After an error, an existing file is unchanged.
+/// Any error of writing the file. If writing fails, an existing file keeps its old content.
 pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let unfinished = format!("{name}.{}.tmp", Uuid::new_v4().simple());
     create(folder, &unfinished, bytes)?;
@@ -57,7 +57,7 @@ pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()>
     renamed
 }
 
-/// Reads a file of at most `most` bytes.
+/// Reads a whole file, which may have at most `most` bytes.
 ///
 /// # Errors
 /// An error if the file cannot be read, or is larger than `most` bytes.
@@ -67,8 +67,8 @@ pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     if read as u64 > most { Err(io::Error::other("the file is too large")) } else { Ok(bytes) }
 }
 
-/// Returns a checksum of strings, to be used in a file name. Equal strings have equal checksums, and different strings
-/// rarely do.
+/// Returns a checksum of several strings, to be used in a file name. Equal strings have equal checksums, and different
+/// strings rarely have equal checksums.
 pub(crate) fn name_of(parts: &[&str]) -> String {
     let mut sum = CRC_32.digest();
     for part in parts {

@@ -36,8 +36,8 @@ pub(crate) enum Network {
 pub(crate) struct BridgedNetwork {
     pub(crate) gateway_v4: Gateway,
     pub(crate) gateway_v6: Gateway,
-    /// Gateways of a network that has several pools in one address family. Each gateway applies to the pool that
-    /// contains its address, and takes precedence over the pool's own gateway.
+    /// Gateways of a network that has several pools in one address family. Each of these gateways applies to the pool
+    /// that contains its address, and takes precedence over that pool's own gateway.
     pub(crate) gateways: Vec<IpAddr>,
     /// The pools that the network configuration defines with the keys of host-local or whereabouts. If the
     /// configuration defines pools, an ADD uses only these pools, and creates the store or a pool if it is missing.
@@ -60,17 +60,18 @@ impl BridgedNetwork {
 pub(crate) struct OwnPool {
     /// The name from which the name of a new pool is built. `None` means that the pool is named after the network.
     pub(crate) name: Option<String>,
-    /// The pool's subnet, without host bits. An IPv4 subnet is /30 or larger, and an IPv6 subnet /126 or larger.
+    /// The pool's subnet, without host bits. The subnet is at least a /30 for IPv4, and at least a /126 for IPv6.
     pub(crate) subnet: IpNet,
     /// The pool's assignable addresses: the first and last address of each range, in ascending order, without overlap,
     /// inside the subnet. An empty list of ranges means that the whole subnet is assignable.
     pub(crate) ranges: Vec<(IpAddr, IpAddr)>,
-    /// The index of the set of ranges that this pool belongs to. An attachment gets one address from each set.
+    /// The index of the set of ranges that this pool belongs to. An attachment gets one address from each set of
+    /// ranges.
     pub(crate) set: usize,
     /// The index of this pool among the pools of its address family.
     pub(crate) number: usize,
-    /// True if the configuration has `"subnet": "auto"` for this pool. The store finds such a pool by its name. If the
-    /// pool is new, it gets a free network of the size of `subnet`.
+    /// True if the configuration has `"subnet": "auto"` for this pool. The store finds an automatic pool by its name. A
+    /// new automatic pool gets a free network of the size of `subnet`.
     pub(crate) is_auto: bool,
     /// The gateway that the configuration names in this pool's ranges.
     pub(crate) gateway: Option<IpAddr>,
@@ -96,16 +97,17 @@ impl OwnPool {
     }
 }
 
-/// Returns the definitions of the pools in a network's configuration. Pools are named after the network. The name of an
-/// IPv6 pool ends with `-ipv6`, because an IPv4 network may get IPv6 addresses later, and the reverse. The second and
-/// each later pool of an address family has its number at the end of its name.
+/// Returns the definitions of the pools in a network's configuration. A configuration's pools are named after the
+/// network. The name of an IPv6 pool ends with `-ipv6`, because an IPv4 network may get IPv6 addresses later, and the
+/// reverse. The second and each later pool of an address family has its number at the end of its name.
 pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
     let used = if pools.iter().any(|pool| pool.is_auto) { used_here() } else { Vec::new() };
     let definition = |pool: &OwnPool| {
         let network = pool.name.as_deref().unwrap_or(network);
         let mut name = pool_name(network);
-        // Two network names may differ only in characters that a pool name does not allow. With `"subnet": "auto"`,
-        // their pools would have the same name and definition, so a checksum of the network's name is added.
+        // Two network names may become equal when characters that a pool name does not allow are replaced. With
+        // `"subnet": "auto"`, pools of such networks would be confused, so a checksum of the network's name is added to
+        // the pool's name.
         if pool.is_auto && name != network {
             name += &format!("-{:08x}", start_of(network));
         }
@@ -122,7 +124,7 @@ pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinitio
 }
 
 /// Lists the networks that this machine has routes to, or that its runtimes' configurations use. A new pool with an
-/// automatic subnet must not overlap with these networks.
+/// automatic subnet must not overlap with the listed networks.
 fn used_here() -> Vec<IpNet> {
     let mut used = host::routes().unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot read the routes of this machine; a new subnet may overlap with one of the routes");
@@ -147,7 +149,7 @@ pub(crate) enum PrefixMask {
     Block,
 }
 
-/// All settings of a secondary network that ADD needs.
+/// All settings of a secondary network that an ADD needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BridgedSettings {
     pub(crate) mask: PrefixMask,
@@ -171,10 +173,10 @@ pub(crate) fn refuse_on_calico(conf: &NetConf) -> Result<()> {
 }
 
 impl BridgedSettings {
-    /// Reads the settings of a secondary network from its configuration, and checks these settings.
+    /// Reads and checks the settings of a secondary network in the network configuration.
     ///
     /// # Errors
-    /// CNI error code 7 for an invalid setting.
+    /// CNI error code 7 for an invalid setting of a secondary network.
     pub(crate) fn from_conf(conf: &NetConf) -> Result<Self> {
         let own_pools = own_pools(conf)?;
         let weights = read_weights(conf, &own_pools)?;
@@ -191,7 +193,8 @@ impl BridgedSettings {
     }
 }
 
-/// Returns the kind of a network. A network without settings for secondary networks is a Calico network.
+/// Returns whether a network is a Calico network or a secondary network. A network without settings for secondary
+/// networks is a Calico network.
 pub(crate) fn network_of(settings: Option<&BridgedSettings>) -> Network {
     settings.map_or(Network::Calico, |settings| Network::Bridged(settings.network.clone()))
 }
@@ -241,7 +244,8 @@ fn set_gateways(conf: &NetConf, network: &mut BridgedNetwork) -> Result<()> {
                 let message = format!("ipam.gateway {address} is in no subnet of the network");
                 return Err(CniError::config(message).with_details(GATEWAY_OUTSIDE));
             }
-            // The configured address is the gateway of all pools of its family, for example a link-local address.
+            // The configured address is the gateway of all pools of its address family, even if it is in none of their
+            // subnets (for example, a link-local address).
             Some(address) => *slot(network, *address) = Gateway::At(*address),
             None => network.gateways.extend(given),
         }
@@ -316,8 +320,9 @@ fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
     of_v4.into_iter().chain(of_v6).enumerate().map(pool).collect()
 }
 
-/// Refuses a configuration whose pool keys are present but define no address. A configuration template that is rendered
-/// without values has such keys. The network must then fail, not use an arbitrary pool of the store.
+/// Refuses a configuration whose pool keys are present but define no address. If a configuration template is rendered
+/// without values, its pool keys define no address. The network must then fail instead of using an arbitrary pool of
+/// the store.
 fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     if has_ranges || ranges::is_whereabouts(&ipam.whereabouts) {
         return Ok(());
@@ -330,7 +335,7 @@ fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
 }
 
 /// Returns the pools of a set of ranges: one pool for each subnet, in the order in which the subnets first appear in
-/// the ranges. An empty set has no pools. `others` are the pools of the preceding sets.
+/// the ranges. An empty set of ranges has no pools. The parameter `others` contains the pools of the preceding sets.
 fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<Vec<OwnPool>> {
     let mut pools: Vec<OwnPool> = Vec::new();
     for AddressRange { subnet, first, last, gateway } in ranges {
@@ -370,7 +375,8 @@ pub(crate) struct ResultRoute {
     pub(crate) options: RouteOptions,
 }
 
-/// The fields of a route other than its destination and gateway. CNI results contain these fields since version 0.3.0.
+/// The fields of a route other than its destination and gateway. CNI results contain these route fields since CNI
+/// version 0.3.0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct RouteOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -394,7 +400,7 @@ impl ResultRoute {
 /// Parses the list of routes in `ipam.routes`.
 ///
 /// # Errors
-/// CNI error code 7 if the value is not a list of routes.
+/// CNI error code 7 if `ipam.routes` is not a list of routes.
 fn read_routes(value: Option<&GoJson>) -> Result<Vec<ResultRoute>> {
     match value {
         None => Ok(Vec::new()),
@@ -419,7 +425,7 @@ fn read_route(element: &GoJson) -> Result<ResultRoute> {
         Some(GoJson::Number(number)) if number.is_i64() => Ok(number.as_i64()),
         Some(_) => Err(CniError::config(format!("ipam.routes: {name} is not a whole number"))),
     };
-    // For `mtu`, `advmss` and `priority`, 0 means absent; for a routing table and a scope, 0 is a valid value.
+    // The value 0 means absent for `mtu`, `advmss` and `priority`, but is valid for a routing table and a scope.
     let positive = |name: &str| number(name).map(|number| number.filter(|number| *number != 0));
     let options = RouteOptions {
         mtu: positive("mtu")?,
@@ -462,14 +468,14 @@ fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<PoolWeights> {
 }
 
 /// Moves one pool to the front of `pools`: always the same pool for the same container. Over many containers, a pool is
-/// at the front in proportion to its weight, which is 1 by default. The other pools keep their order.
+/// at the front in proportion to its weight, which is 1 by default. All other pools keep their order.
 pub(crate) fn choose_first<T>(weights: &PoolWeights, container: &str, pools: &mut [T], name: impl Fn(&T) -> String) {
     if weights.is_empty() {
         return;
     }
     let each: Vec<u64> =
         pools.iter().map(|pool| weights.get(&name(pool)).map_or(1, |weight| (*weight).into())).collect();
-    // A multiplicative hash gives distant numbers to container ids that differ only in their last digit.
+    // This multiplicative hash gives very different numbers to container ids that differ only in their last digit.
     let number = start_of(container).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     let Some(mut place) = number.checked_rem(each.iter().sum()) else { return };
     for (index, weight) in each.into_iter().enumerate() {

@@ -140,7 +140,7 @@ fn pools_are_read_from_host_local_keys() {
     let outer = r#"{"ipam":{"gateway":"10.0.0.2","ranges":[[{"subnet":"10.0.0.0/24","gateway":"10.0.0.3"}]]}}"#;
     assert_eq!(gateways(outer), (at("10.0.0.2"), Gateway::First));
     assert_eq!(settings(outer).unwrap().network.own_pools[0].gateway, None);
-    // Without the key `range`, the keys of whereabouts have no effect.
+    // Without the key `range`, whereabouts' other keys have no effect.
     let named = settings(r#"{"ipam":{"subnet":"10.0.0.0/24","network_name":"x"}}"#).unwrap().network.own_pools;
     assert_eq!((named.len(), named[0].name.as_deref()), (1, None));
     let runtime = |ranges: &str| settings(&format!(r#"{{"runtimeConfig":{{"ipRanges":{ranges}}}}}"#));

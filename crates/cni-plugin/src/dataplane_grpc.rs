@@ -1,6 +1,7 @@
 //! The client of an external data plane: a gRPC server that creates and removes the interfaces of containers.
 //!
-//! The request and reply messages belong to the gRPC service `cni.CniDataplane` (proto3), with Calico's field numbers.
+//! The request and reply messages are those of the gRPC service `cni.CniDataplane` (proto3), with Calico's field
+//! numbers.
 
 use std::collections::BTreeMap;
 use std::future::{Ready, ready};
@@ -37,7 +38,7 @@ const SOCKET_ADVICE: &str =
 pub(crate) enum Dataplane {
     /// The kernel's data plane, configured through netlink.
     Linux,
-    /// An external program that is called through gRPC.
+    /// An external program that creates interfaces on request over gRPC.
     Grpc(GrpcDataplane),
 }
 
@@ -58,11 +59,11 @@ pub(crate) struct CreatedInterface {
 }
 
 impl Dataplane {
-    /// Reads `dataplane_options`. Without `dataplane_options`, the kernel is the data plane. As in Calico, field names
-    /// are case-sensitive.
+    /// Reads `dataplane_options`. If the network configuration has no `dataplane_options`, the kernel is the data
+    /// plane. As in Calico, the names of the fields in `dataplane_options` are case-sensitive.
     ///
     /// # Errors
-    /// CNI error code 999 with Calico's message for an unknown `type` or a missing `socket`.
+    /// CNI error code 999 with Calico's message if `dataplane_options` has an unknown `type` or no `socket`.
     pub(crate) fn choose(options: Option<&GoJson>) -> Result<Self> {
         let options = options.map_or(Value::Null, untyped);
         let kind = match options.get("type") {
@@ -101,7 +102,7 @@ impl GrpcDataplane {
     /// most the remaining time `left`.
     ///
     /// # Errors
-    /// Returns the same errors as [`add`](Self::add).
+    /// Any error of [`add`](Self::add).
     pub(crate) async fn del(&self, interface: &str, netns: &str, left: Duration) -> Result<()> {
         let request = DelRequest {
             interface_name: interface.to_owned(),
@@ -122,7 +123,7 @@ impl GrpcDataplane {
         let mut request = Request::new(request);
         request.set_timeout(patience);
         let answer = timeout_at(deadline, self.ask(path, request)).await;
-        // The gRPC library also enforces the time limit of the call, but with an error message that differs from Go's.
+        // The gRPC library also enforces this time limit, but its error message differs from Go's.
         let late = || Status::deadline_exceeded("context deadline exceeded");
         let answer = answer.unwrap_or_else(|_| Err(late()));
         answer.map_err(|status| reported(&if Instant::now() < deadline { status } else { late() }))
@@ -147,8 +148,8 @@ impl GrpcDataplane {
     }
 }
 
-/// Connects to a target in the notation of Go's gRPC. Returns the server name that requests must contain, and the open
-/// connection.
+/// Connects to a gRPC server whose address is written in the notation of Go's gRPC library. Returns the open
+/// connection, and the server name that requests on the connection must contain.
 async fn connect(target: &str) -> Result<(String, Box<dyn ApiStream>), Status> {
     let dialed = |network: &str, address: &str, error: &io::Error| {
         // Rust appends `(os error N)` to the message of an I/O error, and Go does not.
@@ -174,7 +175,7 @@ fn unavailable(reason: &str) -> Status {
     Status::unavailable(format!("connection error: desc = {reason}"))
 }
 
-/// Formats a gRPC error status like Go's gRPC client.
+/// Formats a gRPC error status as Go's gRPC client does.
 fn reported(status: &Status) -> CniError {
     let code = match status.code() {
         Code::Cancelled => "Canceled".to_owned(),
@@ -187,7 +188,7 @@ fn refusal(message: &str) -> CniError {
     CniError::internal(format!("grpc dataplane error: {message}"))
 }
 
-/// A tonic connector that returns an already open connection on its first call, and an error on later calls.
+/// A connector for tonic that returns an already open connection on its first call, and an error on later calls.
 struct OnceConnector(Option<Box<dyn ApiStream>>);
 
 impl Service<Uri> for OnceConnector {
@@ -246,13 +247,13 @@ pub(crate) struct IpConfig {
 impl IpConfig {
     /// Converts an assigned address, whose prefix length is the one that the IPAM plugin returned.
     pub(crate) fn new(address: IpNet, gateway: Option<IpAddr>) -> Self {
-        // Go prints a missing gateway address as `<nil>`.
+        // Go prints a gateway that is missing as `<nil>`.
         let gateway = gateway.map_or_else(|| "<nil>".to_owned(), |gateway| gateway.to_string());
         Self { address: address.to_string(), gateway }
     }
 }
 
-/// The workload that owns the interface: its WorkloadEndpoint, and the annotations of its pod.
+/// The workload that owns the interface, described by its WorkloadEndpoint and its pod's annotations.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct WorkloadIds {
     #[prost(string, tag = "1")]

@@ -26,13 +26,13 @@ impl Environment {
         Self(std::env::vars_os().collect())
     }
 
-    /// Returns the value of an environment variable. A variable with an empty value counts as not set.
+    /// Returns the value of an environment variable. An environment variable with an empty value counts as not set.
     pub fn get(&self, name: &str) -> Option<&OsString> {
         self.0.get(std::ffi::OsStr::new(name)).filter(|value| !value.is_empty())
     }
 
-    /// Returns an environment variable as a string, which is empty if the variable is not set. Bytes that are not UTF-8
-    /// become replacement characters.
+    /// Returns an environment variable as a string, which is empty if the variable is not set. In the returned string,
+    /// bytes that are not UTF-8 become replacement characters.
     pub fn text(&self, name: &str) -> String {
         self.get(name).map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
     }
@@ -63,7 +63,7 @@ impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment 
     }
 }
 
-/// A CNI operation, as named by `CNI_COMMAND`.
+/// A CNI verb, as named by the variable `CNI_COMMAND`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CniVerb {
     Add,
@@ -83,7 +83,7 @@ impl CniVerb {
         verbs.into_iter().find(|verb| verb.name() == word).unwrap_or(Self::Unknown)
     }
 
-    /// Returns the CNI spelling of the verb.
+    /// Returns the CNI verb as `CNI_COMMAND` spells it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Add => "ADD",
@@ -109,8 +109,8 @@ pub(crate) enum OwnNetns {
     Accepted,
 }
 
-/// The values of the `CNI_*` environment variables of a plugin call. A variable that the CNI verb does not need may be
-/// empty here.
+/// The values of the `CNI_*` environment variables, as passed to the plugin. A variable is empty here if the CNI verb
+/// does not need the variable.
 #[derive(Clone, Debug)]
 pub(crate) struct CniCall {
     pub(crate) verb: CniVerb,
@@ -129,8 +129,8 @@ impl CniCall {
         CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", self.command))
     }
 
-    /// Reads and checks the `CNI_*` variables in the order of Go's CNI library. First, each variable that the verb
-    /// needs is checked for its form; then all missing variables are reported in one error. As in Go's CNI library,
+    /// Reads and checks the `CNI_*` variables in the order of Go's CNI library. First, the form of each variable that
+    /// the verb needs is checked. Then all missing variables are reported in one error. As in Go's CNI library,
     /// `CNI_PATH` is required, although the CNI specification does not require this variable.
     ///
     /// # Errors
@@ -217,10 +217,10 @@ fn check_interface(name: &str) -> Result<()> {
 /// The path of the network namespace that the current thread is in.
 pub(crate) const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 
-/// True if `path` and `own` refer to the same network namespace. A path that does not exist refers to no namespace,
-/// because runtimes keep the path after the namespace is gone.
+/// True if `path` and `own` refer to the same network namespace. A path that does not exist refers to no network
+/// namespace. Runtimes pass such a path if the namespace is already gone.
 ///
-/// The function calls only stat on `path` and never opens the file, which may be anything, for example a pipe.
+/// The function only calls stat on `path`. It never opens the file, which may be anything, for example a pipe.
 pub(crate) fn is_own_netns(path: &Path, own: &Path) -> bool {
     let Ok(theirs) = fs::metadata(path) else { return false };
     fs::metadata(own).is_ok_and(|ours| (theirs.st_dev(), theirs.st_ino()) == (ours.st_dev(), ours.st_ino()))
@@ -231,14 +231,14 @@ pub(crate) fn own_netns_error() -> CniError {
     CniError::new(Code::InvalidNetns, "plugin's netns and netns from CNI_NETNS should not be the same")
 }
 
-/// The keys that Calico's plugin accepts in `CNI_ARGS` when it parses the variable for the first time.
+/// The keys that Calico's plugin accepts in `CNI_ARGS` when it parses `CNI_ARGS` for the first time.
 const KUBERNETES_KEYS: [&str; 5] =
     ["IgnoreUnknown", "IP", "K8S_POD_NAME", "K8S_POD_NAMESPACE", "K8S_POD_INFRA_CONTAINER_ID"];
 
 /// The keys that Calico's plugin accepts when ADD parses `CNI_ARGS` a second time.
 const ADDRESS_KEYS: [&str; 2] = ["IgnoreUnknown", "IP"];
 
-/// The notations of an address that `CNI_ARGS` may use.
+/// The notation of IP addresses that is allowed in `CNI_ARGS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressForm {
     /// An IP address without a prefix length.
@@ -247,7 +247,7 @@ pub(crate) enum AddressForm {
     BareOrCidr,
 }
 
-/// The values of the keys in `CNI_ARGS`. A key that is absent has an empty value here.
+/// The values of the keys in `CNI_ARGS`. If `CNI_ARGS` lacks a key, the key's field in this struct is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CniArgs {
     pub(crate) ip: Option<IpAddr>,
@@ -265,16 +265,16 @@ impl CniArgs {
     /// `IgnoreUnknown` with a true value.
     ///
     /// # Errors
-    /// CNI error code 999 with the messages of Go's CNI library.
+    /// CNI error code 999 with the messages of Go's CNI library for an invalid `CNI_ARGS`.
     pub(crate) fn parse(text: &str, form: AddressForm) -> Result<Self> {
         load_args(text, &KUBERNETES_KEYS, form)
     }
 
-    /// Parses `CNI_ARGS` a second time, as Calico's ADD does. Without `IgnoreUnknown`, this second parse of `CNI_ARGS`
-    /// refuses the keys with the pod's name as unknown.
+    /// Parses `CNI_ARGS` a second time, as Calico's ADD does. Unless `CNI_ARGS` contains `IgnoreUnknown`, this second
+    /// parse refuses the keys that name the pod.
     ///
     /// # Errors
-    /// CNI error code 999 for a key that the second parse does not know.
+    /// CNI error code 999 for a key of `CNI_ARGS` that the second parse does not know.
     pub(crate) fn check_again(text: &str) -> Result<()> {
         load_args(text, &ADDRESS_KEYS, AddressForm::Bare).map(|_| ())
     }
@@ -317,7 +317,7 @@ fn load_args(text: &str, known: &[&str], form: AddressForm) -> Result<CniArgs> {
     }
 }
 
-/// Splits a pair of `CNI_ARGS` at its `=`, of which there must be exactly one.
+/// Splits a `KEY=value` pair of `CNI_ARGS`, which must contain exactly one equals sign.
 fn split_pair(pair: &str) -> Result<(&str, &str)> {
     pair.split_once('=')
         .filter(|(_, value)| !value.contains('='))
@@ -335,7 +335,7 @@ fn parse_bool(value: &str) -> Result<bool, String> {
 /// Parses an address. As in Go, an IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) becomes the IPv4 address.
 ///
 /// # Errors
-/// Go's error message if the text is not an address.
+/// Go's error message if the text is not an IP address.
 pub(crate) fn parse_address(text: &str, form: AddressForm) -> Result<IpAddr, String> {
     let bare = text.parse::<IpAddr>().ok();
     let found = match form {
@@ -394,7 +394,7 @@ mod tests {
         assert_eq!(error(&bad), (4, "invalid characters in containerID".into(), "a b".into()));
         assert_eq!(error(&bad[1..]).1, "interface name contains / or : or whitespace characters");
         assert_eq!(error(&bad[2..]).1, "required env variables [CNI_PATH] missing");
-        // The GC verb needs neither of the two variables, so their values are not checked.
+        // The GC verb needs neither of the two malformed variables, so it does not check them.
         assert!(call(&[bad[0], bad[1], ("CNI_COMMAND", "GC")]).is_ok());
     }
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::env::{AddressForm, CniArgs};
 use crate::{kubernetes, main_plugin};
 
-/// The values of the keys in `CNI_ARGS`. A key that is absent has an empty value here.
+/// The values of the keys in `CNI_ARGS`. If `CNI_ARGS` lacks a key, the key's field in this struct is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParsedArgs {
     /// The value of the key `IP`.
@@ -45,7 +45,7 @@ pub fn parse_ipam_result(text: &[u8]) -> Result<Vec<IpAddr>, String> {
 /// Parses a kubeconfig.
 ///
 /// # Errors
-/// A description of the parse error. The description contains no part of the kubeconfig's text.
+/// A description of the error in the kubeconfig. The description contains no part of the kubeconfig's text.
 pub fn parse_kubeconfig(text: &[u8]) -> Result<(), String> {
     kubernetes::check_kubeconfig(text)
 }

@@ -12,7 +12,7 @@ use serde_json::error::Category;
 use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::{Map, Number, Value};
 
-/// A JSON value. An object keeps its fields in the order of the JSON text, and keeps repeated fields.
+/// A JSON value. A JSON object keeps the order of its fields, and keeps repeated fields.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum GoJson {
     Null,
@@ -24,10 +24,11 @@ pub(crate) enum GoJson {
 }
 
 impl GoJson {
-    /// Parses a complete JSON document. In the JSON document, objects and arrays may be nested at most 127 levels deep.
+    /// Parses a complete JSON document. Objects and arrays in the document may be nested at most 127 levels deep.
     ///
     /// # Errors
-    /// The JSON syntax error and its position. The error contains no part of the JSON text, which may contain secrets.
+    /// A description of the JSON syntax error, with its position. The description contains no part of the JSON text,
+    /// which may contain secrets.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         if text.starts_with(b"\xef\xbb\xbf") {
             return Err("it begins with a byte order mark; save the file without one".to_owned());
@@ -50,16 +51,15 @@ impl GoJson {
         }
     }
 
-    /// Returns the last non-null field of a JSON object that has this name. Field names are compared
-    /// case-insensitively.
+    /// Returns the last non-null field of a JSON object that has this name. The field names of JSON objects are
+    /// compared case-insensitively.
     pub(crate) fn member(&self, name: &str) -> Option<&Self> {
         let Self::Object(members) = self else { return None };
         let named = members.iter().filter(|(key, value)| key.eq_ignore_ascii_case(name) && *value != Self::Null);
         named.map(|(_, value)| value).next_back()
     }
 
-    /// Returns the string value of the last non-null field with this name, or an empty string if there is no such
-    /// field.
+    /// Returns the string in the last non-null field with this name, or an empty string if there is no such field.
     ///
     /// # Errors
     /// The [kind](Self::kind) of the first field with this name that is not a string.
@@ -154,8 +154,8 @@ pub(crate) fn indented<T: Serialize>(value: &T) -> String {
     escaped(&String::from_utf8_lossy(&bytes))
 }
 
-/// Escapes the characters that Go escapes in JSON. In JSON text, these characters occur only inside strings, so plain
-/// replacement is enough.
+/// Escapes the characters that Go escapes in JSON. These characters occur in JSON only inside strings, so they can be
+/// replaced without parsing the JSON.
 fn escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -205,8 +205,8 @@ pub(crate) fn quoted_list<'a>(texts: impl IntoIterator<Item = &'a str>) -> Strin
     format!("[{}]", texts.into_iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
-/// Pairs of error messages: the message of `serde_json`, and the message of Go for the character at the position of the
-/// error.
+/// Pairs of error messages: a message of `serde_json`, and Go's message for the same error and the character where it
+/// occurred.
 const SYNTAX_ERRORS: [(&str, &str); 10] = [
     ("trailing characters", "after top-level value"),
     ("expected value", "looking for beginning of value"),
@@ -239,8 +239,8 @@ pub(crate) fn strings(text: &str) -> Result<Vec<String>, String> {
     elements.into_iter().map(text).collect()
 }
 
-/// Translates a syntax error of `serde_json` to Go's error message. The message is approximate where `serde_json` and
-/// Go check the text in different orders.
+/// Translates a syntax error of `serde_json` to Go's error message. Go's message is only guessed if `serde_json` and Go
+/// check the text in different orders.
 fn syntax_error(text: &str, error: &serde_json::Error) -> String {
     if error.is_eof() {
         return "unexpected end of JSON input".to_owned();
@@ -263,7 +263,7 @@ fn syntax_error(text: &str, error: &serde_json::Error) -> String {
 /// Parses a network in CIDR notation, and clears the host bits of its address.
 ///
 /// # Errors
-/// Go's error message for a malformed network.
+/// Go's error message for a malformed network in CIDR notation.
 pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, String> {
     let parsed = || {
         let (address, length) = text.split_once('/')?;
@@ -275,13 +275,13 @@ pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, String> {
     parsed().map(|net| net.trunc()).ok_or_else(|| format!("invalid CIDR address: {text}"))
 }
 
-/// Parses an IP address. An IPv4-mapped IPv6 address becomes the IPv4 address.
+/// Parses an IP address. An IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) becomes the IPv4 address.
 pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     text.parse().ok().map(|address: IpAddr| address.to_canonical())
 }
 
-/// Parses a hardware address of 6, 8 or 20 bytes. The accepted notations are pairs of hexadecimal digits with colons or
-/// dashes between them, and groups of four digits with dots between them.
+/// Parses a hardware address of 6, 8 or 20 bytes. The text consists of pairs of hexadecimal digits separated by colons
+/// or dashes, or of groups of four hexadecimal digits separated by dots.
 ///
 /// # Errors
 /// Go's error message for a malformed hardware address.
@@ -344,7 +344,7 @@ fn members_printed(members: &Map<String, Value>) -> Vec<String> {
 }
 
 /// Formats a floating-point number like Go's format verb `%v`, with as few digits as possible. The formatted number has
-/// an exponent from one million on, and below one ten-thousandth.
+/// an exponent if it is at least one million or below one ten-thousandth.
 fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let parts = scientific.split_once('e').and_then(|(digits, power)| Some((digits, power.parse::<i32>().ok()?)));

@@ -45,8 +45,8 @@ impl Host {
         host::short_boot(self.boot_id.as_deref()?)
     }
 
-    /// Returns the node's name. The first of these sources that has a name wins: `nodename` in the configuration, the
-    /// node name file, the deprecated setting `hostname`, the kernel's host name in lower case.
+    /// Returns the node's name. It comes from the first of these sources that is not empty: `nodename` in the
+    /// configuration, the node name file, the deprecated setting `hostname`, the kernel's host name in lower case.
     pub(crate) fn node(&self, conf: &NetConf) -> String {
         let file = if conf.nodename_file.is_empty() { &self.nodename_file } else { Path::new(&conf.nodename_file) };
         let names = host::NodeNames { given: &conf.nodename, file, former: &conf.hostname, hostname: &self.hostname };
@@ -88,11 +88,12 @@ impl ContainerIdentity {
     /// Refuses an identity from which Calico could not build the name of the WorkloadEndpoint.
     ///
     /// # Errors
-    /// CNI error code 999 with Calico's message.
+    /// CNI error code 999 with Calico's message for the missing or invalid field.
     pub(crate) fn check_endpoint_name(&self) -> Result<()> {
         let Attachment { node, container, interface, .. } = &self.attachment;
         if node.is_empty() {
-            // Of Calico's messages about a missing field, only the one for the node omits the invalid value.
+            // If the node's name is missing, Calico's message omits the invalid value, unlike its messages about other
+            // fields.
             let reason = "error constructing WorkloadEndpoint name: error with field node (field should be assigned)";
             return Err(CniError::internal(reason));
         }

@@ -1,9 +1,9 @@
-//! The input of a plugin call except for its configuration: the program's name, the environment and the machine. The
-//! outcome of the call: the output and the exit status of the process. Every error and every panic of a plugin call
-//! becomes CNI's error JSON on standard output.
+//! The input and the outcome of a plugin call. The input consists of the program's name, the environment and the
+//! machine (but not the configuration); the outcome consists of the process's output and exit status. Every error and
+//! every panic of a plugin call becomes CNI's error JSON on standard output.
 //!
-//! DEL starts a second process that removes the container's interface, and that may still run after the plugin has
-//! exited: see [`wiring::disconnect`].
+//! DEL starts a second process that removes the container's interface. This process may outlive the plugin: see
+//! [`wiring::disconnect`].
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -22,7 +22,7 @@ use crate::env::Environment;
 use crate::gojson;
 use crate::identity::Host;
 
-/// The destination of log messages.
+/// Where the plugin's log messages are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogDestination {
     /// Log messages go to standard error and, if configured, to a file, until the process exits.
@@ -42,7 +42,7 @@ pub struct Invocation {
     pub environment: Environment,
     /// The machine that this plugin call runs on.
     pub host: Host,
-    /// The destination of log messages.
+    /// Where log messages of this plugin call are written.
     pub logging: LogDestination,
 }
 
@@ -58,7 +58,7 @@ pub enum PluginName {
 /// The kind of program that this process runs as, chosen by `argv[0]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
-    /// The main plugin, which connects containers to their network with interfaces.
+    /// The main plugin, which creates containers' network interfaces.
     Main,
     /// The IPAM plugin.
     Ipam,
@@ -67,8 +67,8 @@ pub enum ProgramKind {
 }
 
 impl ProgramKind {
-    /// Chooses the kind of program by `argv[0]`, which may be a path to the program: `margay-cni` and `calico` mean the
-    /// main plugin.
+    /// Chooses the kind of program by the name in `argv[0]`, which may be a path to the program: `margay-cni` and
+    /// `calico` mean the main plugin.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         match argument.and_then(|argument| Path::new(argument).file_name()).and_then(OsStr::to_str) {
             Some("margay-cni" | "calico") => Self::Main,
@@ -79,7 +79,7 @@ impl ProgramKind {
 }
 
 impl PluginName {
-    /// Chooses the name of the IPAM plugin by `argv[0]`, which may be a path.
+    /// Chooses the name of the IPAM plugin by the name in `argv[0]`, which may be a path to the program.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         let file = argument.and_then(|argument| Path::new(argument).file_name());
         let file = file.and_then(OsStr::to_str);
@@ -88,7 +88,7 @@ impl PluginName {
 }
 
 impl Invocation {
-    /// Returns the invocation of this process for a program that supports the stores of `drivers`.
+    /// Returns the invocation of this process, for a program that supports the stores of `drivers`.
     pub fn of_this_process(drivers: Drivers) -> Self {
         Self {
             drivers,
@@ -105,9 +105,9 @@ impl Invocation {
 pub struct ProcessOutcome {
     /// The exit status of the process: 0 or 1.
     pub exit: u8,
-    /// The text for standard output: one JSON document, or empty.
+    /// The text to print to standard output: one JSON document, or nothing.
     pub stdout: String,
-    /// The text for standard error.
+    /// The text to print to standard error.
     pub stderr: String,
 }
 
@@ -131,7 +131,7 @@ impl ProcessOutcome {
 
 /// Runs a plugin call and converts a panic during the call to an error.
 pub(crate) fn catch_panic<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
-    // Asserting unwind safety is sound: after a panic, nothing that the plugin call borrowed is used again.
+    // Asserting unwind safety is sound, because nothing that the plugin call borrowed is used again after a panic.
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| Err(panic_error(&*payload)))
 }
 
@@ -153,13 +153,13 @@ thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Silences Rust's panic messages in the whole process. A panic is instead reported by the code that catches the panic:
+/// Silences Rust's panic messages in the whole process. Code that catches a panic reports it instead:
 /// [`run`](crate::run) and each store's adapter return an error.
 pub fn install_hook() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string);
-        // While a thread shuts down, its thread-local variable is gone; a panic at that time is reported without a
-        // location.
+        // A thread-local variable cannot be used while its thread shuts down. A panic at that time is reported without
+        // its location.
         let _ = PLACE.try_with(|last| last.replace(place));
     }));
 }
@@ -172,11 +172,11 @@ fn panic_error(payload: &(dyn Any + Send)) -> CniError {
         .with_details("it is not known whether the call was carried out, DEL is safe to repeat; please report this")
 }
 
-/// The `argv[0]` that makes this program the remover, the second process of a DEL.
+/// The value of `argv[0]` that makes this program the remover, the second process of a DEL.
 pub(crate) const REMOVER_NAME: &str = "margay-remover";
 
 /// Starts the remover in the network namespace of this thread. The remover does not inherit the plugin's standard
-/// output, because a runtime reads this pipe until every process that has the pipe open has closed it.
+/// output. A runtime reads this pipe until the last process that inherited it has closed it.
 pub(crate) fn start_remover(interface: &str) -> io::Result<Child> {
     let mut remover = Command::new("/proc/self/exe");
     remover.arg0(REMOVER_NAME).arg(interface).env_clear();

@@ -18,7 +18,7 @@ use crate::run::CniContext;
 const MAX_HANDLE_BYTES: usize = 128;
 
 impl CniContext<'_> {
-    /// Finds the virtual machine whose address a pod gets; returns `None` for an ordinary pod.
+    /// Finds the virtual machine whose address a pod gets; returns `None` if the pod runs no virtual machine.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if the Kubernetes API does not report the pod or its virtual machine.
@@ -89,8 +89,8 @@ fn vm_pod(identity: &ContainerIdentity, instance: VmInstance) -> VmPod {
 }
 
 /// Returns the handle under which a virtual machine's addresses are assigned. If the handle would be too long, a
-/// checksum replaces the names of the namespace and the virtual machine, and is cut to the room that is left in the
-/// handle. If the room exceeds the length of the checksum, Calico panics; this function uses the whole checksum.
+/// checksum replaces the names of the namespace and the virtual machine. The checksum is cut to the length that is left
+/// for it. If more characters are left than the checksum has, Calico panics, but this function uses the whole checksum.
 fn handle(network: &str, namespace: &str, machine: &str) -> String {
     let mut handle = format!("{network}{VM_INFIX}");
     let prefix = handle.len();
@@ -109,8 +109,8 @@ fn handle(network: &str, namespace: &str, machine: &str) -> String {
     handle
 }
 
-/// Minimum number of checksum characters in a handle, even after a very long network name. A shorter checksum could be
-/// the same for two virtual machines.
+/// Minimum number of characters of the checksum in a handle, even after a very long network name. With a shorter
+/// checksum, two virtual machines could get the same handle.
 const MIN_SUM_CHARS: usize = 16;
 
 #[cfg(test)]

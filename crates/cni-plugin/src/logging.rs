@@ -3,14 +3,14 @@
 //! Many plugin processes write the log file concurrently, each for a few milliseconds. The log file's name, limits and
 //! rotated names (`cni-2026-11-21T02-41-03.956.log`) are the same as in Calico's plugins, which may write to the same
 //! file. Calico's plugins rotate their log with Go's library lumberjack. Lumberjack and the Rust libraries for log
-//! rotation are made for one process: each caches the size of its open file, and renames the file without taking a
-//! lock. Margay therefore implements its own log rotation.
+//! rotation are made for one process. They cache the size of the open file, and rename the file without taking a lock.
+//! Margay therefore implements its own log rotation.
 //!
 //! A log line is appended with a single write, under a lock (`flock`) on the log file itself. After getting the lock, a
-//! process checks whether the locked file is still the one at the log's path. If the path refers to another file,
-//! another process has rotated the log, and this process opens the new log file. Only the process that has locked the
-//! file at the log's path renames that file. No file is therefore renamed twice, and no line is written to a rotated
-//! file. The kernel releases the lock on the log file when the process that holds it exits. If another process holds
+//! process checks whether the log's path still refers to the locked file. If the log's path refers to another file,
+//! another process has rotated the log, and this process opens the new file. A process renames the log file only while
+//! it holds the lock on the file at the log's path. No file is therefore renamed twice, and no line is written to a
+//! rotated file. The kernel releases a process's lock on the log file when the process exits. If another process holds
 //! the lock for longer than a second, the line is written without the lock, and the log is not rotated.
 
 use std::collections::BTreeSet;
@@ -36,7 +36,8 @@ use tracing_subscriber::registry::{Extensions, ExtensionsMut, LookupSpan, SpanDa
 use crate::netconf::NetConf;
 
 /// Sets up the log of this process according to the network configuration. If the log file cannot be opened, the plugin
-/// call continues without a log file. If this function is called again in the same process, it has no effect.
+/// call continues without a log file. If this function is called again in the same process, the later call has no
+/// effect.
 pub(crate) fn install(conf: &NetConf) {
     let (level, file) = (conf.log_level.as_str(), conf.log_file.as_str());
     let limits = RotationLimits::new(conf.log_max_size, conf.log_max_age, conf.log_max_count);
@@ -48,7 +49,7 @@ pub(crate) fn install(conf: &NetConf) {
     };
     let lines = fmt::layer().with_ansi(false).with_target(false).with_writer(LogWriters { file });
     let subscriber = NoSpans.with(lines).with(reported(filter(level)));
-    // An error means that the process already has a global log subscriber, which is kept.
+    // An error means that the process already has a global log subscriber, which then stays in use.
     if tracing::subscriber::set_global_default(subscriber).is_ok()
         && let Some(error) = problem
     {
@@ -89,7 +90,7 @@ impl<'a> LookupSpan<'a> for NoSpans {
     }
 }
 
-/// The type of a stored span's data. `NoSpan` has no values, because [`NoSpans`] stores no spans.
+/// The type of the data that would be stored for a span. `NoSpan` has no values, because [`NoSpans`] stores no spans.
 enum NoSpan {}
 
 impl SpanData<'_> for NoSpan {
@@ -127,8 +128,8 @@ impl<'a> MakeWriter<'a> for LogWriters {
     }
 }
 
-/// Writes a log line to all destinations, and ignores every write error. An ADD may already have committed an address.
-/// A closed standard error or a full disk must not turn that ADD into a failure.
+/// Writes a log line to all destinations, and ignores every write error. An ADD may already have committed an address,
+/// so a closed standard error or a full disk must not make the ADD fail.
 struct LogLine<'a> {
     file: Option<&'a LogFile>,
 }
@@ -161,14 +162,13 @@ fn filter(level: &str) -> LevelFilter {
 const OWN_TARGETS: [&str; 9] =
     ["agent", "backend_", "cni_plugin", "datastore", "host", "ipam_core", "kv", "margay", "wiring"];
 
-/// Returns the log filter for a configured level. Libraries log only warnings and errors: at the level `debug`, the
-/// etcd and Kubernetes clients would log every network frame.
+/// Returns the log filter for a configured level. Libraries log only warnings and errors, because the etcd and
+/// Kubernetes clients log every network frame at the level `debug`.
 fn reported(level: LevelFilter) -> Targets {
     Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(OWN_TARGETS.map(|target| (target, level)))
 }
 
-/// Format of the UTC time in a rotated file's name. In this format, the alphabetical order of times is their
-/// chronological order.
+/// Format of the UTC time in a rotated file's name. Times in this format sort in chronological order.
 const STAMP_FORMAT: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]-[minute]-[second].[subsecond digits:3]");
 /// A time in [`STAMP_FORMAT`] whose digits are all zeros.
@@ -177,24 +177,23 @@ const STAMP_SHAPE: &str = "0000-00-00T00-00-00.000";
 const MEGABYTE_BYTES: u64 = 1024 * 1024;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
-/// How long a process waits for the lock on the log file. After the first timeout, the process writes further lines
-/// without waiting for the lock.
+/// How long a process waits for the lock on the log file. After one timeout, the process no longer waits for the lock
+/// before it writes a line.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Pause between two attempts to lock the log file. Another process holds the lock for less than this pause, because it
-/// writes only one line.
+/// only writes one line.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of attempts to write one line while other processes rotate the log file.
 const MAX_WRITE_ATTEMPTS: usize = 100;
-/// Maximum number of milliseconds by which the time in a rotated file's name may be ahead of the clock. If several
-/// files are rotated in one millisecond, a time ahead of the clock makes the newest file's name sort last.
+/// Maximum number of milliseconds by which the time in a rotated file's name may be later than the clock's time. If
+/// several log files are rotated within a millisecond, later times keep their names in order.
 const MAX_STAMP_AHEAD_MILLIS: u64 = 1000;
 
-/// The maximum size of the log file, and the maximum number and age of rotated files. `None` means that there is no
-/// limit.
+/// The maximum size of the log file, and the maximum number and age of rotated files. `None` means that the size,
+/// number or age has no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RotationLimits {
-    /// Maximum size of a log file, in bytes. A log file exceeds this size only if it contains a single line that is
-    /// longer.
+    /// Maximum size of a log file, in bytes. A log file is larger than this only if it contains a single, longer line.
     bytes: Option<u64>,
     /// Maximum age of a rotated file, in seconds.
     seconds: Option<i64>,
@@ -203,8 +202,8 @@ pub(crate) struct RotationLimits {
 }
 
 impl RotationLimits {
-    /// Converts the configured limits in megabytes, days and files. The value 0 means the default, and a negative value
-    /// means no limit.
+    /// Converts the configured limits in megabytes, days and files. The value 0 means the default limit, and a negative
+    /// value means no limit.
     pub(crate) fn new(size: i64, age: i64, count: i64) -> Self {
         let given =
             |value: i64, default: i64| Some(if value == 0 { default } else { value }).filter(|value| *value > 0);
@@ -238,7 +237,7 @@ impl LogFile {
     /// log folder is created (mode 0755).
     ///
     /// # Errors
-    /// Any I/O error of creating the folder or opening the log file.
+    /// Any I/O error of creating the log folder or opening the log file.
     pub(crate) fn open(path: impl Into<PathBuf>, limits: RotationLimits) -> io::Result<Self> {
         let path = path.into();
         if let Some(folder) = path.parent() {
@@ -273,7 +272,7 @@ impl LogFile {
             }
             let written = (&file).write_all(line);
             if is_locked {
-                // If unlocking fails, the lock is released when the file is closed.
+                // If unlocking fails, closing the file releases its lock.
                 let _ = file.unlock();
             }
             state.file = Some(file);
@@ -292,7 +291,7 @@ impl LogFile {
         let rotated = self.rotated();
         let times = (0..MAX_STAMP_AHEAD_MILLIS).map(|later| stamp(now + Duration::from_millis(later)));
         // The newest rotated file gets the name that sorts last, even if several files are rotated within one
-        // millisecond. Only a file from a time when the clock was far ahead sorts after it.
+        // millisecond. The exception is a rotated file from a time when the clock was far ahead.
         let is_last = |stamp: &String| rotated.last().is_none_or(|newest| stamp > newest);
         let free = times.clone().find(is_last).or_else(|| times.clone().find(|stamp| !rotated.contains(stamp)));
         let free = free.ok_or(io::ErrorKind::AlreadyExists)?;
@@ -314,7 +313,7 @@ impl LogFile {
         self.path.with_file_name(format!("{prefix}{stamp}{suffix}"))
     }
 
-    /// Returns the parts of a rotated file's name before and after the time.
+    /// Returns the two parts of a rotated file's name that surround the time.
     fn around_stamp(&self) -> (String, String) {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let (stem, suffix) = name.split_at(name.rfind('.').unwrap_or(name.len()));
@@ -330,8 +329,8 @@ impl LogFile {
             let is_surplus = count.is_some_and(|count| place >= count);
             let is_old = oldest.as_ref().is_some_and(|oldest| stamp < oldest);
             if is_surplus || is_old {
-                // Another process may already have removed the same rotated file. If the removal failed for another
-                // reason, the next rotation tries again.
+                // Another process may already have removed the same rotated file. If a rotated file could not be
+                // removed for another reason, the next rotation tries again.
                 let _ = fs::remove_file(self.at(stamp));
             }
         }
@@ -362,7 +361,7 @@ fn lock(file: &File, patience: &mut Duration) -> bool {
     }
 }
 
-/// True if `path` still refers to the open file.
+/// True if `path` still refers to this open file.
 fn has_name(path: &Path, file: &fs::Metadata) -> bool {
     fs::metadata(path).is_ok_and(|named| (named.dev(), named.ino()) == (file.dev(), file.ino()))
 }
@@ -373,7 +372,7 @@ fn names_beside(path: &Path) -> impl Iterator<Item = String> {
 }
 
 fn stamp(at: OffsetDateTime) -> String {
-    // A time always has all the components that the format needs, so formatting cannot fail.
+    // An `OffsetDateTime` has every component that the format needs, so formatting cannot fail.
     at.format(STAMP_FORMAT).unwrap_or_default()
 }
 

@@ -1,11 +1,11 @@
 //! Defines the memory allocator of the statically linked program.
 //!
 //! musl's own allocator needs many system calls for small allocations. Allocators for servers reserve more memory than
-//! a plugin call of a few milliseconds ever needs, and reserving it takes a tenth of the call's time. dlmalloc has
-//! neither problem. But for zeroed allocations, dlmalloc also zeroes pages that the kernel has just zeroed. An open
-//! sled store allocates 25 MB of zeroed memory, but uses only a few of those pages. With dlmalloc alone, a cold ADD on
-//! sled took three times as long, with 7,200 page faults instead of 1,100. Large allocations therefore use musl's
-//! allocator, which maps zeroed pages without touching them.
+//! a short plugin call ever needs, and reserving it takes a tenth of the call's time. dlmalloc has neither problem. But
+//! for zeroed allocations, dlmalloc also zeroes pages that the kernel has just zeroed. An open sled store allocates 25
+//! MB of zeroed memory, but uses only a small part of it. With dlmalloc alone, a cold ADD on sled took three times as
+//! long, with 7,200 page faults instead of 1,100. Large allocations therefore use musl's allocator, which maps zeroed
+//! pages without touching them.
 #![expect(
     unsafe_code,
     reason = "the trait of allocators is unsafe; every call goes to one of two allocators unchanged"
@@ -19,8 +19,8 @@ use dlmalloc::GlobalDlmalloc;
 /// Minimum size, in bytes, of an allocation that uses musl's allocator.
 const LARGE_BYTES: usize = 128 << 10;
 
-/// An allocator that uses dlmalloc for small allocations and musl's allocator for large ones. The size of an allocation
-/// decides which allocator frees it.
+/// An allocator that uses dlmalloc for small allocations and musl's allocator for large ones. An allocation's size
+/// decides which of the two allocators frees it.
 pub(crate) struct SizedAllocator;
 
 fn is_large(size: usize) -> bool {
@@ -53,7 +53,7 @@ unsafe impl GlobalAlloc for SizedAllocator {
         match (is_large(layout.size()), is_large(size)) {
             (true, true) => unsafe { System.realloc(memory, layout, size) },
             (false, false) => unsafe { GlobalDlmalloc.realloc(memory, layout, size) },
-            // The reallocation crosses the size limit, so its content must be copied from one allocator to the other.
+            // The reallocation crosses `LARGE_BYTES`, so its content must be copied from one allocator to the other.
             _ => unsafe {
                 let moved = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
                 if !moved.is_null() {

@@ -12,13 +12,14 @@ use crate::gojson::GoJson;
 /// Default time limit of a plugin call whose store is a cluster.
 const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The fields of a network configuration that both plugins read. A field that is absent from the configuration is empty
-/// here.
+/// The fields of a network configuration that the main plugin and the IPAM plugin both read. If the configuration lacks
+/// a field, the field is empty in this struct.
 ///
-/// Calico decodes the configuration with Go's JSON library into a struct, and this type follows the same rules. Field
-/// names are case-insensitive, unknown fields are ignored, and null counts as absent. Of several fields with one name,
-/// the last counts. The reported error concerns the first value of a wrong type. The settings of secondary networks are
-/// decoded only by ADD, because a DEL must never fail on an invalid setting.
+/// This struct is decoded by the rules of Go's JSON library, which Calico uses for the configuration. The names of
+/// configuration fields are case-insensitive, unknown fields are ignored, and null counts as absent. Of several
+/// configuration fields with one name, the last counts. If several values have a wrong type, the error concerns the
+/// first of them. Only ADD decodes the settings of secondary networks, because a DEL must never fail on an invalid
+/// setting.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NetConf {
     pub(crate) name: String,
@@ -29,8 +30,8 @@ pub(crate) struct NetConf {
     pub(crate) lock_file: String,
     pub(crate) log_level: String,
     pub(crate) log_file: String,
-    /// The maximum size (`log_file_max_size`, in megabytes), age (`log_file_max_age`, in days) and number
-    /// (`log_file_max_count`) of log files. The value 0 means the default of that limit.
+    /// The limits of log files: size (`log_file_max_size`, in megabytes), age (`log_file_max_age`, in days) and number
+    /// (`log_file_max_count`). The value 0 means the default limit.
     pub(crate) log_max_size: i64,
     pub(crate) log_max_age: i64,
     pub(crate) log_max_count: i64,
@@ -39,7 +40,8 @@ pub(crate) struct NetConf {
     timeout: Option<i64>,
     /// True if all addresses of a request must be in one block (`windows_use_single_network`).
     pub(crate) single_block: bool,
-    /// The values of `bridge` and `master`: the network interfaces of other main plugins, on which a probe is sent.
+    /// The values of `bridge` and `master`, which are settings of other main plugins. A probe is sent on the network
+    /// interface that they name.
     pub(crate) bridge: Option<GoJson>,
     pub(crate) master: Option<GoJson>,
     pub(crate) is_gateway: bool,
@@ -62,10 +64,10 @@ pub(crate) struct NetConf {
 /// The `ipam` object of a network configuration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IpamConf {
-    /// The value of `assign_ipv4`. Only the string `false` has an effect: it turns IPv4 addresses off.
+    /// The value of `assign_ipv4`. Only the string `false` has an effect: the network then assigns no IPv4 addresses.
     pub(crate) assign_ipv4: Option<String>,
-    /// The value of `assign_ipv6`. The string `true` turns IPv6 addresses on. The string `false` turns IPv6 addresses
-    /// off if the configuration itself defines IPv6 pools.
+    /// The value of `assign_ipv6`. With the string `true`, the network assigns IPv6 addresses. With the string `false`,
+    /// it assigns none, even if the configuration defines IPv6 pools.
     pub(crate) assign_ipv6: Option<String>,
     pub(crate) ipv4_pools: Vec<String>,
     pub(crate) ipv6_pools: Vec<String>,
@@ -82,7 +84,7 @@ pub(crate) struct IpamConf {
     pub(crate) whereabouts: WhereaboutsConf,
 }
 
-/// The keys of `ipam` that define a network's addresses with whereabouts' notation.
+/// The keys of `ipam` that define a network's addresses in whereabouts' notation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WhereaboutsConf {
     pub(crate) range: Option<GoJson>,
@@ -136,7 +138,7 @@ impl NetConf {
     /// Returns the time limit of a plugin call whose store is a cluster.
     ///
     /// # Errors
-    /// CNI error code 7 unless `datastore_timeout` is from 1 to 90 seconds, the maximum of Calico's plugin.
+    /// CNI error code 7 unless `datastore_timeout` is between 1 and 90 seconds. Calico's plugin has the same maximum.
     pub(crate) fn patience(&self) -> Result<Duration> {
         match self.timeout.map(u64::try_from) {
             None => Ok(DEFAULT_STORE_TIMEOUT),
@@ -194,8 +196,8 @@ impl NetConf {
             "etcd_key_file" => d.string(&mut store.etcd_key_file, value, "etcd_key_file"),
             "etcd_cert_file" => d.string(&mut store.etcd_cert_file, value, "etcd_cert_file"),
             "etcd_ca_cert_file" => d.string(&mut store.etcd_ca_cert_file, value, "etcd_ca_cert_file"),
-            // The values of these configuration fields are ignored. As in Calico, a value of the wrong type in an
-            // ignored field is an error.
+            // The values of these configuration fields are ignored. As in Calico, a value of the wrong type is an error
+            // even in an ignored configuration field.
             "etcd_authority" | "etcd_scheme" | "calico_api_group" => d.string(&mut String::new(), value, name),
             "datastore_timeout" => self.timeout = d.int(value, name),
             "log_file_max_size" => d.keep_int(&mut self.log_max_size, value, name),
@@ -286,15 +288,15 @@ fn keep_if(wanted: bool, target: &mut Option<GoJson>, value: &GoJson) {
     }
 }
 
-/// Decodes values of the configuration, and keeps the first error about a value of a wrong type. `path` is the field
-/// path of the current value in the configuration, as printed in Go's error messages.
+/// Decodes the values of a network configuration, and keeps the first error about a value of a wrong type. The field
+/// `path` is the position of the current value in the configuration, as printed in Go's error messages.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     error: Option<String>,
 }
 
 impl Decoder {
-    /// Calls `each` with the lower-case name and the value of each field of a JSON object.
+    /// Calls the closure `each` with the lower-case name and the value of each field of a JSON object.
     pub(crate) fn members(
         &mut self,
         value: &GoJson,
@@ -366,7 +368,7 @@ impl Decoder {
     pub(crate) fn wrong(&mut self, value: &GoJson, path: &str, kind: &str) {
         self.error.get_or_insert_with(|| {
             let found = match value {
-                // If a number does not fit in an integer, Go's error message quotes the number.
+                // Go's error message quotes a number that does not fit in an integer.
                 GoJson::Number(number) if kind == "int" => format!("number {number}"),
                 other => other.kind().to_owned(),
             };
@@ -374,10 +376,10 @@ impl Decoder {
         });
     }
 
-    /// Returns an error if any decoded value had a wrong type.
+    /// Returns the first error that the decoder has kept, if any.
     ///
     /// # Errors
-    /// CNI error code 999 for the first value of a wrong type.
+    /// CNI error code 999 for the first configuration value of a wrong type.
     pub(crate) fn finish(self) -> Result<()> {
         self.error.map_or(Ok(()), |error| Err(CniError::internal(format!("failed to load netconf: {error}"))))
     }
@@ -483,7 +485,7 @@ mod tests {
             (r#"{"burst":1.5}"#, "number 1.5 burst of type int"),
             (r#"{"isGateway":"true"}"#, "string isGateway of type bool"),
             (r#"{"args":5}"#, "number args of type types.Args"),
-            // If several values have a wrong type, only the first is reported.
+            // If several configuration values have a wrong type, only the first of them is reported.
             (r#"{"qps":"1","ipam":5}"#, "string qps of type int"),
         ];
         for (text, expected) in cases {

@@ -10,8 +10,8 @@ use tokio::time::{sleep, timeout};
 
 /// The folder in which Felix creates the status files, unless the configuration names another folder.
 const STATUS_FOLDER: &str = "/var/run/calico/endpoint-status";
-/// Pause between two checks whether Felix's status file exists. A check costs only a few microseconds, and Felix needs
-/// longer than this pause for a pod.
+/// Pause between two checks whether Felix's status file exists. A check takes only a few microseconds, and Felix needs
+/// longer than this pause to activate a pod's rules.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The characters that Go escapes in a segment of a URL's path: all characters except letters, digits and `-_.~$&+=:@`.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
@@ -48,8 +48,9 @@ impl PolicyWait {
         Ok((!longest.is_zero()).then(|| Self { folder: folder.into(), longest }))
     }
 
-    /// Waits for Felix's status file of a pod's endpoint, at most for the configured time and the remaining time of the
-    /// call. If the status file is still missing, a warning is logged, and the ADD succeeds as in Calico.
+    /// Waits for Felix's status file of a pod's endpoint, at most for the configured time and for the remaining time of
+    /// the call. If the status file does not appear in time, only a warning is logged, because Calico's ADD also
+    /// succeeds then.
     pub(crate) async fn wait(&self, namespace: &str, pod: &str, endpoint: &str, left: Duration) {
         let file = self.folder.join(file_name(namespace, pod, endpoint));
         let longest = self.longest.min(left);

@@ -1,10 +1,10 @@
-//! Assigns the addresses of an ADD, with a probe if one is configured. If a pool is chosen by namespace labels, this
-//! module reads the labels of the pod's namespace. On a secondary network with a probe, the module assigns a new
-//! address only if no device on the layer-2 segment answers for that address.
+//! Assigns the addresses of an ADD, with a probe if one is configured. If namespace labels choose the pool, this module
+//! reads the labels of the pod's namespace. On a secondary network with a probe, the module assigns a new address only
+//! if no device on the layer-2 segment answers for that address.
 //!
-//! The plugin probes on the container's node, after the ADD was committed and before the ADD returns. The daemon
-//! therefore never waits for a probe. If the plugin is killed during a probe, its addresses stay assigned until the
-//! runtime's DEL releases them.
+//! The plugin probes on the container's node, between the commit of the ADD and the result of the ADD. The daemon
+//! therefore never waits for a probe. If the plugin is killed during a probe, the probed addresses stay assigned until
+//! the runtime's DEL releases them.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -18,7 +18,8 @@ use crate::gojson::GoJson;
 use crate::kubernetes::Kubernetes;
 use crate::netconf::NetConf;
 
-/// The allocator for the ADD of one pod, and the Kubernetes API for reading the labels of the pod's namespace.
+/// Carries out the ADD of one pod, with an allocator for its addresses and the Kubernetes API for the labels of its
+/// namespace.
 #[derive(Clone, Copy)]
 pub(crate) struct Assigner<'a> {
     pub(crate) allocator: &'a dyn Allocator,
@@ -27,8 +28,8 @@ pub(crate) struct Assigner<'a> {
 }
 
 impl Assigner<'_> {
-    /// Assigns addresses. If the selector of a pool needs the labels of the namespace, these labels are read from the
-    /// Kubernetes API within the store's time limit and added to the request.
+    /// Assigns addresses. If a pool's selector needs the labels of the namespace, they are added to the request.
+    /// Reading them from the Kubernetes API counts towards the store's time limit.
     ///
     /// # Errors
     /// Any error of the allocator or of the Kubernetes API.
@@ -45,7 +46,7 @@ impl Assigner<'_> {
     }
 }
 
-/// Maximum and default time to wait for an answer to a probe, in milliseconds.
+/// Maximum time to wait for an answer to a probe, in milliseconds; also the default.
 const MAX_PROBE_MILLIS: u64 = 200;
 /// Maximum number of addresses that one ADD probes before the ADD fails.
 const MAX_TRIES: usize = 3;
@@ -60,10 +61,10 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// Reads `ipam.probe`; returns `None` if probes are off.
+    /// Reads the setting `ipam.probe`; returns `None` if probes are turned off.
     ///
     /// # Errors
-    /// CNI error code 7 for an invalid setting, or if the network interface for probes is not known.
+    /// CNI error code 7 if `ipam.probe` is invalid, or if the configuration does not tell on which interface to probe.
     pub(crate) fn from_conf(conf: &NetConf) -> Result<Option<Self>> {
         let mut timeout = MAX_PROBE_MILLIS;
         let mut interface = "";
@@ -88,8 +89,8 @@ impl Probe {
         let bridge = conf.bridge.as_ref().and_then(GoJson::as_str).filter(|name| !name.is_empty());
         let wire = match conf.plugin.as_str() {
             "bridge" => bridge.or(Some(DEFAULT_BRIDGE)),
-            // The containers are connected to a VLAN of the master interface. The machine itself has no interface in
-            // that VLAN.
+            // The containers are connected to a VLAN of the master interface, and the machine itself has no interface
+            // in that VLAN.
             "vlan" => None,
             _ => conf.master.as_ref().and_then(GoJson::as_str),
         };
@@ -161,8 +162,9 @@ impl ProbeRun<'_> {
         self.at.with_time_left(self.begun)
     }
 
-    /// Returns the addresses that the attachment had before the ADD. These addresses are not probed, because the
-    /// container itself may answer for them. Returns `None` if the earlier addresses cannot be read.
+    /// Returns the addresses that the attachment had before the ADD. The addresses that the attachment already had are
+    /// not probed, because the container itself may answer for them. Returns `None` if the earlier addresses cannot be
+    /// read.
     fn held(&self) -> Option<Vec<IpAddr>> {
         if self.at.location.path().is_some_and(|path| !path.exists()) {
             return Some(Vec::new());
@@ -181,8 +183,8 @@ impl ProbeRun<'_> {
     fn settle(&mut self, mut known: Vec<IpAddr>, mut assigned: Vec<AssignedAddress>) -> Result<Vec<AssignedAddress>> {
         let mut devices = Vec::new();
         for attempt in 1..=MAX_TRIES {
-            // Do not probe an assigned prefix: a prefix is routed to its container, so no other device on the layer-2
-            // segment can use it.
+            // Do not probe an assigned prefix. It is routed to its container, so no other device on the layer-2 segment
+            // can use its addresses.
             let addresses = assigned.iter().filter(|assigned| assigned.prefix_length.is_none());
             let mut new: Vec<IpAddr> = addresses.map(AssignedAddress::interface_ip).collect();
             new.retain(|address| !known.contains(address));
@@ -209,7 +211,7 @@ impl ProbeRun<'_> {
     }
 
     /// Returns the addresses that other devices use, each with the reason for its quarantine. If a probe fails, the ADD
-    /// continues without that probe.
+    /// continues as if no device had answered.
     fn foreign(&self, addresses: &[IpAddr]) -> Vec<(IpAddr, String)> {
         let mut found = Vec::new();
         for (address, probed) in addresses.iter().zip((self.ask)(addresses)) {
@@ -382,7 +384,7 @@ mod tests {
         assert_eq!((done.unwrap(), probed), (ips(&[3]), ips(&[1, 2, 3])));
         let reason = "a device answered on eth1".to_owned();
         assert_eq!(*books.quarantined.borrow(), [(ips(&[1])[0], reason.clone()), (ips(&[2])[0], reason)]);
-        // The container itself may answer for an address that it already has.
+        // The container itself may answer a probe of an address that it already has.
         let (done, probed) = add(&books, &request(&[], 1), &[3]);
         assert_eq!((done.unwrap(), probed), (ips(&[3]), Vec::new()));
     }

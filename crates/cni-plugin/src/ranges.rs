@@ -1,9 +1,9 @@
-//! Parses the address ranges in a network configuration that uses the keys of host-local or of whereabouts: `range`,
-//! `range_start`, `range_end`, `exclude`, `ipRanges` and `network_name`.
+//! Parses the address ranges in a network configuration that uses the keys of host-local or of whereabouts, such as
+//! `range`, `range_start`, `range_end`, `exclude`, `ipRanges` and `network_name`.
 //!
-//! Ranges in whereabouts' notation follow the rules of whereabouts: a range may have host bits, or may be written
-//! `FIRST-LAST/LENGTH`. The first and the last address of the range's network are never assigned. A container gets one
-//! address from each configured range.
+//! A range in whereabouts' notation follows the rules of whereabouts. It may have host bits or be written as
+//! `FIRST-LAST/LENGTH`, and the first and the last address of its network are never assigned. A container gets one
+//! address from each range in whereabouts' notation.
 
 use std::net::IpAddr;
 
@@ -15,19 +15,19 @@ use crate::env::{AddressForm, parse_address};
 use crate::gojson::{GoJson, quoted};
 use crate::netconf::WhereaboutsConf;
 
-/// Advice for an IPv4 gateway outside of every subnet of the network.
+/// Advice for the error that a gateway is outside of every IPv4 subnet of the network.
 pub(crate) const GATEWAY_OUTSIDE: &str = "name one inside, or leave it out and name it as gw in ipam.routes";
 
-/// True if the value is present and not an empty string.
+/// True if a configuration value is present and is not an empty string.
 pub(crate) fn is_given(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| value.as_str() != Some(""))
 }
 
-/// Parses an address. In an error message, `setting` names the value, and `or` lists what the setting allows besides an
-/// address.
+/// Parses an address. For the error message, `setting` is the name of the setting, and `or` lists what it allows
+/// besides an address.
 ///
 /// # Errors
-/// CNI error code 7 if the value is not an IP address.
+/// CNI error code 7 if the configured value is not an IP address.
 pub(crate) fn address_at(value: &GoJson, setting: &str, or: &str) -> Result<IpAddr> {
     let wrong = |found: &str| CniError::config(format!("{setting} must be an address{or}, not {found}"));
     let text = value.as_str().ok_or_else(|| wrong(&format!("a JSON {}", value.kind())))?;
@@ -43,11 +43,11 @@ pub(crate) struct AddressRange {
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// Parses a setting of host-local, a list of lists of objects, and appends each inner list as a set of ranges to
-/// `sets`.
+/// Parses a setting of host-local, which is a list of lists of objects. Each inner list is appended to `sets` as a set
+/// of ranges.
 ///
 /// # Errors
-/// CNI error code 7 for a malformed setting.
+/// CNI error code 7 for a malformed setting of host-local.
 pub(crate) fn read_sets(value: Option<&GoJson>, setting: &str, sets: &mut Vec<Vec<AddressRange>>) -> Result<()> {
     let wrong = || CniError::config(format!("{setting} must be a list of lists of objects with a subnet"));
     let Some(value) = value else { return Ok(()) };
@@ -66,11 +66,10 @@ pub(crate) fn read_sets(value: Option<&GoJson>, setting: &str, sets: &mut Vec<Ve
     Ok(())
 }
 
-/// Parses the range that a configuration object defines in its subnet. By default, a range contains all usable
-/// addresses of its subnet.
+/// Parses one range of addresses in a subnet. By default, a range contains all usable addresses of its subnet.
 ///
 /// # Errors
-/// CNI error code 7 for a malformed range.
+/// CNI error code 7 for a malformed range of addresses.
 pub(crate) fn read_range(
     subnet: &GoJson,
     first: Option<&GoJson>,
@@ -150,8 +149,8 @@ pub(crate) fn is_whereabouts(conf: &WhereaboutsConf) -> bool {
     has_elements(conf.ip_ranges.as_ref()) || is_given(conf.range.as_ref())
 }
 
-/// Returns the first key of whereabouts in a configuration without ranges of whereabouts. Without a range, such a key
-/// has no effect.
+/// Returns the first key of whereabouts in a configuration without ranges of whereabouts. Such a key has no effect
+/// without a range in whereabouts' notation.
 pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> {
     let keys = [
         ("range", conf.range.is_some()),
@@ -163,15 +162,15 @@ pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> 
     keys.into_iter().find(|(_, is_there)| *is_there).map(|(key, _)| key)
 }
 
-/// True if the value is present and not an empty list.
+/// True if a configuration value is present and is not an empty list.
 fn has_elements(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| *value != GoJson::Array(Vec::new()))
 }
 
-/// Returns the value of `network_name`. An empty string counts as absent.
+/// Returns the value of `network_name`. An empty `network_name` counts as absent.
 ///
 /// # Errors
-/// CNI error code 7 if the name is not a string, or contains no letter or digit.
+/// CNI error code 7 if `network_name` is not a string, or contains no letter or digit.
 pub(crate) fn network_name(conf: &WhereaboutsConf) -> Result<Option<String>> {
     match &conf.network_name {
         None => Ok(None),
@@ -181,11 +180,11 @@ pub(crate) fn network_name(conf: &WhereaboutsConf) -> Result<Option<String>> {
     }
 }
 
-/// Parses the sets of ranges in whereabouts' notation: one set for `range`, and one set for each element of `ipRanges`.
-/// A set contains several ranges if an excluded network splits the configured range.
+/// Parses the sets of ranges in whereabouts' notation: one set for the key `range`, and one set for each element of
+/// `ipRanges`. A set contains several ranges if an excluded network splits the configured range.
 ///
 /// # Errors
-/// CNI error code 7 for a malformed range, or a range without an assignable address.
+/// CNI error code 7 for a malformed range, or for a range without an assignable address.
 pub(crate) fn read_whereabouts(conf: &WhereaboutsConf) -> Result<Vec<Vec<AddressRange>>> {
     let mut sets = Vec::new();
     if conf.range.as_ref().is_some_and(|range| range.as_str().is_none()) {
@@ -260,8 +259,8 @@ fn read_whereabouts_range(
     Ok(spans.into_iter().filter_map(range).collect())
 }
 
-/// Parses the networks in the setting `exclude`. An excluded network may be written with host bits. A single address
-/// counts as a network with one address.
+/// Parses the networks in the setting `exclude`. The address of an excluded network may have host bits. A single
+/// address in `exclude` counts as a network with one address.
 fn excluded(value: Option<&GoJson>) -> Result<Vec<IpNet>> {
     let wrong = |found: &str| CniError::config(format!("ipam.exclude: {found} is neither a network nor an address"));
     let elements = match value {
@@ -278,7 +277,7 @@ fn excluded(value: Option<&GoJson>) -> Result<Vec<IpNet>> {
 }
 
 /// Returns the parts of an address range that are outside of all excluded networks, in ascending order. The addresses
-/// are represented as integers.
+/// are represented as integers in this function.
 fn without(first: u128, last: u128, excluded: impl Iterator<Item = IpNet>) -> Vec<(u128, u128)> {
     let mut excluded: Vec<(u128, u128)> = excluded.map(bounds).collect();
     excluded.sort_unstable();

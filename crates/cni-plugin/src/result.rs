@@ -1,5 +1,5 @@
-//! Parses and prints CNI results of ADD in each CNI version. These are the plugin's own results, the outputs of other
-//! IPAM plugins, and the `prevResult` that CHECK and DEL get.
+//! Parses and prints the CNI results of ADD in each CNI version. The results are those of this plugin, the outputs of
+//! other IPAM plugins, and the `prevResult` of CHECK and DEL.
 
 use std::net::IpAddr;
 
@@ -24,14 +24,14 @@ pub(crate) struct AddResult {
     pub(crate) interfaces: Vec<ResultPart<ResultInterface>>,
     pub(crate) ips: Vec<ResultIp>,
     pub(crate) routes: Vec<ResultPart<ResultRoute>>,
-    /// The assigned prefixes. For each prefix, `ips` contains one address, although the container owns the whole
-    /// prefix.
+    /// The assigned prefixes. For each assigned prefix, `ips` contains one address, although the container owns the
+    /// whole prefix.
     pub(crate) prefixes: Vec<IpNet>,
     /// The object `dns` of the CNI result; `None` if the object is empty.
     pub(crate) dns: Option<Value>,
 }
 
-/// A part of a CNI result, either created by this program or copied from another plugin's output.
+/// A part of a CNI result that was either created by this program or copied from another plugin's output.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum ResultPart<T> {
@@ -61,12 +61,13 @@ pub(crate) struct ResultIp {
 }
 
 impl AddResult {
-    /// Builds the CNI result that Calico's plugin would return. An address that the allocator chose has the prefix
-    /// length of its block. A requested address has the full length, and an assigned prefix its own length. The result
-    /// has one route for each address in `ips`; the destination keeps the host bits.
+    /// Builds the CNI result that Calico's plugin would return. An address that the allocator chose is printed with the
+    /// prefix length of its block. A requested address is printed as a host address (/32 or /128), and an assigned
+    /// prefix with its own length. The result has one route for each address in `ips`. As in Calico, the destination of
+    /// the route keeps the host bits.
     ///
     /// # Errors
-    /// An error for an invalid prefix length, which the allocator never returns.
+    /// An error if an assigned address has an invalid prefix length, which the allocator never returns.
     pub(crate) fn calico(assigned: &[AssignedAddress], wanted: &[IpAddr]) -> Result<Self> {
         let prefix =
             |a: &AssignedAddress| if wanted.contains(&a.ip) { host_prefix(a.ip) } else { a.block.prefix_len() };
@@ -83,11 +84,11 @@ impl AddResult {
         self
     }
 
-    /// Builds the CNI result that host-local would return, with the gateway and the configured routes. The mask is that
-    /// of the pool, or of the block if so configured.
+    /// Builds the CNI result that host-local would return, with the gateway and the configured routes. The network mask
+    /// is that of the pool or, if so configured, that of the block.
     ///
     /// # Errors
-    /// An error for an invalid prefix length, which the allocator never returns.
+    /// An error if an assigned address has an invalid prefix length, which the allocator never returns.
     pub(crate) fn bridged(assigned: &[AssignedAddress], settings: &BridgedSettings) -> Result<Self> {
         let prefix = |a: &AssignedAddress| match settings.mask {
             PrefixMask::Pool => a.pool.prefix_len(),
@@ -106,10 +107,10 @@ impl AddResult {
         Self { ips: addresses.iter().map(ip).collect(), ..Self::default() }
     }
 
-    /// Parses the output of an IPAM plugin, in any CNI version.
+    /// Parses the output of an IPAM plugin, which may be in any CNI version.
     ///
     /// # Errors
-    /// An error if the text is not JSON, or not a CNI result.
+    /// An error if the output is not JSON, or not a CNI result.
     pub(crate) fn parse(text: &[u8]) -> Result<Self> {
         let wrong = |reason: String| CniError::internal(format!("failed to unmarshal raw result: {reason}"));
         let result: Value = serde_json::from_slice(text).map_err(|error| wrong(error.to_string()))?;
@@ -142,9 +143,9 @@ impl AddResult {
         self.ips.iter().map(|ip| ip.address.addr()).collect()
     }
 
-    /// Converts an IPAM plugin's result to a main plugin's result, as Calico does. In the main plugin's result, its own
-    /// interfaces follow the interfaces of the IPAM plugin. Each address belongs to the last interface and has no
-    /// gateway. It is printed as a single address, or with the length of its prefix.
+    /// Converts the CNI result of an IPAM plugin to the result of the main plugin, as Calico does. In the main plugin's
+    /// result, its own interfaces follow the interfaces of the IPAM plugin. Each address belongs to the last interface
+    /// and has no gateway. Its prefix length is that of a single address, or that of an assigned prefix.
     pub(crate) fn on(mut self, interfaces: [ResultInterface; 2]) -> Self {
         self.interfaces.extend(interfaces.map(ResultPart::Ours));
         let last = self.interfaces.len() - 1;
@@ -225,7 +226,7 @@ impl AddResult {
     }
 
     /// Renders a CNI result in CNI version 0.3.0 or later. Before CNI 1.0.0, each address has a field for its IP
-    /// version, `dns` is always present, and interfaces have no MTU.
+    /// version, the field `dns` is always present, and interfaces have no MTU.
     fn since_030(&self, version: &str, form: ResultForm) -> String {
         #[derive(Serialize)]
         struct PrintedIp {
@@ -273,7 +274,7 @@ impl AddResult {
 }
 
 impl ResultPart<ResultRoute> {
-    /// True if the route is an IPv4 route. Returns `None` for another plugin's route without a destination.
+    /// True if the route is an IPv4 route. Returns `None` for a route of another plugin that has no destination.
     fn is_v4(&self) -> Option<bool> {
         match self {
             Self::Ours(route) => Some(route.dst.addr().is_ipv4()),
@@ -282,7 +283,7 @@ impl ResultPart<ResultRoute> {
     }
 }
 
-/// The differences between the JSON of CNI results in version 0.3.0 and later.
+/// Whether a CNI result has the JSON fields of the versions before 1.0.0, or those of version 1.0.0 and later.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ResultForm {
     Before100,
@@ -348,7 +349,7 @@ fn list(value: Option<&Value>) -> Result<Vec<Value>, String> {
     }
 }
 
-/// Returns the addresses in a result of CNI 0.3.0 or later. The returned list is empty if there is no result.
+/// Returns the addresses in a CNI result of version 0.3.0 or later. Without a CNI result, the returned list is empty.
 ///
 /// # Errors
 /// CNI error code 6 if the value is not a CNI result.
@@ -372,8 +373,9 @@ pub(crate) fn previous_addresses(result: Option<&GoJson>) -> Result<Vec<IpAddr>>
     }
 }
 
-/// Returns the prefixes in a `prevResult` of the main plugin. A prefix is any address there that is longer than one
-/// host. The field `margay.io/prefixes` cannot be used, because runtimes drop fields that CNI does not define.
+/// Returns the prefixes in a `prevResult` of the main plugin. A prefix is an address in the `prevResult` whose prefix
+/// length is less than that of a host address. The field `margay.io/prefixes` cannot be used here, because runtimes
+/// drop fields that CNI does not define.
 pub(crate) fn previous_prefixes(result: Option<&GoJson>) -> Vec<IpNet> {
     let Some(GoJson::Array(ips)) = result.and_then(|result| result.member("ips")) else { return Vec::new() };
     let networks = ips.iter().filter_map(|ip| ip.member("address")?.as_str()?.parse::<IpNet>().ok());

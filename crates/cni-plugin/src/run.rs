@@ -26,14 +26,15 @@ use crate::sticky::sticky;
 use crate::verbs::{self, unavailable};
 use crate::{logging, ranges, versions};
 
-/// Maximum number of bytes that are read from standard input. Real network configurations have a few thousand bytes.
+/// Maximum number of bytes that are read from standard input. Real network configurations have only a few thousand
+/// bytes.
 const MAX_STDIN_BYTES: u64 = 4 << 20;
 
 /// The lock file that Calico's plugins use by default.
 const DEFAULT_HOST_LOCK_FILE: &str = "/var/run/calico/ipam.lock";
 
-/// Carries out the CNI verb of a plugin call that `invocation` describes. Every error and every panic of the call
-/// becomes CNI's error JSON.
+/// Carries out the CNI verb of the plugin call that `invocation` describes. Every error and every panic of the plugin
+/// call becomes CNI's error JSON.
 pub fn run(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allocator) -> ProcessOutcome {
     if invocation.environment.get("CNI_COMMAND").is_none() {
         return ProcessOutcome { exit: 0, stdout: String::new(), stderr: about() };
@@ -74,7 +75,7 @@ fn configured(
     allocator: &dyn Allocator,
 ) -> Result<Option<AddResult>> {
     if call.verb == CniVerb::Gc {
-        // If its list of valid attachments is invalid, GC fails before the rest of the configuration is checked.
+        // If the list of valid attachments is invalid, GC fails before the rest of the configuration is checked.
         verbs::valid_attachments(json)?;
     }
     let conf = NetConf::decode(json)?;
@@ -140,7 +141,7 @@ impl<'a> CniContext<'a> {
     }
 
     /// Carries out the CNI verb of the plugin call, if the CNI version `version` has that verb. Only the verb ADD
-    /// returns a result.
+    /// returns a CNI result; other verbs return nothing.
     ///
     /// # Errors
     /// Any error of the CNI verb.
@@ -181,8 +182,8 @@ impl<'a> CniContext<'a> {
         request.sticky = sticky;
         check_counts(version, &request.wanted)?;
         let these = request.wanted.these.clone();
-        // As in Calico, an ADD that requests no address needs no store. Even if the configuration requests no address,
-        // a virtual machine may keep its earlier addresses.
+        // As in Calico, an ADD that requests no address needs no store. Even if the network configuration requests no
+        // address, a virtual machine's pod may keep the machine's addresses.
         let asks_for_nothing = request.wanted == RequestedAddresses::default() && vm.is_none();
         let add = Add { request, vm };
         let assigner = Assigner { allocator, kubernetes: &self.kubernetes, namespace: &namespace };
@@ -248,8 +249,8 @@ impl<'a> CniContext<'a> {
     }
 
     /// Carries out DEL. If the container's network namespace seems to be the plugin's own namespace, DEL releases the
-    /// container's addresses and then returns an error. The `CNI_NETNS` path contains a process id, which may belong to
-    /// a process of the host by now. If this DEL did not release the addresses, no repeated DEL would release them. DEL
+    /// container's addresses and then returns an error. The process id in the `CNI_NETNS` path may belong to a process
+    /// of the host by now. If this DEL did not release the addresses, a repeated DEL would not release them either. DEL
     /// also releases the addresses under the container's own handle if the Kubernetes API cannot tell whether the pod
     /// runs a virtual machine.
     fn del(&mut self, allocator: &dyn Allocator) -> Result<()> {
@@ -302,7 +303,8 @@ impl<'a> CniContext<'a> {
             return Ok(None);
         }
         let settings = BridgedSettings::from_conf(&self.conf)?;
-        // The ranges of host-local belong to one node; the ranges of whereabouts belong to the whole cluster.
+        // In host-local's notation, ranges belong to one node; in whereabouts' notation, they belong to the whole
+        // cluster.
         let is_of_node = settings.network.own_pools.iter().any(|pool| !pool.is_auto)
             && !ranges::is_whereabouts(&self.conf.ipam.whereabouts);
         if is_of_node && self.store.location.is_shared() {
@@ -314,9 +316,10 @@ impl<'a> CniContext<'a> {
         Ok(Some(settings))
     }
 
-    /// Returns how many IPv4 and how many IPv6 addresses the allocator must choose. If the configuration defines pools,
-    /// addresses are chosen only in the address families of these pools. On a secondary network, each requested address
-    /// replaces one chosen address. On a Calico network, a single requested address replaces all chosen addresses.
+    /// Returns how many IPv4 addresses and how many IPv6 addresses the allocator must choose. If the configuration
+    /// defines pools, addresses are chosen only in the address families of these pools. On a secondary network, each
+    /// requested address replaces one chosen address. On a Calico network, the allocator chooses no address if any
+    /// address is requested.
     pub(crate) fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (usize, usize) {
         let ipam = &self.conf.ipam;
         let own_pools = match network {
@@ -326,8 +329,8 @@ impl<'a> CniContext<'a> {
         };
         let of = |v4: bool| own_pools.iter().filter(move |pool| pool.is_v4() == v4);
         let is_wanted = |v4: bool| wanted.iter().any(|address| address.is_ipv4() == v4);
-        // If a family has several sets of ranges, the allocator chooses one address in each set without a requested
-        // address.
+        // If a family has several sets of ranges, the allocator chooses one address in each set in which no address is
+        // requested.
         let count = |v4: bool| {
             let sets: BTreeSet<usize> = of(v4).map(|pool| pool.set).collect();
             let has_wanted =
@@ -353,17 +356,17 @@ fn is_routed(conf: &NetConf) -> bool {
     matches!(conf.plugin.as_str(), "calico" | "margay-cni")
 }
 
-/// Returns how to reach the configured store: its location, lock file and timeout.
+/// Returns the location of the configured store, with its lock file and its time limit.
 ///
 /// # Errors
-/// CNI error code 7 for an invalid timeout.
+/// CNI error code 7 for an invalid `datastore_timeout`.
 pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAccess> {
     let lock_file = if conf.lock_file.is_empty() { DEFAULT_HOST_LOCK_FILE } else { &conf.lock_file };
     Ok(StoreAccess { location, lock_file: lock_file.into(), patience: conf.patience()?, spent: Duration::ZERO })
 }
 
-/// Refuses a request for addresses that a CNI result before version 0.3.0 cannot express. The plugin makes this check
-/// before any address is assigned.
+/// Refuses a request for addresses that a CNI result before version 0.3.0 cannot express. This check is made before any
+/// address is assigned.
 fn check_counts(version: &str, wanted: &RequestedAddresses) -> Result<()> {
     if !versions::is_before(version, "0.3.0") {
         return Ok(());
@@ -394,9 +397,9 @@ fn store_error(error: &ConfigError, rules: NetworkRules, drivers: &Drivers) -> C
     }
 }
 
-/// Returns the requested addresses from three sources: `IP` in `CNI_ARGS`, `args.cni.ips` and `runtimeConfig.ips`, in
-/// this order. The CNI specification does not rank the three sources, so the addresses of all sources are requested.
-/// Duplicates are dropped.
+/// Returns the requested addresses from all sources, in this order: `IP` in `CNI_ARGS`, then `args.cni.ips`, then
+/// `runtimeConfig.ips`. The CNI specification does not say which of these sources takes precedence, so the addresses of
+/// all sources are requested. Duplicates are dropped.
 ///
 /// # Errors
 /// CNI error code 7 if a requested address is not an IP address.

@@ -17,7 +17,7 @@ const DEFAULT_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 /// The source of a workload's sticky name.
 #[derive(Debug, PartialEq, Eq)]
 enum StickySource<'a> {
-    /// The namespace and name of the pod.
+    /// The namespace and name of the container's pod.
     Pod,
     /// The value of `K8S_POD_NAME` alone, which is the container's name under podman.
     Container,
@@ -28,17 +28,17 @@ enum StickySource<'a> {
 /// Checks the setting `ipam.sticky`.
 ///
 /// # Errors
-/// CNI error code 7 for an invalid setting.
+/// CNI error code 7 for an invalid value of `ipam.sticky`.
 pub(crate) fn check(conf: &NetConf) -> Result<()> {
     conf.ipam.sticky.as_ref().map_or(Ok(()), |value| read(value).map(drop))
 }
 
 /// Returns the sticky name of this container. Returns `None` if sticky addresses are off, or if the container lacks the
 /// configured label, annotation or pod name. If the network configuration does not contain the label or annotation, it
-/// is read from the pod in the Kubernetes API within `patience`, provided that an API is configured.
+/// is read from the pod in the Kubernetes API, provided that an API is configured. Reading takes at most `patience`.
 ///
 /// # Errors
-/// CNI error code 7 for an invalid setting, and any error of the Kubernetes API.
+/// CNI error code 7 for an invalid value of `ipam.sticky`, and any error of the Kubernetes API.
 pub(crate) fn sticky(
     conf: &NetConf,
     args: &CniArgs,
@@ -76,7 +76,7 @@ pub(crate) fn sticky(
     Ok(Some(Sticky { name, wait }))
 }
 
-/// Parses the value of `ipam.sticky`: the string `"pod"`, or an object with the fields `by` and `for`.
+/// Parses the value of `ipam.sticky`, which is the string `"pod"`, or an object with the fields `by` and `for`.
 fn read(value: &GoJson) -> Result<(StickySource<'_>, Option<Duration>)> {
     let by = match value {
         GoJson::Object(_) => value.member("by"),
@@ -103,8 +103,8 @@ fn wrong_by() -> CniError {
     CniError::config("ipam.sticky.by must be \"pod\", \"container\", \"label:NAME\" or \"annotation:NAME\"")
 }
 
-/// Parses the time for which a sticky address is kept: a whole number with `s`, `m`, `h` or `d`. The text `forever` is
-/// returned as `None`.
+/// Parses the time for which a sticky address is kept: a whole number with the unit `s`, `m`, `h` or `d`. The text
+/// `forever` is returned as `None`.
 fn wait(text: &str) -> Result<Option<Duration>> {
     let wrong =
         || CniError::config("ipam.sticky.for must be a time such as \"90s\", \"15m\", \"2h\", \"3d\" or \"forever\"");
@@ -122,7 +122,7 @@ fn label(conf: &NetConf, key: &str) -> Option<String> {
     non_empty_text(labels.iter().find(of)?.member("value"))
 }
 
-/// Finds the value of a pod annotation in `runtimeConfig`. containerd and CRI-O pass annotations there to plugins that
+/// Finds the value of a pod annotation in `runtimeConfig`. Containerd and CRI-O pass annotations there to plugins that
 /// request them.
 fn annotation(conf: &NetConf, key: &str) -> Option<String> {
     non_empty_text(conf.runtime_annotations.as_ref()?.member(key))

@@ -1,8 +1,8 @@
 //! Carries out CHECK, STATUS and GC of the IPAM plugin.
 //!
-//! CHECK fails if the container holds no address in the store, or if an address of its `prevResult` is free there or
-//! belongs to another container. A runtime stops a container whose CHECK fails. If the store cannot tell, CHECK
-//! therefore succeeds and writes a log line.
+//! CHECK fails if the container holds no address in the store. CHECK also fails if an address of its `prevResult` is
+//! free in the store, or belongs to another container. A runtime stops a container whose CHECK fails. If the state of
+//! an address is unknown, CHECK therefore succeeds and writes a log line.
 //!
 //! STATUS reports whether an ADD with this configuration and its store would succeed now. When STATUS fails, a runtime
 //! marks the whole node as not ready, and the node's pods are evicted. STATUS therefore succeeds even if no pool has a
@@ -31,7 +31,7 @@ use crate::{result, sticky};
 impl CniContext<'_> {
     pub(crate) fn check(&self, allocator: &dyn Allocator) -> Result<()> {
         let (_, identity) = self.identify()?;
-        // A virtual machine's address has a handle of its own, which cannot be computed without the Kubernetes API.
+        // The address of a virtual machine has its own handle, which is unknown without the Kubernetes API.
         let is_vms = self.may_be_vms(&identity);
         let check = Check {
             old_handle: identity.old_handle(),
@@ -75,7 +75,7 @@ impl CniContext<'_> {
                 }
             }
         }
-        // Without a `prevResult`, CHECK can only detect that the container holds no address.
+        // If the runtime passes no `prevResult`, CHECK only detects that the container holds no address at all.
         let nothing = found.standings.is_empty() && found.held.is_empty() && !self.asks_for_nothing();
         let what = match wrong.as_slice() {
             [] if nothing => "no address is recorded".to_owned(),
@@ -101,7 +101,7 @@ impl CniContext<'_> {
 /// container id begins with a letter or a digit.
 const STATUS_CONTAINER: &str = "-status";
 
-/// Sets the CNI error code to 50, which STATUS returns for every error.
+/// Sets the error's code to 50, the code of every error of STATUS.
 pub(crate) fn unavailable(error: CniError) -> CniError {
     error.with_code(Code::Unavailable)
 }
@@ -136,7 +136,7 @@ const ATTACHMENT_MEMBERS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/att
 /// Returns the valid attachments that the runtime lists, as pairs of container id and interface name.
 ///
 /// # Errors
-/// CNI error code 7 if the list of valid attachments is missing, or if an element is malformed. Without a valid list of
+/// CNI error code 7 if the list of valid attachments is missing or has a malformed element. Without a valid list of
 /// attachments, GC must not release any address.
 pub(crate) fn valid_attachments(json: &GoJson) -> Result<BTreeSet<(String, String)>> {
     let member =

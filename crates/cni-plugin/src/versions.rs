@@ -18,8 +18,8 @@ pub(crate) fn version_reply() -> String {
     format!("{{\"cniVersion\":{},\"supportedVersions\":[{}]}}\n", quoted(NEWEST_VERSION), supported.join(","))
 }
 
-/// Returns the CNI version that the configuration names. If the field is absent, null or empty, the CNI version is
-/// 0.1.0.
+/// Returns the CNI version that the configuration names. If the configuration's `cniVersion` is absent, null or empty,
+/// the CNI version is 0.1.0.
 ///
 /// # Errors
 /// CNI error code 6 if the CNI version is not a string.
@@ -35,7 +35,8 @@ fn configured(conf: &GoJson) -> Result<&str> {
     Ok(if version.is_empty() { "0.1.0" } else { version })
 }
 
-/// Returns the CNI version that the configuration names, after checking that this version has the verb of the call.
+/// Returns the CNI version that the configuration names, after checking that this version has the verb of the plugin
+/// call.
 ///
 /// # Errors
 /// CNI error code 1 for a CNI version that is not supported or does not have the verb. CNI error code 4 for an unknown
@@ -55,7 +56,7 @@ pub(crate) fn of_call<'c>(call: &CniCall, conf: &'c GoJson) -> Result<&'c str> {
     Ok(version)
 }
 
-/// Refuses a version string unless it is exactly one of the supported CNI versions.
+/// Refuses a text that is not exactly one of the supported CNI versions.
 ///
 /// # Errors
 /// CNI error code 1 for an unsupported CNI version.
@@ -71,7 +72,7 @@ fn check_supported(version: &str) -> Result<()> {
 /// supported ones.
 ///
 /// # Errors
-/// CNI error code 1 for a refused verb or CNI version. CNI error code 6 for a malformed CNI version.
+/// CNI error code 1 for a CNI verb or a CNI version that is refused. CNI error code 6 for a malformed CNI version.
 fn check_verb(verb: &str, since: &str, version: &str) -> Result<()> {
     let refused =
         |whose: &str| Err(CniError::new(Code::IncompatibleVersion, format!("{whose} version does not allow {verb}")));
@@ -90,8 +91,8 @@ pub(crate) fn is_before(version: &str, other: &str) -> bool {
     matches!((parse(version), parse(other)), (Ok(a), Ok(b)) if a < b)
 }
 
-/// Parses a CNI version, which consists of up to three numbers with dots between them. A number that is missing from
-/// the version is 0.
+/// Parses a CNI version, which consists of up to three numbers with dots between them. A number that is missing in the
+/// CNI version is 0.
 fn parse(version: &str) -> Result<[i64; 3]> {
     let wrong = |message: String| CniError::new(Code::Decode, message);
     let mut numbers = [0; 3];

@@ -1,5 +1,5 @@
-//! Injects faults into the processes that serve the store. etcd servers and `margay serve` are frozen for a moment, or
-//! are killed and restarted.
+//! Injects faults into the server processes of the store: freezes or kills etcd and `margay serve`, and lets them
+//! continue or restarts them.
 
 use std::fs;
 use std::io;
@@ -22,13 +22,13 @@ use crate::ledger::Ledger;
 
 pub(crate) use testkit::server::Etcd;
 
-/// The name under which the ledger counts the fault that freezes a process. This fault happens in every run.
+/// The name under which the ledger counts the fault that freezes a process. The freeze fault happens in every run.
 pub(crate) const FROZEN: &str = "frozen (SIGSTOP, SIGCONT)";
 pub(crate) const KILLED: &str = "killed (SIGKILL) and started";
 
-/// A server process into which faults are injected, and on which the workers depend.
+/// A server process that serves the store to the workers, and into which faults are injected.
 pub(crate) trait Victim: Send + 'static {
-    /// The name of the server's program, for reports.
+    /// The name of the server's program, as printed in reports.
     const NAME: &'static str;
 
     fn signal(&self, signal: Signal) -> io::Result<()>;
@@ -56,7 +56,7 @@ impl Victim for Etcd {
     }
 }
 
-/// A thread that injects faults into a server process until [`Chaos::end`].
+/// A thread that injects faults into a server process until [`Chaos::end`] is called.
 pub(crate) struct Chaos<V> {
     victim: Arc<Mutex<V>>,
     stop: Arc<AtomicBool>,
@@ -73,7 +73,7 @@ impl<V: Victim> Chaos<V> {
         Self { victim, stop, thread }
     }
 
-    /// Stops the faults. The server process keeps running until the returned value is dropped.
+    /// Stops the faults. The server process keeps running until the value that this function returns is dropped.
     pub(crate) fn end(self) -> Result<Arc<Mutex<V>>, Failure> {
         self.stop.store(true, SeqCst);
         self.thread.join().map_err(|_| Failure("the thread that makes trouble has panicked".into()))??;
@@ -82,7 +82,7 @@ impl<V: Victim> Chaos<V> {
 }
 
 /// Injects faults into the server process until `stop` is set. The first two faults are a freeze and a kill, so that
-/// even a short run has both. The later faults are random.
+/// even a short run has both of them. All later faults are random.
 fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledger: &Ledger) -> io::Result<()> {
     let mut first = [1, 3].into_iter();
     while !stop.load(SeqCst) {
@@ -124,7 +124,7 @@ pub(crate) fn start_etcd() -> io::Result<Etcd> {
 pub(crate) struct Daemon {
     program: PathBuf,
     location: Location,
-    /// The URL at which the daemon offers etcd's API; `None` if it does not offer the API.
+    /// The URL at which the daemon offers etcd's API; `None` if the daemon does not offer this API.
     api: Option<String>,
     /// Additional command-line arguments of `margay serve`.
     options: &'static [&'static str],
@@ -132,7 +132,7 @@ pub(crate) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts the daemon without waiting until it accepts connections. If `api` contains a URL, the daemon offers
+    /// Starts the daemon, and does not wait until it accepts connections. If `api` contains a URL, the daemon offers
     /// etcd's API at that URL.
     pub(crate) fn start(program: &Path, location: &Location, api: Option<&str>) -> io::Result<Self> {
         Self::start_with(program, location, api, &[])

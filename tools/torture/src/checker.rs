@@ -37,7 +37,7 @@ impl Checker {
         self.checked.subscribe()
     }
 
-    /// Spawns a task that follows the store while the workers run.
+    /// Spawns a task that checks the store's revisions while the workers run.
     pub(crate) fn in_the_background(mut self, store: &Arc<dyn Store>) -> Following {
         let (store, first) = (Arc::clone(store), self.replay.revision);
         let (set_goal, goal) = watch::channel(None);
@@ -51,10 +51,10 @@ impl Checker {
         Following { store, first, set_goal, task }
     }
 
-    /// Checks each new revision of the store until the revision in `goal` is set and has been checked.
+    /// Checks each new revision of the store. Returns when a revision has been set in `goal` and has been checked.
     ///
     /// # Errors
-    /// The first violation that the checker found, or a store error that is not transient.
+    /// An error for the first violation that the checker found, or for a store error that is not transient.
     pub(crate) async fn follow(
         &mut self,
         store: &Arc<dyn Store>,
@@ -104,8 +104,8 @@ impl Checker {
         self.ledger.violation().map_or(Ok(()), |what| Err(Failure(what + &changed(&batch.events))))
     }
 
-    /// Checks that the replayed state equals the store's state, that every container was released, and that no document
-    /// is left in the store.
+    /// Checks that the replayed state equals the store's state, that every container was released, and that the store
+    /// contains no more documents.
     pub(crate) async fn end(&self, store: &Arc<dyn Store>) -> Result<(), Failure> {
         let now = store.list(Range::All).await?;
         let stored = Replay::begin(&now.kvs, now.revision.get()).map_err(Failure)?;
@@ -130,7 +130,7 @@ impl Checker {
 /// A checker that runs in a background task.
 pub(crate) struct Following {
     store: Arc<dyn Store>,
-    /// The revision of the store at which the checker started.
+    /// The revision of the store at which the background checker started.
     first: i64,
     set_goal: watch::Sender<Option<i64>>,
     task: JoinHandle<(Checker, Result<(), Failure>)>,
@@ -140,15 +140,15 @@ impl Following {
     /// Waits until the checker has checked all revisions, runs the final checks, and returns the number of checked
     /// revisions.
     ///
-    /// `worked` is the result of the run's workload. The value in `worked`, for example a server, is dropped only after
-    /// the checker has finished.
+    /// The parameter `worked` is the result of the run's workload. The value in `worked`, for example a server, is
+    /// dropped only after the checker has finished.
     ///
     /// # Errors
-    /// The violation that the checker found, or else the failure of the run's workload.
+    /// An error for the violation that the checker found, or else the failure of the run's workload.
     pub(crate) async fn end<T>(self, worked: Result<T, Failure>) -> Result<i64, Failure> {
         let goal = match &worked {
             Ok(_) => self.store.list(Range::All).await?.revision.get(),
-            // The run fails anyway with the workload's failure, so the remaining revisions need not be checked.
+            // The workload has failed, so the run fails anyway, and the remaining revisions need not be checked.
             Err(_) => 0,
         };
         self.set_goal.send_replace(Some(goal));
@@ -209,19 +209,19 @@ pub(crate) struct Replay {
     held: Counts,
     /// The owner and the block of each affinity document.
     affine: BTreeSet<(String, String)>,
-    /// The affinities that remained when the model of Calico deleted their blocks.
+    /// The affinities that the model of Calico left in the store when it deleted their blocks.
     abandoned: BTreeSet<(String, String)>,
 }
 
-/// The documents that one revision changed. The changed documents are compared after all changes of the revision have
-/// been applied.
+/// The documents that one revision changed. The changed documents are compared with each other after all changes of the
+/// revision have been applied.
 #[derive(Default)]
 struct Touched {
     handles: BTreeSet<String>,
     blocks: BTreeSet<String>,
     affinities: BTreeSet<(String, String)>,
     changes: Vec<Change>,
-    /// The blocks that the revision created.
+    /// The blocks that one revision created.
     made: BTreeSet<String>,
     by_calico: bool,
 }
@@ -230,7 +230,7 @@ impl Replay {
     /// Decodes the state of the store from all rows of one revision.
     ///
     /// # Errors
-    /// The first contradiction between the documents.
+    /// An error for the first contradiction between the documents.
     pub(crate) fn begin(kvs: &[Kv], revision: i64) -> Result<Self, String> {
         let mut replay = Self { revision, ..Self::default() };
         let mut touched = Touched::default();
@@ -241,10 +241,11 @@ impl Replay {
         Ok(replay)
     }
 
-    /// Applies the changes of the next revision. Returns which containers got an address or lost one.
+    /// Applies the changes of the next revision to the replayed state. Returns which containers got or lost an address
+    /// in this revision.
     ///
     /// # Errors
-    /// A contradiction in the new state, and the keys that the revision changed.
+    /// An error for a contradiction in the new state. The error names the keys that the revision changed.
     fn advance(&mut self, revision: i64, events: &[Event]) -> Result<Vec<Change>, String> {
         let mut touched = Touched::default();
         let done = self.advance_all(revision, events, &mut touched);
@@ -265,7 +266,7 @@ impl Replay {
         self.compare(touched)
     }
 
-    /// Returns the addresses that a container holds.
+    /// Returns the addresses that a container holds in the replayed state.
     fn held_by(&self, container: &str) -> Vec<IpAddr> {
         let handle = handle_of(container);
         let Some(blocks) = self.held.get(&handle) else { return Vec::new() };
@@ -280,7 +281,7 @@ impl Replay {
         blocks.chain(handles).chain(affinities).collect()
     }
 
-    /// Applies the change of one key to the state. If `value` is `None`, the key was deleted.
+    /// Applies the change of one key to the replayed state. If `value` is `None`, the key was deleted.
     fn apply(&mut self, key: &str, value: Option<&[u8]>, touched: &mut Touched) -> Result<(), String> {
         if let Some(rest) = key.strip_prefix(BLOCKS) {
             let cidr = rest.rsplit('/').next().unwrap_or_default().replace('-', "/");
@@ -369,7 +370,7 @@ impl Replay {
         Ok(())
     }
 
-    /// Checks that the documents that a revision changed agree with each other.
+    /// Checks that the documents changed by a revision agree with each other.
     fn compare(&self, touched: &Touched) -> Result<(), String> {
         for handle in &touched.handles {
             let (held, counted) = (self.held.get(handle), self.counted.get(handle));
@@ -520,7 +521,7 @@ mod tests {
         replay
     }
 
-    /// Applies one more revision to that state, and returns the contradiction that the revision causes.
+    /// Applies one more revision to the state of [`held`], and returns the contradiction that this revision causes.
     fn said(events: &[(&str, Option<&str>)]) -> String {
         let mut events: Vec<Event> = events.iter().map(|(key, value)| event(key, *value)).collect();
         // The keys of these events already exist, so the events change the keys and do not create them.

@@ -187,8 +187,8 @@ pub enum Reach {
 #[non_exhaustive]
 pub struct Plan {
     drivers: Drivers,
-    /// The driver of the store under test. Each run creates its own store: in memory, in a temporary folder, or on a
-    /// new etcd.
+    /// The driver of the store under test. Each run creates a new store: in memory, in a temporary folder, or on a new
+    /// etcd server.
     driver: &'static dyn Driver,
     /// How the workers of the run are executed.
     pub mode: Mode,
@@ -202,8 +202,8 @@ pub struct Plan {
     pub workers: usize,
     /// How worker processes reach an embedded store.
     pub way: Reach,
-    /// The part of the run that is broken on purpose, to test the torture itself. Only [`Mode::InProcess`] uses this
-    /// field.
+    /// The part of the run that is broken on purpose, to test the torture itself. Only runs in [`Mode::InProcess`] use
+    /// this field.
     pub sabotage: Sabotage,
 }
 
@@ -211,7 +211,7 @@ impl Plan {
     /// Plans a run of `ops` operations on the named store, with four nodes and three workers on each node.
     ///
     /// # Errors
-    /// An error if no driver has the name of the store.
+    /// An error if no driver has this store name.
     pub fn new(drivers: &Drivers, store: &str, mode: Mode, ops: u64, seed: u64) -> Result<Self, Failure> {
         let driver = drivers.named(store).ok_or_else(|| {
             let names: Vec<_> = drivers.iter().map(|driver| driver.facts().name).collect();
@@ -226,7 +226,7 @@ impl Plan {
         self.driver.facts().name
     }
 
-    /// Returns whether processes or even machines can share the store.
+    /// Returns which processes or machines can share the store.
     pub(crate) fn scope(&self) -> Scope {
         self.driver.facts().scope
     }
@@ -250,7 +250,7 @@ impl Plan {
 pub struct Report {
     /// The plan of the reported run.
     pub plan: Plan,
-    /// The number of times that each event happened in the run, by the event's name.
+    /// The number of times that each kind of event happened in the run, by the event's name.
     pub counts: BTreeMap<String, u64>,
     /// The number of revisions that the checker checked.
     pub revisions: i64,

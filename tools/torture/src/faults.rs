@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 
 use crate::ledger::Ledger;
 
-/// The newest revision that any response of the store contained. All clones of this value share the same revision.
+/// The newest revision that the store has returned in any response. All clones of a [`Newest`] share the same revision.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Newest(Arc<AtomicI64>);
 
@@ -31,7 +31,7 @@ impl Newest {
         self.0.load(SeqCst)
     }
 
-    /// Records the revision of a store response.
+    /// Records the revision in a response of the store.
     pub(crate) fn note(&self, revision: i64) {
         self.0.fetch_max(revision, SeqCst);
     }
@@ -73,12 +73,12 @@ impl Store for Observed {
     }
 }
 
-/// A store wrapper that delays some commits: like a client of a frozen server, the sender gets a timeout, and the
-/// commit is carried out later.
+/// A store wrapper that delays some commits, like a server that is frozen for a moment. The sender gets a timeout, and
+/// the commit is carried out later.
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     inner: Arc<dyn Store>,
-    /// On average, one commit in this many is delayed.
+    /// One commit in this many is delayed, on average.
     rarity: u32,
     rng: Arc<Mutex<Rng>>,
     ledger: Arc<Ledger>,
@@ -91,7 +91,7 @@ impl Late {
         Self { inner, rarity, rng: Arc::new(Mutex::new(Rng::with_seed(seed))), ledger, late: Arc::default() }
     }
 
-    /// Waits until all delayed commits have been carried out.
+    /// Waits until all delayed commits of this wrapper have been carried out.
     pub(crate) async fn landed(&self) {
         let late = std::mem::take(&mut *self.late.lock().unwrap_or_else(PoisonError::into_inner));
         late.join_all().await;
@@ -119,7 +119,7 @@ impl Store for Late {
         let inner = Arc::clone(&self.inner);
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         while late.try_join_next().is_some() {}
-        // The sender of the delayed commit never learns its outcome, but the checker sees the revision.
+        // The sender never learns the outcome of the delayed commit, but the checker sees the commit's revision.
         late.spawn(async move {
             tokio::time::sleep(lateness).await;
             drop(inner.txn(txn).await);
@@ -159,7 +159,7 @@ pub(crate) fn injected(seed: u64, ledger: Arc<Ledger>) -> impl Fn(Operation) -> 
 /// The part of a run that is broken on purpose, to test the torture itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sabotage {
-    /// No part of the run is broken.
+    /// No part of the run is broken on purpose.
     #[default]
     None,
     /// One commit in fifty is carried out without checking its guards first.
@@ -173,15 +173,15 @@ pub enum Sabotage {
 }
 
 impl Sabotage {
-    /// Returns how rare delayed commits are: one commit in this many is delayed. Not recording pending commits does
-    /// harm only if a delayed commit is carried out after a DEL. With [`Sabotage::Intents`], delayed commits are
-    /// therefore frequent, so that the torture detects the harm within seconds.
+    /// Returns how rare delayed commits are, as a number N: one commit in N is delayed. A missing record of a pending
+    /// commit does harm only if a delayed commit is carried out after a DEL. With [`Sabotage::Intents`], delayed
+    /// commits are therefore frequent, so that the torture detects the harm within seconds.
     pub(crate) fn rarity_of_late_commits(self) -> u32 {
         if self == Self::Intents { 4 } else { 60 }
     }
 }
 
-/// How rare sabotaged commits are: one commit in this many is sabotaged.
+/// One commit in this many is sabotaged, on average.
 const SABOTAGE_RARITY: u64 = 50;
 
 /// A store wrapper that breaks the store's contract on purpose.
@@ -193,7 +193,7 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    /// Wraps the store, or returns it unchanged if the sabotage concerns no store calls.
+    /// Wraps the store in this sabotage. Returns the store unchanged if the sabotage does not concern the store.
     pub(crate) fn around(inner: Arc<dyn Store>, sabotage: Sabotage) -> Arc<dyn Store> {
         match sabotage {
             Sabotage::None | Sabotage::Intents => inner,
@@ -230,7 +230,7 @@ impl Store for Broken {
     }
 }
 
-/// An implementation of pending commits that records nothing.
+/// An implementation of [`PendingCommits`] that records nothing.
 #[derive(Debug)]
 pub(crate) struct NoIntents;
 

@@ -20,10 +20,10 @@ use crate::ledger::Ledger;
 use crate::scene::{self, Access, open_etcd};
 use crate::worker::{Deaths, Worker};
 
-/// Maximum number of revisions by which the checker may be behind the workers. The history of every store in this mode
-/// has more revisions than that.
+/// Maximum number of revisions by which the checker may lag behind the workers. In this mode, the history of every
+/// store has more revisions than this limit.
 const LEAD: i64 = 1_000;
-/// Maximum time that the checker may take without checking a new revision.
+/// Maximum time within which the checker must check a new revision.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The open store of a run and, for etcd, the thread that injects faults into the server.
@@ -114,8 +114,8 @@ async fn work(
     outcome
 }
 
-/// Waits while the checker is far behind the workers, because the store compacts the revisions that the checker has to
-/// read.
+/// Waits while the checker lags far behind the workers, because the store compacts old revisions that the checker still
+/// has to read.
 async fn keep_pace(access: &Access, progress: &mut watch::Receiver<i64>) -> Result<(), Failure> {
     let near = |checked: &i64| access.newest() - *checked < LEAD;
     let near = tokio::time::timeout(PATIENCE, progress.wait_for(near)).await;

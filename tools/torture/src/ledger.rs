@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Maximum number of lines in the history of each address.
+/// Maximum number of lines that the ledger keeps about the history of each address.
 const REMEMBERED: usize = 24;
 
 /// How an event of the store has changed the container that holds an address.
@@ -23,7 +23,7 @@ enum Stage {
     #[default]
     Adding,
     Held,
-    /// A DEL was sent when this revision was the newest one that the worker had seen.
+    /// A DEL was sent. The value is the newest revision that the worker had seen then.
     Deleting(i64),
 }
 
@@ -39,18 +39,18 @@ struct Container {
 #[derive(Debug, Default)]
 struct Books {
     containers: HashMap<String, Container>,
-    /// Containers whose DEL is complete in a checked revision.
+    /// Containers whose DEL is visible in a checked revision.
     gone: HashSet<String>,
-    /// For each address, the container whose ADD last returned it.
+    /// For each address, the container whose ADD returned the address last.
     holders: HashMap<IpAddr, String>,
-    /// Containers whose DEL was acknowledged, each with the revision that must show its release.
+    /// Containers whose DEL was acknowledged, each with a revision by which the store must show the release.
     leaving: VecDeque<(i64, String)>,
     history: HashMap<IpAddr, VecDeque<String>>,
     counts: BTreeMap<String, u64>,
     violation: Option<String>,
 }
 
-/// Compares the reports of the workers with the revisions of the store. Only the first violation is kept.
+/// Compares the reports of the workers with the revisions of the store. The ledger keeps only the first violation.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     books: Mutex<Books>,
@@ -85,7 +85,7 @@ impl Books {
             self.violate(format!("revision {revision}: {ip} was given to {container}, which is gone"), &[ip]);
             return;
         }
-        // The store may show an ADD before the worker's output line about it has been read.
+        // The store may show an ADD before the ledger has read the worker's output line about this ADD.
         self.containers.entry(container.to_owned()).or_default().given.insert(ip);
     }
 
@@ -158,8 +158,8 @@ impl Ledger {
         left
     }
 
-    /// Records a revision. Containers whose acknowledged DEL must be visible by now are checked and then forgotten. The
-    /// closure `held` returns the addresses that a container holds at the revision.
+    /// Records a revision. If a container's acknowledged DEL must be visible by this revision, the container is checked
+    /// and then forgotten. The closure `held` returns the addresses that a container holds at this revision.
     pub(crate) fn follow(&self, revision: i64, changes: Vec<Change>, held: impl Fn(&str) -> Vec<IpAddr>) {
         let mut books = self.books();
         for change in changes {
@@ -183,7 +183,7 @@ impl Ledger {
         }
     }
 
-    /// Records a violation if no revision has shown the DEL of some container.
+    /// Records a violation if no revision has shown the DEL of a deleted container.
     pub(crate) fn close(&self) {
         let mut books = self.books();
         let mut open: Vec<String> = books.containers.keys().cloned().collect();
@@ -258,7 +258,7 @@ pub(crate) trait Witness: Send + Sync {
     fn deleting(&self, container: &str, revision: i64);
     /// Reports that a DEL was acknowledged.
     fn deleted(&self, container: &str, revision: i64);
-    /// Reports that an operation has ended with this outcome.
+    /// Reports the outcome of an operation that has ended.
     fn counted(&self, what: &'static str);
     /// Reports a violation that the worker itself has found.
     fn failed(&self, what: String);

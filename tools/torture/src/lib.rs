@@ -6,17 +6,18 @@
 //! Calls fail as they do with real networks and servers. Callers die after sending a commit and before its response
 //! arrives. A checker follows the store's revisions and checks these rules at each of them:
 //!
-//! - No two containers hold the same address, and no acknowledged address is released before its container's DEL has
-//!   begun.
-//! - The counts in handle documents match the blocks, and the affinities match the owners in the blocks.
+//! - No two containers hold the same address, and no acknowledged address is released before the DEL of its container
+//!   has begun.
+//! - The counts in handle documents match the blocks, and the affinity documents match the owners in the blocks.
 //! - The lists in a block agree with each other, and each write of a block increases its sequence number by one.
-//! - After its DEL, a container holds no address and is never assigned one again.
+//! - After its DEL, a container holds no address and is never assigned an address again.
 //! - After all containers have been deleted, the store contains no documents.
 //!
 //! The checker decodes the documents itself, because the module `checker` shares no code with `ipam_core::model`. A run
-//! uses one of two modes. [In one process](Mode::InProcess), a caller dies when its future is dropped, and the store
-//! injects faults. In [several processes](Mode::Processes), each worker is a process of this program, which is killed
-//! with SIGKILL. In this mode, an etcd server is killed, frozen and restarted as well.
+//! of the torture uses one of two modes. [In one process](Mode::InProcess), the workers are tasks, a caller dies when
+//! its future is dropped, and the store injects faults. In [several processes](Mode::Processes), each worker is a
+//! process of this program that is killed with SIGKILL. In the mode with several processes, an etcd server is killed,
+//! frozen and restarted as well.
 //!
 //! The seed determines the operations of each worker but not their timing, so two runs with the same seed can differ.
 
@@ -38,7 +39,7 @@ pub use press::{PressPlan, PressReport, press};
 pub use processes::{ChildPlan, be_a_worker};
 pub use soak::{SoakPlan, SoakReport, soak};
 
-/// A violation that the torture found, or the reason why it could not continue.
+/// A violation that the torture found, or the reason why the torture could not continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(pub String);
 
@@ -68,12 +69,12 @@ impl From<ipam_core::Error> for Failure {
     }
 }
 
-/// Runs a plan. This function must be called on a multi-threaded tokio runtime. With [`Mode::Processes`], `program`
-/// must be the path of the program `torture`.
+/// Runs a plan. This function must be called on a multi-threaded tokio runtime. With [`Mode::Processes`], the parameter
+/// `program` is the path of the program `torture`.
 ///
 /// # Errors
-/// The violation, with its revision, the changed keys and the history of the addresses; or the reason why the run could
-/// not continue.
+/// An error for a violation, with its revision, the changed keys and the history of the addresses; or the reason why
+/// the run could not continue.
 pub async fn run(plan: &Plan, program: &std::path::Path) -> Result<Report, Failure> {
     if plan.way != Reach::Files && (plan.mode == Mode::InProcess || plan.scope() != datastore::Scope::Machine) {
         return Err(Failure("a daemon runs beside processes on a store in a folder".into()));

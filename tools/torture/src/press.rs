@@ -1,6 +1,6 @@
-//! Loads the daemon with clients that never read, clients that restart their watches, and processes that open the store
-//! directly. In spite of this load, no call of another client may hang. While a process repeatedly makes the daemon
-//! release the store, the daemon's clients must keep enough throughput.
+//! Loads the daemon with three kinds of disturbance: clients that never read, clients that restart their watches, and
+//! processes that open the store directly. Under this load, no call of any other client may hang. While another process
+//! repeatedly opens the store directly, the daemon's clients must still get enough throughput.
 
 use std::fmt;
 use std::future::Future;
@@ -25,15 +25,16 @@ const DEAF: usize = 60;
 /// Number of clients that keep restarting their watches.
 const RESTLESS: usize = 4;
 const WATCHES: i64 = 10;
-/// Number of processes that repeatedly make the daemon release the store.
+/// Number of processes that repeatedly open the store directly, so that the daemon must release it.
 const TAKERS: usize = 4;
 /// The interval at which one client sends progress requests.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(1);
-/// Number of progress requests that a client sends before it restarts the next watch.
+/// Number of progress requests that a client sends before it restarts a watch.
 const REPORTS: usize = 10;
-/// Maximum duration of a client's call. A call that takes longer counts as hanging.
+/// Maximum duration of a client's call. A client's call that takes longer counts as hanging.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
-/// Arguments that make the daemon keep only a short history, because `store status` reads the whole history.
+/// Arguments that make the daemon keep only a short history, because the command `store status` reads the whole
+/// history.
 const HISTORY: [&str; 4] = ["--history-revisions", "2000", "--history-min-age", "1s"];
 
 /// The plan of a load test: the daemon's program, the store's engine, the duration and the limits.
@@ -45,11 +46,12 @@ pub struct PressPlan {
     pub drivers: Drivers,
     /// The name of the storage engine: sled or redb.
     pub engine: String,
-    /// The duration of the whole load test. Two tenths of this time are used to measure the throughput.
+    /// The duration of the whole load test. The throughput is measured during two tenths of the load test.
     pub time: Duration,
-    /// Maximum duration of one call of a client. A process that opens the store directly may take twice as long.
+    /// Maximum duration of one call of a client. A process that opens the store directly may take twice as long as a
+    /// client's call.
     pub max_call: Duration,
-    /// Minimum throughput while a process repeatedly makes the daemon release the store, as a share of the normal
+    /// Minimum throughput while another process repeatedly opens the store directly, as a share of the normal
     /// throughput.
     pub min_share: f64,
 }
@@ -76,7 +78,7 @@ impl fmt::Display for PressReport {
     }
 }
 
-/// The number of calls of one kind, and the duration of the slowest of them.
+/// The number of client calls of one kind, and the duration of the slowest of these calls.
 #[derive(Debug, Default)]
 struct Calls {
     count: AtomicU64,
@@ -129,8 +131,8 @@ fn text(error: impl fmt::Display) -> String {
 /// Runs the load test and returns its measurements.
 ///
 /// # Errors
-/// An error if a call took too long, failed or hung, or if the throughput was too low while a process repeatedly opened
-/// the store.
+/// An error if a call was too slow, failed or hung, or if the throughput was too low while another process repeatedly
+/// opened the store.
 pub async fn press(plan: &PressPlan) -> Result<PressReport, String> {
     let folder = tempfile::Builder::new().prefix("margay-press").tempdir().map_err(text)?;
     let location = plan.drivers.of_engine(&plan.engine, folder.path().join("store")).map_err(text)?;
@@ -186,13 +188,13 @@ impl Press {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Makes the daemon release the store again and again, until the load test ends.
+    /// Opens the store directly again and again until the load test ends, so that the daemon must release it.
     async fn take_store(self: Arc<Self>) -> Result<(), String> {
         while !self.is_over() {
             let press = Arc::clone(&self);
             let taking = spawn_blocking(move || take(&press.margay, &press.location, &["store", "status"]));
-            // The command `store status` fails if the store is not released within two seconds. This failure is
-            // ignored, because the measured duration already shows the long wait.
+            // The command `store status` fails if the daemon does not release the store within two seconds. A failure
+            // of `store status` is ignored here, because the measured duration already shows the long wait.
             let flattened = async {
                 match taking.await.map_err(text)? {
                     Err(error) if error.contains("is in use by another process") => Ok(()),
@@ -237,7 +239,7 @@ impl Press {
         Ok(())
     }
 
-    /// Restarts the watches on one stream again and again, and requests progress in between.
+    /// Restarts the watches on one stream again and again, and sends progress requests in between.
     async fn be_restless(self: Arc<Self>) -> Result<(), String> {
         let mut client = Client::connect([&self.api], None).await.map_err(text)?;
         let first = WatchOptions::new().with_prefix().with_watch_id(WATCHES + 1);
@@ -271,7 +273,7 @@ impl Press {
         }
     }
 
-    /// Measures the calls per second of one client while this number of processes make the daemon release the store.
+    /// Measures the calls per second of one client while this number of processes repeatedly open the store directly.
     async fn throughput(self: &Arc<Self>, takers: usize, time: Duration) -> Result<f64, String> {
         let mut tasks = JoinSet::new();
         for _ in 0..takers {
@@ -304,7 +306,7 @@ impl Press {
         tasks.spawn(Arc::clone(self).call_socket(private));
         let end = Instant::now() + time;
         while Instant::now() < end && !tasks.is_empty() {
-            // A task that ends before the load test does has failed.
+            // A task of the load test that ends early has failed.
             let Ok(ended) = timeout(end.saturating_duration_since(Instant::now()), tasks.join_next()).await else {
                 break;
             };

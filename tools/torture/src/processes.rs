@@ -4,8 +4,8 @@
 //! A run consists of rounds. Each round starts some worker processes under new names and kills each of them a little
 //! later. Then the round deletes the containers of the killed workers, as a runtime would. A worker prints each
 //! operation before it starts, and afterwards the operation's result. When a worker is killed, the lines that it has
-//! already written stay in the pipe. While workers use an embedded store, no other process opens it; after each round,
-//! the checker checks the new revisions. On etcd, the checker follows the store during the whole run.
+//! written can still be read from the pipe. While workers use an embedded store, no other process opens it. After each
+//! round, the checker checks the new revisions. On etcd, the checker follows the store during the whole run.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -67,7 +67,8 @@ pub struct ChildPlan {
 struct Lines;
 
 impl Lines {
-    /// Prints a line to standard output. If the pipe is closed, the parent process has ended, so the worker exits.
+    /// Prints a line to standard output, from which the parent process reads it. If the pipe is closed, the parent
+    /// process has ended, so the worker exits.
     fn say(line: &str) {
         let mut out = std::io::stdout().lock();
         if out.write_all(format!("{line}\n").as_bytes()).and_then(|()| out.flush()).is_err() {
@@ -157,7 +158,7 @@ pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Fail
 struct Process {
     child: Child,
     reader: JoinHandle<()>,
-    /// Receives a message for each line that the worker prints.
+    /// Receives a message for each line that the worker process prints.
     begun: std::sync::mpsc::Receiver<()>,
     node: String,
     name: String,
@@ -178,21 +179,21 @@ impl Process {
         let (tell, begun) = std::sync::mpsc::channel();
         let ledger = Arc::clone(ledger);
         let reader = std::thread::spawn(move || {
-            // The last line of a killed worker may be cut off. If an operation's announcement is cut off, the operation
-            // has not begun.
+            // The last line of a killed worker may be cut off. If the line that announces an operation is cut off, the
+            // operation has not begun.
             for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).into_owned();
                 if take_down(&ledger, &line).is_none() {
                     ledger.count("line that was cut off", 1);
                 }
-                // The receiver may have been dropped, because it only waits for the first line.
+                // The receiver may have been dropped, because it only waits for the worker's first line.
                 let _ = tell.send(());
             }
         });
         Ok(Self { child, reader, begun, node: plan.node.clone(), name: plan.name.clone() })
     }
 
-    /// Kills the worker process once `life` has passed after its first line, and waits until all its lines have been
+    /// Kills the worker process when `life` has passed since its first line, and waits until all its lines have been
     /// read.
     fn kill_after(mut self, life: Duration) -> Result<(String, String), Failure> {
         let begun = self.begun.recv_timeout(PATIENCE);
@@ -278,8 +279,9 @@ impl Run<'_> {
         worked.and_then(|revisions| daemon.map(|_| revisions))
     }
 
-    /// True if the planned operations are done, and the server process has been frozen and killed at least once. If
-    /// these faults do not happen, the run ends after ten times the planned number of operations.
+    /// True if the planned operations are done and, for a run with faults, the server process has been frozen and
+    /// killed. If the server process is never frozen or killed, the run ends after ten times the planned number of
+    /// operations.
     fn is_done(&self) -> bool {
         let operations = self.ledger.operations();
         if operations < self.plan.ops {

@@ -1,6 +1,6 @@
 //! Sets up a run, with pools that are too small for all nodes, registered nodes and a fast clock. This module also
 //! decides how a worker reaches the store. The worker keeps the store open, opens it for each operation as the plugin
-//! does, or connects to the store's daemon (and opens the store's files if there is none).
+//! does, or connects to the store's daemon.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,8 +25,8 @@ pub(crate) const POOL_V4: &str = "10.0.0.0/26";
 /// The IPv6 pool: 64 addresses in blocks of 8.
 pub(crate) const POOL_V6: &str = "fd00::/122";
 
-/// The factor by which the clock of the allocators is faster than real time. With this factor, another node may take
-/// over an empty block after less than a second.
+/// The number of times that the allocators' clock is faster than real time. With such a fast clock, another node may
+/// take over an empty block after less than a second.
 const FASTER: i32 = 60;
 /// The time at which the fast clock equals real time: 2026-01-01.
 const EPOCH: i64 = 1_767_225_600;
@@ -95,7 +95,8 @@ pub(crate) fn open_etcd(url: &str) -> Result<Arc<dyn Store>> {
 pub(crate) enum Access {
     /// The worker keeps the store open during the whole run.
     Open(Ipam, Newest),
-    /// The store is in a folder, and each operation opens it. Only one process at a time can have this store open.
+    /// The store is in a folder, and each operation opens it. Only one process at a time can have the store in the
+    /// folder open.
     Folder(Location, Newest),
     /// The store is in a folder, and a daemon may have it open.
     Served(Location, Newest),
@@ -109,19 +110,20 @@ pub(crate) struct Session {
 }
 
 impl Access {
-    /// Creates the access to a store that stays open. The allocator records its pending commits in `intents`.
+    /// Creates the access to a store that the worker keeps open. The allocator records its pending commits in
+    /// `intents`.
     pub(crate) fn open(store: Arc<dyn Store>, newest: Newest, intents: Arc<dyn PendingCommits>) -> Self {
         Self::Open(allocator(store).with_pending_commits(intents), newest)
     }
 
-    /// Returns the newest revision that any response of the store contained so far.
+    /// Returns the newest revision that any response of the store has contained so far.
     pub(crate) fn newest(&self) -> i64 {
         match self {
             Self::Open(_, newest) | Self::Folder(_, newest) | Self::Served(_, newest) => newest.get(),
         }
     }
 
-    /// Opens the store for one operation, or connects to the daemon of the store.
+    /// Opens the store for one operation, or connects to the store's daemon.
     pub(crate) async fn begin(&self) -> Result<Session> {
         match self {
             Self::Open(ipam, _) => Ok(Session { ipam: ipam.clone(), opened: None, is_served: false }),
@@ -142,7 +144,7 @@ impl Access {
 }
 
 impl Session {
-    /// Closes the store if it was opened for this one operation.
+    /// Closes the store, if it was opened for one operation only.
     pub(crate) async fn end(self) -> Result<()> {
         match self.opened {
             Some(store) => store.close().await,

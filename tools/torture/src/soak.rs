@@ -32,19 +32,19 @@ use crate::scene::open_etcd;
 /// Number of clients that concurrently send ADDs and DELs to the daemon.
 const CALLERS: usize = 8;
 const CONTAINERS: usize = 100;
-/// Number of concurrent watches on the daemon's own socket. There is the same number of watches on etcd's API.
+/// Number of concurrent watches on the daemon's own socket. The same number of watches run on etcd's API.
 const WATCHES: usize = 4;
 /// Number of clients that hold leases through etcd's API.
 const LEASES: usize = 8;
 /// The interval at which memory and files are measured, the measurements are printed, and the history is compacted.
 const MEASURE: Duration = Duration::from_secs(60);
-/// Number of newest revisions that a compaction does not remove.
+/// Number of the newest revisions that a compaction keeps.
 const KEEP: i64 = 2_000;
-/// Maximum duration of one call.
+/// Maximum duration of one call of the daemon.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Maximum size of the daemon's memory, in MiB.
 const MOST_MIB: f64 = 64.0;
-/// Maximum ratio of the files' size in the second half of the run to their size in the first half.
+/// Maximum size of the store's files in the second half of the run, as a multiple of their size in the first half.
 const GROWTH: f64 = 1.5;
 const MARGIN_MIB: f64 = 16.0;
 
@@ -71,7 +71,7 @@ struct Sample {
     revision: i64,
 }
 
-/// What a long run that found no fault has counted.
+/// What a long run has counted if it found no fault.
 #[derive(Debug)]
 pub struct SoakReport {
     events: u64,
@@ -103,7 +103,7 @@ struct Shared {
     over: AtomicBool,
     calls: AtomicU64,
     events: AtomicU64,
-    /// Number of leases that expired in time after their last renewal.
+    /// Number of leases that expired in time after the client stopped to renew them.
     leases: AtomicU64,
     /// For each assigned address, the container that uses it.
     held: Mutex<BTreeMap<IpAddr, String>>,
@@ -112,7 +112,7 @@ struct Shared {
 /// Runs the plan. The function `progress` is called with a line of measurements every minute.
 ///
 /// # Errors
-/// The first fault that the run found.
+/// An error for the first fault that the long run found.
 pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakReport, String> {
     let folder = tempfile::Builder::new().prefix("margay-soak").tempdir().map_err(text)?;
     let path = folder.path().join("store");
@@ -150,7 +150,7 @@ pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakRepo
     for caller in callers {
         caller.join().map_err(|_| "a caller panicked".to_owned())??;
     }
-    // A watch notices the end of the run only when it receives another event.
+    // A watch task notices the end of the run only when it receives another event.
     store.put("/soak/end", "").await.map_err(text)?;
     while let Some(watched) = watches.join_next().await {
         watched.map_err(text)??;
@@ -213,7 +213,7 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
             own.push((attachment, address));
         } else {
             let (attachment, address) = own.swap_remove(fastrand::usize(..own.len()));
-            // From here on, the daemon may assign the address to another container.
+            // From here on, the daemon may assign the released address to another container.
             shared.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
             let del = Del {
                 attachment,
@@ -242,7 +242,7 @@ fn ask(shared: &Shared, verb: Verb) -> Result<Answer, String> {
     connection.ask(FrameKind::Verb, &asked, PATIENCE).map_err(text)
 }
 
-/// Checks that a watch delivers every revision, in ascending order.
+/// Checks that a watch delivers every revision of the store, in ascending order.
 async fn watch(store: Arc<dyn Store>, shared: Arc<Shared>) -> Result<(), String> {
     let mut next = store.range(kv::RangeRequest::new(Range::key("/soak"))).await.map_err(text)?.revision.next();
     loop {
@@ -353,8 +353,8 @@ fn files_bounded(samples: &[Sample]) -> Result<(), String> {
 
 /// The time to live of each lease, in seconds. The daemon grants no lease with a shorter time to live.
 const LEASE_TTL_SECONDS: i64 = 2;
-/// Maximum time after which a lease that is no longer renewed must have expired. This time is long, because the daemon
-/// may hand the store over meanwhile.
+/// Maximum time until a lease must have expired after its last renewal. This limit is long, because the daemon may hand
+/// over the store before the lease expires.
 const LEASE_GONE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The interval between two renewals of a lease.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);
@@ -363,7 +363,7 @@ const RENEWALS: u32 = 10;
 /// Grants and renews leases one after another until `over` is set, and counts the leases that expired in time.
 ///
 /// # Errors
-/// An error if the API fails, if a key disappears while its lease is renewed, or if a key still exists long after the
+/// An error of the API; also an error if a key disappears while its lease is renewed, or still exists long after the
 /// last renewal.
 async fn hold_leases(url: &str, number: usize, over: &AtomicBool, ended: &AtomicU64) -> Result<(), String> {
     let mut client = Client::connect([url], None).await.map_err(text)?;
@@ -399,7 +399,7 @@ async fn hold_leases(url: &str, number: usize, over: &AtomicBool, ended: &Atomic
 /// Compacts the history before `revision` with a request to etcd's API.
 ///
 /// # Errors
-/// Any API error, except that another client has already compacted this revision.
+/// Any API error except the one that another client has already compacted this revision.
 pub(crate) async fn compact(url: &str, revision: i64) -> Result<(), String> {
     let mut client = Client::connect([url], None).await.map_err(text)?;
     match client.compact(revision, None).await {

@@ -1,5 +1,5 @@
-//! Runs one worker of the torture. The worker adds and deletes containers like a node's container runtime, and moves
-//! blocks between nodes like an operator.
+//! Runs one worker of the torture. The worker adds and deletes containers like the container runtime of a node, and
+//! moves blocks between nodes like an operator.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -29,13 +29,13 @@ const MOST_CONTAINERS: usize = 12;
 const DEL_ATTEMPTS: u32 = 200;
 /// The number of attempts to write a pool, because the server may be down for a while.
 const POOL_ATTEMPTS: u32 = 1_000;
-/// The pause between two attempts of a call that failed.
+/// The pause between two attempts of a call if the first attempt failed.
 const DEL_PAUSE: Duration = Duration::from_millis(10);
 
 /// How a worker's calls may be interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deaths {
-    /// The futures of some calls are dropped before they are complete.
+    /// Some calls are interrupted: their futures are dropped before they are complete.
     Dropped,
     /// The worker does not interrupt its own calls. Instead, the torture kills the worker's whole process.
     FromOutside,
@@ -122,8 +122,8 @@ impl<W: Witness> Worker<W> {
         if self.deaths == Deaths::FromOutside || self.rng.u32(..25) > 0 {
             return Some(call.await);
         }
-        // The maximum delay is a random power of two. Many calls are therefore dropped before the store's first
-        // response, and many later.
+        // The maximum delay is a random power of two, so some futures are dropped before the store's first response and
+        // others much later.
         let scale = self.rng.u32(4..15);
         let life = Duration::from_micros(self.rng.u64(..1 << scale));
         let done = tokio::time::timeout(life, call).await.ok();
@@ -187,7 +187,7 @@ impl<W: Witness> Worker<W> {
         }
     }
 
-    /// Deletes a container, with more attempts until the DEL succeeds.
+    /// Deletes a container; a DEL that fails is repeated until it succeeds.
     async fn delete(&mut self, ipam: &Ipam, container: &str) -> Result<(), Failure> {
         self.witness.deleting(container, self.access.newest());
         let attachment = attachment(&self.node, container);
@@ -200,7 +200,7 @@ impl<W: Witness> Worker<W> {
                 }
                 Some(Err(error)) => {
                     self.judge("DEL", &error)?;
-                    // If the daemon was killed, connections to it fail until it is restarted.
+                    // After the daemon was killed, connections to it fail until it is restarted.
                     tokio::time::sleep(DEL_PAUSE).await;
                 }
                 None => {}
@@ -229,8 +229,8 @@ impl<W: Witness> Worker<W> {
     }
 
     fn which(&mut self) -> ReleaseIf {
-        // If a block is released while its addresses are in use, it has no owner until it is empty. In small pools, it
-        // takes long until the block is empty, so most releases are limited to empty blocks.
+        // If a block's affinity is released while addresses of the block are in use, the block has no owner until it is
+        // empty. In small pools, it takes long until a block is empty, so most releases are limited to empty blocks.
         if self.rng.u32(..4) > 0 { ReleaseIf::Empty } else { ReleaseIf::Any }
     }
 
@@ -304,12 +304,12 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Deletes the IPv4 pool and creates it again with another block size, as Calico would. As in Calico, empty blocks
-    /// are deleted one key at a time, and their affinities remain.
+    /// Deletes the IPv4 pool and creates it again with another block size, as Calico would do. As in Calico, empty
+    /// blocks are deleted one key at a time, and their affinities remain.
     async fn remake_pool(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let size = self.rng.u8(28..=30);
-        // A process may be killed here, and without a pool every later ADD would fail. In that mode, the pool is
-        // therefore overwritten without being deleted first.
+        // Delete the pool only if this process is not killed by the torture: a kill before the pool is written again
+        // would make every later ADD fail.
         if self.deaths == Deaths::Dropped
             && let Err(error) = ipam.store().delete(Range::Key(keys::resource(ResourceKind::IpPool, "v4"))).await
         {
@@ -327,7 +327,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Counts an error that is expected, and fails on any other error.
+    /// Counts an error that the torture expects, and fails on any other error.
     fn judge(&self, verb: &str, error: &Error) -> Result<(), Failure> {
         match error {
             Error::Exhausted { .. } | Error::BlockLimit | Error::AlreadyAssigned(_) => {

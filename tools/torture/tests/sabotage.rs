@@ -1,4 +1,4 @@
-//! Proves that the torture can fail. It must detect broken stores, and allocators that record no pending commits.
+//! Proves that the torture can fail: it must detect broken stores, and allocators that record no pending commits.
 
 #![allow(clippy::print_stdout, reason = "prints the violations that were found")]
 
@@ -6,7 +6,8 @@ use std::path::Path;
 
 use torture::{Mode, Plan, Sabotage};
 
-/// The violations that ignored guards cause: another writer's change is lost, or two documents contradict each other.
+/// The violations that a store with ignored guards causes: another writer's change is lost, or two documents contradict
+/// each other.
 const FOUND: [&str; 6] =
     ["went from sequence number", "blocks hold", " the block ", "which is gone", "after its DEL", "was told"];
 
@@ -27,7 +28,7 @@ async fn said(sabotage: Sabotage) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sabotage_is_found_when_guards_are_ignored() {
     let said = said(Sabotage::Guards).await;
-    // A commit that ignores its guards assigns an address a second time, or overwrites another writer's change.
+    // A commit whose guards are ignored assigns an address a second time, or overwrites another writer's change.
     assert!(FOUND.iter().any(|what| said.contains(what)), "{said}");
 }
 

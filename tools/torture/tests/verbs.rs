@@ -193,8 +193,8 @@ impl Teller {
     }
 }
 
-/// Runs the scenario on an in-memory store and checks that the expected errors occur. On the other stores, the answers
-/// must be equal to these.
+/// Runs the scenario on an in-memory store and checks that the expected errors occur. The answers of the other stores
+/// must be equal to those of the in-memory store.
 async fn expected() -> Answered {
     let answered = Teller::new(Arc::new(kv_mvcc::memory())).tell().await;
     let failed: Vec<&str> =

@@ -160,12 +160,12 @@ impl FirstForm<'_> {
     }
 }
 
-/// Converts the file of a pending commit from form 1 to form 2. The new file has these steps and a second attachment,
-/// the container `d`.
+/// Converts the file of a pending commit from form 1 to form 2, and adds these steps and a second attachment, the
+/// container `d`.
 fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     const BEFORE_THE_REST: usize = 13 + 1 + 4;
     let mut rest = note[BEFORE_THE_REST..].to_vec();
-    // The bytes of the second attachment: four names, each after a byte with its length.
+    // The bytes of the second attachment: four names, each preceded by a byte with its length.
     rest.extend(b"\x01\x03net\x01d\x04eth0\x01n");
     let mut bytes = note[..13].to_vec();
     bytes.push(2);
@@ -176,8 +176,8 @@ fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     bytes
 }
 
-/// Writes the file of a pending commit for two attachments. The second attachment has a hard link to the file; both
-/// paths are returned.
+/// Writes the file of a pending commit for two attachments, with a hard link for the second attachment. Returns the
+/// path of the file and the path of the hard link.
 fn leave_for_two(folder: &Path, note: &[u8], steps: &str) -> [PathBuf; 2] {
     let paths = ["c", "d"].map(|container| folder.join(format!("{}old{FILE_SUFFIX}", prefix(&attachment(container)))));
     fs::write(&paths[0], for_two(note, steps)).unwrap();
@@ -291,7 +291,7 @@ fn notes_are_found_by_cluster_when_address_changes() {
     assert_eq!(intents.name_of_store(), "etcd://h:1");
     let named = CommitRecord::new("etcd://h:1 cluster 1f", &attachment("c"), &txn()).encode().unwrap();
     whole_file::create(folder.path(), &format!("{}1{FILE_SUFFIX}", prefix(&attachment("c"))), &named).unwrap();
-    // Without a cluster to query, a pending commit is found only if it was recorded under the same address.
+    // Without a cluster to query, a pending commit is found only under the store address with which it was recorded.
     assert_eq!(ids(pending(&intents, &attachment("c"))).len(), 1);
     assert_eq!(intents.recorded_here(&attachment("c")).unwrap().len(), 1);
     let elsewhere = PendingCommitFolder::new(folder.path(), "etcd://h:2");
@@ -317,7 +317,7 @@ fn notes_are_kept_and_ignored_when_unreadable() {
     let path = folder.path().join(&id.0);
     let whole = fs::read(&path).unwrap();
     let prefix = prefix(&attachment("c"));
-    // The folder also contains a file of another attachment with the same prefix, and files that are not pending
+    // The folder also contains a file of another attachment with the same name prefix, and files that are not pending
     // commits.
     let foreign = CommitRecord::new("etcd://h:1", &attachment("d"), &Txn::new()).encode().unwrap();
     fs::write(folder.path().join(format!("{prefix}1{FILE_SUFFIX}")), foreign).unwrap();
@@ -332,8 +332,8 @@ fn notes_are_kept_and_ignored_when_unreadable() {
 #[test]
 fn earlier_version_note_for_several_counts_until_done() {
     let note = in_first_form(&note());
-    // A process that finds the file appends "void" and "found". In each of these files, "closed" is then before "void"
-    // and "found" before "done", so the transaction is pending.
+    // A process that finds one of these files appends "void" and "found". The file then has "closed" before "void" and
+    // "found" before "done", so its transaction is pending.
     let pending_after = ["c", "cv", "cf", "cvf", "cfd", "cvfd"];
     let settled_after = ["", "v", "vc", "vf", "vcd", "cd", "cdf", "cdvf"];
     for (steps, is_pending) in

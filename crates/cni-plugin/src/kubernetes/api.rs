@@ -49,7 +49,7 @@ pub(super) struct Api {
 pub(super) struct ApiResponse {
     pub(super) status: StatusCode,
     pub(super) body: Bytes,
-    /// The pause before a retry of the request, if the API asks for a retry.
+    /// The pause before the request is retried, if the Kubernetes API asks for a retry.
     pause: Option<Duration>,
 }
 
@@ -91,7 +91,7 @@ impl Api {
 
     async fn get_once(&mut self, path: &str) -> Result<ApiResponse, ApiFailure> {
         if let Some(kept) = self.kept.take().filter(|kept| !kept.is_closed()) {
-            // The server may close an idle connection at any time. A request that fails on a reused connection is
+            // The API server may close an idle connection at any time. A request that fails on a reused connection is
             // therefore sent again on a new connection.
             if let Ok(answer) = self.exchange(kept, path).await {
                 return Ok(answer);
@@ -154,7 +154,7 @@ impl Api {
         status
     }
 
-    /// Returns the message that Kubernetes's own client prints for this error response.
+    /// Returns the error message that Kubernetes's own client prints for this response.
     pub(super) fn complaint(&self, answer: &ApiResponse, kind: &str, name: &str) -> String {
         let message = self.status(answer).message;
         match answer.status {
@@ -191,7 +191,7 @@ fn pause(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds).max(MIN_RETRY_INTERVAL))
 }
 
-/// The login of a user in a kubeconfig, other than a client certificate.
+/// The credentials of a kubeconfig's user, other than a client certificate.
 pub(super) enum Login {
     /// The kubeconfig's user has no token and no password.
     Unnamed,
@@ -202,7 +202,7 @@ pub(super) enum Login {
     Password(String, String),
 }
 
-/// The value of an Authorization header, and the secret in that value.
+/// The value of an Authorization header, and the part of the value that is secret.
 pub(super) struct Credential {
     pub(super) header: HeaderValue,
     pub(super) secret: String,

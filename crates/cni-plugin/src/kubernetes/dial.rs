@@ -39,7 +39,7 @@ pub(super) struct ApiAddress {
     is_https: bool,
     pub(super) host: String,
     pub(super) port: u16,
-    /// The host and port as written in the URL.
+    /// The host and port, as written in the server's URL.
     pub(super) authority: String,
 }
 
@@ -114,8 +114,8 @@ pub(super) struct ApiRoute {
 
 impl ApiRoute {
     /// Combines the settings of a connection; returns `None` if the server's name is invalid. The closure `tls` is
-    /// called for HTTPS only. If set, `server_name` replaces the host as the name that the server's certificate must
-    /// contain.
+    /// called only for an HTTPS server. If set, `server_name` replaces the host as the name that the server's
+    /// certificate must contain.
     pub(super) fn new(
         address: ApiAddress,
         proxy: Option<Proxy>,
@@ -131,13 +131,13 @@ impl ApiRoute {
         Ok(Some(way))
     }
 
-    /// True if requests go to a proxy without TLS, so that the proxy reads and forwards them. Such a request must
-    /// contain the server's full URL.
+    /// True if requests are sent to a proxy without TLS. The proxy then reads and forwards them. A request that a proxy
+    /// forwards must contain the server's full URL.
     pub(super) fn is_read_by_proxy(&self) -> bool {
         self.proxy.is_some() && !self.address.is_https
     }
 
-    /// Returns the address to connect to first: the address of the proxy, or else of the server.
+    /// Returns the address to connect to: that of the proxy if there is one, or else that of the server.
     pub(super) fn first(&self) -> &ApiAddress {
         self.proxy.as_ref().map_or(&self.address, |proxy| &proxy.address)
     }
@@ -196,7 +196,7 @@ impl ApiRoute {
 
 /// Which server certificates are trusted.
 pub(super) enum TlsTrust {
-    /// Trusts the certificate authorities of this system.
+    /// Trusts the certificate authorities that this system trusts.
     System,
     /// Trusts only these certificate authorities, in PEM format.
     Authority(Vec<u8>),
@@ -294,11 +294,11 @@ const MAX_CREDENTIAL_BYTES: u64 = 1 << 20;
 const WHY_KUBERNETES: &str =
     "the plugin logs in to the Kubernetes API or verifies that API with this file: only its owner may write to it";
 const WHY_ETCD: &str = "the plugin logs in to etcd or verifies etcd with this file: only its owner may write to it";
-/// The permission bits that let users other than the owner write to a file.
+/// The permission bits that let users other than the owner of a file write to the file.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Reads a credential file. A file that users other than its owner may write to is refused: these users could replace
-/// the plugin's credentials, or make the plugin trust another server.
+/// Reads a file that contains credentials or certificates. A file is refused if users other than its owner may write to
+/// it. These users could replace the plugin's credentials, or make the plugin trust another server.
 pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
     let shown = path.display();
     let unreadable = |error: io::Error| {
@@ -321,8 +321,8 @@ pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
     Ok(bytes)
 }
 
-/// Checks the owner and mode of a file with etcd's key or certificates, like [`read_credentials`]. A file that cannot
-/// be opened is accepted here, because etcd's client will report the problem.
+/// Checks the owner and mode of a file with etcd's key or certificates, as [`read_credentials`] does. A file that
+/// cannot be opened is accepted here, because etcd's client will report the problem.
 pub(crate) fn check_owner(path: &Path) -> agent::Result<()> {
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path);
     match opened.and_then(|file| check_file(path, &file, WHY_ETCD)) {
@@ -372,11 +372,11 @@ impl ApiProblem {
 /// differently.
 #[derive(Debug)]
 pub(super) enum ApiFailure {
-    /// The connection to the server could not be opened.
+    /// The connection to the server or proxy could not be opened.
     Unreachable(io::Error),
-    /// The server did not respond within this time.
+    /// The server did not respond within this time limit.
     Late(Duration),
-    /// Any other reason for the failure of a request.
+    /// Any other problem of the request.
     Reported(ApiProblem),
 }
 

@@ -23,8 +23,8 @@ struct GatePace {
     longest: Duration,
 }
 
-/// Waits until all readiness gates are open, one gate after another. A gate is open once it responds with an HTTP
-/// status from 200 to 399; the rest of the response is ignored. Each gate must open within 30 seconds, and `left`
+/// Waits until all readiness gates are open, one gate after another. A readiness gate is open once it responds with an
+/// HTTP status from 200 to 399; the rest of the response is ignored. Each gate must open within 30 seconds, and `left`
 /// limits the total time for all gates.
 ///
 /// # Errors
@@ -74,10 +74,10 @@ impl ReadinessGate {
         Ok(Self { way: way.ok_or_else(no_uri)?, uri })
     }
 
-    /// Queries a readiness gate until it is open. The last query that failed stores its reason in `last`.
+    /// Queries a readiness gate repeatedly until it is open. The reason why the last query failed is stored in `last`.
     async fn wait_until_open(&self, pause: Duration, last: &mut String) {
         let mut tries = interval(pause);
-        // After a slow query, the missed queries are not made up for.
+        // After a slow query of a gate, the queries that it delayed are skipped.
         tries.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tries.tick().await;

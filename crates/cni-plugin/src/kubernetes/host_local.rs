@@ -1,4 +1,4 @@
-//! Adapts the network configuration for the IPAM plugin host-local. A placeholder for a subnet in this configuration
+//! Adapts the network configuration for the IPAM plugin host-local. In this configuration, a placeholder for a subnet
 //! stands for a pod range of the node (`spec.podCIDRs`).
 
 use agent::{CniError, Result};
@@ -7,13 +7,13 @@ use serde_json::{Map, Value};
 
 use crate::gojson::{self, GoJson};
 
-/// For each address family: the placeholder for the node's pod range, in upper or lower case, and the network that
+/// For each address family: the placeholder for the node's pod range (in upper or lower case), and the network that
 /// replaces the placeholder on DEL.
 const PLACEHOLDERS: [(&str, &str); 2] = [("usePodCidr", "0.0.0.0/0"), ("usePodCidrIPv6", "::/0")];
 const V4: usize = 0;
 const V6: usize = 1;
 
-/// Whether the container gets the default routes in addition to the routes of the configuration.
+/// Whether the container gets default routes even if the configuration names routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DefaultRoutes {
     /// The container gets only the routes of the configuration.
@@ -40,8 +40,8 @@ impl HostLocal {
         Ok(Self { conf })
     }
 
-    /// True if the configuration contains a placeholder for a pod range. If it does, an ADD for a pod must read the
-    /// node's pod ranges.
+    /// True if the configuration contains a placeholder for a pod range. If there is a placeholder, an ADD for a pod
+    /// must read the node's pod ranges.
     pub(crate) fn wants_pod_cidrs(&self) -> bool {
         subnets(&self.conf["ipam"]).any(|subnet| placeholder(subnet).is_some())
     }
@@ -74,10 +74,10 @@ impl HostLocal {
         Ok(self)
     }
 
-    /// Returns the configuration for host-local's DEL, which needs only the container's id. Each placeholder is
-    /// replaced with the network of all addresses, so DEL needs no request to the Kubernetes API. If another range has
-    /// the placeholder's address family, the placeholder is removed instead. Newer versions of host-local refuse
-    /// overlapping ranges, so their DEL would never release an address.
+    /// Returns the network configuration for host-local's DEL, which needs only the container's id. Each placeholder is
+    /// replaced with the network of all addresses, so DEL needs no request to the Kubernetes API. If the configuration
+    /// has another range of the same address family, the placeholder is removed instead. Newer versions of host-local
+    /// refuse overlapping ranges, so their DEL would never release an address.
     pub(crate) fn for_del(mut self) -> Self {
         let mut taken = [false, false];
         for subnet in subnets(&self.conf["ipam"]).chain(ranges_of_runtime(&self.conf)) {
@@ -114,8 +114,8 @@ impl HostLocal {
     /// order. The gateways in `ipam.routes` are ignored, because all packets go through the host.
     ///
     /// # Errors
-    /// CNI error code 999 with Calico's message if `ipam.routes` is malformed. Calico itself panics if an element of
-    /// this list is not an object.
+    /// CNI error code 999 with Calico's message if `ipam.routes` is malformed. If an element of this list is not an
+    /// object, Calico itself panics.
     pub(crate) fn routes(&self, default: DefaultRoutes) -> Result<Vec<IpNet>> {
         let ipam = &self.conf["ipam"];
         let listed = match &ipam["routes"] {
@@ -142,7 +142,7 @@ impl HostLocal {
         })
     }
 
-    /// Returns the network configuration as host-local gets it.
+    /// Returns the network configuration in the form that host-local gets.
     pub(crate) fn conf(&self) -> &Value {
         &self.conf
     }
@@ -167,7 +167,7 @@ fn check_shape(ipam: &Value) -> Result<(), String> {
         }
     };
     for set in sets {
-        // Calico's error message shows an empty list in place of the invalid value.
+        // Calico's error message contains an empty list instead of the invalid value of `ranges`.
         let ranges =
             set.as_array().ok_or("failed to parse host-local IPAM range set; was expecting a list, not: []")?;
         ranges.iter().try_for_each(|range| dict(range).map(drop))?;
@@ -196,7 +196,8 @@ fn destination(route: &Value) -> Result<Option<IpNet>, String> {
     }
 }
 
-/// Returns the index of the address family that a placeholder stands for; returns `None` for any other subnet.
+/// Returns the index of the address family whose placeholder this subnet is, or `None` if the subnet is not a
+/// placeholder.
 fn placeholder(subnet: &Value) -> Option<usize> {
     let text = subnet.as_str()?;
     PLACEHOLDERS.iter().position(|(name, _)| text.eq_ignore_ascii_case(name))
@@ -212,7 +213,7 @@ fn subnets(ipam: &Value) -> impl Iterator<Item = &Value> {
     [ipam].into_iter().chain(ranges).filter_map(|range| range.get("subnet"))
 }
 
-/// Returns mutable references to the subnets that [`subnets`] returns.
+/// Returns the same subnets as [`subnets`], as mutable references.
 fn subnets_mut(ipam: &mut Value) -> Vec<&mut Value> {
     let mut found = Vec::new();
     for (name, value) in ipam.as_object_mut().into_iter().flatten() {
@@ -330,7 +331,7 @@ mod tests {
             let refused = host_local(ipam).unwrap_err();
             assert_eq!((refused.code().number(), refused.message()), (999, error));
         }
-        // Of several fields with one name, the last counts, and field names are case-sensitive.
+        // Of several fields with one name, the last counts. The names of fields are case-sensitive.
         assert!(host_local(r#"{"ranges":"x","ranges":[]}"#).is_ok());
         assert!(HostLocal::new(&GoJson::parse(br#"{"IPAM":{}}"#).unwrap()).is_err());
         // A subnet that is not a string is accepted here, because host-local itself reports it.

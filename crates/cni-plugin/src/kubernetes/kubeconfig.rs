@@ -1,4 +1,4 @@
-//! Determines the address of the Kubernetes API and the login for it. The sources are a kubeconfig, the network
+//! Determines the address of the Kubernetes API and the credentials for it. The sources are a kubeconfig, the network
 //! configuration, and the cluster that the process runs in.
 
 use std::path::{Path, PathBuf};
@@ -135,7 +135,7 @@ fn parse_kubeconfig(text: &[u8], path: &Path) -> Result<(KubeconfigCluster, Kube
     let shown = path.display();
     let wrong = |what: String| ApiProblem::new(what, "compare it with: kubectl config view");
     let config: Kubeconfig = serde_saphyr::from_slice(text).map_err(|error| {
-        // Only the line number is reported, because the YAML parser's message quotes the kubeconfig, which may contain
+        // Report only the line of the YAML parser's error, because its message quotes the kubeconfig, which may contain
         // secrets.
         let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
         wrong(format!("the kubeconfig {shown} cannot be read: something is wrong{line}"))
@@ -194,7 +194,7 @@ fn connect(cluster: KubeconfigCluster, user: KubeconfigUser, agent: &'static str
     })
 }
 
-/// Chooses the login of the user in a kubeconfig. As in Kubernetes's own client, a token file overrides a token.
+/// Chooses the credentials of the user in a kubeconfig. As in Kubernetes's own client, a token file overrides a token.
 fn login(user: KubeconfigUser) -> Result<Login, ApiProblem> {
     let refused = [
         (user.exec, "a login by a program (exec)"),
@@ -218,12 +218,13 @@ fn login(user: KubeconfigUser) -> Result<Login, ApiProblem> {
     })
 }
 
-/// Parses a kubeconfig, for use by the fuzzers. The returned error describes the parsing problem.
+/// Parses a kubeconfig, for use by the fuzzers. The returned error describes the problem in the kubeconfig.
 pub(crate) fn check_kubeconfig(text: &[u8]) -> Result<(), String> {
     parse_kubeconfig(text, Path::new("/etc/kubeconfig")).map(drop).map_err(|problem| format!("{problem:?}"))
 }
 
-/// Returns the decoded value of a kubeconfig field such as `certificate-authority-data`, or else the content of `file`.
+/// Returns the content of a kubeconfig setting, either from the Base64 text `data` or from the file that the setting
+/// names.
 fn content(data: Option<&str>, file: Option<&Path>) -> Result<Option<Vec<u8>>, ApiProblem> {
     if let Some(data) = data.filter(|data| !data.is_empty()) {
         let decoded = STANDARD.decode(data.trim());

@@ -1,5 +1,5 @@
-//! Sends requests to the Kubernetes API. They read the labels of namespaces (which may choose pools), the virtual
-//! machines that pods run, and the facts about a pod's endpoint.
+//! Sends requests to the Kubernetes API, which read the labels of namespaces (for choosing pools), the virtual machines
+//! of pods, and the facts about a pod's endpoint.
 //!
 //! Errors about virtual machines have Calico's exact messages where Calico reports the same problem.
 
@@ -39,16 +39,16 @@ pub(crate) const LAUNCHER_PREFIX: &str = "virt-launcher-";
 const API_TIMEOUT: Duration = Duration::from_secs(5);
 /// The User-Agent header of the IPAM plugin's API requests.
 const IPAM_USER_AGENT: &str = concat!("margay-ipam/", env!("CARGO_PKG_VERSION"));
-/// The error message of Kubernetes's own client if there is no configuration for the API.
+/// The error message of Kubernetes's own client if the API is not configured.
 const NO_CONFIGURATION: &str =
     "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable";
 
-/// The configured address of the Kubernetes API and the login for it. The credential files that these settings name are
-/// read later.
+/// The configured address of the Kubernetes API and the credentials for it. The credential files that these settings
+/// name are only read when the API is used.
 ///
-/// As in Calico's plugin, a value that is set in this structure overrides the kubeconfig's value. If both the
-/// kubeconfig and the API root are empty, the API of the cluster in which this process runs is used. The `Debug` output
-/// of these settings shows no secrets.
+/// As in Calico's plugin, a value that is set in this struct overrides the kubeconfig's value. If both the kubeconfig
+/// and the API root are empty, the API of the cluster in which this process runs is used. The `Debug` output of these
+/// settings shows no secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Kubernetes {
     /// The path of the kubeconfig, from `kubernetes.kubeconfig`.
@@ -78,8 +78,8 @@ impl fmt::Debug for Kubernetes {
 }
 
 impl Kubernetes {
-    /// True if the plugin reads the labels of namespaces from the Kubernetes API. As in Calico's plugin, this requires
-    /// a kubeconfig or the policy type `k8s`; otherwise, namespaces count as having no labels.
+    /// True if the plugin reads the labels of namespaces from the Kubernetes API. As in Calico's plugin, reading labels
+    /// requires a kubeconfig or the policy type `k8s`; otherwise, namespaces count as having no labels.
     pub(crate) fn are_looked_up(conf: &NetConf) -> bool {
         !conf.store.kubeconfig.is_empty() || conf.policy.kind == "k8s"
     }
@@ -88,7 +88,7 @@ impl Kubernetes {
     pub(crate) fn from_conf(conf: &NetConf, environment: &Environment) -> Self {
         let policy = &conf.policy;
         let api_root = match conf.store.k8s_api_root.as_str() {
-            // The value of `policy.k8s_api_root` may end with the path of an old API version, which is cut off.
+            // The path of an old API version at the end of `policy.k8s_api_root` is cut off.
             "" => policy.api_root.split("/api/").next().unwrap_or_default(),
             root => root,
         };
@@ -109,11 +109,11 @@ impl Kubernetes {
         self.kubeconfig.as_os_str().is_empty() && self.api_root.is_empty() && self.service.is_none()
     }
 
-    /// Reads which virtual machine a pod runs, with up to three API requests. The API requests together take at most
+    /// Reads which virtual machine a pod runs, with up to three API requests. All API requests together take at most
     /// `patience` and at most five seconds.
     ///
     /// # Errors
-    /// CNI error code 999 with Calico's message, and with advice in the error's `details`.
+    /// CNI error code 999 with Calico's message, and advice in the error's `details`.
     pub(crate) fn launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher> {
         self.find_launcher(namespace, pod, patience.min(API_TIMEOUT)).map_err(|problem| {
             CniError::internal(format!("failed to get VMI info: {}", problem.what)).with_details(problem.advice)
@@ -123,7 +123,7 @@ impl Kubernetes {
     /// Reads the labels of a namespace with one API request, which takes at most `patience` and at most five seconds.
     ///
     /// # Errors
-    /// An error with Calico's message and the reason, and with advice in the error's `details`.
+    /// An error with Calico's message and the reason, and advice in the error's `details`.
     pub(crate) fn labels(&self, namespace: &str, patience: Duration) -> Result<Labels> {
         self.read_labels(namespace, patience.min(API_TIMEOUT)).map_err(|problem| {
             let message = format!("failed to get namespace {namespace}: {}", problem.what);
@@ -174,7 +174,7 @@ fn block_on<F: Future>(future: F) -> Result<F::Output, ApiProblem> {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| ApiProblem::transient(format!("cannot start: {error}"), ""))?;
     let output = runtime.block_on(future);
-    // Do not wait for a name lookup that still runs in another thread.
+    // A name lookup may still run in another thread; do not wait for its end.
     runtime.shutdown_background();
     Ok(output)
 }
@@ -184,7 +184,7 @@ fn timeout_problem(api: &Api, patience: Duration) -> ApiProblem {
     ApiProblem::transient(what, CHECK_ADDRESS)
 }
 
-/// Returns the problem to report if the Kubernetes API refused a request for labels.
+/// Returns the problem to report if the Kubernetes API refuses a request for the labels of a namespace.
 fn refusal_problem(api: &Api, status: StatusCode) -> ApiProblem {
     let url = api.url();
     match status {
@@ -206,7 +206,7 @@ fn refusal_problem(api: &Api, status: StatusCode) -> ApiProblem {
     }
 }
 
-/// True if the text can be the name of a Kubernetes object, and is therefore safe in the path of a URL.
+/// True if the text is a valid name of a Kubernetes object, and can therefore be inserted in the path of a URL.
 fn is_dns_name(name: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     name.chars().all(is_letter) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -214,8 +214,8 @@ fn is_dns_name(name: &str) -> bool {
 
 const MAIN_USER_AGENT: &str = concat!("margay/", env!("CARGO_PKG_VERSION"));
 
-/// A client of the Kubernetes API for several requests. The client must run in a tokio runtime with time and I/O. Shut
-/// down that runtime in the background, because a name lookup may still be running in it.
+/// A client of the Kubernetes API for several requests. The client must run in a tokio runtime with time and I/O. The
+/// tokio runtime must be shut down in the background, because a name lookup may still be running in it.
 pub(crate) struct KubeClient {
     api: Api,
 }
@@ -225,7 +225,7 @@ impl Kubernetes {
     /// request.
     ///
     /// # Errors
-    /// CNI error code 999, with Calico's message if the API is not configured or the kubeconfig is missing.
+    /// CNI error code 999. The message is Calico's if the API is not configured or the kubeconfig is missing.
     pub(crate) fn client(&self) -> Result<KubeClient> {
         if self.is_unconfigured() {
             return Err(CniError::internal(NO_CONFIGURATION).with_details("set kubernetes.kubeconfig"));
@@ -268,8 +268,8 @@ impl KubeClient {
         self.object("nodes", &[name], &format!("/api/v1/nodes/{name}"), left, pod_cidrs).await
     }
 
-    /// Checks that the Kubernetes API responds, with a request for the API's version. The request asks the API server
-    /// to respond within two seconds.
+    /// Requests the version of the Kubernetes API to check that the API responds. The request asks the API server to
+    /// respond within two seconds.
     ///
     /// # Errors
     /// Any error of [`namespace`](Self::namespace).
@@ -278,8 +278,8 @@ impl KubeClient {
         self.object("version", &[], "/version?timeout=2s", left, is_object).await
     }
 
-    /// Reads the object at a path of the Kubernetes API. The names in the path are checked, because they come from a
-    /// runtime or a file.
+    /// Reads the object at this path of the Kubernetes API. The names of objects in the path are checked, because they
+    /// come from a runtime or a file.
     async fn object<T>(
         &mut self,
         kind: &str,
@@ -351,7 +351,7 @@ const LAUNCHER_ADVICE: &str = "the plugin reads the pod, its virtualmachineinsta
 /// A running instance of a KubeVirt virtual machine, as seen from one of its pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct VmInstance {
-    /// The name of both the instance and the virtual machine.
+    /// The name of the instance, which is also the name of the virtual machine.
     pub(crate) name: String,
     pub(crate) uid: String,
     /// The uid of the virtual machine that owns the instance; `None` for an instance without an owner.
@@ -369,17 +369,17 @@ pub(crate) enum Launcher {
     Ordinary,
     /// The pod runs this instance of a virtual machine.
     Of(VmInstance),
-    /// The pod no longer exists. The value is the virtual machine that the pod ran, judged by the pod's name; `None` if
-    /// the API does not report its state.
+    /// The pod of the virtual machine no longer exists. The value is the virtual machine that the deleted pod ran,
+    /// judged by the pod's name; `None` if the API does not report the machine's state.
     Gone(Option<VmInstance>),
 }
 
-/// Returns the value of an object's string field, or an empty string if there is no such field.
+/// Returns the string in a field of a JSON object, or an empty string if there is no such field.
 fn text_of<'v>(object: &'v Value, name: &str) -> &'v str {
     object[name].as_str().unwrap_or_default()
 }
 
-/// Returns the first owner of this kind for which the closure `counts` returns true.
+/// Returns the first owner reference of this kind for which the closure `counts` returns true.
 fn owner_of<'v>(metadata: &'v Value, kind: &str, counts: impl Fn(&Value) -> bool) -> Option<&'v Value> {
     let is_it = |one: &&Value| one["apiVersion"] == KUBEVIRT_VERSION && one["kind"] == kind && counts(one);
     metadata["ownerReferences"].as_array()?.iter().find(is_it)
@@ -389,8 +389,8 @@ impl Kubernetes {
     /// Reads which virtual machine a pod runs, with up to three API requests that together take at most `patience`.
     ///
     /// # Errors
-    /// An error if the Kubernetes API did not respond, or if KubeVirt's objects are inconsistent. A pod that is gone is
-    /// not an error.
+    /// An error if the Kubernetes API did not respond, or if KubeVirt's objects contradict each other. It is not an
+    /// error if the pod no longer exists.
     fn find_launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher, ApiProblem> {
         if !is_dns_name(namespace) || !is_dns_name(pod) {
             return Err(ApiProblem::new("this is no name of a pod", "K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS"));
@@ -461,7 +461,7 @@ impl LauncherQuery<'_> {
         })
     }
 
-    /// Finds the virtual machine of a deleted pod by the name of the pod: KubeVirt builds the pod's name from the
+    /// Finds the virtual machine of a deleted pod by the name of the pod. KubeVirt builds the pod's name from the
     /// machine's name and five characters. Returns `None` if the API does not report whether the machine exists.
     async fn vm_of_deleted_pod(&mut self, pod: &str) -> Option<VmInstance> {
         let name = pod.strip_prefix(LAUNCHER_PREFIX)?.rsplit_once('-')?.0;
@@ -475,7 +475,7 @@ impl LauncherQuery<'_> {
         Some(VmInstance { name: name.to_owned(), ends, ..VmInstance::default() })
     }
 
-    /// Reads the metadata of an API object. The inner error is the API's message if the object does not exist.
+    /// Reads the metadata of an API object. The inner error is the API's message for an object that does not exist.
     async fn get(&mut self, kind: &str, name: &str) -> Result<Result<Value, String>, ApiProblem> {
         let Self { api, namespace, patience } = self;
         if !is_dns_name(name) {

@@ -22,8 +22,8 @@ const SOURCE_PREFIXES: &str = "cni.projectcalico.org/allowedSourcePrefixes";
 
 /// The types of the IPAM plugins that assign addresses from pools: Calico's and Margay's.
 const PLUGINS_WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
-/// Maximum length of a label's value, in bytes. If the name of a service account is longer, the pod gets no label for
-/// its service account.
+/// Maximum length of a label's value, in bytes. If the name of a service account is longer than this, the pod gets no
+/// label for its service account.
 const MAX_LABEL_BYTES: usize = 63;
 
 /// The settings of the network configuration that decide which annotations of a pod are allowed.
@@ -43,24 +43,24 @@ impl AllowedAnnotations<'_> {
     }
 }
 
-/// The facts about a pod that determine its endpoint and its network interface.
+/// The facts about a pod that determine its WorkloadEndpoint and its network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodFacts {
     /// The pod's own labels, and the labels that Calico adds: `projectcalico.org/namespace`,
-    /// `projectcalico.org/orchestrator` and, if the service account's name is short enough,
+    /// `projectcalico.org/orchestrator` and, unless the service account's name is too long,
     /// `projectcalico.org/serviceaccount`.
     pub(crate) labels: BTreeMap<String, String>,
     /// All annotations of the pod, unchanged, for an external data plane.
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) generate_name: String,
     pub(crate) service_account: String,
-    /// The names of the endpoint's profiles: `kns.<namespace>`, and `ksa.<namespace>.<account>` for a pod with a
-    /// service account.
+    /// The names of the profiles in the pod's WorkloadEndpoint: `kns.<namespace>`, and also `ksa.<namespace>.<account>`
+    /// if the pod has a service account.
     pub(crate) profiles: Vec<String>,
     /// The pod's ports, in the order in which its endpoint lists them.
     pub(crate) ports: Vec<KubePort>,
     /// The names or CIDRs of the pools that the pod's annotations choose, not yet checked. An empty list means that the
-    /// annotations choose no pool.
+    /// pod's annotations choose no pool.
     pools_v4: Option<Vec<String>>,
     pools_v6: Option<Vec<String>>,
     /// Whether the pod gets an IPv4 address, and whether it gets an IPv6 address.
@@ -70,16 +70,17 @@ pub(crate) struct PodFacts {
     /// The addresses to use without the IPAM plugin, at most one of each address family.
     pub(crate) ip_addrs_no_ipam: Option<Vec<IpAddr>>,
     pub(crate) mac: Option<HardwareAddress>,
-    /// The source networks that the pod may use, without host bits, in the order of the annotation.
+    /// The additional source networks that the pod may use, without host bits, in the order of the annotation.
     pub(crate) allowed_source_prefixes: Vec<String>,
-    /// The valid floating addresses, as the annotation spells them.
+    /// The valid floating addresses, written as in the annotation.
     floating_ips: Vec<String>,
 }
 
 /// A hardware address, taken from an annotation or from an external data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HardwareAddress {
-    /// The 6, 8 or 20 bytes of the hardware address. An interface gets only the first six bytes.
+    /// The 6, 8 or 20 bytes of the hardware address. An interface gets only the first six bytes of the hardware
+    /// address.
     pub(crate) bytes: Vec<u8>,
     /// All bytes of the hardware address in lower-case hexadecimal, separated by colons.
     pub(crate) text: String,
@@ -124,14 +125,14 @@ impl PodFacts {
         Ok(facts)
     }
 
-    /// Returns the facts for a pod that is not read from the Kubernetes API. This pod has one profile, which is named
-    /// after the network.
+    /// Returns the facts for a pod that is not read from the Kubernetes API. The only profile of this pod has the name
+    /// of the network.
     pub(crate) fn of_network(network: &str) -> Self {
         Self { profiles: vec![network.to_owned()], ..Self::default() }
     }
 
     /// Returns the configuration for the IPAM plugin, with the pools and address families that the pod's annotations
-    /// choose; returns `None` if they choose nothing.
+    /// choose. Returns `None` if the annotations choose nothing.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if `ipam` is not an object.
@@ -162,13 +163,13 @@ impl PodFacts {
         }
     }
 
-    /// Returns pairs of an address of the pod and a floating address, as the annotation spells it, that leads to the
-    /// pod's address. As in Calico, if the pod has several addresses of one family, the floating address leads to the
-    /// last one.
+    /// Returns pairs of addresses: an address of the pod, and the floating address (written as in the annotation) that
+    /// leads to it. As in Calico, if the pod has several addresses of one family, a floating address leads to the last
+    /// of them.
     ///
     /// # Errors
-    /// CNI error code 999 if the pod has no address of the same family as a floating address. In this case, Calico
-    /// itself panics.
+    /// CNI error code 999 if the pod has no address of the same family as a floating address. Calico itself panics if
+    /// the pod has no address of a floating address's family.
     pub(crate) fn nats(&self, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, String)>> {
         let pair = |floating: &String| {
             let (is_v6, family) = if floating.contains(':') { (true, "IPv6") } else { (false, "IPv4") };
@@ -182,7 +183,8 @@ impl PodFacts {
         self.floating_ips.iter().map(pair).collect()
     }
 
-    /// Reads the annotations that choose pools, each from the pod or, if absent or empty there, from the namespace.
+    /// Reads the annotations that choose pools. If the pod's annotation is absent or empty, the namespace's annotation
+    /// counts.
     fn choose_pools(&mut self, namespace: &KubeNamespace, pod: &KubePod) -> Result<(), String> {
         let said = |name| annotation(&pod.annotations, name).or_else(|| annotation(&namespace.annotations, name));
         self.pools_v4 = said(POOLS_V4).map(gojson::strings).transpose()?;
@@ -321,10 +323,10 @@ pub(crate) struct KubePod {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KubePort {
     pub(crate) name: String,
-    /// The protocol of the port: `TCP`, `UDP` or `SCTP`.
+    /// The port's protocol, which is `TCP`, `UDP` or `SCTP`.
     pub(crate) protocol: &'static str,
     pub(crate) port: u16,
-    /// The port on the host; 0 means none.
+    /// The port on the host; 0 means that there is none.
     pub(crate) host_port: u16,
     pub(crate) host_ip: String,
 }
@@ -423,8 +425,8 @@ struct ContainerPort {
 }
 
 impl ContainerPort {
-    /// Converts a container's port; returns `None` if an endpoint cannot list the port. Network policies need a port's
-    /// name, and port maps its host port.
+    /// Converts a container's port; returns `None` if an endpoint cannot list the port. A port needs a name for network
+    /// policies, or a host port for port maps.
     fn into_port(self) -> Option<KubePort> {
         let protocol = match self.protocol.as_str() {
             "" | "TCP" => "TCP",
@@ -443,7 +445,7 @@ impl ContainerPort {
     }
 }
 
-/// Deserializes a value, and treats null like an absent value.
+/// Deserializes a value, and treats null like an absent field.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }

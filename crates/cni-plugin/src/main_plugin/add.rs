@@ -1,9 +1,9 @@
-//! Carries out ADD of the main plugin: the open store, the steps of an ADD and how to undo them. This module also
-//! contains the ADD of a plain container, which belongs to no pod.
+//! Carries out ADD of the main plugin. This module contains the steps of an ADD, how to undo them, and the ADD of a
+//! plain container, which belongs to no pod.
 //!
 //! The kernel or an external data plane creates the interfaces of a container. With a store of one machine, the plugin
-//! enables forwarding on the host, and masquerades addresses of pools with `natOutgoing`. With etcd, and on a machine
-//! where calico-node runs, the plugin changes neither, because Felix sets up forwarding and masquerading.
+//! enables forwarding on the host, and masquerades addresses of pools with `natOutgoing`. With etcd, or on a machine
+//! where calico-node runs, the plugin does neither, because Felix sets up forwarding and masquerading.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -30,9 +30,9 @@ use crate::result::{AddResult, ResultInterface};
 /// Carries out an ADD of the main plugin.
 ///
 /// # Errors
-/// An error with Calico's message, after all changes of the ADD were undone.
+/// An error with Calico's message. All changes of the failed ADD have been undone.
 pub(super) fn add(setup: &MainContext<'_>) -> Result<String> {
-    // Calico detects this error only after all changes of the ADD, and does not undo the changes.
+    // Calico detects this error only after it has made all changes of the ADD, and does not undo them.
     if setup.is_own_netns() {
         return Err(env::own_netns_error());
     }
@@ -47,8 +47,8 @@ pub(super) fn add(setup: &MainContext<'_>) -> Result<String> {
     answer
 }
 
-/// Waits for the readiness gates of the configuration, after waiting for the datastore. The time limit of the plugin
-/// call starts only after the readiness gates have opened.
+/// Waits until the datastore is ready, and then for the readiness gates of the configuration. The time limit of the
+/// plugin call starts only after the readiness gates have opened.
 fn pass_gates(setup: &MainContext<'_>) -> Result<()> {
     let gates = &setup.conf.readiness_gates;
     if gates.is_empty() {
@@ -62,7 +62,7 @@ fn pass_gates(setup: &MainContext<'_>) -> Result<()> {
     passed
 }
 
-/// A running ADD, together with what it has read from the store.
+/// A running ADD, with the data that it has read from the store.
 pub(super) struct AddOperation<'s, 'a> {
     pub(super) setup: &'s MainContext<'a>,
     session: Arc<Session>,
@@ -104,11 +104,11 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.setup.workload.host_interface(&felix)
     }
 
-    /// Wires the container. If another container already has the planned name of the host interface, the plan gets
-    /// another name. The planned names collide if the ids of both containers start with the same characters.
+    /// Wires the container. If another container already has the planned name of the host interface, the plan is
+    /// changed to an alternative name. This happens if the ids of both containers start with the same characters.
     ///
     /// # Errors
-    /// An error with the message of [`wiring::Error`]. If there is an error, the container has no interface.
+    /// An error with the message of [`wiring::Error`]. After an error, the container has no interface.
     pub(super) fn connect(&self, plan: &mut Plan) -> Result<ConnectResult> {
         let (netns, deadline) = (self.setup.netns(), Instant::now() + WIRING_TIMEOUT);
         let wired = match wiring::connect(&netns, plan, deadline) {
@@ -161,7 +161,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.session.pause();
     }
 
-    /// Runs a future to completion. The future gets the deadline of the plugin call.
+    /// Runs a future to completion, with the deadline of the plugin call as its argument.
     ///
     /// # Errors
     /// Any error that the future returns.
@@ -169,10 +169,10 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.session.run(future(self.session.deadline()))
     }
 
-    /// Stores the WorkloadEndpoint. Its document is new, or is the stored one with these facts.
+    /// Stores a new WorkloadEndpoint, or the already stored WorkloadEndpoint with these facts.
     ///
     /// # Errors
-    /// An error if another plugin call has stored the same WorkloadEndpoint in the meantime, and any other store error.
+    /// An error if another plugin call has stored the same WorkloadEndpoint in the meantime, or any other store error.
     pub(super) fn store(&mut self, name: &str, facts: &EndpointFacts) -> Result<()> {
         let (endpoint, replaced) = match &self.found {
             Some((found, revision)) => {
@@ -195,9 +195,9 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         stored.map_err(|error| explain(error, NetworkRules::Calico).into())
     }
 
-    /// Releases the addresses of a failed ADD. If the container had one of the addresses before, nothing is released,
-    /// because a release always includes all addresses of the container. A failure is only logged, because the runtime
-    /// also calls DEL after a failed ADD.
+    /// Releases the addresses of a failed ADD. A release always includes all addresses of the container, so nothing is
+    /// released if the container had one of the addresses before. A failure is only logged, because the runtime also
+    /// calls DEL after a failed ADD.
     pub(super) fn release(&mut self, plugin: &IpamPlugin, assigned: &AddResult) {
         let had = self.found.as_ref().filter(|(found, _)| found.container() == self.setup.call.container);
         let had = had.map(|(found, _)| found.addresses()).unwrap_or_default();
@@ -207,7 +207,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.release_all(plugin);
     }
 
-    /// Releases all addresses of the container through the IPAM plugin. A failure is only logged.
+    /// Calls the IPAM plugin to release all addresses of the container. A failure to release the addresses is only
+    /// logged.
     fn release_all(&mut self, plugin: &IpamPlugin) {
         self.release_store(plugin);
         if let Err(error) = self.setup.call_later(plugin, CniVerb::Del, &*self.allocator()) {
@@ -258,8 +259,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
 /// `facts`.
 ///
 /// # Errors
-/// An error with the message of [`wiring::Error`], or with the unchanged message of the external data plane. If there
-/// is an error, the container has no interface.
+/// An error with the message of [`wiring::Error`], or with the unchanged message of the external data plane. After an
+/// error, the container has no interface.
 pub(super) fn make_interfaces(
     add: &AddOperation<'_, '_>,
     mut plan: Plan,
@@ -286,8 +287,8 @@ pub(super) fn make_interfaces(
     Ok(())
 }
 
-/// Refuses assigned prefixes if the data plane is external. The protocol of an external data plane has no field for
-/// prefixes, so it would route only a prefix's first address to the container.
+/// Refuses an assigned prefix if the data plane is external. The protocol of an external data plane has no field for
+/// prefixes. The data plane would only route a prefix's first address to the container.
 fn routes_addresses(plan: &Plan) -> Result<()> {
     let Some(prefix) = plan.prefixes.first() else { return Ok(()) };
     let error = format!("the program of dataplane_options routes single addresses, and {prefix} is a prefix");
@@ -358,7 +359,7 @@ struct OutgoingRules(Option<MasqueradedPools>);
 
 /// The pools of a store whose addresses are masqueraded, and all pools of the same store.
 struct MasqueradedPools {
-    /// The name that distinguishes the store's daemon from other instances on the machine.
+    /// The name that distinguishes the store's daemon from the daemons of other stores on the machine.
     store: String,
     masqueraded: Vec<IpNet>,
     /// All pools of the store. Disabled pools are included, because running containers may still have addresses in
@@ -374,19 +375,19 @@ impl OutgoingRules {
         Self(Some(MasqueradedPools { store, masqueraded, all: pools.iter().map(Pool::cidr).collect() }))
     }
 
-    /// Returns no firewall rules, because Felix sets them up.
+    /// Returns an empty value, because Felix sets up the firewall rules.
     fn by_calico() -> Self {
         Self(None)
     }
 
     /// Enables forwarding and masquerading for a container with these addresses.
     ///
-    /// The firewall rules are rebuilt from the current pools. After a pool was changed or deleted, the next ADD of any
-    /// pool therefore removes the old rules. A failure to set up the rules is an error only if this container needs the
-    /// rules.
+    /// The firewall rules are rebuilt from the current pools. After a pool was changed or deleted, the next ADD in any
+    /// pool therefore removes the pool's old rules. If the firewall rules cannot be set up, this is an error only if
+    /// the container needs them.
     ///
     /// # Errors
-    /// An error with the message of [`wiring::Error`], and the address that needs masquerading.
+    /// An error with the message of [`wiring::Error`], which also names the address that needs masquerading.
     fn ensure(&self, addresses: &[IpAddr]) -> Result<()> {
         let Some(MasqueradedPools { store, masqueraded, all }) = &self.0 else { return Ok(()) };
         let is_masqueraded = |address: &IpAddr| masqueraded.iter().any(|network| network.contains(address));
@@ -402,7 +403,7 @@ impl OutgoingRules {
                 tracing::warn!(%error, "cannot update the masquerading rules for pools with natOutgoing; keeping the old rules");
             }
         }
-        // Between containers of this machine, only IPv6 packets need forwarding by the host.
+        // Packets between containers of this machine need forwarding by the host only for IPv6.
         let forwarded: Vec<IpAddr> =
             addresses.iter().filter(|address| address.is_ipv6() || is_masqueraded(address)).copied().collect();
         ensure_forwarding(&forwarded).map_err(wiring_error)
@@ -412,7 +413,7 @@ impl OutgoingRules {
 /// Carries out the ADD of a plain container, which belongs to no pod.
 ///
 /// # Errors
-/// An error with Calico's message, after all changes of the ADD were undone.
+/// An error with Calico's message. All changes of the failed ADD have been undone.
 fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if add.setup.conf.feature_ip_addrs_no_ipam {
         let text = "requested feature is not supported for this runtime: ip_addrs_no_ipam";
@@ -426,8 +427,8 @@ fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if has_lost_it { wire_container(add, found.profiles()) } else { join_network(add, &found, revision) }
 }
 
-/// Adds the profile of another network to the WorkloadEndpoint of a container that already has its interface. The rest
-/// of the WorkloadEndpoint is unchanged.
+/// Adds the profile of another network to the WorkloadEndpoint of a container that already has its interface. All other
+/// parts of the WorkloadEndpoint stay unchanged.
 fn join_network(add: &mut AddOperation<'_, '_>, endpoint: &WorkloadEndpoint, revision: Revision) -> Result<String> {
     let assigned = AddResult::of_addresses(&endpoint.addresses());
     add.store_document(endpoint, Some(revision))?;
@@ -456,9 +457,9 @@ fn container_facts(add: &AddOperation<'_, '_>, interface: String, profiles: Vec<
     }
 }
 
-/// Creates the container's interface, and stores its WorkloadEndpoint with these profiles. If the container already has
-/// a WorkloadEndpoint, it has lost its interface together with its network namespace. The IPAM plugin then chooses new
-/// addresses, because the old addresses may have been released.
+/// Creates the container's interface, and stores its WorkloadEndpoint with these profiles. If a WorkloadEndpoint of the
+/// container is already stored, the container has lost its interface together with its network namespace. The IPAM
+/// plugin then chooses new addresses, because the container's old addresses may have been released.
 fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Result<String> {
     let setup = add.setup;
     let name = setup.workload.endpoint(&setup.call.interface)?;

@@ -1,6 +1,6 @@
 //! Carries out CHECK and STATUS of the main plugin, and the option `-t`.
 //!
-//! CHECK compares what the container's ADD created with the current state: the interface, addresses, routes, sysctls,
+//! CHECK compares the current state with what the container's ADD created: the interface, addresses, routes, sysctls,
 //! WorkloadEndpoint and allocation. STATUS reports whether an ADD with this configuration would succeed now. The option
 //! `-t` reports whether the datastore of the configuration answers.
 
@@ -39,11 +39,11 @@ pub(super) fn check(setup: &MainContext<'_>) -> Result<String> {
         Some(endpoint) => compare(setup, endpoint, &addresses, &mut wrong),
     }
     if let Err(error) = allocation {
-        // If the store does not answer, the state of the container is unknown.
+        // If the store does not answer, CHECK cannot know the state of the container.
         if error.code() == Code::TryAgain {
             return Err(error);
         }
-        // If the addresses may have been assigned without an IPAM plugin, the IPAM plugin's error proves nothing.
+        // If addresses may have been assigned without an IPAM plugin, the IPAM plugin's CHECK proves nothing.
         if !(setup.conf.feature_ip_addrs_no_ipam && setup.workload.orchestrator == Orchestrator::K8s) {
             wrong.push(format!("IPAM: {}", error.message()));
         }
@@ -105,8 +105,8 @@ fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, R
     Ok((endpoint, allocation))
 }
 
-/// True if the container was already in another network when it joined this one. It keeps the addresses of the first
-/// network. IPAM has therefore assigned no address in this network.
+/// True if the container was already in another network when it joined this network. The container then keeps the
+/// addresses of the other network. The IPAM plugin has therefore assigned no address in the joined network.
 fn has_joined(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint) -> bool {
     let (profiles, network) = (endpoint.profiles(), &setup.conf.net.name);
     setup.workload.orchestrator == Orchestrator::Cni
@@ -141,15 +141,15 @@ fn compare(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint, addresses: &[Ip
 
 /// Time limit for the datastore to answer the requests of STATUS.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(900);
-/// The error codes with which another IPAM plugin refuses a verb: the plugin does not have the verb, or not in this CNI
-/// version.
+/// The error codes with which another IPAM plugin refuses a CNI verb that it does not support, in general or in the
+/// configured CNI version.
 pub(super) const UNKNOWN_VERB: [u32; 2] = [1, 4];
 
-/// Carries out STATUS. STATUS of the main plugin queries only etcd; the IPAM plugin queries an embedded store. STATUS
-/// does not fail if other processes have the embedded store open.
+/// Carries out STATUS. STATUS of the main plugin only queries an etcd store, because the IPAM plugin's STATUS checks an
+/// embedded store. STATUS does not fail if other processes have the embedded store open.
 ///
 /// # Errors
-/// CNI error code 50, with the reason why an ADD would fail.
+/// CNI error code 50 with the reason why an ADD would fail.
 pub(super) fn status(setup: &MainContext<'_>) -> Result<String> {
     ready(setup).map_err(|error| error.with_code(Code::Unavailable))
 }
@@ -183,10 +183,11 @@ fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
     Ok(session.run(rights.check(&*session.store(), vec![key]))?)
 }
 
-/// Time limit for the datastore to answer the test of the option `-t`.
+/// Time limit for the datastore's answer to the test with the option `-t`.
 const DATASTORE_TEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Tests whether the datastore of a configuration answers (option `-t`). If the datastore answers, nothing is printed.
+/// Tests whether the datastore of a configuration answers (option `-t`). If the datastore answers, the test prints
+/// nothing.
 ///
 /// # Errors
 /// CNI error code 100, with the cause in the error's details.

@@ -13,8 +13,8 @@ use crate::netconf::{Decoder, NetConf};
 /// The file to which Calico's node agent writes the MTU of the network.
 const MTU_FILE: &str = "/var/lib/calico/mtu";
 
-/// A network configuration as the main plugin reads it, decoded by the rules of [`NetConf`]. A field that is absent
-/// from the configuration is empty here.
+/// A network configuration as the main plugin reads it, decoded by the rules of [`NetConf`]. If the configuration lacks
+/// a field, the field is empty in this struct.
 #[derive(Debug, Default)]
 pub(crate) struct MainConf {
     /// The fields of the configuration that the main plugin and the IPAM plugin read.
@@ -47,7 +47,7 @@ impl MainConf {
     /// Decodes the fields of the network configuration that the main plugin uses.
     ///
     /// # Errors
-    /// CNI error code 999 with Go's message for the first value of a wrong type.
+    /// CNI error code 999 with Go's message for the first configuration value of a wrong type.
     pub(crate) fn decode(json: &GoJson) -> Result<Self> {
         let mut conf = Self::default();
         let mut decoder = Decoder::default();
@@ -144,7 +144,8 @@ impl MainConf {
     }
 
     /// Refuses etcd's key and certificate files if users other than their owner may write to them: these users could
-    /// make the plugin trust another etcd. A missing key or certificate file is reported only when the store is opened.
+    /// make the plugin trust another etcd. If a key or certificate file is missing, the error is reported later, when
+    /// the store is opened.
     ///
     /// # Errors
     /// An error that names the refused file and the command that corrects its mode.
@@ -177,7 +178,7 @@ impl MainConf {
         u32::try_from(mtu).map_err(|_| CniError::config(format!("mtu {mtu} is out of range")))
     }
 
-    /// Returns the number of queues of each interface in the veth pair.
+    /// Returns the number of queues of each interface in the pair.
     pub(crate) fn queues(&self) -> u32 {
         u32::try_from(self.num_queues).unwrap_or(1).max(1)
     }

@@ -3,9 +3,9 @@
 //! list.
 //!
 //! A WorkloadEndpoint does not name the network that it belongs to. GC assumes that a WorkloadEndpoint belongs to a
-//! network in two cases. Either the WorkloadEndpoint's first profile has the network's name, or its container holds one
-//! of its addresses in this network. If a container joins a second network later, GC of the second network therefore
-//! keeps its WorkloadEndpoint. GC also keeps a WorkloadEndpoint if it or one of its addresses is younger than a minute,
+//! network in two cases: its first profile has the network's name, or its container holds one of its addresses in the
+//! network. If a container joins a second network later, GC of the second network therefore keeps the container's
+//! WorkloadEndpoint. GC also keeps a WorkloadEndpoint that is younger than a minute or has such a young address,
 //! because the runtime's list may be older.
 
 use std::collections::BTreeSet;
@@ -46,12 +46,12 @@ impl Allocator for EndpointAllocator<'_> {
     }
 }
 
-/// Carries out DEL, which removes the interface, the addresses and the WorkloadEndpoint of a container. If one of these
-/// steps fails, the remaining steps still run, and the first error is returned. As in Calico's plugin, DEL fails
+/// Carries out DEL, which removes the interface, the addresses and the WorkloadEndpoint of a container. If a step of
+/// DEL fails, the remaining steps still run, and the first error is returned. As in Calico's plugin, DEL fails
 /// immediately if the datastore is not ready.
 ///
 /// # Errors
-/// An error with Calico's message.
+/// An error with Calico's message for the first failed step.
 pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
     let session = match Session::open(&setup.store, Purpose::Release) {
         Ok(session) => Arc::new(session),
@@ -80,8 +80,8 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
             Orchestrator::K8s => EndpointOwner::Container(setup.call.container.clone()),
         },
     };
-    // Remove the interface first: its address must not be assigned to another container while the interface exists.
-    // While the plugin writes to the store, the kernel finishes removing the interface.
+    // Remove the interface first, because its address must not be assigned to another container while the interface
+    // exists. The kernel finishes removing the interface while the plugin writes to the store.
     let unwired = unwire(setup, Some(&session));
     let released = release(setup, session, &endpoint);
     unwired.and(released)?;
@@ -200,8 +200,8 @@ fn collect_addresses(setup: &MainContext<'_>) -> Result<()> {
 fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet<(String, String)>) -> Result<()> {
     let failed = |error| explain(error, NetworkRules::Calico).into();
     let (ipam, deadline, node) = (session.ipam(), session.deadline(), setup.workload.node.as_str());
-    // List the host's interfaces before reading the WorkloadEndpoints. An ADD may reuse an interface name meanwhile,
-    // but its interface has another index and is therefore kept.
+    // List the host's interfaces before reading the WorkloadEndpoints. If an ADD reuses the name of an interface in the
+    // meantime, the new interface has another index, and is kept.
     let interfaces = wiring::host_interfaces().map_err(wiring_error)?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
     let holdings = session.run(ipam.holdings_within(node, &ipam.read_scope_of(node), deadline)).map_err(failed)?.0;
@@ -245,15 +245,15 @@ fn is_stale(
 ) -> bool {
     let (network, container) = (&setup.conf.net.name, endpoint.container());
     let addresses = endpoint.addresses();
-    // If a prefix was assigned, the WorkloadEndpoint lists an address inside the prefix.
+    // If a prefix is assigned to the container, its WorkloadEndpoint lists an address inside the prefix.
     let is_its = |one: &&Allocation| {
         one.network == *network && one.container == container && addresses.iter().any(|ip| one.unit.contains(ip))
     };
     let allocations: Vec<&Allocation> = held.iter().filter(is_its).collect();
     let is_ours = endpoint.profiles().first() == Some(network) || !allocations.is_empty();
     let is_old = |since| age(setup.invocation.host.now, since) >= MIN_ENDPOINT_AGE;
-    // If a pod restarts, its WorkloadEndpoint keeps the old creation time, so the times of its allocations are checked,
-    // too.
+    // When a pod restarts, its WorkloadEndpoint keeps the old creation time. The times of the pod's allocations are
+    // therefore checked as well.
     let are_old = allocations.iter().all(|one| one.assigned_at().is_none_or(is_old))
         && parse_rfc3339(endpoint.created()).is_some_and(is_old);
     is_ours && are_old && !container.is_empty() && !is_valid(endpoint, valid)

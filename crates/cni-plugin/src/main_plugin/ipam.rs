@@ -1,5 +1,5 @@
-//! Calls the IPAM plugin of a network. It is either another program, or this program, whose allocator runs in the same
-//! process.
+//! Calls the IPAM plugin of a network, which is either another program or a part of this program. In the second case,
+//! its allocator runs in this process.
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
@@ -26,16 +26,16 @@ use crate::versions;
 /// Time limit for a call of an IPAM plugin that is another program. The IPAM plugin `dhcp` may wait for a DHCP server
 /// for a minute.
 const CHILD_TIMEOUT: Duration = Duration::from_secs(90);
-/// Pause between two checks whether the IPAM plugin's process has exited after closing its output. A process usually
-/// exits within this pause.
+/// Pause between two checks whether the IPAM plugin's process has exited after closing its output. After closing its
+/// output, a process usually exits within this pause.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The IPAM plugin of a network.
 #[derive(Debug)]
 pub(super) enum IpamPlugin {
-    /// This program, called under the given plugin name.
+    /// The IPAM plugin in this program, called under the given plugin name.
     Own(PluginName),
-    /// Another program, found at this path.
+    /// An IPAM plugin that is another program, with the path of that program.
     Other(PathBuf),
 }
 
@@ -64,8 +64,8 @@ impl MainContext<'_> {
     }
 
     /// Calls the IPAM plugin for CHECK or DEL, which concern addresses that it assigned earlier. In host-local's
-    /// configuration, each pod range of the node is replaced with a network of all addresses, so the Kubernetes API is
-    /// not needed (see [`HostLocal::for_del`]).
+    /// configuration, a network of all addresses replaces each pod range of the node, so the Kubernetes API is not
+    /// needed (see [`HostLocal::for_del`]).
     ///
     /// # Errors
     /// An error with Calico's message if host-local's configuration is malformed, and any error of the IPAM plugin.
@@ -83,10 +83,11 @@ impl MainContext<'_> {
 }
 
 impl IpamPlugin {
-    /// Finds the IPAM plugin with this name in the folders that `CNI_PATH` lists.
+    /// Finds the IPAM plugin with this name in the folders of `CNI_PATH`.
     ///
     /// # Errors
-    /// An error with Calico's message if the name is empty or a path, or if no folder contains the plugin.
+    /// An error with Calico's message if the plugin's name is empty or a path, or if no folder of `CNI_PATH` contains
+    /// the plugin.
     pub(super) fn find(kind: &str, cni_path: &str) -> Result<Self> {
         if kind.is_empty() {
             return Err(CniError::internal("no plugin name provided"));
@@ -116,7 +117,7 @@ impl IpamPlugin {
     /// The IPAM plugin's own error, or an error if its output cannot be parsed.
     pub(super) fn call(&self, call: &IpamCall<'_>, allocator: &dyn Allocator) -> Result<AddResult> {
         match self {
-            // Catch panics of the IPAM plugin, because the main plugin must still undo its own changes.
+            // Catch panics of the IPAM plugin, because the main plugin must undo its own changes after a panic.
             Self::Own(name) => catch_panic(|| call.carry_out(*name, allocator)),
             Self::Other(path) => {
                 let printed = run_child(path, call)?.into_result()?;
@@ -143,13 +144,14 @@ fn run_child(path: &Path, call: &IpamCall<'_>) -> Result<ChildOutput> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let text = call.changed.unwrap_or(&call.setup.stdin).to_vec();
-    // Write in a separate thread, because an IPAM plugin may not read its standard input.
+    // Write the configuration in a separate thread, because an IPAM plugin that does not read it must not block the
+    // call.
     thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(&text)));
     let (stdout, stderr) = (read_to_end_in_thread(stdout), read_to_end_in_thread(stderr));
     let deadline = Instant::now() + CHILD_TIMEOUT;
     let left = || deadline.saturating_duration_since(Instant::now());
     let printed = (stdout.recv_timeout(left()), stderr.recv_timeout(left()));
-    // A program may close its standard output and standard error, and continue to run.
+    // An IPAM plugin may close its standard output and standard error, and continue to run.
     let status = loop {
         let ended = child.try_wait().map_err(failed)?;
         if ended.is_some() || left().is_zero() {
@@ -184,7 +186,7 @@ fn read_to_end_in_thread(pipe: Option<impl Read + Send + 'static>) -> Receiver<V
     receiver
 }
 
-/// Describes the exit status of a process with Go's words.
+/// Describes the exit status of a process in the words that Go uses.
 fn describe_exit(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {
@@ -217,7 +219,7 @@ impl IpamCall<'_> {
 }
 
 impl ChildOutput {
-    /// Returns the IPAM plugin's output, or its error in the form in which the main plugin reports it.
+    /// Returns the IPAM plugin's output, or the IPAM plugin's error as the main plugin reports it.
     fn into_result(self) -> Result<Vec<u8>> {
         #[derive(Deserialize)]
         #[serde(rename = "Error")]

@@ -2,7 +2,8 @@
 //! Calico's main plugin does.
 //!
 //! The main plugin creates a pair of interfaces for the container, calls the IPAM plugin, and stores a
-//! WorkloadEndpoint. If the IPAM plugin is this program, it runs in the same process and uses the same open store.
+//! WorkloadEndpoint. If the IPAM plugin is part of this program, it runs in the same process and uses the same open
+//! store.
 
 mod add;
 mod check;
@@ -54,8 +55,8 @@ input, and what to do in the environment (CNI_COMMAND, CNI_CONTAINERID, ...).
 ";
 
 /// Runs the main plugin, except for the input and output of the process. `arguments` are the command-line arguments
-/// after the program's name. As in Calico's program, options come first. The first argument that is not an option, and
-/// everything after it, is ignored.
+/// after the program's name. As in Calico's program, options are only recognized before the first other argument. That
+/// argument and all later ones are ignored.
 pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read) -> ProcessOutcome {
     let is_called = invocation.environment.get("CNI_COMMAND").is_some();
     let first = arguments.first().map(|argument| argument.to_string_lossy()).unwrap_or_default();
@@ -69,7 +70,7 @@ pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read
         "-t" => return ProcessOutcome::of(|| check::test_datastore(invocation, stdin)),
         option if option.starts_with('-') && !matches!(option, "-" | "--") => {
             // For an unknown option, print the usage and exit with status 2, as Calico's program does. Callers of the
-            // program may rely on this exit status.
+            // program may rely on the exit status 2.
             if is_called && invocation.name == PluginName::Margay {
                 let message = format!("the plugin has no option {}", quoted(option));
                 return ProcessOutcome::of(|| Err(CniError::new(Code::InvalidEnvironment, message)));

@@ -17,7 +17,7 @@ use crate::kubernetes::{AllowedAnnotations, HostLocal, KubePort, PodFacts};
 use crate::policy_wait::PolicyWait;
 use crate::result::AddResult;
 
-/// What an ADD has read about its pod, before the ADD changes anything.
+/// The facts about a pod that an ADD has read before it changes anything.
 struct PodRequest {
     facts: PodFacts,
     routes: Vec<IpNet>,
@@ -29,7 +29,7 @@ struct PodRequest {
 /// stored.
 ///
 /// # Errors
-/// An error with Calico's message, after all changes of the ADD were undone.
+/// An error with Calico's message. All changes of the failed ADD have been undone.
 pub(super) fn add(add: &mut AddOperation<'_, '_>) -> Result<String> {
     let setup = add.setup;
     setup.dataplane()?;
@@ -71,19 +71,19 @@ fn wire(
     plan.mac = wanted.facts.mac.as_ref().map(|mac| mac.bytes.clone());
     add::make_interfaces(add, plan, assigned, &wanted.facts.annotations, name, facts)?;
     if let (Some(mac), Ok(Dataplane::Linux)) = (&wanted.facts.mac, add.setup.dataplane()) {
-        // As in Calico, the WorkloadEndpoint records the whole hardware address, even if the interface has only a part
-        // of it.
+        // As in Calico, the WorkloadEndpoint records the whole hardware address, although the interface has only its
+        // first six bytes.
         facts.mac.clone_from(&mac.text);
     }
     add.store(name, facts).inspect_err(|_| add::remove_interfaces(add))
 }
 
-/// Reads the pod and its namespace from the Kubernetes API, and its node if the configuration has placeholders for pod
-/// ranges.
+/// Reads the pod and its namespace from the Kubernetes API. If the configuration has placeholders for pod ranges, this
+/// function also reads the node.
 fn read(add: &mut AddOperation<'_, '_>) -> Result<PodRequest> {
     let (setup, conf) = (add.setup, &add.setup.conf);
     let mut client = setup.kubernetes.client();
-    // Calico's plugin requires the Kubernetes API for every pod. With a store of one machine, there may be no
+    // Calico's plugin requires the Kubernetes API for every pod. On a machine with its own store, there may be no
     // Kubernetes API, and the network may not need it.
     if !setup.is_alone() {
         client = Ok(client?);
@@ -162,7 +162,7 @@ fn nats(pod: &PodFacts, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, IpAddr)>> {
     pod.nats(addresses)?.into_iter().map(parse).collect()
 }
 
-/// Returns the pod's addresses. IPAM chooses them, an annotation requests them from IPAM, or an annotation sets them
+/// Returns the pod's addresses. They are chosen by IPAM, requested from IPAM by an annotation, or set by an annotation
 /// without IPAM.
 fn assign(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, wanted: &PodRequest) -> Result<AddResult> {
     if let Some(addresses) = &wanted.facts.ip_addrs_no_ipam {
@@ -183,8 +183,8 @@ fn assign(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, wanted: &PodReque
     Ok(assigned)
 }
 
-/// Releases the addresses in the pod's stored WorkloadEndpoint that the sandbox of this WorkloadEndpoint still holds.
-/// An earlier sandbox of the pod may hold the addresses that the annotation requests.
+/// Releases the addresses of the pod's stored WorkloadEndpoint that the sandbox recorded in it still holds. An earlier
+/// sandbox of the pod may hold the addresses that the annotation requests.
 fn release_found(add: &mut AddOperation<'_, '_>) -> Result<()> {
     let Some((found, _)) = add.found.clone() else { return Ok(()) };
     let handle = handle_id(&add.setup.conf.net.name, found.container());
@@ -195,7 +195,7 @@ fn release_found(add: &mut AddOperation<'_, '_>) -> Result<()> {
 }
 
 /// Assigns the addresses that an annotation requests, one after another. If one of the requested addresses cannot be
-/// assigned, the preceding ones are released.
+/// assigned, the addresses assigned before it are released.
 fn assign_these(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, addresses: &[IpAddr]) -> Result<AddResult> {
     let mut all = AddResult::default();
     for address in addresses {

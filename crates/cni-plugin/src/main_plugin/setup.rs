@@ -1,6 +1,6 @@
-//! Prepares a call of the main plugin. The configuration is checked in Calico's order, before a verb opens the store.
-//! This module also determines the names of the WorkloadEndpoint and of the host interface, and converts Mesos labels
-//! to valid labels.
+//! Prepares a call of the main plugin: checks the configuration in Calico's order, before a verb opens the store. This
+//! module also determines the names of WorkloadEndpoints and host interfaces, and converts Mesos labels to valid
+//! labels.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -30,22 +30,22 @@ use crate::run::store_at;
 pub(super) struct MainContext<'a> {
     pub(super) invocation: &'a Invocation,
     pub(super) call: CniCall,
-    /// The network configuration as the runtime passed it.
+    /// The network configuration, exactly as the runtime passed it.
     pub(super) stdin: Vec<u8>,
     pub(super) json: GoJson,
     pub(super) conf: MainConf,
     pub(super) workload: Workload,
     /// The labels in the network configuration, which only a plain container gets.
     pub(super) labels: Labels,
-    /// The value of `CNI_ARGS` that the IPAM plugin gets, which starts with `IgnoreUnknown=1`.
+    /// The value of `CNI_ARGS` that the IPAM plugin gets. It starts with `IgnoreUnknown=1`.
     pub(super) args: String,
     pub(super) store: StoreAccess,
     pub(super) kubernetes: Kubernetes,
     /// The MTU of the container's interfaces; 0 means the kernel's default.
     pub(super) mtu: u32,
     pub(super) device: Device,
-    /// The data plane. An invalid setting for the data plane is stored as an error, because DEL must do its other work
-    /// before it fails.
+    /// The data plane. An invalid setting for the data plane is stored as an error, because a DEL must do all its other
+    /// work before it fails.
     dataplane: Result<Dataplane>,
 }
 
@@ -124,7 +124,7 @@ impl<'a> MainContext<'a> {
         self.call.netns.clone().unwrap_or_default()
     }
 
-    /// True if the container's network namespace is the plugin's own, which is allowed only with `CNI_NETNS_OVERRIDE`.
+    /// True if the container's network namespace is the plugin's own, and `CNI_NETNS_OVERRIDE` does not allow this.
     pub(super) fn is_own_netns(&self) -> bool {
         let netns = self.call.netns.as_deref().filter(|_| self.call.own_netns == OwnNetns::Refused);
         netns.is_some_and(|netns| env::is_own_netns(netns, &self.invocation.host.own_netns))
@@ -138,7 +138,8 @@ impl<'a> MainContext<'a> {
         self.dataplane.as_ref().map_err(Clone::clone)
     }
 
-    /// Returns the routes in the container: the default routes, or for a pod the routes of host-local's configuration.
+    /// Returns the routes in the container. These are the default routes, or for a pod the routes in host-local's
+    /// configuration.
     ///
     /// # Errors
     /// An error with Calico's message if the configured routes are malformed.
@@ -172,8 +173,8 @@ impl<'a> MainContext<'a> {
         }
     }
 
-    /// Returns the allocator to use if the IPAM plugin is contained in this program. If this process has opened the
-    /// store exclusively, there is no daemon, so the allocator uses the open store directly.
+    /// Returns the allocator to use if the IPAM plugin is contained in this program. If this process has the store open
+    /// exclusively, there is no daemon, and the allocator uses the open store directly.
     pub(super) fn allocator(session: &Arc<Session>) -> Box<dyn Allocator> {
         match session.is_exclusive() {
             true => Box::new(DirectAllocator::within(Arc::clone(session))),
@@ -186,7 +187,8 @@ impl<'a> MainContext<'a> {
         !self.store.location.is_shared()
     }
 
-    /// Checks that the datastore is marked as ready for plugins. This check reads no WorkloadEndpoints.
+    /// Checks that the datastore is marked as ready for plugins. Checking the readiness of the datastore reads no
+    /// WorkloadEndpoints.
     ///
     /// # Errors
     /// Any error of [`begin`](Self::begin).
@@ -226,8 +228,8 @@ fn no_cluster_information() -> CniError {
     CniError::new(Code::Internal, text)
 }
 
-/// Number of characters after the prefix in the name of a host interface. Linux allows 15 characters for the whole
-/// name.
+/// Number of characters that follow the prefix in the name of a host interface. Linux allows 15 characters in the whole
+/// name of an interface.
 const INTERFACE_ID_CHARS: usize = 11;
 /// The prefix of the name of a host interface, unless Felix is configured with another prefix.
 const INTERFACE_PREFIX: &str = "cali";
@@ -272,8 +274,8 @@ impl Workload {
     }
 
     /// Returns the name of the workload's interface on the host. `felix` is the value of the environment variable
-    /// `FELIX_INTERFACEPREFIX`. The interface name of a pod contains a digest. The interface name of a plain container
-    /// contains the first characters of the container's id.
+    /// `FELIX_INTERFACEPREFIX`. The name of a pod's host interface contains a digest. The name of a plain container's
+    /// host interface contains the first characters of the container's id.
     pub(super) fn host_interface(&self, felix: &str) -> String {
         match self.orchestrator {
             Orchestrator::Cni => {
@@ -321,7 +323,7 @@ fn hex_digest(text: &str) -> String {
 /// The label in which Mesos passes the namespace of the endpoint.
 const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
 
-/// Converts Mesos labels to valid labels, and returns them with the namespace that one of the labels names.
+/// Converts Mesos labels to valid labels. Also returns the namespace that one of the labels names.
 fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
     let mut namespace = None;
     let mut labels = Labels::new();
@@ -335,9 +337,9 @@ fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
     (labels, namespace)
 }
 
-/// Converts a label's key or value to valid characters by Calico's rules. A slash becomes a dot. A sequence of other
-/// invalid characters becomes one dash. A sequence of dots and dashes that contains a dot becomes one dot. Dots and
-/// dashes at the start and end are removed.
+/// Replaces the invalid characters in a label's key or value by Calico's rules. A slash in the key or value becomes a
+/// dot. A sequence of other invalid characters in it becomes one dash. A sequence of dots and dashes that contains a
+/// dot becomes a single dot. Dots and dashes at the start and end of the key or value are removed.
 fn clean_label(text: &str) -> String {
     let mut dashed = String::new();
     for c in text.chars() {

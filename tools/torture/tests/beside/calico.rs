@@ -18,9 +18,9 @@ use crate::documents::{
 };
 
 const RETRIES: usize = 100;
-/// A claim time of a block that is long enough ago for a takeover of the empty block.
+/// The claim time of a block that was claimed long enough ago to be taken over when it is empty.
 pub(crate) const LONG_AGO: &str = "2020-01-01T00:00:00Z";
-/// A claim time of a block that is too recent for a takeover of the block.
+/// The claim time of a block that was claimed too recently to be taken over.
 pub(crate) const JUST_NOW: &str = "2027-01-15T08:00:00Z";
 
 type Done<T = ()> = Result<T, Refusal>;
@@ -61,7 +61,8 @@ impl Calico {
         Ok(self.store.list(Range::Prefix(prefix.into())).await.map_err(broken)?.kvs)
     }
 
-    /// Writes a key, unless its mod revision has changed from `at`. Returns the revision of the write.
+    /// Writes a key if its mod revision is still `at`; otherwise, returns a conflict. Returns the revision of the
+    /// write.
     async fn write<T: Serialize>(&self, key: &str, value: &T, at: Revision) -> Done<Revision> {
         let text = serde_json::to_vec(value).unwrap();
         match self.store.update_if(key, text, at).await.map_err(broken)? {
@@ -100,7 +101,8 @@ impl Calico {
         Ok(())
     }
 
-    /// Assigns addresses from the host's own blocks, then from newly claimed blocks, and then borrows from any block.
+    /// Assigns addresses from the host's own blocks, then from newly claimed blocks, and then from the blocks of other
+    /// hosts.
     pub(crate) async fn auto_assign(&self, handle: &str, count: usize) -> Done<Vec<IpAddr>> {
         let mut assigned = Vec::new();
         let affine = self.list(format!("{HOSTS}{}/ipv4/block/", self.host)).await?;
@@ -138,8 +140,8 @@ impl Calico {
         if assigned.is_empty() { Err(Refusal::Full) } else { Ok(assigned) }
     }
 
-    /// Returns the block to which one of the host's affinities refers. If the block is missing, it is created; if the
-    /// affinity is unconfirmed, it is repaired.
+    /// Returns the block to which one of the host's affinities refers. A missing block is created, and an unconfirmed
+    /// affinity is repaired.
     async fn own_block(&self, cidr: &str) -> Done<Read<Block>> {
         let mut affinity = self.affinity(&self.host, cidr).await?;
         match self.block(cidr).await {
@@ -160,8 +162,8 @@ impl Calico {
         }
     }
 
-    /// Finds the network of a block that this host can claim. If the pool has no unclaimed block, an empty block with
-    /// an old claim time is taken from another host.
+    /// Finds the network of a block that this host can claim. If every block of the pool is claimed, an empty block
+    /// with an old claim time is taken from another host.
     async fn find_block(&self) -> Done<String> {
         let listed = self.list(BLOCKS.to_owned()).await?;
         let stored: Vec<Block> = listed.iter().map(|kv| json(kv.value.as_bytes())).collect();
@@ -184,8 +186,8 @@ impl Calico {
         Err(Refusal::Full)
     }
 
-    /// Assigns addresses of a block that has just been read. First, the addresses are added to the handle's count; then
-    /// the block is written.
+    /// Assigns addresses of a block that has just been read. First, the number of addresses is added to the handle's
+    /// count; then the block is written.
     async fn assign_from(&self, mut block: Read<Block>, handle: &str, count: usize) -> Done<Vec<IpAddr>> {
         let mut recorded = BTreeMap::from([("node".to_owned(), self.host.clone())]);
         if let Some(pod) = &self.pod {
@@ -198,7 +200,7 @@ impl Calico {
                 return Ok(assigned);
             }
             let cidr = block.value.cidr.clone();
-            // The handle counts the requested number of addresses, even if fewer addresses are free in the block.
+            // The handle counts the requested number of addresses, even if the block has fewer free addresses.
             self.increment(handle, &cidr, count).await?;
             match self.update(&mut block).await {
                 Ok(()) => return Ok(assigned),
@@ -231,8 +233,8 @@ impl Calico {
         Err(Refusal::Conflict)
     }
 
-    /// Subtracts a number from a handle's count of addresses in a block. All errors are ignored, because Calico only
-    /// logs them. A count that would become negative is ignored, too.
+    /// Subtracts a number from a handle's count of addresses in a block. All errors of this step are ignored, because
+    /// Calico only logs them. A subtraction that would make the count negative is also ignored.
     async fn decrement(&self, handle: &str, cidr: &str, by: usize) {
         for _ in 0..RETRIES {
             let Ok(mut read) = self.get(handle_key(handle), json::<Handle>).await else { return };
@@ -268,7 +270,7 @@ impl Calico {
         Ok(released)
     }
 
-    /// Releases one address, whichever handle holds it.
+    /// Releases one address, whichever handle holds the address.
     pub(crate) async fn release_ip(&self, ip: IpAddr, cidr: &str) -> Done<Vec<IpAddr>> {
         let gone = self.release_from(cidr, |held, _| held == ip).await?;
         for (_, handle) in &gone {
@@ -277,7 +279,7 @@ impl Calico {
         Ok(gone.into_iter().map(|(ip, _)| ip).collect())
     }
 
-    /// Releases one address, provided that it has this handle and this sequence number. Returns true if the address was
+    /// Releases one address if it still has this handle and this sequence number. Returns true if the address was
     /// released.
     pub(crate) async fn release_leaked(&self, ip: IpAddr, cidr: &str, handle: &str, number: u64) -> Done<bool> {
         let is_it = |block: &Block| block.sequence_number_of(ip) == Some(number);
@@ -288,8 +290,8 @@ impl Calico {
         Ok(!gone.is_empty())
     }
 
-    /// Releases the addresses of a block for which the closure `test` returns true. If the block is then empty and has
-    /// no owner, it is deleted.
+    /// Releases the addresses of a block for which the closure `test` returns true. If the block is empty after the
+    /// release and has no owner, it is deleted.
     async fn release_from(&self, cidr: &str, test: impl Fn(IpAddr, &str) -> bool) -> Done<Vec<(IpAddr, String)>> {
         self.release_from_if(cidr, |_| true, test).await
     }
@@ -356,7 +358,7 @@ impl Calico {
     async fn make(&self, affinity: &mut Read<Affinity>, cidr: &str) -> Done<Read<Block>> {
         self.set_affinity(affinity, "pending").await?;
         // The first sequence number is derived from the affinity's revision, so a recreated block has other sequence
-        // numbers than the deleted block had.
+        // numbers than the deleted one.
         let number = u64::try_from(affinity.at.get()).unwrap() << 32;
         let value = Block::new(cidr, &self.host, self.pool.size, self.claimed, number);
         let key = block_key(cidr);
@@ -373,7 +375,7 @@ impl Calico {
         }
     }
 
-    /// Confirms the affinity if this host owns the existing block; otherwise, the affinity is deleted.
+    /// Confirms the affinity if this host owns the existing block, and deletes the affinity otherwise.
     async fn take_or_leave(&self, affinity: &mut Read<Affinity>, block: Read<Block>) -> Done<Read<Block>> {
         if block.value.is_of(&self.host) {
             self.confirm(affinity).await?;

@@ -1,5 +1,5 @@
-//! Decodes IPAM documents as Calico's client does. If Calico's client writes a document back, fields that the client
-//! does not know are lost.
+//! Decodes IPAM documents as Calico's client does. Fields that Calico's client does not know are lost when the client
+//! writes a document back.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Why a step of Calico's client failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The key to create already exists, or the key to change has changed since the client read it.
+    /// The key to create already exists, or the key to write has changed since the client read it.
     Conflict,
     Missing,
     /// Another host owns the block.
@@ -144,7 +144,7 @@ impl Block {
         held.collect()
     }
 
-    /// Returns the block's sequence number at which an address was assigned.
+    /// Returns the sequence number that the block had when an address was assigned.
     pub(crate) fn sequence_number_of(&self, ip: IpAddr) -> Option<u64> {
         let ordinal = (0..self.allocations.len()).find(|ordinal| self.address(*ordinal) == ip)?;
         self.sequence_numbers.as_ref()?.get(&ordinal.to_string()).copied()
@@ -177,8 +177,8 @@ impl Block {
         taken.into_iter().map(|ordinal| self.address(ordinal)).collect()
     }
 
-    /// Releases the addresses for which the closure `test` returns true, and returns them with the handles that held
-    /// them.
+    /// Releases the addresses for which the closure `test` returns true, and returns these addresses with the handles
+    /// that held them.
     pub(crate) fn release(&mut self, test: impl Fn(IpAddr, &str) -> bool) -> Vec<(IpAddr, String)> {
         let gone: Vec<_> = self.holders().into_iter().filter(|(ip, handle)| test(*ip, handle)).collect();
         for (ip, _) in &gone {
@@ -197,7 +197,8 @@ impl Block {
         gone
     }
 
-    /// Returns the first inconsistency between the block's lists, as `calicoctl ipam check` would report it.
+    /// Returns the first inconsistency between the lists in the block's document, as `calicoctl ipam check` would
+    /// report it.
     pub(crate) fn flaw(&self, cidr: &str) -> Option<&'static str> {
         let allocated: BTreeSet<usize> =
             (0..self.allocations.len()).filter(|i| self.allocations[*i].is_some()).collect();

@@ -1,4 +1,4 @@
-//! A store wrapper that slows its caller down. Before any store call, the caller may pause, halt for a while, or halt
+//! A store wrapper that slows down its caller. Before any store call, the caller may pause, halt for a while, or halt
 //! for ever.
 
 use std::sync::{Arc, Mutex};
@@ -12,13 +12,13 @@ use tokio::task::JoinHandle;
 /// Notifications that a caller of a store has halted.
 #[derive(Debug, Default)]
 pub(crate) struct Fate {
-    /// Notified when the caller halts for a while or for ever, so that no other caller waits for it.
+    /// A notification that the caller has halted for a while or for ever, so that no other caller waits for it.
     pub(crate) stopped: Notify,
-    /// Notified when the caller halts for ever.
+    /// A notification that the caller has halted for ever.
     pub(crate) gone: Notify,
 }
 
-/// A store wrapper for one caller, which it slows down or halts.
+/// A store wrapper that slows down or halts its only caller.
 #[derive(Debug)]
 pub(crate) struct Halting {
     inner: Arc<dyn Store>,
@@ -27,7 +27,7 @@ pub(crate) struct Halting {
 }
 
 impl Halting {
-    /// Wraps a store. Returns the wrapper, and the notifications that its caller has halted.
+    /// Wraps a store. Returns the wrapped store, and the notifications that its caller has halted.
     pub(crate) fn around(inner: Arc<dyn Store>, seed: u64) -> (Arc<dyn Store>, Arc<Fate>) {
         let fate = Arc::<Fate>::default();
         let random = Mutex::new(fastrand::Rng::with_seed(seed));
@@ -55,7 +55,7 @@ impl Halting {
     }
 }
 
-/// The tasks of the callers that have halted. All clones of this value share one list of tasks.
+/// The tasks of the callers that have halted. All clones of a [`Left`] share one list of tasks.
 #[derive(Clone, Default)]
 pub(crate) struct Left(Arc<Mutex<Vec<Stopped>>>);
 

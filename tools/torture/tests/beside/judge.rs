@@ -13,7 +13,7 @@ use crate::turns::Side;
 pub(crate) struct Stored {
     pub(crate) blocks: BTreeMap<String, Block>,
     pub(crate) handles: BTreeMap<String, Handle>,
-    /// The affinities, by owner and block. An owner is written as in the document of a block.
+    /// The affinities, by owner and block. The owner in the map is written as in the document of a block.
     pub(crate) affinities: BTreeMap<(String, String), Affinity>,
 }
 
@@ -61,7 +61,7 @@ impl Stored {
         self.blocks.values().flat_map(Block::holders).collect()
     }
 
-    /// Returns how many addresses of a block a handle holds, according to the block.
+    /// Returns the number of addresses of a block that a handle holds, according to the document of the block.
     fn held(&self, handle: &str, cidr: &str) -> i64 {
         let holders = self.blocks.get(cidr).map(Block::holders).unwrap_or_default();
         i64::try_from(holders.values().filter(|holder| *holder == handle).count()).unwrap()
@@ -79,8 +79,8 @@ impl Stored {
         self.affinities.get(&(owner.to_owned(), cidr.to_owned())).is_some_and(Affinity::is_confirmed)
     }
 
-    /// Returns the addresses that are assigned to a handle whose document does not count their block. Releasing the
-    /// handle would not release these addresses.
+    /// Returns the addresses that are assigned under a handle whose document does not count the addresses' block. A
+    /// release of the handle would not release these addresses.
     pub(crate) fn lost(&self) -> Vec<(IpAddr, String)> {
         let blocks =
             self.blocks.iter().flat_map(|(cidr, block)| block.holders().into_iter().map(move |held| (cidr, held)));
@@ -104,7 +104,7 @@ impl Judge {
     /// Applies the changes of the next revision and checks the new state.
     ///
     /// # Errors
-    /// The violated rule, and the keys that the revision changed.
+    /// An error for the violated rule. The error names the keys that the revision changed.
     pub(crate) fn advance(&mut self, side: Side, events: &[Event]) -> Result<(), String> {
         let before = self.now.clone();
         let mut touched = Touched::default();
@@ -165,7 +165,8 @@ impl Judge {
         self.owners(before, touched)
     }
 
-    /// Checks that blocks' owners and affinities agree, if they agreed before or if this revision changed one of them.
+    /// Checks that owners in blocks and affinity documents agree, if they agreed before or if this revision changed one
+    /// of them.
     fn owners(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
         let owner = |stored: &Stored, cidr: &String| -> Option<String> { stored.blocks.get(cidr)?.affinity.clone() };
         let mut pairs = touched.affinities.clone();
@@ -189,7 +190,7 @@ impl Judge {
     }
 }
 
-/// Checks that no address has changed its holder within one revision.
+/// Checks that no address has moved from one holder to another within one revision.
 fn not_moved(before: &Stored, now: &Stored) -> Result<(), String> {
     let held = before.holders();
     for (ip, holder) in now.holders() {

@@ -14,8 +14,8 @@ use kv::{Range, StoreExt};
 use crate::calico::Calico;
 use crate::documents::{BLOCKS, Block};
 
-/// The number of checks in which an address must be a candidate before the controller releases it. In Calico, this many
-/// checks take a quarter of an hour.
+/// The number of consecutive checks in which an address must be a candidate before the controller releases it. In
+/// Calico, the checks before a release take a quarter of an hour.
 const GRACE: usize = 3;
 
 /// The pods of the cluster by name, each with the addresses in its status.
@@ -64,7 +64,7 @@ impl KubeControllers {
         Self { pods, seen: BTreeMap::new() }
     }
 
-    /// Makes one check of all addresses. Returns the addresses that the check released, with their handles.
+    /// Checks all addresses of the cluster once. Returns the addresses that this check released, with their handles.
     pub(crate) async fn look(&mut self, calico: &Calico) -> Vec<(IpAddr, String)> {
         let listed = calico.store.list(Range::Prefix(BLOCKS.into())).await.unwrap();
         let blocks: Vec<Block> =

@@ -1,8 +1,8 @@
-//! Runs random pods that have two networks, on a real etcd. In the first network, either Calico's client or Margay
-//! assigns addresses; in the secondary network, only Margay does. Some of Calico's clients are slow or halt. A model of
-//! kube-controllers releases addresses that no pod uses.
+//! Runs random pods on a real etcd, where each pod has two networks. In the first network, either Calico's client or
+//! Margay assigns addresses; in the secondary network, only Margay does. Some calls of Calico's client are slow or
+//! halt. A model of kube-controllers releases addresses that no pod uses.
 //!
-//! The environment variable `BESIDE_OPS` sets the minimum number of operations.
+//! The environment variable `BESIDE_OPS` sets the minimum number of operations of the test.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ use testkit::server::Etcd;
 /// The address pools: one for the first network and one for the secondary network.
 const POOLS: [&str; 2] = ["10.0.0.0/26", "10.9.0.0/26"];
 const WORKERS: usize = 4;
-/// The number of operations after which the new revisions are judged.
+/// The number of operations after which the new revisions of the store are judged.
 const SEGMENT: usize = 4_000;
 
 /// The names of the attributes with which the secondary network records its pods.
@@ -59,7 +59,7 @@ impl Answered {
     }
 
     fn released(&self, ip: IpAddr, handle: &str) {
-        // Since the address was released, it may have been assigned to another pod.
+        // Since its release, the address may have been assigned to another pod.
         let is_its = |pod: &&String| handle.ends_with(&format!(".{pod}"));
         if let Some(pod) = self.has.lock().unwrap().get(&ip).filter(is_its) {
             self.wrong.lock().unwrap().push(format!("kube-controllers released {ip} of {handle}, and {pod} has it"));
@@ -228,8 +228,8 @@ async fn control(field: Field, over: Arc<AtomicBool>) {
     }
 }
 
-/// Runs the workers until `ops` operations are done or an error is found. The revisions of each [`SEGMENT`] are judged
-/// together.
+/// Runs the workers until `ops` operations are done or the test finds an error. The revisions of every [`SEGMENT`]
+/// operations are judged together.
 async fn run(field: &Field, random: &mut fastrand::Rng, ops: usize) {
     let over = Arc::new(AtomicBool::new(false));
     let controllers = tokio::spawn(control(field.clone(), Arc::clone(&over)));
@@ -309,8 +309,8 @@ async fn pods_with_calico_names_lose_live_address() {
     let mut random = fastrand::Rng::with_seed(seed());
     let server = Etcd::start().unwrap();
     let field = field(&server, Names::Calicos).await;
-    // The run ends as soon as an address is wrongly released. On a busy machine, kube-controllers make fewer checks in
-    // the same number of operations.
+    // The test run ends as soon as an address is wrongly released. On a busy machine, kube-controllers makes fewer
+    // checks during the same number of operations.
     run(&field, &mut random, 80_000).await;
     let wrong = field.answered.wrong.lock().unwrap().clone();
     assert!(wrong.iter().any(|what| what.contains("kube-controllers released")), "{wrong:?}");

@@ -85,8 +85,8 @@ impl Worker {
         let (own, count) = (handle.clone(), self.random.usize(1..3));
         let assigned = self.calicos(|writer| async move { writer.auto_assign(&own, count).await }).await;
         let Some(assigned) = assigned else {
-            // A runtime sends a DEL even after a failed ADD. In this test, the node has been switched from Calico to
-            // Margay before the DEL.
+            // A runtime sends a DEL even after an ADD that failed. In this test, the node is switched from Calico to
+            // Margay before that DEL.
             del(&allocator(self.store_of(Side::Ours)), self.host, &container).await.unwrap();
             return;
         };

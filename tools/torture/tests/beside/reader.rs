@@ -25,8 +25,8 @@ type State = BTreeMap<String, Vec<u8>>;
 enum After {
     /// The reader lists all keys again, and then watches from the next revision.
     List,
-    /// The reader watches again from the last revision that it has seen. The reader may have seen only some events of
-    /// that revision.
+    /// The reader watches again from the last revision that it has seen. The reader may have seen only some of the
+    /// events of its last revision.
     Resume,
 }
 
@@ -37,7 +37,7 @@ struct Reader {
     state: State,
     /// The changed keys of each watched revision, with their new values.
     changes: BTreeMap<i64, BTreeMap<String, Option<Vec<u8>>>>,
-    /// The number of times that the connection was broken.
+    /// The number of times that the reader's connection was broken.
     cuts: usize,
     within: usize,
     /// The number of watch responses that continue the revision of the previous response.
@@ -97,7 +97,7 @@ impl Reader {
                 self.within += usize::from(next == Some(revision));
                 return match self.after {
                     After::List => self.list().await,
-                    // The reader may not have received all events of this revision.
+                    // The reader may not have received all events of the last revision yet.
                     After::Resume if revision < to => revision,
                     After::Resume if next == Some(revision) || self.random.bool() => revision,
                     After::Resume => revision + 1,
@@ -136,7 +136,7 @@ async fn churn(store: Arc<dyn Store>, rounds: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_cut_anywhere_rebuild_commits() {
     let mut random = fastrand::Rng::with_seed(seed());
-    // With this limit for requests, etcd splits watch responses of more than half a megabyte into fragments.
+    // With this request limit, etcd splits watch responses of more than half a megabyte into fragments.
     let server = Etcd::start_with("http", &["--max-request-bytes=65536".to_owned()]).unwrap();
     let plain: Arc<dyn Store> = Arc::new(EtcdStore::open(&Options::new([server.url()])).unwrap());
     let (authors, commits) = (Authors::default(), Commits::default());

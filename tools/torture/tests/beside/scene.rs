@@ -1,4 +1,5 @@
-//! Sets up a cluster with two hosts and one small pool, and the callers of both sides.
+//! Sets up a cluster with two hosts and one small pool. This module also creates the callers on Calico's side and on
+//! Margay's side.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,7 +21,7 @@ use crate::documents::{Affinity, Block, Handle, affinity_key, block_key, handle_
 use crate::judge::{Judge, Stored};
 use crate::turns::{Authors, Side};
 
-/// The time that the clock of every allocator shows, which equals `JUST_NOW`.
+/// The time that every allocator's clock shows in these tests, which equals `JUST_NOW`.
 const NOW: i64 = 1_800_000_000;
 pub(crate) const HOSTS: [&str; 2] = ["a", "b"];
 
@@ -105,13 +106,14 @@ impl Found {
     }
 }
 
-/// Returns the current revision of the store and all its keys. The revisions after this one are judged by the test.
+/// Returns the current revision of the store and all its keys. The test judges the revisions that follow this revision.
 pub(crate) async fn everything(store: &Arc<dyn Store>) -> (Revision, Vec<Kv>) {
     let listed = store.list(Range::All).await.unwrap();
     (listed.revision, listed.kvs)
 }
 
-/// Judges all revisions since the start of the test. A revision without a recorded author counts as written by Margay.
+/// Judges all revisions of the store since the start of the test. A revision without a recorded author counts as
+/// written by Margay.
 pub(crate) async fn judge(
     store: &Arc<dyn Store>,
     start: &(Revision, Vec<Kv>),
@@ -148,8 +150,8 @@ pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
         ipam.release_node_affinities(host, ReleaseIf::Any, soon()).await.map_err(|error| error.to_string())?;
     }
     let left = Stored::read(&everything(store).await.1);
-    // An empty block without an affinity may be left in the store, because releasing a node's blocks does not find it.
-    // The next claim of this block will find it.
+    // An empty block without an affinity may remain in the store, because releasing all blocks of a node does not find
+    // it. The next claim of this block finds it.
     let kept: Vec<_> = left.blocks.values().filter(|block| !block.is_empty()).collect();
     if !kept.is_empty() || !left.handles.is_empty() || !left.affinities.is_empty() {
         return Err(format!("left: {left:?}"));

@@ -1,5 +1,5 @@
-//! Runs short scenarios with one call of Calico's client and one call of Margay at the same time. Each scenario is run
-//! with every order of the store requests, and with Calico's client halted at every point.
+//! Runs short scenarios in which one call of Calico's client and one call of Margay happen at the same time. Each
+//! scenario is run with every order of the two calls' store requests, and with Calico's client halted at every point.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -154,7 +154,7 @@ async fn check(store: &Arc<dyn Store>, run: &Run, releases: &[&str]) -> Result<(
     clean_up(store).await
 }
 
-/// Runs one scenario with every order of its store requests, and returns the number of orders.
+/// Runs one scenario with every order of its store requests, and returns the number of different orders.
 async fn tell(start: Start, calicos: Theirs, own: Own) -> usize {
     let mut releases = Vec::new();
     match calicos {
@@ -226,7 +226,7 @@ async fn steps_in_every_order_with_block_in_use() {
     let own = [AddC0, AddC2, DelC0, DelC1, ReleaseIp, GiveBack, GiveBackEmpty];
     all(Start::Used, &[Theirs::DelC0, Theirs::ReleaseIp, Theirs::GiveBack, Theirs::GiveBackEmpty], &own).await;
     all(Start::Used, &[Theirs::AddC1], &[AddC2, DelC0, DelC1, ReleaseIp]).await;
-    // In these two pairs, both calls concern the same container.
+    // In these two pairs of calls, both calls concern the same container.
     all(Start::Used, &[Theirs::AddC2], &[AddC2, DelC0]).await;
 }
 

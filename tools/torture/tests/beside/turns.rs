@@ -1,6 +1,6 @@
 //! Runs several actors on one store, one store call at a time, in every order of calls that can change the result.
 //!
-//! If two adjacent calls touch none of each other's keys, only one of their orders is run, because the other order has
+//! If two adjacent store calls touch none of each other's keys, only one of their two orders is run, because both have
 //! the same result.
 
 use std::collections::BTreeMap;
@@ -23,7 +23,7 @@ pub(crate) enum Side {
 
 /// For each revision, the side that wrote it.
 pub(crate) type Authors = Arc<Mutex<BTreeMap<Revision, Side>>>;
-/// For each revision, the keys that it changed and their new values; `None` for a deleted key.
+/// For each revision, the keys that it changed, each with its new value or `None` if the key was deleted.
 pub(crate) type Commits = Arc<Mutex<BTreeMap<Revision, BTreeMap<String, Option<Vec<u8>>>>>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +51,8 @@ impl Call {
                 Op::Range(read) => call.reads.push(read.range.clone()),
             }
         }
-        // A transaction's first read fixes the revision for its later reads, so the first read depends on writes of
-        // every key.
+        // A transaction's first read fixes the revision of its later reads, so the first read depends on all earlier
+        // writes, whatever their keys are.
         if txn.compares.is_empty() && txn.is_read_only() {
             call.reads.push(Range::All);
         }
@@ -80,7 +80,7 @@ struct Table {
     states: Mutex<Vec<State>>,
     /// The next store call of each actor that waits for its turn.
     calls: Mutex<Vec<Call>>,
-    /// The notifications that wake an actor when its turn has come.
+    /// For each actor, the notification that wakes the actor when its turn has come.
     turns: Vec<Notify>,
     changed: Notify,
 }
@@ -117,7 +117,7 @@ impl InTurn {
 #[async_trait]
 impl Store for InTurn {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        // The state at a past revision never changes, so a read at that revision may happen at any time.
+        // The state at a past revision never changes, so a read at a past revision need not wait for its turn.
         if !request.at.is_set() {
             self.turn(|| Call { reads: vec![request.range.clone()], writes: vec![] }).await;
         }
@@ -156,7 +156,7 @@ pub(crate) fn noting(inner: &Arc<dyn Store>, side: Side, authors: &Authors, comm
     Arc::new(InTurn { inner, actor: 0, table: None, side, authors, commits })
 }
 
-/// What an actor does with its store. The output of the future describes the outcome.
+/// What an actor does with its store. The output of the future is a description of the outcome.
 pub(crate) type Work = Box<dyn FnOnce(Arc<dyn Store>) -> Pin<Box<dyn Future<Output = String> + Send>> + Send>;
 
 /// An actor of a run: its side, and what it does.
@@ -174,14 +174,15 @@ impl Actor {
     }
 }
 
-/// A decision in a run: which actor makes the next call, or that all actors that have not finished halt for ever.
+/// A decision in a run: either which actor makes the next call, or that all unfinished actors halt for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     Next(usize),
     Die,
 }
 
-/// The result of a run: each choice with the number of possible choices, and the outcome of each actor that finished.
+/// The result of a run: each choice with the number of alternatives that it had, and the outcome of each actor that
+/// finished.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) choices: Vec<(usize, usize)>,
@@ -191,8 +192,8 @@ pub(crate) struct Run {
     pub(crate) is_new: bool,
 }
 
-/// Runs the actors in turns, one store call at a time. `prefix` contains the first choices of the run. After these, the
-/// first possible choice is made each time.
+/// Runs the actors in turns, one store call at a time. The parameter `prefix` contains the first choices of the run.
+/// After the choices in `prefix`, the first possible choice is made each time.
 pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<Actor>, prefix: &[usize]) -> Run {
     let count = actors.len();
     let sides: Vec<Side> = actors.iter().map(|actor| actor.side).collect();
@@ -216,7 +217,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
                 commits: Commits::default(),
             };
             tokio::spawn(async move {
-                // When this guard is dropped, the actor counts as done, even if its work has panicked.
+                // When this guard is dropped, the actor is marked as done, even if the actor's work has panicked.
                 let _done = Leaving(Arc::clone(&table), number);
                 (actor.work)(Arc::new(own)).await
             })
@@ -245,8 +246,8 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         run.choices.push((chosen, possible.len()));
         run.order.push(possible[chosen]);
         let Choice::Next(actor) = possible[chosen] else { break };
-        // Another run has made this actor's call first at this point. As long as only calls that commute with it
-        // follow, making it next would lead to the same result.
+        // Do not choose an actor next if another run has already chosen it at this point, as long as only calls that
+        // commute with its call follow.
         let calls = table.calls.lock().unwrap().clone();
         asleep.extend(possible[..chosen].iter().filter_map(|choice| match choice {
             Choice::Next(actor) => Some(*actor),
@@ -280,7 +281,7 @@ impl Table {
     }
 }
 
-/// A guard whose drop marks an actor as done.
+/// A guard that marks an actor as done when the guard is dropped.
 struct Leaving(Arc<Table>, usize);
 
 impl Drop for Leaving {
@@ -289,8 +290,8 @@ impl Drop for Leaving {
     }
 }
 
-/// Runs every combination of choices, one run after another. Returns the number of runs that were not stopped because
-/// their result equals another run's.
+/// Runs every combination of choices, one run after another. Returns the number of runs whose result does not equal
+/// that of another run.
 pub(crate) async fn explore(mut run: impl AsyncFnMut(Vec<usize>) -> Run) -> usize {
     let (mut prefix, mut runs) = (Vec::new(), 0);
     loop {

@@ -32,7 +32,7 @@ fn kubernetes(conf: &Value) -> Kubernetes {
     Kubernetes::from_conf(&conf, &Environment::default())
 }
 
-/// Writes a kubeconfig with this cluster and this user in JSON, which is also valid YAML.
+/// Writes a kubeconfig with this cluster and this user. The kubeconfig is written in JSON, which is also valid YAML.
 fn kubeconfig(folder: &TempDir, cluster: &Value, user: &Value) -> Kubernetes {
     let text = json!({
         "current-context": "here",
@@ -74,13 +74,13 @@ fn reported(error: CniError) -> (u32, String) {
 pub(crate) enum Reply {
     /// An HTTP response with this status line, these additional header lines and this body.
     Say(String, String, String),
-    /// The server sends these bytes, then closes the connection.
+    /// The test server sends these bytes, then closes the connection.
     Bytes(Vec<u8>),
-    /// The server sends these bytes slowly, one every tenth of a second.
+    /// The test server sends these bytes slowly, one every tenth of a second.
     Drip(Vec<u8>),
-    /// The server never replies.
+    /// The test server never replies.
     Nothing,
-    /// The server opens a tunnel to the host of the CONNECT request, as a proxy does.
+    /// The test server opens a tunnel to the host of the CONNECT request, as a proxy does.
     Tunnel,
 }
 
@@ -117,7 +117,8 @@ struct Seen {
 type Answers = Arc<dyn Fn(usize, &str) -> Reply + Send + Sync>;
 
 impl Server {
-    /// Starts a server. The closure `answers` is called with the index of the request and the request's head.
+    /// Starts a server. The closure `answers` gets the index of the request and the request's head, and returns the
+    /// server's reply.
     pub(crate) fn start(answers: impl Fn(usize, &str) -> Reply + Send + Sync + 'static) -> Self {
         Self::with(None, Arc::new(answers))
     }
@@ -145,7 +146,8 @@ impl Server {
                 tokio::spawn(async move {
                     match tls {
                         None => serve(socket, &answers, &seen).await,
-                        // The TLS handshake fails if the client lacks a certificate, or does not trust this server.
+                        // The TLS handshake fails if the client has no required certificate, or does not trust this
+                        // server.
                         Some(tls) => {
                             if let Ok(stream) = tls.accept(socket).await {
                                 serve(stream, &answers, &seen).await;
@@ -182,7 +184,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // A test may run inside its own tokio runtime, and waiting there for the server's runtime to stop would panic.
+        // A test may run inside its own tokio runtime, where waiting for this server's runtime to stop would panic.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -203,7 +205,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send>(mut stream: S, answers:
             heads.push(head.clone());
             heads.len() - 1
         };
-        // A write fails if the client has disconnected, which is fine.
+        // A failed write is fine, because it means that the client has disconnected.
         match answers(number, &head) {
             Reply::Say(status, lines, body) => {
                 let length = body.len();

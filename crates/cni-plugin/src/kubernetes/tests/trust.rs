@@ -104,8 +104,8 @@ async fn authority_comes_from_file_or_inline() {
     ] {
         ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap();
     }
-    // The authority in the network configuration replaces the kubeconfig's authority, even if the kubeconfig has
-    // `insecure-skip-tls-verify`.
+    // The certificate authority in the network configuration replaces the kubeconfig's authority, even if the
+    // kubeconfig has `insecure-skip-tls-verify`.
     let overruled = |cluster: &Value| {
         kubeconfig(&folder, cluster, &json!({}));
         let policy = json!({"k8s_certificate_authority": folder.path().join("ca.pem")});

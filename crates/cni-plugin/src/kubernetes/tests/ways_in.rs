@@ -64,7 +64,7 @@ async fn login_token_is_read_again_when_replaced() {
     let mut client =
         kubeconfig(&folder, &json!({"server": server.url()}), &json!({"tokenFile": token})).client().unwrap();
     client.namespace("shop", LONG).await.unwrap();
-    // Kubernetes replaces a token file by renaming a new file to its name.
+    // When Kubernetes replaces a token file, it renames a new file to the token file's name.
     write(&folder.path().join("new"), "two");
     std::fs::rename(folder.path().join("new"), &token).unwrap();
     client.namespace("shop", LONG).await.unwrap();
@@ -90,7 +90,7 @@ async fn login_configuration_beats_kubeconfig() {
     let policy = json!({"type": "k8s", "k8s_auth_token": "mine", "k8s_api_root": root});
     ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": policy}))).await;
     assert!(other.only_head().starts_with("GET /api/v1/namespaces/shop HTTP/1.1\r\n"));
-    // The setting `kubernetes.k8s_api_root` overrides `policy.k8s_api_root`, and its whole path is used.
+    // The setting `kubernetes.k8s_api_root` overrides `policy.k8s_api_root`, and its path is used as a whole.
     let root = format!("{}/proxy/", server.url());
     ask(&kubernetes(&json!({"kubernetes": {"k8s_api_root": root}, "policy": policy}))).await;
     assert!(server.heads()[1].starts_with("GET /proxy/api/v1/namespaces/shop HTTP/1.1\r\n"));
@@ -158,7 +158,7 @@ fn kubeconfig_is_not_repeated_when_malformed() {
     write(&path, "x".repeat((1 << 20) + 1));
     assert!(refused(&kubernetes).ends_with(" has more than 1048576 bytes"));
     std::fs::remove_file(&path).unwrap();
-    // No process writes to this named pipe.
+    // The test writes nothing to this named pipe.
     mkfifo(&path, Mode::from_bits_truncate(0o600)).unwrap();
     assert!(refused(&kubernetes).ends_with("this is no file"));
     std::fs::remove_file(&path).unwrap();
@@ -166,7 +166,7 @@ fn kubeconfig_is_not_repeated_when_malformed() {
     assert!(refused(&kubernetes).starts_with("cannot read "));
 }
 
-/// Returns, for each kind of credential file, the file's path and settings for the Kubernetes API that name this file.
+/// For each kind of credential file, returns the path of a file, and Kubernetes API settings that name the file.
 fn each_file(folder: &TempDir) -> Vec<(PathBuf, Kubernetes)> {
     let at = |name: &str| folder.path().join(name);
     for name in ["token", "ca", "certificate", "key"] {
