@@ -25,8 +25,8 @@ use crate::verb::{Add, Answer, Check, CheckAnswer, Del, Gc, GcSummary, Quarantin
 
 /// Carries out CNI verbs on a store, after the plugin has checked the verbs' requests.
 ///
-/// A plugin process makes a single, synchronous call of this trait. An implementation closes the store before the call
-/// returns, because the process may end right afterwards.
+/// A plugin process makes a single, synchronous call of an allocator. An implementation closes the store before the
+/// call returns, because the process may end right afterwards.
 pub trait Allocator {
     /// Carries out a verb on a store, and returns an answer of the kind that the verb expects.
     ///
@@ -39,7 +39,7 @@ pub trait Allocator {
 
 impl dyn Allocator + '_ {
     /// Carries out an ADD on a store. Returns `None` if a pool's selector needs the labels of the pod's namespace, and
-    /// the request does not contain them.
+    /// the request does not contain these labels.
     ///
     /// # Errors
     /// Any error of [`call`](Allocator::call).
@@ -79,7 +79,7 @@ impl dyn Allocator + '_ {
     /// Checks for a STATUS whether this ADD would succeed now.
     ///
     /// # Errors
-    /// The problem with the store or the configuration that would make an ADD fail. STATUS prints this problem with the
+    /// The problem with the store or the configuration that would make an ADD fail. STATUS prints the problem with the
     /// CNI error code 50.
     pub fn status(&self, at: &StoreAccess, add: Add) -> Result<()> {
         if self.call(at, &Verb::Status(Box::new(add)))? == Answer::NamespaceWanted {
@@ -99,7 +99,8 @@ impl dyn Allocator + '_ {
         }
     }
 
-    /// Releases the addresses for which another device answered the probe of an ADD, and quarantines them.
+    /// Releases the addresses for which another device answered the probe of an ADD, and quarantines the released
+    /// addresses.
     ///
     /// # Errors
     /// Any error of [`call`](Allocator::call).
@@ -168,9 +169,9 @@ impl Allocator for DaemonAllocator {
 }
 
 impl Verb {
-    /// Returns the verb to carry out if the daemon may already have carried out this verb. The result is `None` if the
-    /// verb can simply be repeated. A repeated ADD returns the addresses that the daemon may already have assigned to
-    /// the attachment.
+    /// If the daemon may already have carried out this verb, returns the verb with which the plugin continues. The
+    /// result is `None` if the plugin can simply repeat the verb. A repeated ADD returns the addresses that the daemon
+    /// may already have assigned to the attachment.
     fn as_repeat(&self) -> Option<Self> {
         let Self::Add(add) = self else { return None };
         let mut add = add.clone();
@@ -221,8 +222,8 @@ fn ask_daemon_to_yield(location: &Location) -> Option<DaemonConnection> {
 
 /// Time limit for carrying out a STATUS.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(900);
-/// The part of [`STATUS_TIMEOUT`] that a STATUS may spend waiting for the store lock. If STATUS does not get the lock
-/// in this time, it takes another 300 ms to find out which process holds the lock.
+/// The part of [`STATUS_TIMEOUT`] that a STATUS may spend waiting for the store lock. If STATUS does not get the store
+/// lock in this time, finding out which process holds the lock takes another 300 ms.
 const STATUS_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// An allocator that opens the store in this process.
@@ -233,14 +234,14 @@ pub struct DirectAllocator {
 }
 
 impl DirectAllocator {
-    /// Creates an allocator on a store that the caller has already opened. The allocator uses this store for every
-    /// call, even if the call names another location, and never closes the store.
+    /// Creates an allocator on a store that the caller has already opened. The allocator uses the caller's store for
+    /// every call, even if the call names another location, and never closes the store.
     pub fn on(store: Arc<dyn Store>) -> Self {
         Self { given: Some(store), session: None }
     }
 
-    /// Creates an allocator for a session. The allocator uses the session's open store for every call that names the
-    /// location of this store.
+    /// Creates an allocator for a session. For calls that name the location of the session's store, the allocator uses
+    /// this open store.
     pub fn within(session: Arc<Session>) -> Self {
         Self { given: None, session: Some(session) }
     }
@@ -348,7 +349,7 @@ impl Verb {
                 tracing::info!(%error, "other processes hold the store lock, so STATUS reports the store as ready");
                 Ok(Answer::Ready)
             }
-            // STATUS succeeds if the store does not exist yet, because the first ADD creates it.
+            // STATUS succeeds if the store does not exist yet, because the first ADD creates the store.
             (Self::Status(add), VerbFailure::Store(error)) if is_no_store(&error, location) && add.makes_store() => {
                 check_can_create(location)?;
                 Ok(Answer::Ready)
@@ -364,12 +365,12 @@ async fn lock_host(at: &StoreAccess, verb: &Verb, store: Arc<dyn Store>) -> Opti
     if is_due { HostLock::take(&at.lock_file, at.patience, connect_store(store)).await } else { None }
 }
 
-/// Connects to a cluster by sending a request; the result of the request is ignored. Without this request, connecting
-/// would happen under the host lock. With sixteen concurrent calls, connecting would take a third of the time for which
-/// each call holds the lock.
+/// Connects to a cluster by sending a request; the result of the request is ignored. Without such a first request, the
+/// verb would connect to the cluster under the host lock. With sixteen concurrent calls, connecting would take a third
+/// of the time for which each call holds the lock.
 async fn connect_store(store: Arc<dyn Store>) {
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::KeysOnly);
-    // The error of this first request is ignored, because the verb's own requests get and report the same error.
+    // An error of the first request is ignored, because the verb's own requests get and report the same error.
     let _ = store.range(request).await;
 }
 

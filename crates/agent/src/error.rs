@@ -27,7 +27,7 @@ pub enum Code {
     InvalidNetns,
     /// 11: the call changed nothing, and may succeed if the runtime repeats it a little later.
     TryAgain,
-    /// 50: an ADD would fail now. Only STATUS returns this code.
+    /// 50: an ADD would fail now. Only STATUS returns the code 50.
     Unavailable,
     /// 100: the datastore does not answer the test request of the option `-t`.
     Unreachable,
@@ -87,8 +87,8 @@ impl CniError {
         Self::new(Code::InvalidConfig, message)
     }
 
-    /// Creates an error with code 999. Its message joins the messages of `error` and of all its sources with `: `. A
-    /// source of the error is left out if its message already occurs in the joined message.
+    /// Creates an error with code 999. The error's message joins the messages of `error` and of all its sources with `:
+    /// `. A source of the error is left out if its message already occurs in the joined message.
     pub fn from_error(error: &(dyn StdError + 'static)) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
@@ -166,7 +166,7 @@ pub enum NetworkRules {
 pub enum VerbFailure {
     /// Any store error.
     Store(kv::Error),
-    /// A pool's selector needs the labels of the pod's namespace, and the request does not contain them.
+    /// A pool's selector needs the labels of the pod's namespace, and the request does not contain these labels.
     NamespaceWanted,
     /// No address is free. An ADD may still succeed after leftover addresses of earlier boots have been released.
     NoRoom(CniError),
@@ -206,8 +206,8 @@ pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
         ipam_core::Error::Bridge(error @ BridgeError::GatewayInUse { .. }) => {
             CniError::internal(error.to_string()).into()
         }
-        // An import locks the store, so this call has changed nothing, and the code 11 tells the runtime to repeat it
-        // later.
+        // An import locks the store, so the call has changed nothing, and the code 11 tells the runtime to repeat the
+        // call later.
         ipam_core::Error::ImportLocked(filling) => CniError::new(Code::TryAgain, filling.to_string()).into(),
         ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
         error => {

@@ -19,14 +19,14 @@
 //! # The bytes of a file
 //!
 //! The file of a pending commit consists of fixed magic bytes, the number of the file's form, a CRC-32 of the content,
-//! and the content. This version of Margay writes form 3. Its content is the store, the attachment and the transaction
-//! in the encoding of the daemon's socket ([`wire::encode`]), and its checksum also covers the form's number. Later
-//! versions may add fields or variants to the types in `kv`. Such an addition to the types of a transaction changes the
-//! bytes of the file, so it needs a new form. Otherwise, a test with the bytes of form 3 fails.
+//! and the content. This version of Margay writes files of form 3. The content of form 3 is the store, the attachment
+//! and the transaction in the encoding of the daemon's socket ([`wire::encode`]), and its checksum also covers the
+//! form's number. Later versions may add fields or variants to the types in `kv`. An addition to the types of a
+//! transaction changes the bytes of the file, so it needs a new form. Otherwise, a test with the bytes of form 3 fails.
 //!
-//! Earlier versions of Margay wrote the forms 1 and 2. This version reads these forms but does not write them. Form 1
-//! is the bincode encoding of the `LegacyRecord` types. Form 2 is for several attachments. In this form, the length of
-//! the content precedes the checksum, the additional attachments are at the end of the content, and steps follow the
+//! Earlier versions of Margay wrote the forms 1 and 2, which this version reads but does not write. Form 1 is the
+//! bincode encoding of the `LegacyRecord` types. Form 2 is for several attachments. In form 2, the length of the
+//! content precedes the checksum, the additional attachments are at the end of the content, and steps follow the
 //! content. A step is a single byte that a process appends to a file of form 2. If two steps in a file contradict each
 //! other, only the earlier step counts. Steps exist because one of the attachments may be released before the
 //! transaction is sent for the first time. Without steps, the transaction would then assign an address to a released
@@ -141,8 +141,8 @@ impl PendingCommitFolder {
         Ok(is_here)
     }
 
-    /// Returns the pending commits of an attachment that were recorded under exactly this store's address. No file is
-    /// changed.
+    /// Returns the pending commits of an attachment that were recorded under exactly this store's address; changes no
+    /// file.
     ///
     /// # Errors
     /// Any error of [`PendingCommits::pending`].
@@ -261,8 +261,8 @@ const CURRENT_FORM: u8 = 3;
 /// several attachments.
 const FIRST_FORM: u8 = 1;
 const SEVERAL_FORM: u8 = 2;
-/// Maximum number of bytes to decode from a file of form 1 or 2. No pending commit in a file of form 1 or 2 is larger
-/// than this limit.
+/// Maximum number of bytes to decode from a file of form 1 or 2. No pending commit in a file of form 1 or 2 has more
+/// bytes.
 const MAX_DECODED_BYTES: usize = 4 * 1024 * 1024;
 const LEGACY_BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_DECODED_BYTES>> =
     bincode::config::standard().with_limit::<MAX_DECODED_BYTES>();

@@ -3,8 +3,8 @@
 //! The check is a transaction that changes nothing ([`Txn::trial`]). Like a write, it needs the agreement of the etcd
 //! cluster's members. Runtimes call STATUS every few seconds. The result of the check is therefore kept for a minute in
 //! a file in memory (`/run`). There is one file for each login, network and node. An ADD that fails with a store error
-//! removes this file, whatever result the file contains. An ADD that succeeds removes this file only if the file
-//! contains a refusal.
+//! removes the file with the kept result, whatever the result is. An ADD that succeeds removes the file with the kept
+//! result only if the result is a refusal.
 
 use std::fs;
 use std::path::PathBuf;
@@ -48,7 +48,7 @@ struct RightsRecord {
     whose: RightsSubject,
     /// The time when the node's rights were checked, in Unix seconds.
     at: u64,
-    /// Why etcd would refuse the writes of an ADD; `None` if it would accept them.
+    /// Why etcd would refuse the writes of an ADD; `None` if etcd would accept the writes.
     refusal: Option<String>,
 }
 

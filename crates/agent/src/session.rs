@@ -29,7 +29,8 @@ pub struct StoreAccess {
     /// The location of the store.
     pub location: Location,
     /// The file that Calico's plugins on this host lock while they work on a cluster's store. The setting
-    /// `ipam_lock_file` overrides Calico's default file. An embedded store has its own lock and does not use this file.
+    /// `ipam_lock_file` overrides Calico's default file. An embedded store has its own lock and does not use Calico's
+    /// lock file.
     pub lock_file: PathBuf,
     /// Time limit of a plugin call on a cluster's store: the setting `datastore_timeout`, or 10 s.
     pub patience: Duration,
@@ -38,8 +39,8 @@ pub struct StoreAccess {
 }
 
 impl StoreAccess {
-    /// Returns this access with the remaining time of the plugin call as its time limit, because one time limit covers
-    /// all steps of the call. The remaining time is always long enough to report a failure to the runtime.
+    /// Returns a copy whose time limit is the remaining time of the plugin call, because one time limit covers all
+    /// steps of the call. The remaining time is always long enough to report a failure to the runtime.
     #[must_use]
     pub fn with_time_left(&self, begun: Instant) -> Self {
         let left = self.patience.saturating_sub(begun.elapsed()).max(MIN_STEP_BUDGET);
@@ -136,7 +137,7 @@ pub(crate) fn in_place(options: OpenOptions) -> OpenOptions {
 /// On etcd, a commit that a process has sent may still be carried out after the process is killed. The allocator
 /// therefore records each commit as pending before it sends the commit. On an embedded store, nothing is committed
 /// after the process has died, so the allocator records no pending commits. On etcd, the allocator also remembers in
-/// which blocks it found free addresses. This saves a round trip to the store. On every store, the allocator remembers
+/// which blocks it found free addresses, which saves a round trip to the store. On every store, the allocator remembers
 /// which pools of a network were full.
 pub fn ipam_for_store(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
     if location.is_shared() {
@@ -151,8 +152,8 @@ pub fn ipam_for_store(store: Arc<dyn Store>, location: &Location, cluster: Optio
     }
 }
 
-/// Returns the allocator of [`ipam_for_store`]. If no address is free, this allocator also scans the machine for
-/// addresses that are no longer used.
+/// Returns the allocator of [`ipam_for_store`] with one addition: if no address is free, the allocator scans the
+/// machine for addresses that are no longer used.
 pub(crate) fn ipam_with_liveness(
     store: Arc<dyn Store>,
     location: &Location,

@@ -22,7 +22,8 @@ use crate::rights::WriteRights;
 /// A request to the daemon: a CNI verb and its time limit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VerbRequest {
-    /// Time limit for carrying out the verb. After this time, the daemon starts no further work for the verb.
+    /// Time limit for carrying out the verb. When the time limit has passed, the daemon starts no further work for the
+    /// verb.
     pub within: Duration,
     /// The file that Calico's plugins on this host lock while they work on a cluster's store.
     pub lock_file: PathBuf,
@@ -54,7 +55,7 @@ pub enum Verb {
     /// that is too young, is of unknown age, or lacks Margay's attributes.
     Gc(Gc),
     /// Releases the addresses of an attachment that other devices on the layer-2 segment use, and quarantines them in
-    /// the same commit. An ADD sends this request after its probe has found addresses that other devices use.
+    /// the same commit. An ADD requests a quarantine after its probe has found addresses that other devices use.
     Quarantine(Quarantine),
 }
 
@@ -74,16 +75,17 @@ pub struct Add {
 pub struct Del {
     /// The attachment whose addresses are released.
     pub attachment: Attachment,
-    /// The handle under which old versions of Calico recorded the container's addresses: `<namespace>.<pod>`, or only
-    /// the container id.
+    /// The handle under which old versions of Calico recorded the container's addresses, which is `<namespace>.<pod>`,
+    /// or only the container id.
     pub old_handle: String,
     /// The addresses that the runtime reports for the attachment; may be empty. The DEL first reads the blocks that
-    /// contain these addresses. A DEL also releases addresses of the attachment that are not in this list.
+    /// contain the reported addresses. A DEL also releases addresses of the attachment that the runtime does not
+    /// report.
     pub addresses: Vec<IpAddr>,
     /// The WorkloadEndpoint to delete from the store. The commit that releases the addresses also deletes the
     /// WorkloadEndpoint, unless the pod runs a virtual machine.
     pub endpoint: Option<EndpointToDelete>,
-    /// The namespace of the pod, if the runtime passes it.
+    /// The namespace of the pod, if the runtime names the namespace.
     pub namespace: Option<String>,
     /// The virtual machine whose address the pod had (only on a Calico network). Only the plugin itself, not the
     /// daemon, carries out requests for virtual machines.
@@ -116,7 +118,8 @@ pub struct Gc {
     pub now: i128,
 }
 
-/// A request to quarantine addresses of an attachment, because other devices on the layer-2 segment use them.
+/// A request to quarantine addresses of an attachment, because other devices on the layer-2 segment use these
+/// addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quarantine {
     /// The attachment to which an ADD has just assigned the addresses.
@@ -141,8 +144,8 @@ pub enum Answer {
     /// A pool's selector needs the labels of the pod's namespace. The plugin reads the labels of the pod's namespace
     /// and sends the request again with these labels.
     NamespaceWanted,
-    /// The reason why the daemon does not carry out the verb. After this answer, the plugin opens the store itself and
-    /// carries out the verb.
+    /// The reason why the daemon does not carry out the verb. If the daemon declines the verb, the plugin opens the
+    /// store itself and carries out the verb.
     Declined(String),
     /// The error with which the verb has failed.
     Refused(CniError),
@@ -164,7 +167,7 @@ pub struct GcSummary {
     pub released: Vec<IpAddr>,
     /// Number of addresses that other calls released or reassigned while the GC ran.
     pub changed: usize,
-    /// Number of addresses that GC kept because they are younger than a minute. Such an address may have been assigned
+    /// Number of addresses that GC kept because they are younger than a minute. A young address may have been assigned
     /// after the runtime listed the attachments.
     pub young: usize,
     /// Number of addresses that GC kept because their assignment time is unreadable or in the future.
@@ -241,7 +244,8 @@ impl Verb {
     /// by the session of the main plugin, and by the daemon.
     ///
     /// # Errors
-    /// [`VerbFailure::Store`] for any store error. Any other error is the one that the plugin prints for the runtime.
+    /// An error [`VerbFailure::Store`] for any store error. Any other error is the one that the plugin prints for the
+    /// runtime.
     pub async fn carry_out(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<Answer, VerbFailure> {
         match self {
             Self::Add(add) => add.assign(ipam, deadline).await.map(Answer::Assigned),

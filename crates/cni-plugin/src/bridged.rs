@@ -36,13 +36,14 @@ pub(crate) enum Network {
 pub(crate) struct BridgedNetwork {
     pub(crate) gateway_v4: Gateway,
     pub(crate) gateway_v6: Gateway,
-    /// Gateways of a network that has several pools in one address family. Each of these gateways applies to the pool
+    /// Gateways of a network that has several pools in one address family. Each configured gateway applies to the pool
     /// that contains its address, and takes precedence over that pool's own gateway.
     pub(crate) gateways: Vec<IpAddr>,
     /// The pools that the network configuration defines with the keys of host-local or whereabouts. If the
-    /// configuration defines pools, an ADD uses only these pools, and creates the store or a pool if it is missing.
+    /// configuration defines pools, an ADD uses only these pools, and creates a pool that is missing. It also creates a
+    /// missing store.
     pub(crate) own_pools: Vec<OwnPool>,
-    /// The weight of each pool, by the pool's name or subnet. A pool without an entry in this map has the weight 1.
+    /// The weight of each pool, by the pool's name or subnet. The weight of a pool without an entry is 1.
     pub(crate) weights: BTreeMap<String, u32>,
 }
 
@@ -58,7 +59,7 @@ impl BridgedNetwork {
 /// A pool that a network's configuration defines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnPool {
-    /// The name from which the name of a new pool is built. `None` means that the pool is named after the network.
+    /// The name from which the name of a new pool is built. If the name is `None`, the pool is named after the network.
     pub(crate) name: Option<String>,
     /// The pool's subnet, without host bits. The subnet is at least a /30 for IPv4, and at least a /126 for IPv6.
     pub(crate) subnet: IpNet,
@@ -71,7 +72,7 @@ pub(crate) struct OwnPool {
     /// The index of this pool among the pools of its address family.
     pub(crate) number: usize,
     /// True if the configuration has `"subnet": "auto"` for this pool. The store finds an automatic pool by its name. A
-    /// new automatic pool gets a free network of the size of `subnet`.
+    /// new automatic pool uses a free network of the size of `subnet`.
     pub(crate) is_auto: bool,
     /// The gateway that the configuration names in this pool's ranges.
     pub(crate) gateway: Option<IpAddr>,
@@ -106,8 +107,8 @@ pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinitio
         let network = pool.name.as_deref().unwrap_or(network);
         let mut name = pool_name(network);
         // Two network names may become equal when characters that a pool name does not allow are replaced. With
-        // `"subnet": "auto"`, pools of such networks would be confused, so a checksum of the network's name is added to
-        // the pool's name.
+        // `"subnet": "auto"`, two networks could therefore share a pool by mistake, so a checksum of the network's name
+        // is added to the pool's name.
         if pool.is_auto && name != network {
             name += &format!("-{:08x}", start_of(network));
         }
@@ -320,9 +321,9 @@ fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
     of_v4.into_iter().chain(of_v6).enumerate().map(pool).collect()
 }
 
-/// Refuses a configuration whose pool keys are present but define no address. If a configuration template is rendered
-/// without values, its pool keys define no address. The network must then fail instead of using an arbitrary pool of
-/// the store.
+/// Refuses a configuration whose pool keys are present but define no address. A template of a configuration that is
+/// rendered without values has pool keys that define no address. The network must then fail instead of using an
+/// arbitrary pool of the store.
 fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     if has_ranges || ranges::is_whereabouts(&ipam.whereabouts) {
         return Ok(());
@@ -375,8 +376,8 @@ pub(crate) struct ResultRoute {
     pub(crate) options: RouteOptions,
 }
 
-/// The fields of a route other than its destination and gateway. CNI results contain these route fields since CNI
-/// version 0.3.0.
+/// The fields of a route other than its destination and gateway. CNI results contain route options such as the MTU
+/// since CNI version 0.3.0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct RouteOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -475,7 +476,7 @@ pub(crate) fn choose_first<T>(weights: &PoolWeights, container: &str, pools: &mu
     }
     let each: Vec<u64> =
         pools.iter().map(|pool| weights.get(&name(pool)).map_or(1, |weight| (*weight).into())).collect();
-    // This multiplicative hash gives very different numbers to container ids that differ only in their last digit.
+    // A multiplicative hash gives very different numbers to container ids that differ only in their last digit.
     let number = start_of(container).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     let Some(mut place) = number.checked_rem(each.iter().sum()) else { return };
     for (index, weight) in each.into_iter().enumerate() {

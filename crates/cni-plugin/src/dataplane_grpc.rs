@@ -84,7 +84,7 @@ impl Dataplane {
 
 impl GrpcDataplane {
     /// Asks the external data plane to create a container's interface, and fills in `dataplane_options` of the request.
-    /// The gRPC call takes at most five seconds, and at most the remaining time `left`.
+    /// The gRPC call has a time limit of five seconds, or of `left` if less time remains.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if the data plane cannot be reached or refuses the request.
@@ -98,8 +98,8 @@ impl GrpcDataplane {
         Ok(CreatedInterface { host_interface: reply.host_interface_name, mac })
     }
 
-    /// Asks the external data plane to remove a container's interface. The gRPC call takes at most five seconds, and at
-    /// most the remaining time `left`.
+    /// Asks the external data plane to remove a container's interface. The gRPC call has a time limit of five seconds,
+    /// or of `left` if less time remains.
     ///
     /// # Errors
     /// Any error of [`add`](Self::add).
@@ -123,7 +123,7 @@ impl GrpcDataplane {
         let mut request = Request::new(request);
         request.set_timeout(patience);
         let answer = timeout_at(deadline, self.ask(path, request)).await;
-        // The gRPC library also enforces this time limit, but its error message differs from Go's.
+        // The gRPC library also enforces the time limit of a call, but its error message differs from Go's.
         let late = || Status::deadline_exceeded("context deadline exceeded");
         let answer = answer.unwrap_or_else(|_| Err(late()));
         answer.map_err(|status| reported(&if Instant::now() < deadline { status } else { late() }))

@@ -15,8 +15,8 @@ use crate::gojson::{quoted, quoted_list};
 /// Maximum length of an interface's name on Linux, in bytes.
 const MAX_INTERFACE_NAME: usize = 15;
 
-/// A copy of the process's environment variables. The plugin reads environment variables only from this copy, never
-/// from the process directly.
+/// A copy of the process's environment variables. The plugin never reads environment variables from the process
+/// directly, but only from an [`Environment`].
 #[derive(Clone, Debug, Default)]
 pub struct Environment(BTreeMap<OsString, OsString>);
 
@@ -130,8 +130,8 @@ impl CniCall {
     }
 
     /// Reads and checks the `CNI_*` variables in the order of Go's CNI library. First, the form of each variable that
-    /// the verb needs is checked. Then all missing variables are reported in one error. As in Go's CNI library,
-    /// `CNI_PATH` is required, although the CNI specification does not require this variable.
+    /// the verb needs is checked. Then one error reports all missing variables. As in Go's CNI library, `CNI_PATH` is
+    /// required, although the CNI specification does not require this variable.
     ///
     /// # Errors
     /// CNI error code 4 if a `CNI_*` variable is missing or malformed.
@@ -218,9 +218,10 @@ fn check_interface(name: &str) -> Result<()> {
 pub(crate) const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 
 /// True if `path` and `own` refer to the same network namespace. A path that does not exist refers to no network
-/// namespace. Runtimes pass such a path if the namespace is already gone.
+/// namespace. Runtimes pass the path of a namespace even after the namespace is gone.
 ///
-/// The function only calls stat on `path`. It never opens the file, which may be anything, for example a pipe.
+/// The function only calls stat on `path` and never opens the file, because `path` may name anything, for example a
+/// pipe.
 pub(crate) fn is_own_netns(path: &Path, own: &Path) -> bool {
     let Ok(theirs) = fs::metadata(path) else { return false };
     fs::metadata(own).is_ok_and(|ours| (theirs.st_dev(), theirs.st_ino()) == (ours.st_dev(), ours.st_ino()))
@@ -247,7 +248,7 @@ pub(crate) enum AddressForm {
     BareOrCidr,
 }
 
-/// The values of the keys in `CNI_ARGS`. If `CNI_ARGS` lacks a key, the key's field in this struct is empty.
+/// The values of the keys in `CNI_ARGS`. If `CNI_ARGS` lacks a key, the field for the key is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CniArgs {
     pub(crate) ip: Option<IpAddr>,
@@ -270,8 +271,8 @@ impl CniArgs {
         load_args(text, &KUBERNETES_KEYS, form)
     }
 
-    /// Parses `CNI_ARGS` a second time, as Calico's ADD does. Unless `CNI_ARGS` contains `IgnoreUnknown`, this second
-    /// parse refuses the keys that name the pod.
+    /// Parses `CNI_ARGS` a second time, as Calico's ADD does. Unless `CNI_ARGS` contains `IgnoreUnknown`, the second
+    /// parse of `CNI_ARGS` refuses the keys that name the pod.
     ///
     /// # Errors
     /// CNI error code 999 for a key of `CNI_ARGS` that the second parse does not know.
@@ -394,7 +395,7 @@ mod tests {
         assert_eq!(error(&bad), (4, "invalid characters in containerID".into(), "a b".into()));
         assert_eq!(error(&bad[1..]).1, "interface name contains / or : or whitespace characters");
         assert_eq!(error(&bad[2..]).1, "required env variables [CNI_PATH] missing");
-        // The GC verb needs neither of the two malformed variables, so it does not check them.
+        // The GC verb needs neither of the two malformed variables, so GC does not check these variables.
         assert!(call(&[bad[0], bad[1], ("CNI_COMMAND", "GC")]).is_ok());
     }
 

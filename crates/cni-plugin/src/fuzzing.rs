@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use crate::env::{AddressForm, CniArgs};
 use crate::{kubernetes, main_plugin};
 
-/// The values of the keys in `CNI_ARGS`. If `CNI_ARGS` lacks a key, the key's field in this struct is empty.
+/// The values of the keys in `CNI_ARGS`. If `CNI_ARGS` lacks a key, the field for the key is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParsedArgs {
     /// The value of the key `IP`.

@@ -154,8 +154,8 @@ pub(crate) fn indented<T: Serialize>(value: &T) -> String {
     escaped(&String::from_utf8_lossy(&bytes))
 }
 
-/// Escapes the characters that Go escapes in JSON. These characters occur in JSON only inside strings, so they can be
-/// replaced without parsing the JSON.
+/// Escapes the characters that Go escapes in JSON. The escaped characters occur in JSON only inside strings, so they
+/// can be replaced without parsing the JSON.
 fn escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -200,7 +200,7 @@ fn push_escape(out: &mut String, c: char) {
     let _ = if code < 0x80 { write!(out, "\\x{code:02x}") } else { write!(out, "\\u{code:04x}") };
 }
 
-/// Formats a list of strings like Go's format verb `%q`: `["a" "b"]`.
+/// Formats a list of strings as Go's format verb `%q` does: `["a" "b"]`.
 pub(crate) fn quoted_list<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     format!("[{}]", texts.into_iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
@@ -398,11 +398,11 @@ mod tests {
         assert_eq!(strings(r#" ["a", null, "ü"] "#).unwrap(), ["a", "", "ü"]);
         assert!(strings("null").unwrap().is_empty());
         for (text, error) in [
-            // These error messages are from recordings of Calico's plugin.
+            // The following error messages are from recordings of Calico's plugin.
             ("10.66.0.0/24", "invalid character '.' after top-level value"),
             ("IPv4", "invalid character 'I' looking for beginning of value"),
             ("x", "invalid character 'x' looking for beginning of value"),
-            // These error messages are from the documentation and source of Go.
+            // The following error messages are from the documentation and source of Go.
             ("", "unexpected end of JSON input"),
             (r#"["a""#, "unexpected end of JSON input"),
             (r#"["a" "b"]"#, "invalid character '\"' after array element"),

@@ -45,8 +45,8 @@ impl Host {
         host::short_boot(self.boot_id.as_deref()?)
     }
 
-    /// Returns the node's name. It comes from the first of these sources that is not empty: `nodename` in the
-    /// configuration, the node name file, the deprecated setting `hostname`, the kernel's host name in lower case.
+    /// Returns the node's name. The first source that has a name wins: the setting `nodename`, the node name file, the
+    /// deprecated setting `hostname`, then the kernel's host name in lower case.
     pub(crate) fn node(&self, conf: &NetConf) -> String {
         let file = if conf.nodename_file.is_empty() { &self.nodename_file } else { Path::new(&conf.nodename_file) };
         let names = host::NodeNames { given: &conf.nodename, file, former: &conf.hostname, hostname: &self.hostname };

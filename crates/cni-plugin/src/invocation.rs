@@ -2,8 +2,8 @@
 //! machine (but not the configuration); the outcome consists of the process's output and exit status. Every error and
 //! every panic of a plugin call becomes CNI's error JSON on standard output.
 //!
-//! DEL starts a second process that removes the container's interface. This process may outlive the plugin: see
-//! [`wiring::disconnect`].
+//! DEL starts a second process (see [`wiring::disconnect`]), which removes the container's interface and may outlive
+//! the plugin.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -51,7 +51,8 @@ pub struct Invocation {
 pub enum PluginName {
     /// The name `margay-ipam`, or any name other than `calico-ipam` and `calico`.
     Margay,
-    /// The name `calico-ipam` or `calico`. Under these names, the plugin treats every network as a Calico network.
+    /// The name `calico-ipam` or `calico`. Under the names `calico-ipam` and `calico`, the plugin treats every network
+    /// as a Calico network.
     CalicoIpam,
 }
 
@@ -67,8 +68,8 @@ pub enum ProgramKind {
 }
 
 impl ProgramKind {
-    /// Chooses the kind of program by the name in `argv[0]`, which may be a path to the program: `margay-cni` and
-    /// `calico` mean the main plugin.
+    /// Chooses the kind of program by the name in `argv[0]`, which may be a path. The names of the main plugin are
+    /// `margay-cni` and `calico`.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         match argument.and_then(|argument| Path::new(argument).file_name()).and_then(OsStr::to_str) {
             Some("margay-cni" | "calico") => Self::Main,
@@ -149,11 +150,11 @@ pub(crate) fn to_json(error: &CniError) -> String {
 }
 
 thread_local! {
-    /// The source location of the last panic of this thread, which [`panic_error`] reports.
+    /// The source location of the last panic of the current thread, which [`panic_error`] reports.
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Silences Rust's panic messages in the whole process. Code that catches a panic reports it instead:
+/// Silences Rust's panic messages in the whole process. The code that catches a panic reports it instead, because
 /// [`run`](crate::run) and each store's adapter return an error.
 pub fn install_hook() {
     panic::set_hook(Box::new(|info| {
@@ -175,8 +176,8 @@ fn panic_error(payload: &(dyn Any + Send)) -> CniError {
 /// The value of `argv[0]` that makes this program the remover, the second process of a DEL.
 pub(crate) const REMOVER_NAME: &str = "margay-remover";
 
-/// Starts the remover in the network namespace of this thread. The remover does not inherit the plugin's standard
-/// output. A runtime reads this pipe until the last process that inherited it has closed it.
+/// Starts the remover in the network namespace of the current thread. The remover does not inherit the plugin's
+/// standard output. A runtime reads the plugin's output pipe until no process has the pipe open any more.
 pub(crate) fn start_remover(interface: &str) -> io::Result<Child> {
     let mut remover = Command::new("/proc/self/exe");
     remover.arg0(REMOVER_NAME).arg(interface).env_clear();

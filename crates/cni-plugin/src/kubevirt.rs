@@ -1,5 +1,5 @@
-//! Handles pods on Calico networks that run a virtual machine of KubeVirt. In such a pod, an address belongs to the
-//! virtual machine and not to the container.
+//! Handles pods on Calico networks that run a virtual machine of KubeVirt. The addresses of a pod with a virtual
+//! machine belong to the virtual machine, not to the container.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -62,7 +62,7 @@ impl CniContext<'_> {
         }
     }
 
-    /// Subtracts the time that requests to the Kubernetes API took from the store's time limit.
+    /// Subtracts the time that was spent on requests to the Kubernetes API from the store's time limit.
     pub(crate) fn shorten_timeout(&mut self, spent: Duration) {
         self.store.patience = self.store.patience.saturating_sub(spent);
     }
@@ -89,8 +89,9 @@ fn vm_pod(identity: &ContainerIdentity, instance: VmInstance) -> VmPod {
 }
 
 /// Returns the handle under which a virtual machine's addresses are assigned. If the handle would be too long, a
-/// checksum replaces the names of the namespace and the virtual machine. The checksum is cut to the length that is left
-/// for it. If more characters are left than the checksum has, Calico panics, but this function uses the whole checksum.
+/// checksum replaces the names of the namespace and the virtual machine. The checksum is cut to the number of
+/// characters that are left in the handle. If more characters are left than the checksum has, Calico panics, but this
+/// function uses the whole checksum.
 fn handle(network: &str, namespace: &str, machine: &str) -> String {
     let mut handle = format!("{network}{VM_INFIX}");
     let prefix = handle.len();

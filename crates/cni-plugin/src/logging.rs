@@ -3,7 +3,7 @@
 //! Many plugin processes write the log file concurrently, each for a few milliseconds. The log file's name, limits and
 //! rotated names (`cni-2026-11-21T02-41-03.956.log`) are the same as in Calico's plugins, which may write to the same
 //! file. Calico's plugins rotate their log with Go's library lumberjack. Lumberjack and the Rust libraries for log
-//! rotation are made for one process. They cache the size of the open file, and rename the file without taking a lock.
+//! rotation are made for one process, because they cache the size of the open file and rename it without taking a lock.
 //! Margay therefore implements its own log rotation.
 //!
 //! A log line is appended with a single write, under a lock (`flock`) on the log file itself. After getting the lock, a
@@ -168,7 +168,8 @@ fn reported(level: LevelFilter) -> Targets {
     Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(OWN_TARGETS.map(|target| (target, level)))
 }
 
-/// Format of the UTC time in a rotated file's name. Times in this format sort in chronological order.
+/// Format of the UTC time in a rotated file's name. The alphabetical order of the formatted times is their
+/// chronological order.
 const STAMP_FORMAT: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]-[minute]-[second].[subsecond digits:3]");
 /// A time in [`STAMP_FORMAT`] whose digits are all zeros.
@@ -180,8 +181,8 @@ const DAY_SECONDS: i64 = 24 * 60 * 60;
 /// How long a process waits for the lock on the log file. After one timeout, the process no longer waits for the lock
 /// before it writes a line.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause between two attempts to lock the log file. Another process holds the lock for less than this pause, because it
-/// only writes one line.
+/// Pause between two attempts to lock the log file. Another process holds the lock only while it writes one line, which
+/// takes less time than the pause.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum number of attempts to write one line while other processes rotate the log file.
 const MAX_WRITE_ATTEMPTS: usize = 100;
@@ -189,11 +190,11 @@ const MAX_WRITE_ATTEMPTS: usize = 100;
 /// several log files are rotated within a millisecond, later times keep their names in order.
 const MAX_STAMP_AHEAD_MILLIS: u64 = 1000;
 
-/// The maximum size of the log file, and the maximum number and age of rotated files. `None` means that the size,
-/// number or age has no limit.
+/// The maximum size of the log file, and the maximum number and age of rotated files. A limit that is `None` does not
+/// apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RotationLimits {
-    /// Maximum size of a log file, in bytes. A log file is larger than this only if it contains a single, longer line.
+    /// Maximum size of a log file, in bytes. Only a log file with a single, longer line exceeds the maximum size.
     bytes: Option<u64>,
     /// Maximum age of a rotated file, in seconds.
     seconds: Option<i64>,
@@ -265,7 +266,7 @@ impl LogFile {
             if !has_name(&self.path, &metadata) {
                 continue;
             }
-            // The log path may be a device such as `/dev/stderr`, which must not be renamed.
+            // The log path may be a device such as `/dev/stderr`, and a device must not be renamed.
             let is_full = is_locked && metadata.is_file() && self.is_full(metadata.len(), line);
             if is_full && self.rotate(OffsetDateTime::now_utc()).is_ok() {
                 continue;
@@ -361,7 +362,7 @@ fn lock(file: &File, patience: &mut Duration) -> bool {
     }
 }
 
-/// True if `path` still refers to this open file.
+/// True if `path` still refers to the file that is open.
 fn has_name(path: &Path, file: &fs::Metadata) -> bool {
     fs::metadata(path).is_ok_and(|named| (named.dev(), named.ino()) == (file.dev(), file.ino()))
 }

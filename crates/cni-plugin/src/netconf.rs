@@ -13,13 +13,13 @@ use crate::gojson::GoJson;
 const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The fields of a network configuration that the main plugin and the IPAM plugin both read. If the configuration lacks
-/// a field, the field is empty in this struct.
+/// a field, the struct's field is empty.
 ///
 /// This struct is decoded by the rules of Go's JSON library, which Calico uses for the configuration. The names of
 /// configuration fields are case-insensitive, unknown fields are ignored, and null counts as absent. Of several
 /// configuration fields with one name, the last counts. If several values have a wrong type, the error concerns the
-/// first of them. Only ADD decodes the settings of secondary networks, because a DEL must never fail on an invalid
-/// setting.
+/// first of these values. Only ADD decodes the settings of secondary networks, because a DEL must never fail on an
+/// invalid setting.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NetConf {
     pub(crate) name: String,
@@ -67,7 +67,7 @@ pub(crate) struct IpamConf {
     /// The value of `assign_ipv4`. Only the string `false` has an effect: the network then assigns no IPv4 addresses.
     pub(crate) assign_ipv4: Option<String>,
     /// The value of `assign_ipv6`. With the string `true`, the network assigns IPv6 addresses. With the string `false`,
-    /// it assigns none, even if the configuration defines IPv6 pools.
+    /// the network assigns no IPv6 addresses, even if its configuration defines IPv6 pools.
     pub(crate) assign_ipv6: Option<String>,
     pub(crate) ipv4_pools: Vec<String>,
     pub(crate) ipv6_pools: Vec<String>,
@@ -196,8 +196,8 @@ impl NetConf {
             "etcd_key_file" => d.string(&mut store.etcd_key_file, value, "etcd_key_file"),
             "etcd_cert_file" => d.string(&mut store.etcd_cert_file, value, "etcd_cert_file"),
             "etcd_ca_cert_file" => d.string(&mut store.etcd_ca_cert_file, value, "etcd_ca_cert_file"),
-            // The values of these configuration fields are ignored. As in Calico, a value of the wrong type is an error
-            // even in an ignored configuration field.
+            // The plugin ignores the values of some configuration fields, for example `etcd_scheme`. As in Calico, a
+            // value of the wrong type is an error even in an ignored configuration field.
             "etcd_authority" | "etcd_scheme" | "calico_api_group" => d.string(&mut String::new(), value, name),
             "datastore_timeout" => self.timeout = d.int(value, name),
             "log_file_max_size" => d.keep_int(&mut self.log_max_size, value, name),

@@ -138,7 +138,7 @@ impl ProbeRun<'_> {
         let Some(before) = self.held() else { return self.assign() };
         let assigned = self.assign()?;
         let settled = self.settle(before.clone(), assigned);
-        // If the container had addresses before this ADD, they stay assigned until the container's DEL.
+        // If the container had addresses before the ADD, they stay assigned until the container's DEL.
         if settled.is_err() && before.is_empty() {
             let (attachment, old_handle) = (self.attachment(), self.old_handle.to_owned());
             let (addresses, namespace) = (Vec::new(), self.add.request.attributes.get(NAMESPACE).cloned());
@@ -183,8 +183,8 @@ impl ProbeRun<'_> {
     fn settle(&mut self, mut known: Vec<IpAddr>, mut assigned: Vec<AssignedAddress>) -> Result<Vec<AssignedAddress>> {
         let mut devices = Vec::new();
         for attempt in 1..=MAX_TRIES {
-            // Do not probe an assigned prefix. It is routed to its container, so no other device on the layer-2 segment
-            // can use its addresses.
+            // Do not probe an assigned prefix, because a prefix is routed to its container, so no other device on the
+            // layer-2 segment can use its addresses.
             let addresses = assigned.iter().filter(|assigned| assigned.prefix_length.is_none());
             let mut new: Vec<IpAddr> = addresses.map(AssignedAddress::interface_ip).collect();
             new.retain(|address| !known.contains(address));

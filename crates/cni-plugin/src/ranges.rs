@@ -1,9 +1,9 @@
-//! Parses the address ranges in a network configuration that uses the keys of host-local or of whereabouts, such as
-//! `range`, `range_start`, `range_end`, `exclude`, `ipRanges` and `network_name`.
+//! Parses the address ranges in a network configuration that uses the keys of host-local or of whereabouts, for example
+//! the keys `range`, `range_start`, `range_end`, `exclude`, `ipRanges` and `network_name`.
 //!
-//! A range in whereabouts' notation follows the rules of whereabouts. It may have host bits or be written as
-//! `FIRST-LAST/LENGTH`, and the first and the last address of its network are never assigned. A container gets one
-//! address from each range in whereabouts' notation.
+//! A range in whereabouts' notation may have host bits, or be written as `FIRST-LAST/LENGTH`. As in whereabouts, the
+//! first and the last address of the range's network are never assigned. A container gets one address from each range
+//! in whereabouts' notation.
 
 use std::net::IpAddr;
 
@@ -43,8 +43,8 @@ pub(crate) struct AddressRange {
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// Parses a setting of host-local, which is a list of lists of objects. Each inner list is appended to `sets` as a set
-/// of ranges.
+/// Parses a setting of host-local, which is a list of lists of objects. The function appends each inner list to `sets`,
+/// as a set of ranges.
 ///
 /// # Errors
 /// CNI error code 7 for a malformed setting of host-local.
@@ -149,8 +149,8 @@ pub(crate) fn is_whereabouts(conf: &WhereaboutsConf) -> bool {
     has_elements(conf.ip_ranges.as_ref()) || is_given(conf.range.as_ref())
 }
 
-/// Returns the first key of whereabouts in a configuration without ranges of whereabouts. Such a key has no effect
-/// without a range in whereabouts' notation.
+/// Returns the first key of whereabouts in a configuration that has no range in whereabouts' notation. Without a range,
+/// a key of whereabouts has no effect.
 pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> {
     let keys = [
         ("range", conf.range.is_some()),

@@ -144,8 +144,9 @@ impl AddResult {
     }
 
     /// Converts the CNI result of an IPAM plugin to the result of the main plugin, as Calico does. In the main plugin's
-    /// result, its own interfaces follow the interfaces of the IPAM plugin. Each address belongs to the last interface
-    /// and has no gateway. Its prefix length is that of a single address, or that of an assigned prefix.
+    /// result, its own interfaces follow the interfaces of the IPAM plugin. In the main plugin's result, each address
+    /// belongs to the last interface, and has no gateway. It is printed with the prefix length of a single address, or
+    /// of its assigned prefix.
     pub(crate) fn on(mut self, interfaces: [ResultInterface; 2]) -> Self {
         self.interfaces.extend(interfaces.map(ResultPart::Ours));
         let last = self.interfaces.len() - 1;
@@ -283,7 +284,7 @@ impl ResultPart<ResultRoute> {
     }
 }
 
-/// Whether a CNI result has the JSON fields of the versions before 1.0.0, or those of version 1.0.0 and later.
+/// Whether a CNI result has the JSON fields of the CNI versions before 1.0.0, or of version 1.0.0 and later.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ResultForm {
     Before100,

@@ -109,7 +109,7 @@ pub(crate) struct CniContext<'a> {
 }
 
 impl<'a> CniContext<'a> {
-    /// Decodes a call of the IPAM plugin that was started under this name. The values in `variables` override the
+    /// Decodes a call of the IPAM plugin that was started under the given name. The values in `variables` override the
     /// environment variables.
     ///
     /// # Errors
@@ -201,7 +201,7 @@ impl<'a> CniContext<'a> {
         }
     }
 
-    /// Returns the sticky name of the workload for which the addresses of this ADD are kept.
+    /// Returns the sticky name of the workload for which the addresses of an ADD are kept.
     ///
     /// # Errors
     /// Any error of [`sticky`].
@@ -250,9 +250,9 @@ impl<'a> CniContext<'a> {
 
     /// Carries out DEL. If the container's network namespace seems to be the plugin's own namespace, DEL releases the
     /// container's addresses and then returns an error. The process id in the `CNI_NETNS` path may belong to a process
-    /// of the host by now. If this DEL did not release the addresses, a repeated DEL would not release them either. DEL
-    /// also releases the addresses under the container's own handle if the Kubernetes API cannot tell whether the pod
-    /// runs a virtual machine.
+    /// of the host by now. If a DEL with a wrong network namespace did not release the addresses, a repeated DEL would
+    /// not release them either. DEL also releases the addresses under the container's own handle if the Kubernetes API
+    /// cannot tell whether the pod runs a virtual machine.
     fn del(&mut self, allocator: &dyn Allocator) -> Result<()> {
         let own_netns = self.is_own_netns();
         let (_, identity) = self.identify()?;
@@ -317,9 +317,9 @@ impl<'a> CniContext<'a> {
     }
 
     /// Returns how many IPv4 addresses and how many IPv6 addresses the allocator must choose. If the configuration
-    /// defines pools, addresses are chosen only in the address families of these pools. On a secondary network, each
-    /// requested address replaces one chosen address. On a Calico network, the allocator chooses no address if any
-    /// address is requested.
+    /// defines pools, the allocator chooses addresses only in the address families of the configured pools. On a
+    /// secondary network, each requested address replaces one chosen address. On a Calico network, the allocator
+    /// chooses no address if any address is requested.
     pub(crate) fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (usize, usize) {
         let ipam = &self.conf.ipam;
         let own_pools = match network {
@@ -365,8 +365,8 @@ pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAccess
     Ok(StoreAccess { location, lock_file: lock_file.into(), patience: conf.patience()?, spent: Duration::ZERO })
 }
 
-/// Refuses a request for addresses that a CNI result before version 0.3.0 cannot express. This check is made before any
-/// address is assigned.
+/// Refuses a request for addresses that a CNI result before version 0.3.0 cannot express. The requested addresses are
+/// checked before any address is assigned.
 fn check_counts(version: &str, wanted: &RequestedAddresses) -> Result<()> {
     if !versions::is_before(version, "0.3.0") {
         return Ok(());
@@ -397,9 +397,9 @@ fn store_error(error: &ConfigError, rules: NetworkRules, drivers: &Drivers) -> C
     }
 }
 
-/// Returns the requested addresses from all sources, in this order: `IP` in `CNI_ARGS`, then `args.cni.ips`, then
-/// `runtimeConfig.ips`. The CNI specification does not say which of these sources takes precedence, so the addresses of
-/// all sources are requested. Duplicates are dropped.
+/// Returns the requested addresses, which come from `IP` in `CNI_ARGS`, from `args.cni.ips` and from
+/// `runtimeConfig.ips`, in this order. The CNI specification ranks none of the sources of requested addresses first, so
+/// the addresses of all sources are requested. Duplicates are dropped.
 ///
 /// # Errors
 /// CNI error code 7 if a requested address is not an IP address.

@@ -34,8 +34,8 @@ pub(crate) fn check(conf: &NetConf) -> Result<()> {
 }
 
 /// Returns the sticky name of this container. Returns `None` if sticky addresses are off, or if the container lacks the
-/// configured label, annotation or pod name. If the network configuration does not contain the label or annotation, it
-/// is read from the pod in the Kubernetes API, provided that an API is configured. Reading takes at most `patience`.
+/// configured label, annotation or pod name. A label or annotation that is not in the network configuration is read
+/// from the pod in the Kubernetes API within `patience`, provided that an API is configured.
 ///
 /// # Errors
 /// CNI error code 7 for an invalid value of `ipam.sticky`, and any error of the Kubernetes API.
@@ -122,7 +122,7 @@ fn label(conf: &NetConf, key: &str) -> Option<String> {
     non_empty_text(labels.iter().find(of)?.member("value"))
 }
 
-/// Finds the value of a pod annotation in `runtimeConfig`. Containerd and CRI-O pass annotations there to plugins that
+/// Finds the value of a pod annotation in `runtimeConfig`, where containerd and CRI-O pass annotations to plugins that
 /// request them.
 fn annotation(conf: &NetConf, key: &str) -> Option<String> {
     non_empty_text(conf.runtime_annotations.as_ref()?.member(key))

@@ -4,7 +4,7 @@
 //! free in the store, or belongs to another container. A runtime stops a container whose CHECK fails. If the state of
 //! an address is unknown, CHECK therefore succeeds and writes a log line.
 //!
-//! STATUS reports whether an ADD with this configuration and its store would succeed now. When STATUS fails, a runtime
+//! STATUS reports whether an ADD with the same configuration and store would succeed now. When STATUS fails, a runtime
 //! marks the whole node as not ready, and the node's pods are evicted. STATUS therefore succeeds even if no pool has a
 //! free address.
 //!

@@ -1,5 +1,5 @@
-//! Injects faults into the server processes of the store: freezes or kills etcd and `margay serve`, and lets them
-//! continue or restarts them.
+//! Injects faults into the server processes of the store. A fault freezes etcd or `margay serve` for a moment, or kills
+//! and restarts it.
 
 use std::fs;
 use std::io;
@@ -33,8 +33,8 @@ pub(crate) trait Victim: Send + 'static {
 
     fn signal(&self, signal: Signal) -> io::Result<()>;
 
-    /// Makes the server process release the store to another process for a moment. Returns false if this kind of server
-    /// cannot release the store.
+    /// Makes the server process release the store to another process for a moment. Returns false if the server is of a
+    /// kind that cannot release the store.
     fn hand_over(&self) -> io::Result<bool> {
         Ok(false)
     }

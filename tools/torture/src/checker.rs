@@ -242,7 +242,7 @@ impl Replay {
     }
 
     /// Applies the changes of the next revision to the replayed state. Returns which containers got or lost an address
-    /// in this revision.
+    /// in the revision.
     ///
     /// # Errors
     /// An error for a contradiction in the new state. The error names the keys that the revision changed.
@@ -521,7 +521,7 @@ mod tests {
         replay
     }
 
-    /// Applies one more revision to the state of [`held`], and returns the contradiction that this revision causes.
+    /// Applies one more revision to the state of [`held`], and returns the contradiction that the revision causes.
     fn said(events: &[(&str, Option<&str>)]) -> String {
         let mut events: Vec<Event> = events.iter().map(|(key, value)| event(key, *value)).collect();
         // The keys of these events already exist, so the events change the keys and do not create them.

@@ -202,8 +202,8 @@ pub struct Plan {
     pub workers: usize,
     /// How worker processes reach an embedded store.
     pub way: Reach,
-    /// The part of the run that is broken on purpose, to test the torture itself. Only runs in [`Mode::InProcess`] use
-    /// this field.
+    /// The part of the run that is broken on purpose, to test the torture itself. Only runs in [`Mode::InProcess`] can
+    /// be sabotaged.
     pub sabotage: Sabotage,
 }
 
@@ -211,7 +211,7 @@ impl Plan {
     /// Plans a run of `ops` operations on the named store, with four nodes and three workers on each node.
     ///
     /// # Errors
-    /// An error if no driver has this store name.
+    /// An error if no driver has the given store name.
     pub fn new(drivers: &Drivers, store: &str, mode: Mode, ops: u64, seed: u64) -> Result<Self, Failure> {
         let driver = drivers.named(store).ok_or_else(|| {
             let names: Vec<_> = drivers.iter().map(|driver| driver.facts().name).collect();

@@ -73,12 +73,12 @@ impl Store for Observed {
     }
 }
 
-/// A store wrapper that delays some commits, like a server that is frozen for a moment. The sender gets a timeout, and
-/// the commit is carried out later.
+/// A store wrapper that delays some commits, like a server that is frozen for a moment. The sender of a delayed commit
+/// gets a timeout, and the commit is carried out later.
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     inner: Arc<dyn Store>,
-    /// One commit in this many is delayed, on average.
+    /// Average number of commits for each delayed commit.
     rarity: u32,
     rng: Arc<Mutex<Rng>>,
     ledger: Arc<Ledger>,
@@ -173,15 +173,15 @@ pub enum Sabotage {
 }
 
 impl Sabotage {
-    /// Returns how rare delayed commits are, as a number N: one commit in N is delayed. A missing record of a pending
-    /// commit does harm only if a delayed commit is carried out after a DEL. With [`Sabotage::Intents`], delayed
-    /// commits are therefore frequent, so that the torture detects the harm within seconds.
+    /// Returns the average number of commits for each delayed commit. A missing record of a pending commit does harm
+    /// only if a delayed commit is carried out after a DEL. With [`Sabotage::Intents`], delayed commits are therefore
+    /// frequent, so that the torture detects the harm within seconds.
     pub(crate) fn rarity_of_late_commits(self) -> u32 {
         if self == Self::Intents { 4 } else { 60 }
     }
 }
 
-/// One commit in this many is sabotaged, on average.
+/// Average number of commits for each sabotaged commit.
 const SABOTAGE_RARITY: u64 = 50;
 
 /// A store wrapper that breaks the store's contract on purpose.
@@ -193,7 +193,8 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    /// Wraps the store in this sabotage. Returns the store unchanged if the sabotage does not concern the store.
+    /// Wraps the store in a wrapper that carries out the sabotage. Returns the store unchanged if the sabotage does not
+    /// concern the store.
     pub(crate) fn around(inner: Arc<dyn Store>, sabotage: Sabotage) -> Arc<dyn Store> {
         match sabotage {
             Sabotage::None | Sabotage::Intents => inner,

@@ -20,8 +20,8 @@ use crate::ledger::Ledger;
 use crate::scene::{self, Access, open_etcd};
 use crate::worker::{Deaths, Worker};
 
-/// Maximum number of revisions by which the checker may lag behind the workers. In this mode, the history of every
-/// store has more revisions than this limit.
+/// Maximum number of revisions by which the checker may lag behind the workers. In the mode with one process, the
+/// history of every store has more than `LEAD` revisions.
 const LEAD: i64 = 1_000;
 /// Maximum time within which the checker must check a new revision.
 const PATIENCE: Duration = Duration::from_secs(120);

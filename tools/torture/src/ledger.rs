@@ -11,9 +11,9 @@ const REMEMBERED: usize = 24;
 /// How an event of the store has changed the container that holds an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// From this revision on, the container holds the address.
+    /// From the current revision on, the container holds the address.
     Given(IpAddr, String),
-    /// From this revision on, the container no longer holds the address.
+    /// From the current revision on, the container no longer holds the address.
     Taken(IpAddr, String),
 }
 
@@ -158,8 +158,8 @@ impl Ledger {
         left
     }
 
-    /// Records a revision. If a container's acknowledged DEL must be visible by this revision, the container is checked
-    /// and then forgotten. The closure `held` returns the addresses that a container holds at this revision.
+    /// Records a revision. A container whose acknowledged DEL must be visible by now is checked and then forgotten. The
+    /// closure `held` returns the addresses that a container holds at the revision.
     pub(crate) fn follow(&self, revision: i64, changes: Vec<Change>, held: impl Fn(&str) -> Vec<IpAddr>) {
         let mut books = self.books();
         for change in changes {

@@ -4,7 +4,7 @@
 //! Workers on several nodes add and delete containers. The pools are too small for all of the containers. Nodes
 //! therefore borrow addresses from each other, take over each other's empty blocks, and claim and release affinities.
 //! Calls fail as they do with real networks and servers. Callers die after sending a commit and before its response
-//! arrives. A checker follows the store's revisions and checks these rules at each of them:
+//! arrives. A checker follows the store's revisions and checks the following rules at each revision:
 //!
 //! - No two containers hold the same address, and no acknowledged address is released before the DEL of its container
 //!   has begun.

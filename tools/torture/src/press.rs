@@ -1,6 +1,6 @@
 //! Loads the daemon with three kinds of disturbance: clients that never read, clients that restart their watches, and
-//! processes that open the store directly. Under this load, no call of any other client may hang. While another process
-//! repeatedly opens the store directly, the daemon's clients must still get enough throughput.
+//! processes that open the store directly. Under all this load, no call of any other client may hang. While another
+//! process repeatedly opens the store directly, the daemon's clients must still get enough throughput.
 
 use std::fmt;
 use std::future::Future;
@@ -31,7 +31,7 @@ const TAKERS: usize = 4;
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(1);
 /// Number of progress requests that a client sends before it restarts a watch.
 const REPORTS: usize = 10;
-/// Maximum duration of a client's call. A client's call that takes longer counts as hanging.
+/// Maximum duration of a client's call. A client's call that takes longer than the maximum counts as hanging.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
 /// Arguments that make the daemon keep only a short history, because the command `store status` reads the whole
 /// history.
@@ -194,7 +194,7 @@ impl Press {
             let press = Arc::clone(&self);
             let taking = spawn_blocking(move || take(&press.margay, &press.location, &["store", "status"]));
             // The command `store status` fails if the daemon does not release the store within two seconds. A failure
-            // of `store status` is ignored here, because the measured duration already shows the long wait.
+            // of the command `store status` is ignored, because the measured duration already shows the long wait.
             let flattened = async {
                 match taking.await.map_err(text)? {
                     Err(error) if error.contains("is in use by another process") => Ok(()),
@@ -273,7 +273,8 @@ impl Press {
         }
     }
 
-    /// Measures the calls per second of one client while this number of processes repeatedly open the store directly.
+    /// Measures the calls per second of one client while other processes repeatedly open the store directly; `takers`
+    /// is the number of these processes.
     async fn throughput(self: &Arc<Self>, takers: usize, time: Duration) -> Result<f64, String> {
         let mut tasks = JoinSet::new();
         for _ in 0..takers {

@@ -103,7 +103,7 @@ struct Shared {
     over: AtomicBool,
     calls: AtomicU64,
     events: AtomicU64,
-    /// Number of leases that expired in time after the client stopped to renew them.
+    /// Number of leases that expired in time after their last renewal.
     leases: AtomicU64,
     /// For each assigned address, the container that uses it.
     held: Mutex<BTreeMap<IpAddr, String>>,
@@ -353,7 +353,7 @@ fn files_bounded(samples: &[Sample]) -> Result<(), String> {
 
 /// The time to live of each lease, in seconds. The daemon grants no lease with a shorter time to live.
 const LEASE_TTL_SECONDS: i64 = 2;
-/// Maximum time until a lease must have expired after its last renewal. This limit is long, because the daemon may hand
+/// Maximum time until a lease must have expired after its last renewal. The limit is long, because the daemon may hand
 /// over the store before the lease expires.
 const LEASE_GONE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The interval between two renewals of a lease.
@@ -399,7 +399,7 @@ async fn hold_leases(url: &str, number: usize, over: &AtomicBool, ended: &Atomic
 /// Compacts the history before `revision` with a request to etcd's API.
 ///
 /// # Errors
-/// Any API error except the one that another client has already compacted this revision.
+/// Any API error, unless another client has already compacted the revision.
 pub(crate) async fn compact(url: &str, revision: i64) -> Result<(), String> {
     let mut client = Client::connect([url], None).await.map_err(text)?;
     match client.compact(revision, None).await {

@@ -385,7 +385,7 @@ async fn earlier_version_note_is_settled_by_each_attachment() {
     let sound = ipam(Arc::new(store.clone()));
     sound.create_pool(&NewPool::new("v4", "10.0.0.0/24".parse().unwrap()), None, soon()).await.unwrap();
     sound.assign(&one("before"), soon()).await.unwrap();
-    // This store carries out the first transaction and delays all later ones.
+    // The test store carries out the first transaction and delays all later ones.
     let asked = AtomicU32::new(0);
     let late = FaultyStore::new(store.clone(), move |operation| {
         (operation == Operation::Txn && asked.fetch_add(1, SeqCst) > 0).then_some(Fault::Held)

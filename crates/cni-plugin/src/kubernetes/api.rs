@@ -142,7 +142,7 @@ impl Api {
     }
 
     /// Parses an error response of the Kubernetes API. The message in the response is shortened, and the secret part of
-    /// the credentials is masked in it.
+    /// the credentials is masked in the message.
     pub(super) fn status(&self, answer: &ApiResponse) -> ApiStatus {
         let mut status: ApiStatus = serde_json::from_slice(&answer.body).unwrap_or_default();
         if !self.secret.is_empty() {
@@ -154,7 +154,7 @@ impl Api {
         status
     }
 
-    /// Returns the error message that Kubernetes's own client prints for this response.
+    /// Returns the error message that Kubernetes's own client prints for an error response.
     pub(super) fn complaint(&self, answer: &ApiResponse, kind: &str, name: &str) -> String {
         let message = self.status(answer).message;
         match answer.status {

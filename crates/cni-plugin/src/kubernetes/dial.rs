@@ -131,7 +131,7 @@ impl ApiRoute {
         Ok(Some(way))
     }
 
-    /// True if requests are sent to a proxy without TLS. The proxy then reads and forwards them. A request that a proxy
+    /// True if requests are sent to a proxy without TLS, which the proxy reads and forwards. A request that a proxy
     /// forwards must contain the server's full URL.
     pub(super) fn is_read_by_proxy(&self) -> bool {
         self.proxy.is_some() && !self.address.is_https
@@ -198,7 +198,7 @@ impl ApiRoute {
 pub(super) enum TlsTrust {
     /// Trusts the certificate authorities that this system trusts.
     System,
-    /// Trusts only these certificate authorities, in PEM format.
+    /// Trusts only the given certificate authorities, in PEM format.
     Authority(Vec<u8>),
     /// Trusts every server certificate (`insecure-skip-tls-verify`).
     Everyone,
@@ -297,8 +297,8 @@ const WHY_ETCD: &str = "the plugin logs in to etcd or verifies etcd with this fi
 /// The permission bits that let users other than the owner of a file write to the file.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Reads a file that contains credentials or certificates. A file is refused if users other than its owner may write to
-/// it. These users could replace the plugin's credentials, or make the plugin trust another server.
+/// Reads a file that contains credentials or certificates. A credential file is refused if users other than its owner
+/// may write to it, because these users could replace the plugin's credentials or make the plugin trust another server.
 pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
     let shown = path.display();
     let unreadable = |error: io::Error| {
@@ -322,7 +322,7 @@ pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
 }
 
 /// Checks the owner and mode of a file with etcd's key or certificates, as [`read_credentials`] does. A file that
-/// cannot be opened is accepted here, because etcd's client will report the problem.
+/// cannot be opened is accepted by this check, because etcd's client will report the problem.
 pub(crate) fn check_owner(path: &Path) -> agent::Result<()> {
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path);
     match opened.and_then(|file| check_file(path, &file, WHY_ETCD)) {
@@ -374,7 +374,7 @@ impl ApiProblem {
 pub(super) enum ApiFailure {
     /// The connection to the server or proxy could not be opened.
     Unreachable(io::Error),
-    /// The server did not respond within this time limit.
+    /// The server did not respond within the given time limit.
     Late(Duration),
     /// Any other problem of the request.
     Reported(ApiProblem),

@@ -158,7 +158,7 @@ mod tests {
         assert!(!head.contains("authorization"), "{head}");
         let head = second.only_head();
         assert!(head.starts_with("GET / HTTP/1.1\r\n"), "{head}");
-        // This Authorization header contains the Base64 form of `me:x y`.
+        // The Authorization header contains the Base64 form of `me:x y`.
         assert!(head.contains("\r\nauthorization: Basic bWU6eCB5\r\n"), "{head}");
         wait(&[], Duration::ZERO).await.unwrap();
     }

@@ -29,8 +29,8 @@ pub(crate) struct HostLocal {
 }
 
 impl HostLocal {
-    /// Checks a network configuration whose `ipam.type` is `host-local`. As in Calico, the names of configuration
-    /// fields are case-sensitive here.
+    /// Checks a network configuration whose `ipam.type` is `host-local`. As in Calico, the names of the checked
+    /// configuration fields are case-sensitive.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if `ipam`, `ipam.ranges` or an element of `ipam.ranges` is malformed.
@@ -85,7 +85,7 @@ impl HostLocal {
                 taken[family(&net)] = true;
             }
         }
-        // The closure returns false if the range with this subnet must be removed.
+        // The closure returns false if the range of a subnet must be removed.
         let mut settle = |subnet: &mut Value| match placeholder(subnet) {
             Some(family) if taken[family] => false,
             Some(family) => {
@@ -114,8 +114,8 @@ impl HostLocal {
     /// order. The gateways in `ipam.routes` are ignored, because all packets go through the host.
     ///
     /// # Errors
-    /// CNI error code 999 with Calico's message if `ipam.routes` is malformed. If an element of this list is not an
-    /// object, Calico itself panics.
+    /// CNI error code 999 with Calico's message if `ipam.routes` is malformed. Calico itself panics if an element of
+    /// `ipam.routes` is not an object.
     pub(crate) fn routes(&self, default: DefaultRoutes) -> Result<Vec<IpNet>> {
         let ipam = &self.conf["ipam"];
         let listed = match &ipam["routes"] {
@@ -334,7 +334,7 @@ mod tests {
         // Of several fields with one name, the last counts. The names of fields are case-sensitive.
         assert!(host_local(r#"{"ranges":"x","ranges":[]}"#).is_ok());
         assert!(HostLocal::new(&GoJson::parse(br#"{"IPAM":{}}"#).unwrap()).is_err());
-        // A subnet that is not a string is accepted here, because host-local itself reports it.
+        // The parser accepts a subnet that is not a string, because host-local itself reports the mistake.
         assert!(!host_local(r#"{"subnet":5}"#).unwrap().wants_pod_cidrs());
     }
 

@@ -1,5 +1,5 @@
-//! Sends requests to the Kubernetes API, which read the labels of namespaces (for choosing pools), the virtual machines
-//! of pods, and the facts about a pod's endpoint.
+//! Reads from the Kubernetes API: labels of namespaces (for choosing pools), the virtual machines that pods run, and
+//! the facts about a pod's endpoint.
 //!
 //! Errors about virtual machines have Calico's exact messages where Calico reports the same problem.
 
@@ -43,12 +43,12 @@ const IPAM_USER_AGENT: &str = concat!("margay-ipam/", env!("CARGO_PKG_VERSION"))
 const NO_CONFIGURATION: &str =
     "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable";
 
-/// The configured address of the Kubernetes API and the credentials for it. The credential files that these settings
-/// name are only read when the API is used.
+/// The configured address of the Kubernetes API and the credentials for it. The credential files that are named here
+/// are only read when the Kubernetes API is used.
 ///
-/// As in Calico's plugin, a value that is set in this struct overrides the kubeconfig's value. If both the kubeconfig
-/// and the API root are empty, the API of the cluster in which this process runs is used. The `Debug` output of these
-/// settings shows no secrets.
+/// As in Calico's plugin, a value in [`Kubernetes`] overrides the kubeconfig's value. If both the kubeconfig and the
+/// API root are empty, the API of the cluster in which this process runs is used. The `Debug` output of [`Kubernetes`]
+/// shows no secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Kubernetes {
     /// The path of the kubeconfig, from `kubernetes.kubeconfig`.
@@ -109,8 +109,8 @@ impl Kubernetes {
         self.kubeconfig.as_os_str().is_empty() && self.api_root.is_empty() && self.service.is_none()
     }
 
-    /// Reads which virtual machine a pod runs, with up to three API requests. All API requests together take at most
-    /// `patience` and at most five seconds.
+    /// Reads which virtual machine a pod runs, with up to three API requests. The API requests of one call of this
+    /// function take at most `patience`, and at most five seconds.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message, and advice in the error's `details`.
@@ -215,7 +215,7 @@ fn is_dns_name(name: &str) -> bool {
 const MAIN_USER_AGENT: &str = concat!("margay/", env!("CARGO_PKG_VERSION"));
 
 /// A client of the Kubernetes API for several requests. The client must run in a tokio runtime with time and I/O. The
-/// tokio runtime must be shut down in the background, because a name lookup may still be running in it.
+/// client's tokio runtime must be shut down in the background, because a name lookup may still be running there.
 pub(crate) struct KubeClient {
     api: Api,
 }
@@ -278,8 +278,8 @@ impl KubeClient {
         self.object("version", &[], "/version?timeout=2s", left, is_object).await
     }
 
-    /// Reads the object at this path of the Kubernetes API. The names of objects in the path are checked, because they
-    /// come from a runtime or a file.
+    /// Reads an object of the Kubernetes API by the object's path. The names of objects in the path are checked,
+    /// because they come from a runtime or a file.
     async fn object<T>(
         &mut self,
         kind: &str,
@@ -389,8 +389,8 @@ impl Kubernetes {
     /// Reads which virtual machine a pod runs, with up to three API requests that together take at most `patience`.
     ///
     /// # Errors
-    /// An error if the Kubernetes API did not respond, or if KubeVirt's objects contradict each other. It is not an
-    /// error if the pod no longer exists.
+    /// An error if the Kubernetes API did not respond, or if KubeVirt's objects contradict each other. If the pod no
+    /// longer exists, no error is returned.
     fn find_launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher, ApiProblem> {
         if !is_dns_name(namespace) || !is_dns_name(pod) {
             return Err(ApiProblem::new("this is no name of a pod", "K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS"));

@@ -1,5 +1,5 @@
-//! Defines the objects of the Kubernetes API that the plugin reads, and the facts about a pod's endpoint. These facts
-//! are derived from the pod, its namespace and its allowed annotations.
+//! Defines the objects of the Kubernetes API that the plugin reads, and the facts about a pod's endpoint. The facts
+//! about a pod's endpoint are derived from the pod, its namespace and its allowed annotations.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -22,8 +22,8 @@ const SOURCE_PREFIXES: &str = "cni.projectcalico.org/allowedSourcePrefixes";
 
 /// The types of the IPAM plugins that assign addresses from pools: Calico's and Margay's.
 const PLUGINS_WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
-/// Maximum length of a label's value, in bytes. If the name of a service account is longer than this, the pod gets no
-/// label for its service account.
+/// Maximum length of a label's value, in bytes. A service account whose name is longer gives its pods no service
+/// account label.
 const MAX_LABEL_BYTES: usize = 63;
 
 /// The settings of the network configuration that decide which annotations of a pod are allowed.
@@ -46,7 +46,7 @@ impl AllowedAnnotations<'_> {
 /// The facts about a pod that determine its WorkloadEndpoint and its network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodFacts {
-    /// The pod's own labels, and the labels that Calico adds: `projectcalico.org/namespace`,
+    /// The pod's own labels, and the labels that Calico adds, which are `projectcalico.org/namespace`,
     /// `projectcalico.org/orchestrator` and, unless the service account's name is too long,
     /// `projectcalico.org/serviceaccount`.
     pub(crate) labels: BTreeMap<String, String>,
@@ -54,8 +54,8 @@ pub(crate) struct PodFacts {
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) generate_name: String,
     pub(crate) service_account: String,
-    /// The names of the profiles in the pod's WorkloadEndpoint: `kns.<namespace>`, and also `ksa.<namespace>.<account>`
-    /// if the pod has a service account.
+    /// The names of the profiles in the pod's WorkloadEndpoint, which are `kns.<namespace>`, and also
+    /// `ksa.<namespace>.<account>` if the pod has a service account.
     pub(crate) profiles: Vec<String>,
     /// The pod's ports, in the order in which its endpoint lists them.
     pub(crate) ports: Vec<KubePort>,
@@ -125,8 +125,8 @@ impl PodFacts {
         Ok(facts)
     }
 
-    /// Returns the facts for a pod that is not read from the Kubernetes API. The only profile of this pod has the name
-    /// of the network.
+    /// Returns the facts for a pod that is not read from the Kubernetes API. The only profile of a pod that is not read
+    /// from the Kubernetes API is named after the network.
     pub(crate) fn of_network(network: &str) -> Self {
         Self { profiles: vec![network.to_owned()], ..Self::default() }
     }
@@ -163,9 +163,9 @@ impl PodFacts {
         }
     }
 
-    /// Returns pairs of addresses: an address of the pod, and the floating address (written as in the annotation) that
-    /// leads to it. As in Calico, if the pod has several addresses of one family, a floating address leads to the last
-    /// of them.
+    /// Returns pairs of addresses. Each pair is an address of the pod, and the floating address (written as in the
+    /// annotation) that leads to the pod's address. As in Calico, if the pod has several addresses of one family, a
+    /// floating address leads to the last of them.
     ///
     /// # Errors
     /// CNI error code 999 if the pod has no address of the same family as a floating address. Calico itself panics if
@@ -323,7 +323,7 @@ pub(crate) struct KubePod {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KubePort {
     pub(crate) name: String,
-    /// The port's protocol, which is `TCP`, `UDP` or `SCTP`.
+    /// The protocol of the port, which is `TCP`, `UDP` or `SCTP`.
     pub(crate) protocol: &'static str,
     pub(crate) port: u16,
     /// The port on the host; 0 means that there is none.

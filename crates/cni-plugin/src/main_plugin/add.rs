@@ -32,7 +32,7 @@ use crate::result::{AddResult, ResultInterface};
 /// # Errors
 /// An error with Calico's message. All changes of the failed ADD have been undone.
 pub(super) fn add(setup: &MainContext<'_>) -> Result<String> {
-    // Calico detects this error only after it has made all changes of the ADD, and does not undo them.
+    // Calico detects a wrong network namespace only after making all changes of the ADD, and does not undo the changes.
     if setup.is_own_netns() {
         return Err(env::own_netns_error());
     }
@@ -105,7 +105,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     }
 
     /// Wires the container. If another container already has the planned name of the host interface, the plan is
-    /// changed to an alternative name. This happens if the ids of both containers start with the same characters.
+    /// changed to an alternative name. Names collide if the ids of both containers start with the same characters.
     ///
     /// # Errors
     /// An error with the message of [`wiring::Error`]. After an error, the container has no interface.
@@ -119,7 +119,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
             done => done,
         };
         let wired = wired.map_err(wiring_error)?;
-        // Change the host's settings last, because an ADD whose interface cannot be created must not change them.
+        // Change the host's settings last, because an ADD whose interface cannot be created must not change the host's
+        // settings.
         self.outgoing.ensure(&plan.addresses).inspect_err(|_| self.disconnect())?;
         Ok(wired)
     }
@@ -132,9 +133,9 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         wiring::has_interface(&self.setup.netns(), name, Instant::now() + WIRING_TIMEOUT).map_err(wiring_error)
     }
 
-    /// Removes the container's interface after a failed ADD. The veth pair is removed through its end in the container,
-    /// because a newer ADD of the same pod may already use the name of the host's end. A failure is only logged,
-    /// because the runtime also calls DEL after a failed ADD.
+    /// Removes the container's interface after a failed ADD. The veth pair is removed through its end in the container.
+    /// A newer ADD of the same pod may already use the name of the host's end. A failure is only logged, because the
+    /// runtime also calls DEL after a failed ADD.
     pub(super) fn disconnect(&self) {
         let (netns, interface) = (self.setup.netns(), &self.setup.call.interface);
         if let Err(error) =
@@ -169,7 +170,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.session.run(future(self.session.deadline()))
     }
 
-    /// Stores a new WorkloadEndpoint, or the already stored WorkloadEndpoint with these facts.
+    /// Stores a new WorkloadEndpoint with the given facts, or updates the stored WorkloadEndpoint with them.
     ///
     /// # Errors
     /// An error if another plugin call has stored the same WorkloadEndpoint in the meantime, or any other store error.
@@ -383,8 +384,8 @@ impl OutgoingRules {
     /// Enables forwarding and masquerading for a container with these addresses.
     ///
     /// The firewall rules are rebuilt from the current pools. After a pool was changed or deleted, the next ADD in any
-    /// pool therefore removes the pool's old rules. If the firewall rules cannot be set up, this is an error only if
-    /// the container needs them.
+    /// pool therefore removes the pool's old rules. If the firewall rules cannot be set up, the ADD fails only if its
+    /// container needs the rules.
     ///
     /// # Errors
     /// An error with the message of [`wiring::Error`], which also names the address that needs masquerading.

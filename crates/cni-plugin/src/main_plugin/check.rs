@@ -1,8 +1,8 @@
 //! Carries out CHECK and STATUS of the main plugin, and the option `-t`.
 //!
 //! CHECK compares the current state with what the container's ADD created: the interface, addresses, routes, sysctls,
-//! WorkloadEndpoint and allocation. STATUS reports whether an ADD with this configuration would succeed now. The option
-//! `-t` reports whether the datastore of the configuration answers.
+//! WorkloadEndpoint and allocation. STATUS reports whether an ADD with the same configuration would succeed now. The
+//! option `-t` reports whether the datastore of the configuration answers.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -88,7 +88,7 @@ fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, R
         return Ok((endpoint, Ok(())));
     }
     let plugin = setup.ipam_plugin()?;
-    // Close the store, because an IPAM plugin that is another program may have to open it.
+    // Close the store, because an IPAM plugin that is another program may have to open the same store.
     let session = match plugin {
         IpamPlugin::Own(_) => Some(session),
         IpamPlugin::Other(_) => {

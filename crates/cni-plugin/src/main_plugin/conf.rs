@@ -14,7 +14,7 @@ use crate::netconf::{Decoder, NetConf};
 const MTU_FILE: &str = "/var/lib/calico/mtu";
 
 /// A network configuration as the main plugin reads it, decoded by the rules of [`NetConf`]. If the configuration lacks
-/// a field, the field is empty in this struct.
+/// a field, the struct's field is empty.
 #[derive(Debug, Default)]
 pub(crate) struct MainConf {
     /// The fields of the configuration that the main plugin and the IPAM plugin read.
@@ -158,8 +158,7 @@ impl MainConf {
     /// Returns the configured MTU or, if none is configured, the MTU in Calico's file; 0 means the kernel's default.
     ///
     /// # Errors
-    /// An error if the required MTU file is missing, if the file cannot be read or does not contain a number, or if the
-    /// MTU is out of range.
+    /// An error if the required MTU file is missing, unreadable or not a number, or if the MTU is out of range.
     pub(crate) fn mtu(&self) -> Result<u32> {
         let failed = |reason: String| CniError::internal(format!("failed to read MTU file: {reason}"));
         let from_file = match fs::read_to_string(MTU_FILE) {

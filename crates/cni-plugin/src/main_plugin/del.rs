@@ -2,11 +2,11 @@
 //! container. GC removes the interface, addresses and WorkloadEndpoint of every attachment that the runtime does not
 //! list.
 //!
-//! A WorkloadEndpoint does not name the network that it belongs to. GC assumes that a WorkloadEndpoint belongs to a
-//! network in two cases: its first profile has the network's name, or its container holds one of its addresses in the
-//! network. If a container joins a second network later, GC of the second network therefore keeps the container's
-//! WorkloadEndpoint. GC also keeps a WorkloadEndpoint that is younger than a minute or has such a young address,
-//! because the runtime's list may be older.
+//! A WorkloadEndpoint does not name the network that it belongs to. GC assumes in two cases that a WorkloadEndpoint
+//! belongs to a network. Either its first profile has the network's name, or its container holds one of its addresses
+//! in the network. If a container joins a second network later, GC of the second network therefore keeps the
+//! container's WorkloadEndpoint. GC also keeps a WorkloadEndpoint if it is younger than a minute, or if one of its
+//! addresses is. The runtime may have listed its attachments earlier than that.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

@@ -26,8 +26,8 @@ use crate::versions;
 /// Time limit for a call of an IPAM plugin that is another program. The IPAM plugin `dhcp` may wait for a DHCP server
 /// for a minute.
 const CHILD_TIMEOUT: Duration = Duration::from_secs(90);
-/// Pause between two checks whether the IPAM plugin's process has exited after closing its output. After closing its
-/// output, a process usually exits within this pause.
+/// Pause between two checks whether the IPAM plugin's process has exited after closing its output. A process usually
+/// exits within the pause after it has closed its output.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The IPAM plugin of a network.

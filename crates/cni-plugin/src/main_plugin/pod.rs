@@ -84,7 +84,7 @@ fn read(add: &mut AddOperation<'_, '_>) -> Result<PodRequest> {
     let (setup, conf) = (add.setup, &add.setup.conf);
     let mut client = setup.kubernetes.client();
     // Calico's plugin requires the Kubernetes API for every pod. On a machine with its own store, there may be no
-    // Kubernetes API, and the network may not need it.
+    // Kubernetes API, and the network may not need the API.
     if !setup.is_alone() {
         client = Ok(client?);
     }
@@ -162,7 +162,7 @@ fn nats(pod: &PodFacts, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, IpAddr)>> {
     pod.nats(addresses)?.into_iter().map(parse).collect()
 }
 
-/// Returns the pod's addresses. They are chosen by IPAM, requested from IPAM by an annotation, or set by an annotation
+/// Returns the pod's addresses, which are chosen by IPAM, requested from IPAM by an annotation, or set by an annotation
 /// without IPAM.
 fn assign(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, wanted: &PodRequest) -> Result<AddResult> {
     if let Some(addresses) = &wanted.facts.ip_addrs_no_ipam {

@@ -37,7 +37,7 @@ pub(super) struct MainContext<'a> {
     pub(super) workload: Workload,
     /// The labels in the network configuration, which only a plain container gets.
     pub(super) labels: Labels,
-    /// The value of `CNI_ARGS` that the IPAM plugin gets. It starts with `IgnoreUnknown=1`.
+    /// The value of `CNI_ARGS` for the IPAM plugin, which starts with `IgnoreUnknown=1`.
     pub(super) args: String,
     pub(super) store: StoreAccess,
     pub(super) kubernetes: Kubernetes,
@@ -124,7 +124,8 @@ impl<'a> MainContext<'a> {
         self.call.netns.clone().unwrap_or_default()
     }
 
-    /// True if the container's network namespace is the plugin's own, and `CNI_NETNS_OVERRIDE` does not allow this.
+    /// True if the container's network namespace is the plugin's own although `CNI_NETNS_OVERRIDE` does not allow the
+    /// plugin's own namespace.
     pub(super) fn is_own_netns(&self) -> bool {
         let netns = self.call.netns.as_deref().filter(|_| self.call.own_netns == OwnNetns::Refused);
         netns.is_some_and(|netns| env::is_own_netns(netns, &self.invocation.host.own_netns))
@@ -138,7 +139,7 @@ impl<'a> MainContext<'a> {
         self.dataplane.as_ref().map_err(Clone::clone)
     }
 
-    /// Returns the routes in the container. These are the default routes, or for a pod the routes in host-local's
+    /// Returns the routes in the container, which are the default routes, or for a pod the routes in host-local's
     /// configuration.
     ///
     /// # Errors
@@ -337,9 +338,9 @@ fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
     (labels, namespace)
 }
 
-/// Replaces the invalid characters in a label's key or value by Calico's rules. A slash in the key or value becomes a
-/// dot. A sequence of other invalid characters in it becomes one dash. A sequence of dots and dashes that contains a
-/// dot becomes a single dot. Dots and dashes at the start and end of the key or value are removed.
+/// Replaces the invalid characters in a label's key or value, by Calico's rules. A slash in the key or value becomes a
+/// dot. A sequence of other invalid characters in the key or value becomes one dash. A sequence of dots and dashes that
+/// contains a dot becomes a single dot. Dots and dashes at the start and end of the key or value are removed.
 fn clean_label(text: &str) -> String {
     let mut dashed = String::new();
     for c in text.chars() {

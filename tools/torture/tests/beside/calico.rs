@@ -233,8 +233,8 @@ impl Calico {
         Err(Refusal::Conflict)
     }
 
-    /// Subtracts a number from a handle's count of addresses in a block. All errors of this step are ignored, because
-    /// Calico only logs them. A subtraction that would make the count negative is also ignored.
+    /// Subtracts a number from a handle's count of addresses in a block. All errors of the subtraction are ignored,
+    /// because Calico only logs them. A subtraction that would make the count negative is also ignored.
     async fn decrement(&self, handle: &str, cidr: &str, by: usize) {
         for _ in 0..RETRIES {
             let Ok(mut read) = self.get(handle_key(handle), json::<Handle>).await else { return };

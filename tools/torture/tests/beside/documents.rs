@@ -135,7 +135,7 @@ impl Block {
     }
 
     /// Returns the handle that holds each assigned address of the block. Old versions of Calico wrote a carriage return
-    /// and more text after the handle's id; this text is ignored.
+    /// and more text after the handle's id, which is ignored.
     pub(crate) fn holders(&self) -> BTreeMap<IpAddr, String> {
         let held = self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
             let handle = self.entries()[(*slot)?].handle_id.as_ref()?;

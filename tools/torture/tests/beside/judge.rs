@@ -80,7 +80,7 @@ impl Stored {
     }
 
     /// Returns the addresses that are assigned under a handle whose document does not count the addresses' block. A
-    /// release of the handle would not release these addresses.
+    /// release of the handle would miss the returned addresses.
     pub(crate) fn lost(&self) -> Vec<(IpAddr, String)> {
         let blocks =
             self.blocks.iter().flat_map(|(cidr, block)| block.holders().into_iter().map(move |held| (cidr, held)));

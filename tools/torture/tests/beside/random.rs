@@ -30,7 +30,7 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// The holder of each address whose assignment was acknowledged. An address is removed from this map as soon as its
+/// The holder of each address whose assignment was acknowledged. An address is removed from the map as soon as its
 /// release is requested.
 #[derive(Clone, Default)]
 struct Answered(Arc<Mutex<BTreeMap<IpAddr, String>>>);
@@ -59,7 +59,7 @@ struct Worker {
 }
 
 impl Worker {
-    /// Returns a store that records its commits as made by this side.
+    /// Returns a store that records its commits as made by the given side.
     fn store_of(&self, side: Side) -> Arc<dyn Store> {
         noting(&self.store, side, &self.authors, &Commits::default())
     }

@@ -106,7 +106,8 @@ impl Found {
     }
 }
 
-/// Returns the current revision of the store and all its keys. The test judges the revisions that follow this revision.
+/// Returns the current revision of the store and all its keys. The test judges the revisions after the returned
+/// revision.
 pub(crate) async fn everything(store: &Arc<dyn Store>) -> (Revision, Vec<Kv>) {
     let listed = store.list(Range::All).await.unwrap();
     (listed.revision, listed.kvs)
@@ -151,7 +152,7 @@ pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
     }
     let left = Stored::read(&everything(store).await.1);
     // An empty block without an affinity may remain in the store, because releasing all blocks of a node does not find
-    // it. The next claim of this block finds it.
+    // this block. The next claim of this block finds it.
     let kept: Vec<_> = left.blocks.values().filter(|block| !block.is_empty()).collect();
     if !kept.is_empty() || !left.handles.is_empty() || !left.affinities.is_empty() {
         return Err(format!("left: {left:?}"));

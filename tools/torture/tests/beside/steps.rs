@@ -28,7 +28,7 @@ enum Start {
     Old,
 }
 
-/// The call of Calico's client. It runs on host `a`, unless the name of the variant names another host.
+/// The call of Calico's client, on host `a` unless the name of the variant names another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Theirs {
     AddC1,
@@ -41,7 +41,7 @@ enum Theirs {
     GiveBackEmpty,
 }
 
-/// The call of Margay. It runs on host `a`, unless the name of the variant names another host.
+/// The call of Margay, on host `a` unless the name of the variant names another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Own {
     AddC2,

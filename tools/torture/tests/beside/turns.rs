@@ -21,9 +21,9 @@ pub(crate) enum Side {
     Calicos,
 }
 
-/// For each revision, the side that wrote it.
+/// For each revision, the side (Calico or Margay) that wrote the revision.
 pub(crate) type Authors = Arc<Mutex<BTreeMap<Revision, Side>>>;
-/// For each revision, the keys that it changed, each with its new value or `None` if the key was deleted.
+/// For each revision, the changed keys, each with its new value or `None` if the key was deleted.
 pub(crate) type Commits = Arc<Mutex<BTreeMap<Revision, BTreeMap<String, Option<Vec<u8>>>>>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,8 +92,8 @@ impl Table {
     }
 }
 
-/// A store wrapper for one actor. It waits for the actor's turn before each store call, and records the commits as made
-/// by the actor's side.
+/// A store wrapper for one actor that waits for the actor's turn before each store call. The wrapper records the
+/// commits as made by the actor's side.
 #[derive(Debug)]
 struct InTurn {
     inner: Arc<dyn Store>,
@@ -217,7 +217,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
                 commits: Commits::default(),
             };
             tokio::spawn(async move {
-                // When this guard is dropped, the actor is marked as done, even if the actor's work has panicked.
+                // A guard marks the actor as done when the actor's work ends, even if the work panics.
                 let _done = Leaving(Arc::clone(&table), number);
                 (actor.work)(Arc::new(own)).await
             })
@@ -246,8 +246,8 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         run.choices.push((chosen, possible.len()));
         run.order.push(possible[chosen]);
         let Choice::Next(actor) = possible[chosen] else { break };
-        // Do not choose an actor next if another run has already chosen it at this point, as long as only calls that
-        // commute with its call follow.
+        // If another run has already chosen an actor at this point, do not choose it next until a call follows that
+        // does not commute with the actor's call.
         let calls = table.calls.lock().unwrap().clone();
         asleep.extend(possible[..chosen].iter().filter_map(|choice| match choice {
             Choice::Next(actor) => Some(*actor),

@@ -192,7 +192,7 @@ async fn server_without_tls_is_told() {
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"HTTP/1.1 400 hidden\r\n\r\n").unwrap();
-        // Read the client's request, because closing a connection with unread data would reset it.
+        // Read the client's request, because closing a connection with unread data would reset the connection.
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
     let (folder, cluster) = (TempDir::new().unwrap(), json!({"server": format!("https://{address}")}));

@@ -264,7 +264,7 @@ async fn proxy_passes_on_what_it_cannot_read() {
     assert_eq!((server.heads().len(), server.connections()), (2, 1));
     let head = proxy.only_head();
     assert!(head.starts_with(&format!("CONNECT {0} HTTP/1.1\r\nhost: {0}\r\n", server.address)), "{head}");
-    // This Proxy-Authorization header contains the Base64 form of `us@er:hidden`.
+    // The Proxy-Authorization header contains the Base64 form of `us@er:hidden`.
     assert!(head.contains("\r\nproxy-authorization: Basic dXNAZXI6aGlkZGVu\r\n"), "{head}");
     assert!(!head.contains(TOKEN), "{head}");
 }
