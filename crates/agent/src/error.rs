@@ -87,8 +87,8 @@ impl CniError {
         Self::new(Code::InvalidConfig, message)
     }
 
-    /// Creates an error with code 999. The error's message joins the messages of `error` and of all its sources with `:
-    /// `. A source of the error is left out if its message already occurs in the joined message.
+    /// Creates an error with code 999. The error's message consists of the messages of `error` and of all its sources,
+    /// with colons between them. A source of the error is left out if its message already occurs in the joined message.
     pub fn from_error(error: &(dyn StdError + 'static)) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
