@@ -1,7 +1,7 @@
 //! Carries out CNI verbs for a plugin: the trait [`Allocator`] and its two implementations.
 //!
-//! [`DaemonAllocator`] sends a verb to the daemon `margay serve`, if the store has one. If there is no daemon or the
-//! daemon fails, [`DirectAllocator`] opens the store, carries out the verb in one commit, and closes the store.
+//! [`DaemonAllocator`] sends a CNI verb to the daemon `margay serve`, if the store has a daemon. If there is no daemon
+//! or the daemon fails, [`DirectAllocator`] opens the store, carries out the verb, and closes the store.
 
 use std::io;
 use std::net::IpAddr;
@@ -23,22 +23,23 @@ use crate::rights::WriteRights;
 use crate::session::{Session, StoreAccess, in_place, ipam_with_liveness};
 use crate::verb::{Add, Answer, Check, CheckAnswer, Del, Gc, GcSummary, Quarantine, Verb, VerbRequest};
 
-/// Carries out verbs on a store, after the protocol layer has checked them.
+/// Carries out CNI verbs on a store, after the plugin has checked the verbs' requests.
 ///
-/// A plugin process makes a single, synchronous call. An implementation opens the store at the location and closes the
-/// store before it returns, because the process may end right after the call.
+/// A plugin process makes a single, synchronous call of an allocator. An implementation closes the store before the
+/// call returns, because the process may end right afterwards.
 pub trait Allocator {
-    /// Carries out a verb on a store, and returns an answer of the kind that belongs to this verb.
+    /// Carries out a verb on a store, and returns an answer of the kind that the verb expects.
     ///
     /// # Errors
-    /// The plugin prints the error unchanged, and the runtime repeats the verb later. On a Calico network the error has
-    /// Calico's text and code 999. The error of a CHECK has code 11 if the store could not be reached.
+    /// The plugin prints the returned error unchanged, and the runtime repeats the verb later. On a Calico network, the
+    /// error has Calico's message and the code 999. If the store cannot be reached, the error of a CHECK has the code
+    /// 11.
     fn call(&self, at: &StoreAccess, verb: &Verb) -> Result<Answer>;
 }
 
 impl dyn Allocator + '_ {
-    /// Carries out an ADD. Returns `None` if the labels of the pod's namespace choose a pool and the request lacks
-    /// these labels.
+    /// Carries out an ADD on a store. Returns `None` if a pool's selector needs the labels of the pod's namespace, and
+    /// the request does not contain these labels.
     ///
     /// # Errors
     /// Any error of [`call`](Allocator::call).
@@ -50,7 +51,7 @@ impl dyn Allocator + '_ {
         }
     }
 
-    /// Carries out a DEL, and returns the released addresses.
+    /// Carries out a DEL on a store, and returns the released addresses.
     ///
     /// # Errors
     /// Any error of [`call`](Allocator::call).
@@ -64,7 +65,7 @@ impl dyn Allocator + '_ {
         }
     }
 
-    /// Carries out a CHECK.
+    /// Carries out a CHECK on a store.
     ///
     /// # Errors
     /// Any error of [`call`](Allocator::call).
@@ -75,11 +76,11 @@ impl dyn Allocator + '_ {
         }
     }
 
-    /// Checks whether this ADD could be carried out (STATUS).
+    /// Checks for a STATUS whether this ADD would succeed now.
     ///
     /// # Errors
-    /// The reason why no ADD can be carried out: the store, or the configuration. The plugin prints this error with
-    /// code 50.
+    /// The problem with the store or the configuration that would make an ADD fail. STATUS prints the problem with the
+    /// CNI error code 50.
     pub fn status(&self, at: &StoreAccess, add: Add) -> Result<()> {
         if self.call(at, &Verb::Status(Box::new(add)))? == Answer::NamespaceWanted {
             tracing::info!("STATUS cannot check the pools: the allowed pools depend on the pod's namespace");
@@ -87,7 +88,7 @@ impl dyn Allocator + '_ {
         Ok(())
     }
 
-    /// Carries out a GC.
+    /// Carries out a GC on a store.
     ///
     /// # Errors
     /// Any error of [`call`](Allocator::call).
@@ -98,7 +99,8 @@ impl dyn Allocator + '_ {
         }
     }
 
-    /// Releases the addresses that a probe found in use during an ADD, and puts these addresses into quarantine.
+    /// Releases the addresses for which another device answered the probe of an ADD, and quarantines the released
+    /// addresses.
     ///
     /// # Errors
     /// Any error of [`call`](Allocator::call).
@@ -107,31 +109,31 @@ impl dyn Allocator + '_ {
     }
 }
 
-/// Returns the internal error for an allocator that answers a different verb than it was asked.
+/// Returns the internal error for an allocator whose answer belongs to another verb.
 fn wrong_answer_error(answer: &Answer) -> CniError {
     CniError::internal(format!("the allocator answered another verb: {answer:?}"))
 }
 
-/// An allocator that sends verbs to the store's daemon. If no daemon carries out the verb, the plugin opens the store
-/// itself.
+/// An allocator that sends CNI verbs to the store's daemon. If the daemon does not carry out a verb, the plugin opens
+/// the store itself.
 #[derive(Clone, Debug, Default)]
 pub struct DaemonAllocator {
     direct: DirectAllocator,
 }
 
-/// The outcome of sending a verb to the daemon.
+/// The outcome of sending a CNI verb to the daemon.
 #[derive(Debug)]
 enum DaemonReply {
     Answer(Answer),
-    /// The daemon did not receive the request.
+    /// The daemon has not received the request.
     NotRunning,
-    /// The daemon received the request, but the outcome of the request is unknown.
+    /// The daemon received the request but did not answer, so it is unknown whether the request was carried out.
     Lost,
 }
 
 impl DaemonAllocator {
-    /// Creates an allocator for a call that already has the store open. If the daemon leaves a verb to the plugin, the
-    /// verb runs on the session's store.
+    /// Creates an allocator for a plugin call that already has the store open. If the daemon declines a verb, the verb
+    /// runs on the session's open store.
     pub fn within(session: Arc<Session>) -> Self {
         Self { direct: DirectAllocator::within(session) }
     }
@@ -167,8 +169,9 @@ impl Allocator for DaemonAllocator {
 }
 
 impl Verb {
-    /// Returns the verb that the plugin carries out after the daemon may already have carried out the same verb. A
-    /// repeated ADD returns the addresses that the daemon may have assigned.
+    /// If the daemon may already have carried out this verb, returns the verb with which the plugin continues. The
+    /// result is `None` if the plugin can simply repeat the verb. A repeated ADD returns the addresses that the daemon
+    /// may already have assigned to the attachment.
     fn as_repeat(&self) -> Option<Self> {
         let Self::Add(add) = self else { return None };
         let mut add = add.clone();
@@ -177,8 +180,7 @@ impl Verb {
     }
 }
 
-/// Sends a verb to the daemon and waits for the answer, at most for the verb's budget and only while the daemon is
-/// alive.
+/// Sends a verb to the daemon and waits for the answer until the time limit of the verb ends or the daemon dies.
 fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
     let within = verb.budget(at);
     let end = Instant::now() + within;
@@ -209,8 +211,8 @@ fn ask_daemon(at: &StoreAccess, verb: &Verb) -> DaemonReply {
     }
 }
 
-/// Asks the daemon of an embedded store to yield the store. The connection must stay open until this process has opened
-/// the store.
+/// Asks the daemon of an embedded store to release the store for this process. The returned connection must stay open
+/// until this process has opened the store.
 fn ask_daemon_to_yield(location: &Location) -> Option<DaemonConnection> {
     let socket = socket(location).filter(|_| location.path().is_some())?;
     let mut connection = DaemonConnection::open(&socket, FROZEN_TIMEOUT, |uid| is_trusted(location, uid)).ok()?;
@@ -218,13 +220,13 @@ fn ask_daemon_to_yield(location: &Location) -> Option<DaemonConnection> {
     Some(connection)
 }
 
-/// Time limit of a STATUS.
+/// Time limit for carrying out a STATUS.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(900);
-/// The part of [`STATUS_TIMEOUT`] for which a STATUS waits for the store lock. If the wait fails, the search for the
-/// lock holder takes another 300 ms.
+/// The part of [`STATUS_TIMEOUT`] that a STATUS may spend waiting for the store lock. If STATUS does not get the store
+/// lock in this time, finding out which process holds the lock takes another 300 ms.
 const STATUS_LOCK_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// An allocator that opens the store itself.
+/// An allocator that opens the store in this process.
 #[derive(Clone, Debug, Default)]
 pub struct DirectAllocator {
     given: Option<Arc<dyn Store>>,
@@ -232,19 +234,20 @@ pub struct DirectAllocator {
 }
 
 impl DirectAllocator {
-    /// Creates an allocator on a store that the caller has open. The allocator uses this store for every call, whatever
-    /// location the call names, and never closes the store.
+    /// Creates an allocator on a store that the caller has already opened. The allocator uses the caller's store for
+    /// every call, even if the call names another location, and never closes the store.
     pub fn on(store: Arc<dyn Store>) -> Self {
         Self { given: Some(store), session: None }
     }
 
-    /// Creates an allocator that works in a session if the session has the store of the call open.
+    /// Creates an allocator for a session. For calls that name the location of the session's store, the allocator uses
+    /// this open store.
     pub fn within(session: Arc<Session>) -> Self {
         Self { given: None, session: Some(session) }
     }
 
     /// Opens the store, carries out the verb, and closes the store. A failure to close the store is only logged,
-    /// because the verb has already committed.
+    /// because the verb has already been committed.
     fn carry_out(&self, at: &StoreAccess, verb: &Verb) -> Result<Answer, VerbFailure> {
         let location = &at.location;
         if let Some(session) = &self.session
@@ -277,14 +280,15 @@ impl DirectAllocator {
                 }
                 Err(error) => Err(error.into()),
             };
-            // The host lock is released first, because the next call need not wait until the store is closed.
+            // Release the host lock before closing the store, so that the next plugin call need not wait for the
+            // closing.
             drop(lock);
             if let Err(error) = open.close().await {
                 tracing::warn!(%error, "the store could not be closed cleanly");
             }
             done
         });
-        // A name server that does not answer must not delay the end of the process.
+        // An unresponsive name server must not delay the end of the process.
         runtime.shutdown_background();
         done
     }
@@ -308,7 +312,7 @@ impl Allocator for DirectAllocator {
 }
 
 impl Verb {
-    /// Returns the time limit of the verb.
+    /// Returns the time limit for carrying out the verb.
     pub(crate) fn budget(&self, at: &StoreAccess) -> Duration {
         if matches!(self, Self::Status(_)) { STATUS_TIMEOUT } else { at.budget() }
     }
@@ -323,7 +327,7 @@ impl Verb {
         in_place(create.with_wait(wait).with_purpose(self.purpose()))
     }
 
-    /// Converts a failure that this verb tolerates into an answer.
+    /// Converts a failure into a successful answer if the verb tolerates this failure.
     fn recover_failure(&self, location: &Location, failure: VerbFailure) -> Result<Answer> {
         match (self, failure) {
             (Self::Add(_) | Self::Status(_), VerbFailure::NamespaceWanted) => Ok(Answer::NamespaceWanted),
@@ -345,7 +349,7 @@ impl Verb {
                 tracing::info!(%error, "other processes hold the store lock, so STATUS reports the store as ready");
                 Ok(Answer::Ready)
             }
-            // The first ADD creates the store.
+            // STATUS succeeds if the store does not exist yet, because the first ADD creates the store.
             (Self::Status(add), VerbFailure::Store(error)) if is_no_store(&error, location) && add.makes_store() => {
                 check_can_create(location)?;
                 Ok(Answer::Ready)
@@ -355,34 +359,35 @@ impl Verb {
     }
 }
 
-/// Takes the host lock if the verb needs the lock and the store is a cluster's.
+/// Acquires the host lock if the verb needs it and the store is a cluster.
 async fn lock_host(at: &StoreAccess, verb: &Verb, store: Arc<dyn Store>) -> Option<HostLock> {
     let is_due = at.location.is_shared() && verb.takes_host_lock();
     if is_due { HostLock::take(&at.lock_file, at.patience, connect_store(store)).await } else { None }
 }
 
-/// Connects to a cluster's store by sending a first request. If the first request were sent under the host lock,
-/// connecting would take a third of the time for which each of sixteen concurrent calls holds the host lock.
+/// Connects to a cluster by sending a request; the result of the request is ignored. Without such a first request, the
+/// verb would connect to the cluster under the host lock. With sixteen concurrent calls, connecting would take a third
+/// of the time for which each call holds the lock.
 async fn connect_store(store: Arc<dyn Store>) {
     let request = RangeRequest::new(Range::Key(keys::config())).with_content(Content::KeysOnly);
-    // The error is dropped here, because the verb's own requests get the same error and report it.
+    // An error of the first request is ignored, because the verb's own requests get and report the same error.
     let _ = store.range(request).await;
 }
 
-/// Returns whether an error means that there is no store yet. A cluster always has a store, so `Missing` on a cluster
-/// means a missing credential file.
+/// Returns whether a store error means that the store does not exist yet. A cluster's store always exists; the error
+/// `Missing` on a cluster means that a credential file is missing.
 pub fn is_no_store(error: &kv::Error, location: &Location) -> bool {
     *error.kind() == ErrorKind::Missing && !location.is_shared()
 }
 
-/// Checks that the first ADD can create the store.
+/// Checks that an ADD could create the store, which does not exist yet.
 fn check_can_create(location: &Location) -> Result<(), VerbFailure> {
     let runtime = Builder::new_current_thread().enable_time().build();
     let runtime = runtime.map_err(|error| CniError::internal(format!("cannot start: {error}")))?;
     Ok(runtime.block_on(check_creatable(location))?)
 }
 
-/// Returns whether an error means that the store may be intact but cannot be queried now.
+/// Returns whether a store error means that the store cannot be read now, but may be intact.
 fn is_out_of_reach(kind: &ErrorKind) -> bool {
     kind.is_transient() || matches!(kind, ErrorKind::Io | ErrorKind::CommitIo | ErrorKind::NoSpace)
 }

@@ -1,4 +1,4 @@
-//! Defines the error that a plugin prints for the runtime, and converts other errors into that error.
+//! Defines the CNI error that a plugin prints for the runtime, and converts other errors into CNI errors.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -9,11 +9,11 @@ use serde::{Deserialize, Serialize};
 /// A result whose error is a [`CniError`] by default.
 pub type Result<T, E = CniError> = std::result::Result<T, E>;
 
-/// The kind of a CNI error: mostly the CNI specification's well-known codes.
+/// The kind of a CNI error. Most kinds are well-known codes of the CNI specification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Code {
-    /// 1: the plugin does not support the configuration's CNI version, or does not support the verb in that version.
+    /// 1: the plugin does not support the CNI version of the configuration, or the verb is not part of that version.
     IncompatibleVersion,
     /// 4: a CNI environment variable is missing or has an invalid value.
     InvalidEnvironment,
@@ -21,30 +21,30 @@ pub enum Code {
     Io,
     /// 6: the configuration cannot be decoded.
     Decode,
-    /// 7: the configuration has a setting that cannot be carried out.
+    /// 7: a setting in the network configuration is invalid or impossible.
     InvalidConfig,
-    /// 8: the given network namespace cannot belong to a container.
+    /// 8: the network namespace in `CNI_NETNS` cannot belong to a container.
     InvalidNetns,
-    /// 11: the call changed nothing, and the same call may succeed a little later.
+    /// 11: the call changed nothing, and may succeed if the runtime repeats it a little later.
     TryAgain,
-    /// 50: an ADD could not be carried out now (STATUS only).
+    /// 50: an ADD would fail now. Only STATUS returns the code 50.
     Unavailable,
-    /// 100: the datastore does not answer a test request.
+    /// 100: the datastore does not answer the test request of the option `-t`.
     Unreachable,
-    /// 999: any error without a more specific code.
+    /// 999: any error that has no more specific code.
     Internal,
-    /// Any other code, taken from the error of an IPAM plugin.
+    /// Any other error code, taken over from the error of an IPAM plugin.
     Other(u32),
 }
 
 impl Code {
-    /// Returns the code for the number in another plugin's error. The number 0 is no error code and becomes
-    /// [`Code::Internal`].
+    /// Returns the error code for a number in the error of another plugin. The number 0 is not an error code and
+    /// becomes [`Code::Internal`].
     pub fn of(number: u32) -> Self {
         if number == 0 { Self::Internal } else { Self::Other(number) }
     }
 
-    /// Returns the number that represents the code in JSON.
+    /// Returns the numeric code that the JSON of the error contains.
     pub fn number(self) -> u32 {
         match self {
             Self::IncompatibleVersion => 1,
@@ -62,8 +62,8 @@ impl Code {
     }
 }
 
-/// An error in the form of the CNI specification. The error never contains the whole configuration, because the
-/// configuration may have secrets.
+/// An error as the CNI specification defines it. The error never contains the whole network configuration, because the
+/// configuration may contain secrets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniError {
     code: Code,
@@ -77,18 +77,18 @@ impl CniError {
         Self { code, message: message.into(), details: String::new() }
     }
 
-    /// Creates an error of code 999, like every plain error of Calico's plugin.
+    /// Creates an error with code 999, the code of every plain error of Calico's plugin.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(Code::Internal, message)
     }
 
-    /// Creates an error for a setting that cannot be carried out (code 7).
+    /// Creates an error for an invalid or impossible setting (code 7).
     pub fn config(message: impl Into<String>) -> Self {
         Self::new(Code::InvalidConfig, message)
     }
 
-    /// Creates an error of code 999 with the texts of `error` and of all its sources, joined with `: `. Omits a source
-    /// whose text is already in the message.
+    /// Creates an error with code 999. The error's message consists of the messages of `error` and of all its sources,
+    /// with colons between them. A source of the error is left out if its message already occurs in the joined message.
     pub fn from_error(error: &(dyn StdError + 'static)) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();
@@ -102,31 +102,32 @@ impl CniError {
         Self::internal(message)
     }
 
-    /// Replaces the code of the error.
+    /// Replaces the error code.
     #[must_use]
     pub fn with_code(mut self, code: Code) -> Self {
         self.code = code;
         self
     }
 
-    /// Replaces the details of the error: a remedy, or the wrong value. Empty details are not printed.
+    /// Replaces the error's details, which contain a remedy or the invalid value. Empty details are omitted from the
+    /// error's JSON.
     #[must_use]
     pub fn with_details(mut self, details: impl Into<String>) -> Self {
         self.details = details.into();
         self
     }
 
-    /// Returns the code of the error.
+    /// Returns the error code.
     pub fn code(&self) -> Code {
         self.code
     }
 
-    /// Returns the text that says what is wrong.
+    /// Returns the message of the error, which says what is wrong.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Returns the remedy or the wrong value; may be empty.
+    /// Returns the details of the error: a remedy, the invalid value, or nothing.
     pub fn details(&self) -> &str {
         &self.details
     }
@@ -142,7 +143,8 @@ impl fmt::Display for CniError {
 impl StdError for CniError {}
 
 impl From<kv::Error> for CniError {
-    /// Converts a store error. The code is 11 if the store is unchanged and the same call may succeed a little later.
+    /// Converts a store error into a CNI error. The error code is 11 if the store is unchanged and the same call may
+    /// succeed a little later.
     fn from(error: kv::Error) -> Self {
         let transient = error.kind().is_transient() || matches!(error.kind(), kv::ErrorKind::Conflict { .. });
         let again = transient && error.outcome() == kv::Outcome::NotApplied;
@@ -150,23 +152,23 @@ impl From<kv::Error> for CniError {
     }
 }
 
-/// The rules for a network's addresses and error texts.
+/// Which rules apply to the addresses and error messages of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NetworkRules {
-    /// Calico's rules and error texts.
+    /// Calico's rules and error messages.
     Calico,
-    /// The rules of a secondary network, whose pools are subnets on a wire.
+    /// The rules of a secondary network, whose pools are subnets of a layer-2 segment.
     Bridged,
 }
 
-/// The reason why a verb failed.
+/// The reason why a CNI verb failed.
 #[derive(Debug)]
 pub enum VerbFailure {
     /// Any store error.
     Store(kv::Error),
-    /// The labels of the pod's namespace are needed to choose a pool, and the request lacks these labels.
+    /// A pool's selector needs the labels of the pod's namespace, and the request does not contain these labels.
     NamespaceWanted,
-    /// No address is free, unless addresses that are left from earlier boots can be released.
+    /// No address is free. An ADD may still succeed after leftover addresses of earlier boots have been released.
     NoRoom(CniError),
     /// Any other error.
     Cni(CniError),
@@ -194,8 +196,9 @@ impl From<VerbFailure> for CniError {
     }
 }
 
-/// Converts an allocator error into the error for the runtime. The code is 7 if a change to the configuration of a
-/// secondary network can avoid the error. On a Calico network allocator errors are plain errors, as in Calico.
+/// Converts an error of IPAM into the error for the runtime. The error code is 7 if the user can avoid the error by
+/// changing the configuration of a secondary network. On a Calico network, an error of IPAM has the code 999, as in
+/// Calico.
 pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
     match error {
         ipam_core::Error::Store(error) => error.into(),
@@ -203,7 +206,8 @@ pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
         ipam_core::Error::Bridge(error @ BridgeError::GatewayInUse { .. }) => {
             CniError::internal(error.to_string()).into()
         }
-        // While an import locks the store, nothing is changed, and the code tells the runtime to repeat the call later.
+        // An import locks the store, so the call has changed nothing, and the code 11 tells the runtime to repeat the
+        // call later.
         ipam_core::Error::ImportLocked(filling) => CniError::new(Code::TryAgain, filling.to_string()).into(),
         ipam_core::Error::Bridge(error) => CniError::config(error.to_string()).into(),
         error => {
@@ -215,7 +219,7 @@ pub fn explain(error: ipam_core::Error, rules: NetworkRules) -> VerbFailure {
     }
 }
 
-/// Returns advice on an allocator error whose own text has none.
+/// Returns advice on an error of IPAM whose own message contains no advice.
 pub(crate) fn advice(error: &ipam_core::Error) -> Option<String> {
     Some(match error {
         ipam_core::Error::Exhausted { .. } => {
@@ -243,7 +247,7 @@ mod tests {
         assert_eq!(code(kv::ErrorKind::Locked, kv::Operation::Open), Code::TryAgain);
         assert_eq!(code(kv::ErrorKind::Conflict { attempts: 100 }, kv::Operation::Transact), Code::TryAgain);
         assert_eq!(code(kv::ErrorKind::Corrupt, kv::Operation::Open), Code::Internal);
-        // After a timeout, the transaction may have been carried out, so the code must not be `TryAgain`.
+        // The timed-out transaction may still have been carried out, so the code must not be `TryAgain`.
         assert_eq!(code(kv::ErrorKind::Timeout, kv::Operation::Transact), Code::Internal);
     }
 

@@ -1,11 +1,11 @@
-//! Keeps hints in files: the blocks that this node used last in a network. [`ipam_core::hints`] explains the purpose of
+//! Keeps hints in files: the blocks that this node last used in a network. [`ipam_core::hints`] explains the purpose of
 //! hints.
 //!
-//! The hint files are in a folder in memory (`/run`) that only the folder's owner can read. There is one small hint
-//! file for each store, network and node. A hint file that is unreadable, damaged or about another store, network or
-//! node counts as absent. A missing hint file costs an ADD one round trip, and the ADD rewrites the file. After an ADD
-//! has found all blocks of a pool claimed, a second file lists the full blocks for a minute. If a network has several
-//! pools, a third file lists the full pools for a minute.
+//! The hint files are in a folder in memory (`/run`), which only its owner can read. There is one small hint file for
+//! each store, network and node. A hint file is ignored if it is unreadable, damaged, or about another store, network
+//! or node. Without a hint file, an ADD needs one more round trip to the store. The ADD then writes the file again.
+//! After an ADD has found that all blocks of a pool are claimed, a second file lists the full blocks for a minute. If a
+//! network has several pools, a third file lists the full pools for a minute.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -23,13 +23,13 @@ use crate::whole_file;
 
 pub(crate) const HINTS_FOLDER: &str = "/run/margay/hints";
 
-/// The folder of the files in which the plugin and `margay gc` list the blocks where a node holds addresses.
+/// The folder in which the plugin and `margay gc` record the blocks where a node holds addresses.
 const HELD_BLOCKS_FOLDER: &str = "/run/margay";
 
-/// Maximum size of a hint file, in bytes. A hint has three names and at most a few dozen networks.
+/// Maximum size of a hint file, in bytes. A hint file contains three names and at most a few dozen blocks.
 const MAX_HINT_BYTES: u64 = 64 * 1024;
 
-/// Hints about one store, kept in the files of a folder.
+/// The hints about one store, kept as files in a folder.
 #[derive(Clone, Debug)]
 pub(crate) struct FileHints {
     folder: PathBuf,
@@ -45,12 +45,12 @@ struct HintFile<T> {
     blocks: T,
 }
 
-/// The full blocks or the full pools of a network.
+/// The blocks or pools of a network that are full.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct FullNetworks {
-    /// When the first of the full blocks or pools was read, in Unix seconds.
+    /// When the first full block or pool in this list was read from the store, in Unix seconds.
     since: u64,
-    /// The full blocks, each with its mod revision, or the full pools, each with 0.
+    /// The full blocks, each with its mod revision, or the full pools, each with the number 0.
     written: BTreeMap<IpNet, i64>,
 }
 
@@ -69,9 +69,10 @@ impl FullKind {
     }
 }
 
-/// How long a list of full blocks or pools is used, in seconds since its first entry was read.
+/// How long a list of full blocks or full pools is used after its first entry was read from the store, in seconds.
 const MAX_FULL_AGE_SECONDS: u64 = 60;
-/// Maximum size of the file that lists full blocks, in bytes. The list has at most tens of thousands of blocks.
+/// Maximum size of the file that lists full blocks, in bytes. A list of full blocks has at most tens of thousands of
+/// blocks.
 const MAX_FULL_BYTES: u64 = 4 * 1024 * 1024;
 
 fn unix_now() -> u64 {
@@ -79,7 +80,8 @@ fn unix_now() -> u64 {
 }
 
 impl FileHints {
-    /// Creates hints in this folder about the store of this name. The first hint that is written creates the folder.
+    /// Creates a handle on this folder for hints about the store with this name. The folder for hints is created when
+    /// the first hint is written.
     pub(crate) fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
         Self { folder: folder.into(), store: store.into() }
     }
@@ -92,7 +94,8 @@ impl FileHints {
         format!("{}-{}", kind.prefix(), self.name(attachment))
     }
 
-    /// Reads the blocks in a hint file, if the file is about this store and the attachment's network and node.
+    /// Reads the blocks in a hint file, if the file is about this store and about the network and node of the
+    /// attachment.
     fn read<T: DeserializeOwned>(&self, name: &str, attachment: &Attachment, most: u64) -> Option<T> {
         let bytes = whole_file::read(&self.folder.join(name), most).ok()?;
         let hint: HintFile<T> = serde_json::from_slice(&bytes).ok()?;
@@ -109,14 +112,14 @@ impl FileHints {
         }
     }
 
-    /// Reads the full blocks or pools in a hint file, unless the file's first entry is older than
+    /// Reads the full blocks or full pools in a hint file, unless the file's first entry is older than
     /// [`MAX_FULL_AGE_SECONDS`].
     fn full_at(&self, kind: FullKind, attachment: &Attachment, now: u64) -> Option<FullNetworks> {
         let full: FullNetworks = self.read(&self.full_name(kind, attachment), attachment, MAX_FULL_BYTES)?;
         (now.checked_sub(full.since)? < MAX_FULL_AGE_SECONDS).then_some(full)
     }
 
-    /// Adds full blocks or pools to the hint file that lists them.
+    /// Adds full blocks or full pools to the hint file that lists them.
     fn add_full(&self, kind: FullKind, attachment: &Attachment, more: impl Iterator<Item = (IpNet, i64)>) {
         let now = unix_now();
         let full = self.full_at(kind, attachment, now);
@@ -170,8 +173,8 @@ impl Hints for FileHints {
     }
 }
 
-/// Hints about full pools only. The other hints would save an embedded store nothing, because it is read without a
-/// round trip.
+/// Hints that only record which pools of a network are full. Hints about blocks would not speed up an embedded store,
+/// because reading such a store needs no round trip.
 #[derive(Debug)]
 pub(crate) struct FullPoolHints(pub(crate) FileHints);
 
@@ -245,7 +248,7 @@ mod tests {
                 .is_some_and(|full| full.since == since)
         );
         assert!(hints.full_at(FullKind::Blocks, &one, since + MAX_FULL_AGE_SECONDS).is_none());
-        // After the clock was set back, the age of the hint file is unknown.
+        // If the clock was set back, the age of the hint file is unknown, so the file is ignored.
         assert!(hints.full_at(FullKind::Blocks, &one, since - 1).is_none());
         fs::write(folder.path().join(hints.full_name(FullKind::Blocks, &one)), "nonsense").unwrap();
         assert_eq!(hints.recall_full(&one), FullBlocks::new());
@@ -284,7 +287,7 @@ mod tests {
         }
         hints.remember(&one, &blocks(&["10.0.0.0/26"]));
         assert_eq!(fs::read(&path).unwrap(), whole);
-        // If the hints' folder cannot be created, no hint is remembered, and no call fails.
+        // If the folder for hints cannot be created, hints are not stored, but plugin calls still succeed.
         let nowhere = FileHints::new(path.join("hints"), "etcd://h:1");
         nowhere.remember(&one, &blocks(&["10.0.0.0/26"]));
         assert_eq!(nowhere.recall(&one), []);

@@ -1,4 +1,4 @@
-//! Takes the file lock that Calico's plugins on this host hold while they work on the cluster's store.
+//! Acquires the file lock that Calico's plugins on this host hold while they work on an etcd cluster.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
@@ -13,20 +13,22 @@ use tokio::time::timeout;
 
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A lock on a file (`flock`) that is released on drop, or when the process ends.
+/// A lock on a file (`flock`) that is released when this value is dropped or the process ends.
 ///
-/// The lock prevents conflicting commits of Margay and Calico's plugins on this host, which would have to be repeated.
-/// Correctness does not depend on the lock, because every commit compares the revisions of what it changes. A call
-/// therefore waits only a short time for the lock. Waiting calls get the lock in the order of their arrival.
+/// The host lock keeps Margay and Calico's plugins on this host from making conflicting commits, which they would have
+/// to repeat. Correctness does not depend on the host lock, because every commit compares the revisions of the keys
+/// that it changes. A plugin call therefore waits only a short time for the host lock. Waiting plugin calls get the
+/// host lock in the order of their arrival.
 #[derive(Debug)]
 pub struct HostLock {
     _file: File,
 }
 
 impl HostLock {
-    /// Takes the host lock. Returns `None` after 2 s or a fifth of `budget`, whichever is shorter, or if the lock file
-    /// cannot be used. On `None`, the caller continues without the lock, and the log says why. If another process holds
-    /// the lock, `meanwhile` runs until the lock is free.
+    /// Acquires the host lock. Returns `None` if the lock file cannot be used, or if the lock is not free within 2 s or
+    /// a fifth of `budget`, whichever is shorter. If the result is `None`, the caller continues without the host lock;
+    /// the reason has already been logged. If another process holds the host lock, the future `meanwhile` runs during
+    /// the wait.
     pub async fn take(path: &Path, budget: Duration, meanwhile: impl Future<Output = ()>) -> Option<Self> {
         match lock(path, LOCK_TIMEOUT.min(budget / 5), meanwhile).await {
             Ok(Some(file)) => return Some(Self { _file: file }),
@@ -41,9 +43,10 @@ impl HostLock {
     }
 }
 
-/// Locks the file at a path. Returns `None` if other processes hold the lock for the whole wait.
+/// Locks the file at the given path. Returns `None` if other processes hold the file lock during the whole waiting
+/// time.
 async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) -> io::Result<Option<File>> {
-    // Calico's plugin also creates the lock file if it is missing, and opens the file for writing.
+    // Like Calico's plugin, this function creates a missing lock file, and opens the file for writing.
     let open = || OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o750).open(path);
     let file = match (open(), path.parent()) {
         (Err(error), Some(folder)) if error.kind() == ErrorKind::NotFound => {
@@ -58,8 +61,8 @@ async fn lock(path: &Path, wait: Duration, meanwhile: impl Future<Output = ()>) 
         Err(TryLockError::Error(error)) => return Err(error),
     }
     tracing::debug!(path = %path.display(), "waiting for the host lock");
-    // The kernel gives the lock to waiting processes in order. After a timeout, the thread that waits for the lock may
-    // wait until the process ends.
+    // The kernel grants the file lock to waiting processes in their order of arrival. If the wait times out, the thread
+    // that waits for the file lock may keep waiting until the process ends.
     let locked = pin!(timeout(wait, spawn_blocking(move || file.lock().map(|()| file))));
     let locked = match select(locked, pin!(meanwhile)).await {
         Either::Left((locked, _)) => locked,

@@ -2,10 +2,11 @@
 //!
 //! # Inside
 //!
-//! The module `verb` has the verbs' requests and answers, and carries out each verb on an open store. The module
-//! `allocator` has `DaemonAllocator`, which sends verbs to the daemon, and the fallback `DirectAllocator`, which opens
-//! the store. The module `session` keeps the store open for all steps of one call. Three other modules read and write a
-//! node's files in `/run`: `hints`, `pending_commits`, and `rights` (whether the node may write).
+//! The module `verb` defines the requests and answers of the CNI verbs, and carries out each verb on an open store. The
+//! module `allocator` contains `DaemonAllocator`, which sends verbs to the daemon, and the fallback `DirectAllocator`,
+//! which opens the store itself. The module `session` keeps the store open for all steps of one plugin call. The
+//! modules that read and write a node's files in `/run` are `hints`, `pending_commits`, and `rights` (whether the node
+//! may write to etcd).
 
 mod allocator;
 mod error;

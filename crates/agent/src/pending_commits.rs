@@ -1,11 +1,11 @@
-//! Keeps the pending commits of assignments in files. [`ipam_core::pending_commits`] explains the purpose of pending
-//! commits.
+//! Keeps the pending commits of ADDs in files. [`ipam_core::pending_commits`] explains the purpose of pending commits.
 //!
-//! The files of pending commits are in a folder in memory (`/run`) that only the folder's owner can read. There is one
-//! file for each transaction whose outcome is unknown. The name of a file begins with a checksum of the attachment, so
-//! that an attachment's files are found without opening other files. The allocator writes the whole file before it
-//! sends the transaction, and a checksum in the file proves that the file is complete. The files are not synced to a
-//! disk: a pending commit must outlive the process, but a crash of the machine also ends the containers.
+//! The files of pending commits are in a folder in memory (`/run`), which only its owner can read. There is one file
+//! for each pending commit, which is a transaction whose outcome is unknown. A file's name begins with a checksum of
+//! the attachment. The files of an attachment are therefore found by name, without opening other files. The allocator
+//! writes the whole file before it sends the transaction. A checksum in the file shows whether the file is complete.
+//! The files are not synced to a disk. A pending commit must outlive the plugin's process, but not a crash of the
+//! machine, which also ends all containers.
 //!
 //! | Found | Done |
 //! |---|---|
@@ -18,18 +18,19 @@
 //!
 //! # The bytes of a file
 //!
-//! A file of a pending commit has fixed magic bytes, the number of the file's form, a CRC-32 of the content, and the
-//! content. This version of Margay writes form 3: store, attachment and transaction in the encoding of the daemon's
-//! socket ([`wire::encode`]), with a checksum that also covers the form's number. The types of `kv` may grow. Each
-//! addition to the types of a transaction needs a new form of a pending commit's file; without a new form, a test with
-//! the bytes of form 3 fails.
+//! The file of a pending commit consists of fixed magic bytes, the number of the file's form, a CRC-32 of the content,
+//! and the content. This version of Margay writes files of form 3. The content of form 3 is the store, the attachment
+//! and the transaction in the encoding of the daemon's socket ([`wire::encode`]), and its checksum also covers the
+//! form's number. Later versions may add fields or variants to the types in `kv`. An addition to the types of a
+//! transaction changes the bytes of the file, so it needs a new form. Otherwise, a test with the bytes of form 3 fails.
 //!
-//! Earlier versions of Margay wrote forms 1 and 2, and this version can only read these two forms. Form 1 encodes the
-//! `LegacyRecord` types. Form 2 is for several attachments: the length of the content precedes the checksum, the other
-//! attachments are at the end of the content, and steps follow the content. Steps are single bytes that processes
-//! append to the file. If two steps exclude each other, only the first of the two steps counts. Steps exist because an
-//! attachment may have been released before the transaction was first sent. Without steps, such a late transaction
-//! would assign an address that no later call releases.
+//! Earlier versions of Margay wrote the forms 1 and 2, which this version reads but does not write. Form 1 is the
+//! bincode encoding of the `LegacyRecord` types. Form 2 is for several attachments. In form 2, the length of the
+//! content precedes the checksum, the additional attachments are at the end of the content, and steps follow the
+//! content. A step is a single byte that a process appends to a file of form 2. If two steps in a file contradict each
+//! other, only the earlier step counts. Steps exist because one of the attachments may be released before the
+//! transaction is sent for the first time. Without steps, the transaction would then assign an address to a released
+//! attachment, and no later call would release the address.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, ErrorKind, Write};
@@ -47,21 +48,23 @@ use uuid::Uuid;
 
 use crate::whole_file::{self, CRC_32};
 
-/// The folder of the plugin's pending commits.
+/// The folder of the pending commits that plugins record.
 pub const PENDING_COMMITS_FOLDER: &str = "/run/margay/intents";
 
 /// Suffix of the file name of every pending commit.
 const FILE_SUFFIX: &str = ".intent";
-/// The name of a file that is created and removed to check whether pending commits can be written.
+/// The name of a trial file, which is created and removed to check whether pending commits can be written.
 const TRIAL_FILE: &str = "trial";
-/// Maximum size of a pending commit's file, in bytes. A file has some names, and a transaction of limited size.
+/// Maximum size of the file of a pending commit, in bytes. The file of a pending commit contains a few names, and a
+/// transaction whose size is limited.
 const MAX_RECORD_BYTES: u64 = 2 * 1024 * 1024;
 
-/// Separates the store's address from the cluster's id (in hexadecimal digits) in a store's name. The id is missing if
-/// the cluster had not answered the writer yet, or if an earlier version of Margay wrote the pending commit.
+/// Separates the two parts of a store's recorded name: the store's address, and the cluster's id in hexadecimal digits.
+/// A recorded name lacks the cluster's id if the cluster had not answered yet, or if an earlier version of Margay wrote
+/// the file.
 const CLUSTER_SEPARATOR: &str = " cluster ";
 
-/// Splits the name of a store into the store's address and the cluster's id.
+/// Splits a store's recorded name into the store's address and the cluster's id.
 fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
     match store.rsplit_once(CLUSTER_SEPARATOR).map(|(address, id)| (address, u64::from_str_radix(id, 16))) {
         Some((address, Ok(id))) => (address, Some(id)),
@@ -69,7 +72,7 @@ fn address_and_cluster(store: &str) -> (&str, Option<u64>) {
     }
 }
 
-/// The pending commits of one store, kept in the files of a folder.
+/// The pending commits of one store, kept as files in a folder.
 #[derive(Clone, Debug)]
 pub struct PendingCommitFolder {
     folder: PathBuf,
@@ -80,38 +83,39 @@ pub struct PendingCommitFolder {
 struct PendingCommitFile {
     id: PendingCommitId,
     record: CommitRecord,
-    /// Offset of the steps in a file of form 2; `None` for the other forms.
+    /// Offset of the steps in a file of form 2; `None` for files of the other forms.
     steps: Option<usize>,
 }
 
 impl PendingCommitFolder {
-    /// Creates a handle on this folder for the pending commits of the store at this address. The pending commits are
-    /// never sent to another store. The first pending commit that is recorded creates the folder.
+    /// Creates a handle on this folder, for the pending commits of the store at this address. Pending commits of this
+    /// store are never sent to another store. The folder for pending commits is created when the first pending commit
+    /// is recorded.
     pub fn new(folder: impl Into<PathBuf>, store: impl Into<String>) -> Self {
         Self { folder: folder.into(), store: store.into(), cluster: None }
     }
 
-    /// Makes the folder also find pending commits that were recorded for this cluster under other addresses.
+    /// Makes this handle also find pending commits that were recorded for the same cluster under another address.
     pub(crate) fn with_cluster(mut self, cluster: Option<Arc<dyn ClusterStore>>) -> Self {
         self.cluster = cluster;
         self
     }
 
-    /// Checks that a pending commit can be recorded.
+    /// Checks that a pending commit could be recorded now.
     ///
     /// # Errors
     /// Any error of writing or removing the trial file.
     pub(crate) fn check(&self) -> io::Result<()> {
         whole_file::replace(&self.folder, TRIAL_FILE, &[0; 4096])?;
         match fs::remove_file(self.folder.join(TRIAL_FILE)) {
-            // Another process makes the same check and has removed the trial file.
+            // Another process that makes the same check has already removed the trial file.
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
             done => done,
         }
     }
 
-    /// Returns the name by which a pending commit records the store: the store's address, and the cluster's id if the
-    /// cluster has answered.
+    /// Returns the store's name for the record of a pending commit. The name is the store's address and, if the cluster
+    /// has already answered, the cluster's id.
     fn name_of_store(&self) -> String {
         match self.cluster.as_ref().and_then(|cluster| cluster.cluster_id()) {
             Some(id) => format!("{}{CLUSTER_SEPARATOR}{id:x}", self.store),
@@ -119,8 +123,8 @@ impl PendingCommitFolder {
         }
     }
 
-    /// Returns whether a pending commit was recorded for this store. If the recorded address differs from this store's
-    /// address and the cluster has not answered yet, queries the cluster for the cluster's id.
+    /// Returns whether a pending commit was recorded for the store of this handle. If the recorded address is another
+    /// one and the cluster's id is not known yet, this function queries the cluster for its id.
     async fn is_here(&self, id: &PendingCommitId, store: &str) -> io::Result<bool> {
         let (address, noted) = address_and_cluster(store);
         let is_here = match (noted, &self.cluster) {
@@ -137,8 +141,8 @@ impl PendingCommitFolder {
         Ok(is_here)
     }
 
-    /// Returns the pending commits of an attachment that were recorded under exactly this store's address, without
-    /// changing any file.
+    /// Returns the pending commits of an attachment that were recorded under exactly this store's address; changes no
+    /// file.
     ///
     /// # Errors
     /// Any error of [`PendingCommits::pending`].
@@ -148,7 +152,7 @@ impl PendingCommitFolder {
         Ok(here.map(|PendingCommitFile { id, record, .. }| PendingCommit { id, txn: record.txn }).collect())
     }
 
-    /// Finds the pending commits of an attachment on any store.
+    /// Finds the pending commits of an attachment, for any store.
     fn search(&self, attachment: &Attachment) -> io::Result<Vec<PendingCommitFile>> {
         let entries = match self.folder.read_dir() {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
@@ -169,14 +173,14 @@ impl PendingCommitFolder {
     }
 }
 
-/// Reads the pending commit in a file, and the offset of the file's steps. Returns `None` if the file is damaged or for
-/// another attachment.
+/// Reads the pending commit in a file, and the offset of the steps in the file. Returns `None` if the file is damaged
+/// or belongs to another attachment.
 fn read(path: &Path, attachment: &Attachment) -> Option<(CommitRecord, Option<usize>)> {
     match whole_file::read(path, MAX_RECORD_BYTES)
         .and_then(|bytes| CommitRecord::decode(&bytes).map_err(io::Error::other))
     {
         Ok((record, steps)) => record.is_of(attachment).then_some((record, steps)),
-        // The writer of the pending commit has just learned the outcome and removed the file.
+        // The file is gone because the process that wrote it has just learned the outcome of the commit.
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => {
             tracing::warn!(path = %path.display(), %error, "skipping an unreadable record of a pending commit");
@@ -212,7 +216,7 @@ impl PendingCommits for PendingCommitFolder {
             match steps.map_or(Ok(true), |steps| is_pending(&self.folder.join(&id.0), steps)) {
                 Ok(true) => pending.push(PendingCommit { id, txn: record.txn }),
                 Ok(false) => self.forget(&id),
-                // The writer of the pending commit has just removed the file.
+                // The file is gone because the process that wrote it has just removed it.
                 Err(error) if error.kind() == ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
             }
@@ -221,25 +225,26 @@ impl PendingCommits for PendingCommitFolder {
     }
 }
 
-/// Returns the prefix of the names of an attachment's files. The files of two attachments may have the same prefix, so
-/// each file's content also names the attachment.
+/// Returns the common prefix of the names of an attachment's files. The prefix is a checksum, which two attachments may
+/// share, so the content of each file also names its attachment.
 fn prefix(attachment: &Attachment) -> String {
     let Attachment { network, container, interface, node, .. } = attachment;
     whole_file::name_of(&[network, container, interface, node]) + "-"
 }
 
-/// "Closed" means that the writer sends the transaction from now on. "Void" means that a finder came before the writer,
-/// and the transaction is never sent.
+/// The step "closed" means that the writer of the file is about to send the transaction. The step "void" means that
+/// another process found the file earlier, so the transaction must never be sent.
 const STEP_CLOSED: u8 = b'c';
 const STEP_VOID: u8 = b'v';
-/// "Done" means that the writer has learned the outcome and removes the file for all attachments. "Found" means that a
-/// finder came before the writer, and each attachment settles the transaction.
+/// The step "done" means that the writer of the file knows the transaction's outcome and removes the file for all
+/// attachments. The step "found" means that another process found the file earlier, so each attachment settles the
+/// transaction itself.
 const STEP_DONE: u8 = b'd';
 const STEP_FOUND: u8 = b'f';
 
-/// Appends a finder's steps to a file of form 2. Returns whether the transaction was sent and its outcome is unknown.
-/// If the result is `false`, the transaction never needs settling: a writer that is still alive does nothing that the
-/// appended steps exclude.
+/// Appends the steps "void" and "found" to a file of form 2 when another process than its writer has found the file.
+/// Returns whether the transaction in the file was sent and its outcome is unknown. If the result is `false`, the
+/// transaction need not be settled, because a writer that still runs respects the appended steps.
 fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
     OpenOptions::new().append(true).open(path)?.write_all(&[STEP_VOID, STEP_FOUND])?;
     let record = whole_file::read(path, MAX_RECORD_BYTES)?;
@@ -248,22 +253,22 @@ fn is_pending(path: &Path, steps: usize) -> io::Result<bool> {
     Ok(first([STEP_CLOSED, STEP_VOID]) == Some(STEP_CLOSED) && first([STEP_DONE, STEP_FOUND]) == Some(STEP_FOUND))
 }
 
-/// Magic bytes at the start of every pending commit's file.
+/// Magic bytes at the start of the file of every pending commit.
 const MAGIC: &[u8] = b"margay-intent";
 /// The form of the files that this version of Margay writes.
 const CURRENT_FORM: u8 = 3;
-/// The forms of the files that earlier versions of Margay wrote: form 1 for one attachment, form 2 for several
-/// attachments.
+/// The two forms of the files that earlier versions of Margay wrote. Form 1 is for one attachment, and form 2 for
+/// several attachments.
 const FIRST_FORM: u8 = 1;
 const SEVERAL_FORM: u8 = 2;
-/// Maximum number of bytes that decoding a file of form 1 or 2 may read. No pending commit in form 1 or 2 is larger
-/// than this limit.
+/// Maximum number of bytes to decode from a file of form 1 or 2. No pending commit in a file of form 1 or 2 has more
+/// bytes.
 const MAX_DECODED_BYTES: usize = 4 * 1024 * 1024;
 const LEGACY_BINCODE: Configuration<LittleEndian, Varint, Limit<MAX_DECODED_BYTES>> =
     bincode::config::standard().with_limit::<MAX_DECODED_BYTES>();
 
-/// The content of a pending commit's file: a transaction, the name of the store, and the attachments. Only earlier
-/// versions of Margay wrote records with several attachments.
+/// The content of the file of a pending commit: the transaction, the name of the store, and the attachments. Only
+/// earlier versions of Margay recorded several attachments in one file.
 #[derive(Clone, Debug, PartialEq)]
 struct CommitRecord {
     store: String,
@@ -271,22 +276,22 @@ struct CommitRecord {
     txn: Txn,
 }
 
-/// Network, container, interface and node of an attachment.
+/// The network, container, interface and node of an attachment.
 type AttachmentNames = (String, String, String, String);
 
-/// The reason why a file contains no readable pending commit, or why a transaction cannot be recorded.
+/// Why the pending commit in a file cannot be read, or why a transaction cannot be recorded as a pending commit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 enum RecordError {
     /// The file does not contain a pending commit, or is truncated.
     #[error("it is no note, or is cut off")]
     Foreign,
-    /// This version of Margay cannot read the file's form.
+    /// The file has a form that this version of Margay cannot read.
     #[error("it has form {0}, which this version does not know")]
     OtherVersion(u8),
-    /// The checksum of the file is wrong, or the content cannot be decoded.
+    /// The checksum in the file is wrong, or the file's content cannot be decoded.
     #[error("it is damaged")]
     Damaged,
-    /// The record is for several attachments, or is too long.
+    /// The pending commit concerns several attachments, or is too long to be encoded.
     #[error("the transaction cannot be noted")]
     Inexpressible,
 }
@@ -296,7 +301,7 @@ impl CommitRecord {
         Self { store: store.to_owned(), attachments: vec![names(attachment)], txn: txn.clone() }
     }
 
-    /// Returns whether the record is for this attachment.
+    /// Returns whether the pending commit concerns this attachment.
     fn is_of(&self, attachment: &Attachment) -> bool {
         self.attachments.contains(&names(attachment))
     }
@@ -311,7 +316,8 @@ impl CommitRecord {
         Ok(bytes)
     }
 
-    /// Decodes a record from the bytes of a file. For a file of form 2, also returns the offset of the steps.
+    /// Decodes a pending commit from the bytes of its file. For a file of form 2, also returns the offset of the steps
+    /// in the file.
     fn decode(bytes: &[u8]) -> Result<(Self, Option<usize>), RecordError> {
         let (version, mut rest) =
             bytes.strip_prefix(MAGIC).and_then(<[u8]>::split_first).ok_or(RecordError::Foreign)?;
@@ -356,8 +362,8 @@ impl CommitRecord {
     }
 }
 
-/// Returns the checksum of a form's number and the content after the number. The checksum includes the number because
-/// the content of one form might also decode as the content of another form.
+/// Returns the checksum of the number of a file's form and the file's content. The checksum includes the form's number,
+/// because the content of one form might also be decodable in another form.
 fn checksum_with(version: u8, content: &[u8]) -> u32 {
     let mut digest = CRC_32.digest();
     digest.update(&[version]);

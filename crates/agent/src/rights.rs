@@ -1,9 +1,10 @@
-//! Checks for STATUS whether this node can write the keys that an ADD on etcd writes.
+//! Checks for STATUS whether this node may write the keys that an ADD writes to etcd.
 //!
-//! The check is a transaction that changes nothing ([`Txn::trial`]), but the members of the cluster agree on this
-//! transaction like on a write. Runtimes send STATUS every few seconds, so the result of the check is kept for a minute
-//! in a file in memory (`/run`), for each login, network and node. An ADD with a store error removes the file, whatever
-//! the kept result is. A successful ADD removes the file if the kept result is a refusal.
+//! The check is a transaction that changes nothing ([`Txn::trial`]). Like a write, it needs the agreement of the etcd
+//! cluster's members. Runtimes call STATUS every few seconds. The result of the check is therefore kept for a minute in
+//! a file in memory (`/run`). There is one file for each login, network and node. An ADD that fails with a store error
+//! removes the file with the kept result, whatever the result is. An ADD that succeeds removes the file with the kept
+//! result only if the result is a refusal.
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,34 +20,35 @@ use crate::hints::HINTS_FOLDER;
 use crate::pending_commits::{PENDING_COMMITS_FOLDER, PendingCommitFolder};
 use crate::whole_file;
 
-/// How long STATUS reuses the result of an earlier check, in seconds.
+/// How long STATUS reuses the result of an earlier check of the node's rights, in seconds.
 const MAX_AGE_SECONDS: u64 = 60;
-/// Maximum size of a result's file, in bytes. The longest content is a refusal, which names a key and some endpoints.
+/// Maximum size of the file that keeps the result of a rights check, in bytes. The longest kept result is a refusal,
+/// which names a key and some etcd endpoints.
 const MAX_RECORD_BYTES: u64 = 64 * 1024;
 
-/// The right of a node to write a network's keys, as last checked.
+/// The kept result of the last check whether a node may write a network's keys to etcd.
 #[derive(Debug)]
 pub struct WriteRights {
     folder: PathBuf,
     whose: RightsSubject,
 }
 
-/// The login, network and node to which a kept result applies.
+/// The login, network and node that a rights check concerns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RightsSubject {
-    /// A name that stands for the cluster's endpoints and the login.
+    /// A name for the combination of the etcd cluster's endpoints and the login.
     access: String,
     network: String,
     node: String,
 }
 
-/// The content of a result's file.
+/// The content of the file that keeps the result of a rights check.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct RightsRecord {
     whose: RightsSubject,
-    /// When the node's rights were checked, in Unix seconds.
+    /// The time when the node's rights were checked, in Unix seconds.
     at: u64,
-    /// Why etcd would refuse an ADD; `None` if etcd would accept an ADD.
+    /// Why etcd would refuse the writes of an ADD; `None` if etcd would accept the writes.
     refusal: Option<String>,
 }
 
@@ -55,7 +57,7 @@ fn unix_now() -> u64 {
 }
 
 impl WriteRights {
-    /// Returns the rights of a node in a network of a cluster's store, or `None` for an embedded store.
+    /// Returns the kept result of the rights check for a node in a network, or `None` if the store is embedded.
     pub fn of(location: &Location, network: &str, node: &str) -> Option<Self> {
         if !location.is_shared() {
             return None;
@@ -69,7 +71,7 @@ impl WriteRights {
         format!("rights-{}.json", whole_file::name_of(&[access, network, node]))
     }
 
-    /// Returns the kept result of a check that is less than a minute old.
+    /// Returns the kept result if the rights check was made less than a minute ago.
     fn recall(&self, now: u64) -> Option<RightsRecord> {
         let bytes = whole_file::read(&self.folder.join(self.name()), MAX_RECORD_BYTES).ok()?;
         let tried: RightsRecord = serde_json::from_slice(&bytes).ok()?;
@@ -84,23 +86,24 @@ impl WriteRights {
         }
     }
 
-    /// Discards the kept result of the check, so that the next STATUS asks the cluster again.
+    /// Discards the kept result of the rights check, so that the next STATUS queries the cluster again.
     pub(crate) fn forget(&self) {
-        // If the file cannot be removed, STATUS uses the kept result for at most a minute more.
+        // If the file cannot be removed, STATUS uses the outdated result for at most one more minute.
         let _ = fs::remove_file(self.folder.join(self.name()));
     }
 
-    /// Discards a kept refusal after an ADD has succeeded, so that STATUS does not contradict the ADD.
+    /// Discards a kept refusal after a successful ADD, because the ADD shows that the refusal is outdated.
     pub(crate) fn forget_refusal(&self) {
         if self.recall(unix_now()).is_some_and(|tried| tried.refusal.is_some()) {
             self.forget();
         }
     }
 
-    /// Checks that this node can write `keys`. A result that is less than a minute old replaces the check.
+    /// Checks that this node may write `keys` to etcd. If a result that is less than a minute old has been kept, the
+    /// cluster is not queried.
     ///
     /// # Errors
-    /// The reason why the node cannot write; any store error.
+    /// An error with the reason why the node may not write the keys, and any store error.
     pub async fn check(&self, store: &dyn Store, mut keys: Vec<Key>) -> Result<(), VerbFailure> {
         let now = unix_now();
         match self.recall(now) {
@@ -160,7 +163,7 @@ mod tests {
             one.remember(1000, refusal.clone());
             assert_eq!(one.recall(1059).map(|tried| tried.refusal), Some(refusal));
             assert_eq!(one.recall(1060), None);
-            // After the clock was set back, the age of the kept result is unknown.
+            // If the clock was set back, the age of the kept result is unknown, so the result is not used.
             assert_eq!(one.recall(999), None);
             assert_eq!(rights(&folder, "other").recall(1000), None);
         }

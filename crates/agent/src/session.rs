@@ -1,5 +1,5 @@
-//! Opens the store of a plugin's call for all steps of the call, and creates the allocator that plugins and the daemon
-//! use on an open store.
+//! Opens the store once for all steps of a plugin call. This module also creates the allocator that plugins and the
+//! daemon use on an open store.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,36 +17,37 @@ use crate::error::{CniError, VerbFailure};
 use crate::hints::{FileHints, FullPoolHints, HINTS_FOLDER};
 use crate::pending_commits::{PENDING_COMMITS_FOLDER, PendingCommitFolder};
 
-/// Minimum time that remains for a later step of a call, even if the time limit of the call has passed.
+/// Minimum time for each later step of a plugin call, even if the time limit of the whole call has passed.
 pub const MIN_STEP_BUDGET: Duration = Duration::from_secs(1);
-/// Time limit of a call on an embedded store, from the wait for the store to the answer. Calico's plugin has the same
-/// time limit for a call on a cluster.
+/// Time limit of a plugin call on an embedded store, including the wait for the store lock. Calico's plugin has the
+/// same time limit for a plugin call on a cluster.
 const EMBEDDED_CALL_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// The location of a store, the lock of its host, and the time limit of a call.
+/// How to use a store: its location, the lock file of this host, and the time limit of the plugin call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreAccess {
     /// The location of the store.
     pub location: Location,
-    /// The file that all of Calico's plugins on this host lock while they work on a cluster's store: the setting
-    /// `ipam_lock_file`, or else the file that Calico uses by default. An embedded store has a lock of its own.
+    /// The file that Calico's plugins on this host lock while they work on a cluster's store. The setting
+    /// `ipam_lock_file` overrides Calico's default file. An embedded store has its own lock and does not use Calico's
+    /// lock file.
     pub lock_file: PathBuf,
-    /// Time limit of a call on a cluster's store: the setting `datastore_timeout`, or 10 s.
+    /// Time limit of a plugin call on a cluster's store: the setting `datastore_timeout`, or 10 s.
     pub patience: Duration,
-    /// Time that earlier steps of a call on an embedded store have used.
+    /// If the store is embedded, the time that earlier steps of the plugin call have used.
     pub spent: Duration,
 }
 
 impl StoreAccess {
-    /// Returns the access with the remaining time of the call, because one time limit covers all steps of the call. The
-    /// remaining time is always enough to report a failure.
+    /// Returns a copy whose time limit is the remaining time of the plugin call, because one time limit covers all
+    /// steps of the call. The remaining time is always long enough to report a failure to the runtime.
     #[must_use]
     pub fn with_time_left(&self, begun: Instant) -> Self {
         let left = self.patience.saturating_sub(begun.elapsed()).max(MIN_STEP_BUDGET);
         Self { patience: left.min(self.patience), spent: self.spent + begun.elapsed(), ..self.clone() }
     }
 
-    /// Returns the time limit of the rest of the call.
+    /// Returns how much time the rest of the plugin call may take.
     pub fn budget(&self) -> Duration {
         if self.location.is_shared() {
             self.patience
@@ -56,7 +57,7 @@ impl StoreAccess {
     }
 }
 
-/// An open store, the runtime that drives it, and the deadline of the call.
+/// An open store for one plugin call, the async runtime that drives the store, and the deadline of the call.
 #[derive(Debug)]
 pub struct Session {
     location: Location,
@@ -66,7 +67,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Opens the store. If an embedded store has a daemon, opens the store through the daemon.
+    /// Opens the store. If an embedded store has a daemon, the session accesses the store through the daemon.
     ///
     /// # Errors
     /// Any store error.
@@ -85,33 +86,33 @@ impl Session {
         self.open.store()
     }
 
-    /// Returns the open store if this process itself, not a daemon, has opened the store at this location.
+    /// Returns the open store if this process itself, and not a daemon, has opened the store at this location.
     pub(crate) fn opened_at(&self, location: &Location) -> Option<&OpenStore> {
         let is_here = self.open.served().is_none() || self.open.is_exclusive();
         (self.location == *location && is_here).then_some(&self.open)
     }
 
-    /// Returns whether other processes must wait for the store.
+    /// Returns whether other processes cannot open the store while this session is open.
     pub fn is_exclusive(&self) -> bool {
         self.open.is_exclusive()
     }
 
-    /// Returns the allocator on the session's store.
+    /// Returns the IPAM allocator on the session's store.
     pub fn ipam(&self) -> Ipam {
         ipam_for_store(self.store(), &self.location, self.open.cluster())
     }
 
-    /// Returns the deadline of the call.
+    /// Returns the deadline of the plugin call.
     pub fn deadline(&self) -> Deadline {
         self.deadline
     }
 
-    /// Runs a future to completion on the session's runtime.
+    /// Runs a future to completion on the session's async runtime.
     pub fn run<F: Future>(&self, future: F) -> F::Output {
         self.runtime.block_on(future)
     }
 
-    /// Releases the store to other processes until this session uses the store again.
+    /// Releases the store for other processes until this session uses the store again.
     pub fn pause(&self) {
         self.runtime.block_on(self.open.release_store());
     }
@@ -121,27 +122,28 @@ impl Session {
         if let Err(error) = self.runtime.block_on(self.open.close()) {
             tracing::warn!(%error, "the store could not be closed cleanly");
         }
-        // A name server that does not answer must not delay the end of the process.
+        // An unresponsive name server must not delay the end of the process.
         self.runtime.shutdown_background();
     }
 }
 
-/// Sets the options for a process that carries out one operation at a time and then ends.
+/// Sets the options with which a process opens the store if it carries out one operation and then ends.
 pub(crate) fn in_place(options: OpenOptions) -> OpenOptions {
     options.with_blocking(Blocking::InPlace)
 }
 
-/// Returns the allocator on an open store.
+/// Returns the IPAM allocator on an open store.
 ///
-/// On etcd a commit of a killed process may still be carried out, so the allocator records each commit as pending
-/// before it sends the commit. On an embedded store no commit is carried out after the death of the process, so the
-/// allocator records no pending commits. On etcd the allocator also remembers where it found free addresses, to save a
-/// round trip. On any store the allocator remembers which of several pools were full.
+/// On etcd, a commit that a process has sent may still be carried out after the process is killed. The allocator
+/// therefore records each commit as pending before it sends the commit. On an embedded store, nothing is committed
+/// after the process has died, so the allocator records no pending commits. On etcd, the allocator also remembers in
+/// which blocks it found free addresses, which saves a round trip to the store. On every store, the allocator remembers
+/// which pools of a network were full.
 pub fn ipam_for_store(store: Arc<dyn Store>, location: &Location, cluster: Option<Arc<dyn ClusterStore>>) -> Ipam {
     if location.is_shared() {
         let intents = PendingCommitFolder::new(PENDING_COMMITS_FOLDER, location.to_string()).with_cluster(cluster);
-        // The store's name in hints lacks the cluster's id, because hints are read before the cluster has reported its
-        // id.
+        // The name of the store in hints lacks the cluster's id, because hints are read before the cluster has answered
+        // any request.
         let hints = FileHints::new(HINTS_FOLDER, location.in_order());
         Ipam::new(store, Nodes::Registered).with_pending_commits(Arc::new(intents)).with_hints(Arc::new(hints))
     } else {
@@ -150,7 +152,8 @@ pub fn ipam_for_store(store: Arc<dyn Store>, location: &Location, cluster: Optio
     }
 }
 
-/// Returns the allocator of [`ipam_for_store`] for a process that scans the machine when no address is free.
+/// Returns the allocator of [`ipam_for_store`] with one addition: if no address is free, the allocator scans the
+/// machine for addresses that are no longer used.
 pub(crate) fn ipam_with_liveness(
     store: Arc<dyn Store>,
     location: &Location,
@@ -159,7 +162,7 @@ pub(crate) fn ipam_with_liveness(
     ipam_for_store(store, location, cluster).with_liveness(Arc::new(HostLiveness))
 }
 
-/// Scans this machine on request for evidence of addresses in use.
+/// Scans this machine for evidence of addresses in use, each time the allocator asks for a scan.
 #[derive(Clone, Copy, Debug)]
 struct HostLiveness;
 
@@ -167,8 +170,8 @@ struct HostLiveness;
 impl LivenessSource for HostLiveness {
     async fn evidence(&self) -> Option<Evidence> {
         let (done, looked) = oneshot::channel();
-        // The scan has a thread of its own, because the thread that drives the store must not wait for network
-        // namespaces.
+        // The scan runs in its own thread, because looking at network namespaces must not block the thread that drives
+        // the store.
         let scanning = std::thread::Builder::new().name("sight".into()).spawn(move || done.send(host::scan()));
         if let Err(error) = scanning {
             tracing::warn!(%error, "cannot start a thread to scan network namespaces; addresses left over from earlier boots are not freed");

@@ -1,5 +1,5 @@
-//! Defines the verbs of plugins with their requests and answers, and carries out each verb on an open store. The
-//! daemon's socket carries the same requests and answers.
+//! Defines the CNI verbs with their requests and answers, and carries out each verb on an open store. The plugin and
+//! the daemon exchange the same requests and answers over the daemon's socket.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,103 +19,107 @@ use time::OffsetDateTime;
 use crate::error::{CniError, NetworkRules, VerbFailure, advice, explain};
 use crate::rights::WriteRights;
 
-/// A verb for the daemon, and its time limit.
+/// A request to the daemon: a CNI verb and its time limit.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VerbRequest {
-    /// Time limit of the verb. After this time, the daemon starts no work for the verb.
+    /// Time limit for carrying out the verb. When the time limit has passed, the daemon starts no further work for the
+    /// verb.
     pub within: Duration,
     /// The file that Calico's plugins on this host lock while they work on a cluster's store.
     pub lock_file: PathBuf,
-    /// The verb to carry out.
+    /// The CNI verb to carry out.
     pub verb: Verb,
 }
 
-/// A verb with its request. The protocol layer has already made all checks of the request that need no store.
+/// A CNI verb with its request. The plugin has already made all checks of the request that need no store.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Verb {
     /// Assigns all requested addresses, or none of them.
     ///
-    /// If an attachment repeats its request, the answer is the same. Only on a Calico network a repeated request for a
-    /// specific address is an error, as with Calico's plugin. The returned addresses are committed: the addresses stay
-    /// assigned until a DEL, even if the result never reaches the runtime.
+    /// If the same attachment repeats its ADD, the answer contains the same addresses. There is one exception, as in
+    /// Calico's plugin: on a Calico network, repeating an ADD that requests a specific address is an error. The
+    /// returned addresses stay assigned until a DEL, even if the CNI result never reaches the runtime.
     Add(Box<Add>),
-    /// Releases the addresses that the attachment holds. The release succeeds even if the attachment holds no address
-    /// or there is no store.
+    /// Releases all addresses that the attachment holds. A DEL succeeds even if the attachment holds no address or the
+    /// store does not exist.
     Del(Del),
-    /// Compares the addresses that the attachment expects with the recorded addresses, without changing the store.
-    /// Differing or missing addresses are part of the answer, not an error. If other processes keep the store locked,
-    /// the answer is [`CheckAnswer::Unknown`].
+    /// Compares the addresses that the attachment should have with the addresses in the store, without changing the
+    /// store. Addresses that differ or are missing are reported in the answer of the CHECK, not as an error. If other
+    /// processes keep the store locked, the answer to the CHECK is [`CheckAnswer::Unknown`].
     Check(Check),
-    /// Checks whether this ADD could be carried out, without changing the store. The check succeeds even if other
-    /// processes keep the store locked or no address is free.
+    /// Checks whether this ADD would succeed now, without changing the store. A STATUS succeeds even if other processes
+    /// keep the store locked, or if no address is free.
     Status(Box<Add>),
-    /// Releases the addresses that the node holds in the network for attachments that are not in the list. The release
-    /// succeeds even if there is no such address or no store. Addresses that are too young, of unknown age or without
-    /// Margay's attributes are kept and counted.
+    /// Releases the addresses that the node holds in the network for attachments that are not in the runtime's list. A
+    /// GC succeeds even if there is no address to release or the store does not exist. A GC keeps and counts an address
+    /// that is too young, is of unknown age, or lacks Margay's attributes.
     Gc(Gc),
-    /// Releases addresses of an attachment that devices on the wire use, and quarantines the addresses in the same
-    /// commit. An ADD sends this verb after its probe has found such devices.
+    /// Releases the addresses of an attachment that other devices on the layer-2 segment use, and quarantines them in
+    /// the same commit. An ADD requests a quarantine after its probe has found addresses that other devices use.
     Quarantine(Quarantine),
 }
 
-/// The request of an ADD.
+/// The request of the verb ADD.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Add {
     /// The addresses to assign, and the attachment that gets the addresses.
     pub request: AssignRequest,
-    /// The virtual machine whose address the pod gets, on a Calico network. Only the plugin itself serves pods of
-    /// virtual machines.
+    /// The virtual machine whose address the pod gets (only on a Calico network). Only the plugin itself, not the
+    /// daemon, carries out requests for virtual machines.
     #[serde(skip)]
     pub vm: Option<VmPod>,
 }
 
-/// The request of a DEL.
+/// The request of the verb DEL.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Del {
     /// The attachment whose addresses are released.
     pub attachment: Attachment,
-    /// The handle under which old versions of Calico recorded the container: `<namespace>.<pod>`, or the bare container
-    /// id.
+    /// The handle under which old versions of Calico recorded the container's addresses, which is `<namespace>.<pod>`,
+    /// or only the container id.
     pub old_handle: String,
-    /// The addresses that the runtime reports for the attachment, if any. The blocks of these addresses are read first.
-    /// A DEL releases all addresses of the attachment, including addresses that are not in this list.
+    /// The addresses that the runtime reports for the attachment; may be empty. The DEL first reads the blocks that
+    /// contain the reported addresses. A DEL also releases addresses of the attachment that the runtime does not
+    /// report.
     pub addresses: Vec<IpAddr>,
-    /// The stored endpoint to delete. The endpoint is deleted in the commit that releases the addresses, unless the pod
-    /// has a virtual machine.
+    /// The WorkloadEndpoint to delete from the store. The commit that releases the addresses also deletes the
+    /// WorkloadEndpoint, unless the pod runs a virtual machine.
     pub endpoint: Option<EndpointToDelete>,
-    /// The pod's namespace, if the runtime names it.
+    /// The namespace of the pod, if the runtime names the namespace.
     pub namespace: Option<String>,
-    /// The virtual machine whose address the pod had, on a Calico network. Only the plugin itself serves pods of
-    /// virtual machines.
+    /// The virtual machine whose address the pod had (only on a Calico network). Only the plugin itself, not the
+    /// daemon, carries out requests for virtual machines.
     #[serde(skip)]
     pub vm: Option<VmPod>,
 }
 
-/// The request of a CHECK.
+/// The request of the verb CHECK.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Check {
-    /// The attachment whose addresses are compared.
+    /// The attachment whose addresses are checked.
     pub attachment: Attachment,
-    /// The handle under which old versions of Calico recorded the container: see [`Del::old_handle`].
+    /// The handle under which old versions of Calico recorded the container's addresses: see [`Del::old_handle`].
     pub old_handle: String,
-    /// The addresses that the attachment expects to have.
+    /// The addresses that the attachment should have.
     pub addresses: Vec<IpAddr>,
 }
 
-/// The request of a GC.
+/// The request of the verb GC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gc {
     /// The network's name.
     pub network: String,
     /// The node's name.
     pub node: String,
-    /// The attachments that exist, as container ids and interfaces. An empty list means that no attachment exists.
+    /// The attachments that still exist, as pairs of container id and interface name. An empty list means that no
+    /// attachment exists.
     pub valid: BTreeSet<(String, String)>,
-    /// The time of the call, in nanoseconds since 1970.
+    /// The time of the GC call, in nanoseconds since 1970.
     pub now: i128,
 }
 
-/// The request of a quarantine: addresses of an attachment that other devices on the wire use.
+/// A request to quarantine addresses of an attachment, because other devices on the layer-2 segment use these
+/// addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Quarantine {
     /// The attachment to which an ADD has just assigned the addresses.
@@ -124,7 +128,7 @@ pub struct Quarantine {
     pub found: Vec<(IpAddr, String)>,
 }
 
-/// The answer to a verb.
+/// The answer to a CNI verb.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answer {
     /// The addresses that an ADD has assigned.
@@ -133,13 +137,15 @@ pub enum Answer {
     Released(Vec<IpAddr>),
     /// The result of a CHECK.
     Checked(CheckAnswer),
-    /// The answer to a STATUS whose ADD could be carried out.
+    /// The answer to a STATUS whose ADD would succeed now.
     Ready,
     /// The result of a GC.
     Collected(GcSummary),
-    /// The labels of the pod's namespace choose a pool. The plugin looks these labels up and sends the request again.
+    /// A pool's selector needs the labels of the pod's namespace. The plugin reads the labels of the pod's namespace
+    /// and sends the request again with these labels.
     NamespaceWanted,
-    /// The reason why the daemon cannot carry out the verb. The plugin then opens the store itself.
+    /// The reason why the daemon does not carry out the verb. If the daemon declines the verb, the plugin opens the
+    /// store itself and carries out the verb.
     Declined(String),
     /// The error with which the verb has failed.
     Refused(CniError),
@@ -148,9 +154,9 @@ pub enum Answer {
 /// The result of a CHECK.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CheckAnswer {
-    /// The comparison of the expected with the recorded addresses.
+    /// The addresses that the attachment should have, compared with the addresses in the store.
     Compared(CheckResult),
-    /// The reason why the store was not queried or could not answer.
+    /// The reason why CHECK could not read the addresses in the store.
     Unknown(String),
 }
 
@@ -159,14 +165,14 @@ pub enum CheckAnswer {
 pub struct GcSummary {
     /// The released addresses.
     pub released: Vec<IpAddr>,
-    /// Number of addresses that other calls released or reassigned during the GC.
+    /// Number of addresses that other calls released or reassigned while the GC ran.
     pub changed: usize,
-    /// Number of addresses that were kept because they are younger than a minute: the list of attachments may be older
-    /// than the assignment.
+    /// Number of addresses that GC kept because they are younger than a minute. A young address may have been assigned
+    /// after the runtime listed the attachments.
     pub young: usize,
-    /// Number of addresses that were kept because their assignment time is unreadable or in the future.
+    /// Number of addresses that GC kept because their assignment time is unreadable or in the future.
     pub undated: usize,
-    /// Number of the node's addresses without Margay's attributes.
+    /// Number of the node's addresses that GC kept because they lack Margay's attributes.
     pub unmarked: usize,
 }
 
@@ -177,7 +183,7 @@ impl From<AssignRequest> for Add {
 }
 
 impl Add {
-    /// Returns whether the ADD creates a missing store and missing pools.
+    /// Returns whether this ADD creates the store and its pools if they are missing.
     pub fn makes_store(&self) -> bool {
         !self.request.define.is_empty()
     }
@@ -188,7 +194,7 @@ impl Add {
 }
 
 impl Verb {
-    /// Returns the name of the verb in CNI's spelling.
+    /// Returns the name of the verb as CNI spells it.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Add(_) => "ADD",
@@ -200,19 +206,19 @@ impl Verb {
         }
     }
 
-    /// Returns the purpose of the verb's writes. DEL and GC may use the space on the disk that is reserved for
-    /// releases.
+    /// Returns the purpose for which the verb writes to the store. The verbs DEL and GC may use the disk space that is
+    /// reserved for releasing addresses.
     pub fn purpose(&self) -> Purpose {
         if matches!(self, Self::Del(_) | Self::Gc(_)) { Purpose::Release } else { Purpose::Any }
     }
 
-    /// Returns whether the verb writes for one attachment. Calico's plugin holds the host lock while it writes for one
-    /// attachment.
+    /// Returns whether the verb writes to the store for a single attachment. Calico's plugin holds the host lock while
+    /// it writes for a single attachment.
     pub fn takes_host_lock(&self) -> bool {
         matches!(self, Self::Add(_) | Self::Del(_) | Self::Quarantine(_))
     }
 
-    /// Returns whether only the plugin itself, not the daemon, can carry out the verb.
+    /// Returns whether only the plugin itself, and not the daemon, can carry out the verb.
     pub(crate) fn needs_the_plugin(&self) -> bool {
         match self {
             Self::Add(add) => add.vm.is_some(),
@@ -221,7 +227,7 @@ impl Verb {
         }
     }
 
-    /// Returns whether an answer belongs to this verb and ends the call.
+    /// Returns whether an answer belongs to this verb and ends the plugin call.
     pub(crate) fn is_answered_by(&self, answer: &Answer) -> bool {
         matches!(
             (self, answer),
@@ -234,11 +240,12 @@ impl Verb {
         )
     }
 
-    /// Carries out the verb on the open store at a location. Three callers use this function: a plugin without a
-    /// daemon, the session of the main plugin, and the daemon.
+    /// Carries out the verb on the open store at this location. This function is called by a plugin without a daemon,
+    /// by the session of the main plugin, and by the daemon.
     ///
     /// # Errors
-    /// [`VerbFailure::Store`] for any store error; otherwise the error that the plugin prints for the runtime.
+    /// An error [`VerbFailure::Store`] for any store error. Any other error is the one that the plugin prints for the
+    /// runtime.
     pub async fn carry_out(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<Answer, VerbFailure> {
         match self {
             Self::Add(add) => add.assign(ipam, deadline).await.map(Answer::Assigned),
@@ -259,10 +266,11 @@ impl Add {
         if let Some(vm) = &self.vm {
             let answer = Box::pin(ipam.assign_to_vm(&self.request, vm, deadline)).await;
             match answer.map_err(|error| explain(error, NetworkRules::Calico))? {
-                // If addresses of virtual machines are not kept, the pod gets addresses like any other pod.
+                // If virtual machines do not keep their addresses, a virtual machine's pod gets an address like any
+                // other pod.
                 VmAnswer::Off => {}
                 VmAnswer::First(assigned) => return Ok(assigned),
-                // The result reports the addresses that a virtual machine keeps as /32 or /128.
+                // In the result of an ADD, an address that a virtual machine keeps has the prefix length 32 or 128.
                 VmAnswer::Kept(kept) => {
                     return Ok(kept.into_iter().map(|one| AssignedAddress { block: one.ip.into(), ..one }).collect());
                 }
@@ -271,8 +279,8 @@ impl Add {
         ipam.assign(&self.request, deadline).await.map_err(|error| explain(error, self.rules()))
     }
 
-    /// Checks whether the ADD could be carried out. A full pool is no failure: a runtime evicts the pods of a node
-    /// whose STATUS fails, but a pod without a free address only has to wait.
+    /// Checks whether the ADD of a STATUS would succeed now. A full pool is not a failure of STATUS. A runtime evicts
+    /// the pods of a node whose STATUS fails, although a pod without a free address would only have to wait.
     async fn would_assign(&self, ipam: &Ipam, location: &Location, deadline: Deadline) -> Result<(), VerbFailure> {
         match ipam.would_assign(&self.request, deadline).await {
             Ok(trial) => {
@@ -316,7 +324,8 @@ impl Check {
     async fn compare(&self, ipam: &Ipam, deadline: Deadline) -> Result<CheckAnswer, VerbFailure> {
         let Self { attachment, old_handle, addresses } = self;
         match ipam.compare(attachment, std::slice::from_ref(old_handle), addresses, deadline).await {
-            // A malformed document was written by another program and proves nothing about the addresses.
+            // A malformed document was written by another program, and does not show which addresses the attachment
+            // has.
             Err(ipam_core::Error::Malformed(error)) => Ok(CheckAnswer::Unknown(error.to_string())),
             Err(error) => Err(explain(error, NetworkRules::Calico)),
             Ok(comparison) => Ok(CheckAnswer::Compared(comparison)),
@@ -325,7 +334,7 @@ impl Check {
 }
 
 impl Gc {
-    /// Releases the addresses of attachments that no longer exist, in one commit for each block.
+    /// Releases the addresses of attachments that no longer exist, with one commit for each block.
     async fn collect(&self, ipam: &Ipam, deadline: Deadline) -> Result<GcSummary, VerbFailure> {
         let failed = |error| explain(error, NetworkRules::Calico);
         let Ok(now) = OffsetDateTime::from_unix_timestamp_nanos(self.now) else { return Ok(GcSummary::default()) };
@@ -347,11 +356,11 @@ impl Gc {
     }
 }
 
-/// Converts the result of a verb into the daemon's answer. After a store error the plugin opens the store itself, for
-/// two reasons. Only the plugin decides which store errors count as success for a verb. On an embedded store, a DEL of
-/// the plugin may use reserved space when the disk is full. The plugin also repeats an ADD that found no free address:
-/// only the plugin scans the machine, and the scan may permit the release of addresses that are left from earlier
-/// boots.
+/// Converts the result of a verb into the answer that the daemon sends. If the daemon reports a store error, the plugin
+/// opens the store itself, for two reasons. The first reason: only the plugin decides which store errors count as
+/// success of a verb. The second reason: when the disk is full, a DEL in the plugin may use reserved disk space. The
+/// plugin also repeats an ADD for which the daemon found no free address. Only the plugin scans the machine, and after
+/// a scan it may release leftover addresses of earlier boots.
 impl From<Result<Self, VerbFailure>> for Answer {
     fn from(done: Result<Self, VerbFailure>) -> Self {
         match done {

@@ -1,5 +1,5 @@
-//! Reads and writes small files in a private folder. The files are not synced to a disk, because they need not survive
-//! a crash of the machine.
+//! Reads and writes small files in a private folder. The small files are not synced to a disk, because they need not
+//! survive a crash of the machine.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -9,23 +9,22 @@ use std::path::Path;
 use crc::{CRC_32_ISO_HDLC, Crc, Table};
 use uuid::Uuid;
 
-/// The checksum of the files' contents and names. This constant uses a table-based implementation of CRC-32, because
-/// faster implementations query the processor's features in every process. In a virtual machine, querying the processor
-/// takes longer than the checksum of a few kilobytes.
+/// The algorithm of the CRC-32 checksums in the files' contents and names. Use an implementation of CRC-32 with a
+/// table, because faster implementations would have to query the features of the processor in every process. In a
+/// virtual machine, querying the processor's features takes longer than the checksum of a few kilobytes.
 pub(crate) static CRC_32: Crc<u32, Table<16>> = Crc::<u32, Table<16>>::new(&CRC_32_ISO_HDLC);
 
-/// Creates a new file (mode 0600), and its folder if it is missing (mode 0700). A concurrent reader may see only a part
-/// of the file.
+/// Creates a new file (mode 0600), and its folder (mode 0700) if it is missing. A process that reads the file while it
+/// is being written may see only a part of its content.
 ///
 /// # Errors
-/// Any error of writing the file. A partial file is removed.
+/// Any error of writing the file. If writing fails, the partial file is removed.
 pub(crate) fn create(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let path = folder.join(name);
     let open = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path);
     let opened = match open() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            // The parent folder is readable for all users, because other programs have folders beside this private
-            // folder.
+            // All users may read the parent folder, because folders of other programs may be in it as well.
             if let Some(above) = folder.parent() {
                 DirBuilder::new().recursive(true).mode(0o755).create(above)?;
             }
@@ -36,17 +35,18 @@ pub(crate) fn create(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> 
     };
     let written = opened.and_then(|mut file| file.write_all(bytes));
     if written.as_ref().is_err_and(|error| error.kind() != ErrorKind::AlreadyExists) {
-        // The caller gets the error of the write. If the partial file cannot be removed, the file does no harm.
+        // The caller gets the error of the failed write, not an error of removing the partial file. A partial file that
+        // cannot be removed does no harm, because its readers notice that it is incomplete.
         let _ = fs::remove_file(&path);
     }
     written
 }
 
-/// Creates or replaces a file like [`create`], but atomically. A concurrent reader sees either the old or the new
-/// content of the file.
+/// Creates a file like [`create`], or replaces it atomically. A process that reads the file concurrently sees either
+/// the old or the new content, never a part of it.
 ///
 /// # Errors
-/// Any error of writing the file. An existing file is then unchanged.
+/// Any error of writing the file. If writing fails, an existing file keeps its old content.
 pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     let unfinished = format!("{name}.{}.tmp", Uuid::new_v4().simple());
     create(folder, &unfinished, bytes)?;
@@ -57,17 +57,18 @@ pub(crate) fn replace(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()>
     renamed
 }
 
-/// Reads a file of at most `most` bytes.
+/// Reads a whole file, which may have at most `most` bytes.
 ///
 /// # Errors
-/// The file cannot be read, or is larger than `most` bytes.
+/// An error if the file cannot be read, or is larger than `most` bytes.
 pub(crate) fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let read = File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
     if read as u64 > most { Err(io::Error::other("the file is too large")) } else { Ok(bytes) }
 }
 
-/// Returns a checksum of texts for a file name. Equal texts have equal checksums; different texts rarely do.
+/// Returns a checksum of several strings, to be used in a file name. Equal strings have equal checksums, and different
+/// strings rarely have equal checksums.
 pub(crate) fn name_of(parts: &[&str]) -> String {
     let mut sum = CRC_32.digest();
     for part in parts {

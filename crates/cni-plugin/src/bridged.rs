@@ -1,5 +1,6 @@
-//! Kinds of networks, and the settings of secondary networks: mask, gateway and routes, the weights of pools, and the
-//! pools that the network configuration defines with the keys of host-local or whereabouts.
+//! Kinds of networks, and the settings of secondary networks: the mask, gateway and routes of CNI results, and the
+//! weights of pools. This module also reads the pools that the network configuration defines with the keys of
+//! host-local or whereabouts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -20,7 +21,7 @@ use crate::ranges::{
     self, AddressRange, GATEWAY_OUTSIDE, address_at, is_given, of_another_family, read_range, read_sets,
 };
 
-/// The kind of network that addresses are assigned for.
+/// The kind of network whose addresses a plugin call assigns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
     /// A routed network with Calico's rules and error messages.
@@ -35,19 +36,19 @@ pub(crate) enum Network {
 pub(crate) struct BridgedNetwork {
     pub(crate) gateway_v4: Gateway,
     pub(crate) gateway_v6: Gateway,
-    /// The gateways for a family with several pools. Each gateway applies to the pool that contains its address, and
-    /// takes precedence over the pool's own gateway.
+    /// Gateways of a network that has several pools in one address family. Each configured gateway applies to the pool
+    /// that contains its address, and takes precedence over that pool's own gateway.
     pub(crate) gateways: Vec<IpAddr>,
     /// The pools that the network configuration defines with the keys of host-local or whereabouts. If the
-    /// configuration defines pools, the request names no other pools, and a missing store or pool is created.
+    /// configuration defines pools, an ADD uses only these pools, and creates a pool that is missing. It also creates a
+    /// missing store.
     pub(crate) own_pools: Vec<OwnPool>,
-    /// The weight of each pool, by the pool's name or subnet. A pool without an entry has the weight 1.
+    /// The weight of each pool, by the pool's name or subnet. The weight of a pool without an entry is 1.
     pub(crate) weights: BTreeMap<String, u32>,
 }
 
 impl BridgedNetwork {
-    /// Returns the number of the set of ranges that contains an address, or `usize::MAX` if no set contains the
-    /// address.
+    /// Returns the index of the set of ranges that contains an address, or `usize::MAX` if no set contains the address.
     pub(crate) fn set_of(&self, address: IpAddr) -> usize {
         let by_range = self.own_pools.iter().find(|pool| pool.has(address));
         let pool = by_range.or_else(|| self.own_pools.iter().find(|pool| pool.subnet.contains(&address)));
@@ -58,21 +59,22 @@ impl BridgedNetwork {
 /// A pool that a network's configuration defines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OwnPool {
-    /// The base of a new pool's name. `None` means the network's name.
+    /// The name from which the name of a new pool is built. If the name is `None`, the pool is named after the network.
     pub(crate) name: Option<String>,
-    /// The pool's subnet, without host bits. The longest allowed prefix is /30 for IPv4 and /126 for IPv6.
+    /// The pool's subnet, without host bits. The subnet is at least a /30 for IPv4, and at least a /126 for IPv6.
     pub(crate) subnet: IpNet,
     /// The pool's assignable addresses: the first and last address of each range, in ascending order, without overlap,
-    /// inside the subnet. An empty list means the whole subnet.
+    /// inside the subnet. An empty list of ranges means that the whole subnet is assignable.
     pub(crate) ranges: Vec<(IpAddr, IpAddr)>,
-    /// The number of the pool's set of ranges. An attachment gets one address from each set.
+    /// The index of the set of ranges that this pool belongs to. An attachment gets one address from each set of
+    /// ranges.
     pub(crate) set: usize,
     /// The index of this pool among the pools of its address family.
     pub(crate) number: usize,
-    /// True for `"subnet": "auto"`. An automatic pool is found by its name, and a new pool gets a free network of the
-    /// size of `subnet`.
+    /// True if the configuration has `"subnet": "auto"` for this pool. The store finds an automatic pool by its name. A
+    /// new automatic pool uses a free network of the size of `subnet`.
     pub(crate) is_auto: bool,
-    /// The gateway that the configured ranges of this pool name.
+    /// The gateway that the configuration names in this pool's ranges.
     pub(crate) gateway: Option<IpAddr>,
 }
 
@@ -96,16 +98,17 @@ impl OwnPool {
     }
 }
 
-/// Returns the definitions of a configuration's pools. Pools are named after the network. The names of IPv6 pools have
-/// a suffix, because a network may get a second address family later. The names of further pools of one family are
-/// numbered.
+/// Returns the definitions of the pools in a network's configuration. A configuration's pools are named after the
+/// network. The name of an IPv6 pool ends with `-ipv6`, because an IPv4 network may get IPv6 addresses later, and the
+/// reverse. The second and each later pool of an address family has its number at the end of its name.
 pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinition> {
     let used = if pools.iter().any(|pool| pool.is_auto) { used_here() } else { Vec::new() };
     let definition = |pool: &OwnPool| {
         let network = pool.name.as_deref().unwrap_or(network);
         let mut name = pool_name(network);
-        // Several network names may map to one pool name. An automatic subnet does not tell networks with the same pool
-        // name apart, so the pool name ends with a checksum.
+        // Two network names may become equal when characters that a pool name does not allow are replaced. With
+        // `"subnet": "auto"`, two networks could therefore share a pool by mistake, so a checksum of the network's name
+        // is added to the pool's name.
         if pool.is_auto && name != network {
             name += &format!("-{:08x}", start_of(network));
         }
@@ -121,7 +124,8 @@ pub(crate) fn definitions(network: &str, pools: &[OwnPool]) -> Vec<PoolDefinitio
     pools.iter().map(definition).collect()
 }
 
-/// Lists the networks that this machine uses. A new pool with an automatic subnet avoids these networks.
+/// Lists the networks that this machine has routes to, or that its runtimes' configurations use. A new pool with an
+/// automatic subnet must not overlap with the listed networks.
 fn used_here() -> Vec<IpNet> {
     let mut used = host::routes().unwrap_or_else(|error| {
         tracing::warn!(%error, "cannot read the routes of this machine; a new subnet may overlap with one of the routes");
@@ -131,7 +135,7 @@ fn used_here() -> Vec<IpNet> {
     used
 }
 
-/// Converts a network's name to a pool's name. Pool names allow fewer characters than network names.
+/// Converts a network's name to a pool's name, which allows fewer characters.
 fn pool_name(network: &str) -> String {
     let letter = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
     network.chars().map(letter).collect::<String>().trim_matches('-').to_owned()
@@ -140,13 +144,13 @@ fn pool_name(network: &str) -> String {
 /// The network mask of the addresses in a CNI result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum PrefixMask {
-    /// The mask of the whole pool, whose addresses share one layer-2 segment.
+    /// The mask of the whole pool, because all addresses of the pool share one layer-2 segment.
     #[default]
     Pool,
     Block,
 }
 
-/// All settings of a secondary network that ADD needs.
+/// All settings of a secondary network that an ADD needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BridgedSettings {
     pub(crate) mask: PrefixMask,
@@ -158,7 +162,7 @@ pub(crate) struct BridgedSettings {
 /// Refuses the keys of secondary networks in the configuration of a Calico network.
 ///
 /// # Errors
-/// CNI error code 7 for a key of secondary networks.
+/// CNI error code 7 if the configuration contains a key of secondary networks.
 pub(crate) fn refuse_on_calico(conf: &NetConf) -> Result<()> {
     let IpamConf { mask, gateway, routes, weights, probe, .. } = &conf.ipam;
     let keys = [("mask", mask), ("gateway", gateway), ("routes", routes), ("weights", weights), ("probe", probe)];
@@ -170,16 +174,16 @@ pub(crate) fn refuse_on_calico(conf: &NetConf) -> Result<()> {
 }
 
 impl BridgedSettings {
-    /// Reads the settings of a secondary network from its configuration, and checks these settings.
+    /// Reads and checks the settings of a secondary network in the network configuration.
     ///
     /// # Errors
-    /// CNI error code 7 for an invalid setting.
+    /// CNI error code 7 for an invalid setting of a secondary network.
     pub(crate) fn from_conf(conf: &NetConf) -> Result<Self> {
         let own_pools = own_pools(conf)?;
         let weights = read_weights(conf, &own_pools)?;
         let has_gateway = conf.plugin == "ptp"
             || (conf.plugin == "bridge" && (conf.is_gateway || conf.is_default_gateway))
-            // host-local always returns a gateway, but whereabouts returns only a configured gateway.
+            // host-local always returns a gateway, but whereabouts returns a gateway only if one is configured.
             || (!own_pools.is_empty() && !ranges::is_whereabouts(&conf.ipam.whereabouts));
         let default = if has_gateway { Gateway::First } else { Gateway::Recorded };
         let mut network =
@@ -190,7 +194,8 @@ impl BridgedSettings {
     }
 }
 
-/// Returns the kind of a network. A network without settings for secondary networks is a Calico network.
+/// Returns whether a network is a Calico network or a secondary network. A network without settings for secondary
+/// networks is a Calico network.
 pub(crate) fn network_of(settings: Option<&BridgedSettings>) -> Network {
     settings.map_or(Network::Calico, |settings| Network::Bridged(settings.network.clone()))
 }
@@ -207,7 +212,7 @@ fn read_mask(value: Option<&GoJson>) -> Result<PrefixMask> {
     }
 }
 
-/// Applies the gateways in `ipam.gateway`, which override the gateways of the ranges.
+/// Applies the gateways in `ipam.gateway`, which override the gateways of the configured ranges.
 fn set_gateways(conf: &NetConf, network: &mut BridgedNetwork) -> Result<()> {
     let Some(given) = read_gateway(conf.ipam.gateway.as_ref())? else {
         (network.gateway_v4, network.gateway_v6) = (Gateway::First, Gateway::First);
@@ -240,7 +245,8 @@ fn set_gateways(conf: &NetConf, network: &mut BridgedNetwork) -> Result<()> {
                 let message = format!("ipam.gateway {address} is in no subnet of the network");
                 return Err(CniError::config(message).with_details(GATEWAY_OUTSIDE));
             }
-            // The configured address is the gateway of all pools of its family, for example a link-local address.
+            // The configured address is the gateway of all pools of its address family, even if it is in none of their
+            // subnets (for example, a link-local address).
             Some(address) => *slot(network, *address) = Gateway::At(*address),
             None => network.gateways.extend(given),
         }
@@ -248,8 +254,8 @@ fn set_gateways(conf: &NetConf, network: &mut BridgedNetwork) -> Result<()> {
     Ok(())
 }
 
-/// Parses a gateway address or a list of gateway addresses, and returns `None` for `"first"`. As in host-local, the
-/// empty text counts as absent.
+/// Parses a gateway address or a list of gateway addresses, and returns `None` for `"first"`. As in host-local, an
+/// empty string counts as no gateway.
 fn read_gateway(value: Option<&GoJson>) -> Result<Option<Vec<IpAddr>>> {
     let mut given = Vec::new();
     for element in value.map(GoJson::one_or_many).unwrap_or_default() {
@@ -262,8 +268,8 @@ fn read_gateway(value: Option<&GoJson>) -> Result<Option<Vec<IpAddr>>> {
     Ok(Some(given))
 }
 
-/// Reads the pools that the network configuration defines. As in host-local, the runtime's ranges come first, then
-/// `subnet` with the keys beside it, then `ranges`.
+/// Reads the pools that the network configuration defines. As in host-local, the runtime's ranges come first, then the
+/// range of `ipam.subnet`, then the ranges of `ipam.ranges`.
 fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
     let ipam = &conf.ipam;
     let mut sets: Vec<Vec<AddressRange>> = Vec::new();
@@ -304,7 +310,8 @@ fn own_pools(conf: &NetConf) -> Result<Vec<OwnPool>> {
     Ok(pools)
 }
 
-/// Returns the pools of `"subnet": "auto"`: a /24 pool for IPv4, and a /64 pool if IPv6 addresses are assigned as well.
+/// Returns the pools of `"subnet": "auto"`: a /24 pool for IPv4, and also a /64 pool if the network assigns IPv6
+/// addresses.
 fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
     let v4 = conf.ipam.assign_ipv4.as_deref() != Some("false");
     let v6 = conf.ipam.assign_ipv6.as_deref() == Some("true");
@@ -314,8 +321,9 @@ fn auto_pools(conf: &NetConf) -> Vec<OwnPool> {
     of_v4.into_iter().chain(of_v6).enumerate().map(pool).collect()
 }
 
-/// Refuses pool keys that define no address. A configuration template without values renders keys without an address,
-/// and the network must not take its addresses from an arbitrary pool instead.
+/// Refuses a configuration whose pool keys are present but define no address. A template of a configuration that is
+/// rendered without values has pool keys that define no address. The network must then fail instead of using an
+/// arbitrary pool of the store.
 fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     if has_ranges || ranges::is_whereabouts(&ipam.whereabouts) {
         return Ok(());
@@ -327,8 +335,8 @@ fn refuse_empty(ipam: &IpamConf, has_ranges: bool) -> Result<()> {
     })
 }
 
-/// Returns the pools of a set of ranges: one pool for each subnet, in the order in which the ranges first use the
-/// subnets. An empty set has no pools. `others` are the pools of the previous sets.
+/// Returns the pools of a set of ranges: one pool for each subnet, in the order in which the subnets first appear in
+/// the ranges. An empty set of ranges has no pools. The parameter `others` contains the pools of the preceding sets.
 fn pools_of(set: usize, ranges: &[AddressRange], others: &[OwnPool]) -> Result<Vec<OwnPool>> {
     let mut pools: Vec<OwnPool> = Vec::new();
     for AddressRange { subnet, first, last, gateway } in ranges {
@@ -368,7 +376,8 @@ pub(crate) struct ResultRoute {
     pub(crate) options: RouteOptions,
 }
 
-/// The fields of a route other than its destination and gateway. CNI results contain these fields since version 0.3.0.
+/// The fields of a route other than its destination and gateway. CNI results contain route options such as the MTU
+/// since CNI version 0.3.0.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct RouteOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -392,7 +401,7 @@ impl ResultRoute {
 /// Parses the list of routes in `ipam.routes`.
 ///
 /// # Errors
-/// CNI error code 7 if the value is not a list of routes.
+/// CNI error code 7 if `ipam.routes` is not a list of routes.
 fn read_routes(value: Option<&GoJson>) -> Result<Vec<ResultRoute>> {
     match value {
         None => Ok(Vec::new()),
@@ -417,7 +426,7 @@ fn read_route(element: &GoJson) -> Result<ResultRoute> {
         Some(GoJson::Number(number)) if number.is_i64() => Ok(number.as_i64()),
         Some(_) => Err(CniError::config(format!("ipam.routes: {name} is not a whole number"))),
     };
-    // For these three fields, 0 means absent, although 0 is a valid routing table and a valid scope.
+    // The value 0 means absent for `mtu`, `advmss` and `priority`, but is valid for a routing table and a scope.
     let positive = |name: &str| number(name).map(|number| number.filter(|number| *number != 0));
     let options = RouteOptions {
         mtu: positive("mtu")?,
@@ -435,7 +444,7 @@ pub(crate) type PoolWeights = BTreeMap<String, u32>;
 /// Reads the weights of pools in `ipam.weights`.
 ///
 /// # Errors
-/// CNI error code 7 for an invalid weight, and for a pool that the network does not have.
+/// CNI error code 7 for an invalid weight, or for the weight of a pool that the network does not have.
 fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<PoolWeights> {
     let wrong = || CniError::config("ipam.weights must be an object with a whole number for each pool");
     let members = match &conf.ipam.weights {
@@ -459,15 +468,15 @@ fn read_weights(conf: &NetConf, own_pools: &[OwnPool]) -> Result<PoolWeights> {
     members.iter().map(weight).collect()
 }
 
-/// Moves one of the pools to the front, always the same pool for one container. Over many containers, the share of each
-/// pool at the front is proportional to its weight, which is 1 by default. The other pools keep their order.
+/// Moves one pool to the front of `pools`: always the same pool for the same container. Over many containers, a pool is
+/// at the front in proportion to its weight, which is 1 by default. All other pools keep their order.
 pub(crate) fn choose_first<T>(weights: &PoolWeights, container: &str, pools: &mut [T], name: impl Fn(&T) -> String) {
     if weights.is_empty() {
         return;
     }
     let each: Vec<u64> =
         pools.iter().map(|pool| weights.get(&name(pool)).map_or(1, |weight| (*weight).into())).collect();
-    // A multiplicative hash gives distant numbers to container ids that differ only in their last digit.
+    // A multiplicative hash gives very different numbers to container ids that differ only in their last digit.
     let number = start_of(container).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
     let Some(mut place) = number.checked_rem(each.iter().sum()) else { return };
     for (index, weight) in each.into_iter().enumerate() {

@@ -136,11 +136,11 @@ fn pools_are_read_from_host_local_keys() {
         network.own_pools.iter().map(|pool| pool.gateway.map(|address| address.to_string())).collect::<Vec<_>>()
     };
     assert_eq!(of_pools(both), [Some("10.0.0.254".to_owned()), None]);
-    // The outer `gateway` key overrides the `gateway` key of a range.
+    // The key `ipam.gateway` overrides the `gateway` key of a range.
     let outer = r#"{"ipam":{"gateway":"10.0.0.2","ranges":[[{"subnet":"10.0.0.0/24","gateway":"10.0.0.3"}]]}}"#;
     assert_eq!(gateways(outer), (at("10.0.0.2"), Gateway::First));
     assert_eq!(settings(outer).unwrap().network.own_pools[0].gateway, None);
-    // The keys of whereabouts have no effect without `range`.
+    // Without the key `range`, whereabouts' other keys have no effect.
     let named = settings(r#"{"ipam":{"subnet":"10.0.0.0/24","network_name":"x"}}"#).unwrap().network.own_pools;
     assert_eq!((named.len(), named[0].name.as_deref()), (1, None));
     let runtime = |ranges: &str| settings(&format!(r#"{{"runtimeConfig":{{"ipRanges":{ranges}}}}}"#));

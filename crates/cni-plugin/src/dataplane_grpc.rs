@@ -1,6 +1,7 @@
-//! The client of an external data plane: a program that creates the interfaces of containers on requests over gRPC.
+//! The client of an external data plane: a gRPC server that creates and removes the interfaces of containers.
 //!
-//! The request and reply messages belong to the gRPC service `cni.CniDataplane` (proto3), with Calico's field numbers.
+//! The request and reply messages are those of the gRPC service `cni.CniDataplane` (proto3), with Calico's field
+//! numbers.
 
 use std::collections::BTreeMap;
 use std::future::{Ready, ready};
@@ -37,11 +38,11 @@ const SOCKET_ADVICE: &str =
 pub(crate) enum Dataplane {
     /// The kernel's data plane, configured through netlink.
     Linux,
-    /// An external program that is called through gRPC.
+    /// An external program that creates interfaces on request over gRPC.
     Grpc(GrpcDataplane),
 }
 
-/// The socket of an external data plane, and the options that the network configuration passes to that data plane.
+/// The socket of an external data plane, and the options that the network configuration has for that data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct GrpcDataplane {
     target: String,
@@ -49,7 +50,7 @@ pub(crate) struct GrpcDataplane {
     options: BTreeMap<String, String>,
 }
 
-/// A container's interface that the external data plane has created.
+/// The interface of a container, as created by the external data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CreatedInterface {
     pub(crate) host_interface: String,
@@ -58,11 +59,11 @@ pub(crate) struct CreatedInterface {
 }
 
 impl Dataplane {
-    /// Reads `dataplane_options`. Without these options, the kernel is the data plane. As in Calico, field names are
-    /// case-sensitive.
+    /// Reads `dataplane_options`. If the network configuration has no `dataplane_options`, the kernel is the data
+    /// plane. As in Calico, the names of the fields in `dataplane_options` are case-sensitive.
     ///
     /// # Errors
-    /// CNI error code 999 with Calico's message for an unknown `type` or a missing `socket`.
+    /// CNI error code 999 with Calico's message if `dataplane_options` has an unknown `type` or no `socket`.
     pub(crate) fn choose(options: Option<&GoJson>) -> Result<Self> {
         let options = options.map_or(Value::Null, untyped);
         let kind = match options.get("type") {
@@ -82,8 +83,8 @@ impl Dataplane {
 }
 
 impl GrpcDataplane {
-    /// Requests the creation of a container's interface, and fills in `dataplane_options` of the request. The request
-    /// takes at most five seconds, and at most the remaining time `left`.
+    /// Asks the external data plane to create a container's interface, and fills in `dataplane_options` of the request.
+    /// The gRPC call has a time limit of five seconds, or of `left` if less time remains.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if the data plane cannot be reached or refuses the request.
@@ -97,11 +98,11 @@ impl GrpcDataplane {
         Ok(CreatedInterface { host_interface: reply.host_interface_name, mac })
     }
 
-    /// Requests the removal of a container's interface. The request takes at most five seconds, and at most the
-    /// remaining time `left`.
+    /// Asks the external data plane to remove a container's interface. The gRPC call has a time limit of five seconds,
+    /// or of `left` if less time remains.
     ///
     /// # Errors
-    /// Returns the same errors as [`add`](Self::add).
+    /// Any error of [`add`](Self::add).
     pub(crate) async fn del(&self, interface: &str, netns: &str, left: Duration) -> Result<()> {
         let request = DelRequest {
             interface_name: interface.to_owned(),
@@ -122,7 +123,7 @@ impl GrpcDataplane {
         let mut request = Request::new(request);
         request.set_timeout(patience);
         let answer = timeout_at(deadline, self.ask(path, request)).await;
-        // The gRPC library enforces the time limit as well, but its error message differs from Go's.
+        // The gRPC library also enforces the time limit of a call, but its error message differs from Go's.
         let late = || Status::deadline_exceeded("context deadline exceeded");
         let answer = answer.unwrap_or_else(|_| Err(late()));
         answer.map_err(|status| reported(&if Instant::now() < deadline { status } else { late() }))
@@ -135,7 +136,7 @@ impl GrpcDataplane {
     {
         let (authority, stream) = connect(&self.target).await?;
         let broken = |error: tonic::transport::Error| {
-            // Only the source of this error contains the reason.
+            // The transport error itself only says "transport error"; its source contains the reason.
             unavailable(&std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string))
         };
         let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(broken)?;
@@ -147,11 +148,11 @@ impl GrpcDataplane {
     }
 }
 
-/// Connects to a target in the notation of Go's gRPC. Returns the server name for requests together with the
-/// connection.
+/// Connects to a gRPC server whose address is written in the notation of Go's gRPC library. Returns the open
+/// connection, and the server name that requests on the connection must contain.
 async fn connect(target: &str) -> Result<(String, Box<dyn ApiStream>), Status> {
     let dialed = |network: &str, address: &str, error: &io::Error| {
-        // Go's error message contains no error number.
+        // Rust appends `(os error N)` to the message of an I/O error, and Go does not.
         let reason = error.to_string().to_lowercase();
         let reason = reason.split(" (os error").next().unwrap_or_default();
         unavailable(&format!("dial {network} {address}: connect: {reason}"))
@@ -163,7 +164,7 @@ async fn connect(target: &str) -> Result<(String, Box<dyn ApiStream>), Status> {
     let address = ["dns:///", "passthrough:///", "dns:"].iter().find_map(|scheme| target.strip_prefix(scheme));
     let address = address.unwrap_or(target);
     let stream = TcpStream::connect(address).await.map_err(|error| dialed("tcp", address, &error))?;
-    // Disable Nagle's algorithm: a request is one packet, and the client waits for the answer.
+    // Disable Nagle's algorithm, which may delay a small request.
     let _ = stream.set_nodelay(true);
     Ok((address.to_owned(), Box::new(stream)))
 }
@@ -174,7 +175,7 @@ fn unavailable(reason: &str) -> Status {
     Status::unavailable(format!("connection error: desc = {reason}"))
 }
 
-/// Formats an error status like Go's gRPC client.
+/// Formats a gRPC error status as Go's gRPC client does.
 fn reported(status: &Status) -> CniError {
     let code = match status.code() {
         Code::Cancelled => "Canceled".to_owned(),
@@ -187,7 +188,7 @@ fn refusal(message: &str) -> CniError {
     CniError::internal(format!("grpc dataplane error: {message}"))
 }
 
-/// A connector that returns an already open connection, but only once.
+/// A connector for tonic that returns an already open connection on its first call, and an error on later calls.
 struct OnceConnector(Option<Box<dyn ApiStream>>);
 
 impl Service<Uri> for OnceConnector {
@@ -244,15 +245,15 @@ pub(crate) struct IpConfig {
 }
 
 impl IpConfig {
-    /// Converts an address, with the prefix length that the IPAM plugin returned.
+    /// Converts an assigned address, whose prefix length is the one that the IPAM plugin returned.
     pub(crate) fn new(address: IpNet, gateway: Option<IpAddr>) -> Self {
-        // Go prints a missing gateway address as `<nil>`.
+        // Go prints a gateway that is missing as `<nil>`.
         let gateway = gateway.map_or_else(|| "<nil>".to_owned(), |gateway| gateway.to_string());
         Self { address: address.to_string(), gateway }
     }
 }
 
-/// The workload that owns the interface: its endpoint, and the annotations of a pod.
+/// The workload that owns the interface, described by its WorkloadEndpoint and its pod's annotations.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct WorkloadIds {
     #[prost(string, tag = "1")]

@@ -15,8 +15,8 @@ use crate::gojson::{quoted, quoted_list};
 /// Maximum length of an interface's name on Linux, in bytes.
 const MAX_INTERFACE_NAME: usize = 15;
 
-/// A copy of the environment variables. The plugin reads environment variables only from this copy, never from the
-/// process directly.
+/// A copy of the process's environment variables. The plugin never reads environment variables from the process
+/// directly, but only from an [`Environment`].
 #[derive(Clone, Debug, Default)]
 pub struct Environment(BTreeMap<OsString, OsString>);
 
@@ -26,18 +26,18 @@ impl Environment {
         Self(std::env::vars_os().collect())
     }
 
-    /// Returns an environment variable. An empty variable counts as not set.
+    /// Returns the value of an environment variable. An environment variable with an empty value counts as not set.
     pub fn get(&self, name: &str) -> Option<&OsString> {
         self.0.get(std::ffi::OsStr::new(name)).filter(|value| !value.is_empty())
     }
 
-    /// Returns an environment variable as text; the text is empty if the variable is not set. Bytes that are not UTF-8
-    /// become replacement characters.
+    /// Returns an environment variable as a string, which is empty if the variable is not set. In the returned string,
+    /// bytes that are not UTF-8 become replacement characters.
     pub fn text(&self, name: &str) -> String {
         self.get(name).map(|value| value.to_string_lossy().into_owned()).unwrap_or_default()
     }
 
-    /// False for an environment variable that is not UTF-8.
+    /// False if the environment variable is set to bytes that are not UTF-8.
     fn is_text(&self, name: &str) -> bool {
         self.get(name).is_none_or(|value| value.to_str().is_some())
     }
@@ -51,7 +51,7 @@ impl Environment {
         self.0.iter()
     }
 
-    /// Returns an environment variable as text if the variable is set, even if its value is empty.
+    /// Returns the value of an environment variable if the variable is set, even if the value is empty.
     pub fn lookup(&self, name: &str) -> Option<String> {
         self.0.get(std::ffi::OsStr::new(name)).map(|value| value.to_string_lossy().into_owned())
     }
@@ -63,7 +63,7 @@ impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment 
     }
 }
 
-/// A CNI operation, as named by `CNI_COMMAND`.
+/// A CNI verb, as named by the variable `CNI_COMMAND`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CniVerb {
     Add,
@@ -72,7 +72,8 @@ pub(crate) enum CniVerb {
     Gc,
     Status,
     Version,
-    /// Any other value of `CNI_COMMAND`. An unknown verb is refused only after the network configuration was read.
+    /// Any value of `CNI_COMMAND` that is not a CNI verb. An unknown verb is refused only after the network
+    /// configuration has been read.
     Unknown,
 }
 
@@ -82,7 +83,7 @@ impl CniVerb {
         verbs.into_iter().find(|verb| verb.name() == word).unwrap_or(Self::Unknown)
     }
 
-    /// Returns the CNI spelling of the verb.
+    /// Returns the CNI verb as `CNI_COMMAND` spells it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Add => "ADD",
@@ -95,7 +96,7 @@ impl CniVerb {
         }
     }
 
-    /// True for a verb that concerns one attachment.
+    /// True if the CNI verb concerns one attachment.
     fn has_attachment(self) -> bool {
         matches!(self, Self::Add | Self::Del | Self::Check)
     }
@@ -108,7 +109,8 @@ pub(crate) enum OwnNetns {
     Accepted,
 }
 
-/// The values of the `CNI_*` environment variables. A value that the verb does not need may be empty.
+/// The values of the `CNI_*` environment variables, as passed to the plugin. A variable is empty here if the CNI verb
+/// does not need the variable.
 #[derive(Clone, Debug)]
 pub(crate) struct CniCall {
     pub(crate) verb: CniVerb,
@@ -122,17 +124,17 @@ pub(crate) struct CniCall {
 }
 
 impl CniCall {
-    /// Returns the error for an unknown CNI verb.
+    /// Returns the error for an unknown value of `CNI_COMMAND`.
     pub(crate) fn unknown(&self) -> CniError {
         CniError::new(Code::InvalidEnvironment, format!("unknown CNI_COMMAND: {}", self.command))
     }
 
-    /// Reads and checks the `CNI_*` variables in the order of Go's CNI library. The form of each variable that the verb
-    /// needs is checked first, and all missing variables are reported together. As in the library, `CNI_PATH` is
-    /// required, although the CNI specification does not require it.
+    /// Reads and checks the `CNI_*` variables in the order of Go's CNI library. First, the form of each variable that
+    /// the verb needs is checked. Then one error reports all missing variables. As in Go's CNI library, `CNI_PATH` is
+    /// required, although the CNI specification does not require this variable.
     ///
     /// # Errors
-    /// CNI error code 4 for a variable that is missing or malformed.
+    /// CNI error code 4 if a `CNI_*` variable is missing or malformed.
     pub(crate) fn from_environment(env: &Environment) -> Result<Self> {
         let command = env.text("CNI_COMMAND");
         let verb = CniVerb::parse(&command);
@@ -161,8 +163,8 @@ impl CniCall {
             let message = format!("required env variables [{}] missing", missing.join(","));
             return Err(CniError::new(Code::InvalidEnvironment, message));
         }
-        // A lossy conversion could give two different interfaces or workloads the same name, and therefore the same
-        // address.
+        // Converting bytes that are not UTF-8 could turn two interfaces or workloads into one name, and thus give both
+        // the same address.
         let odd = ["CNI_IFNAME", "CNI_ARGS"].into_iter().find(|name| !env.is_text(name));
         if let Some(name) = odd.filter(|_| verb == CniVerb::Add) {
             return Err(CniError::new(Code::InvalidEnvironment, format!("{name} is not UTF-8")));
@@ -184,7 +186,7 @@ impl CniCall {
     }
 }
 
-/// True for a name that CNI accepts for networks and containers: a letter or digit, then letters, digits and `_.-`.
+/// True if CNI accepts this name for networks and containers: a letter or digit, then letters, digits and `_.-`.
 pub(crate) fn is_valid_name(name: &str) -> bool {
     name.starts_with(|c: char| c.is_ascii_alphanumeric())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
@@ -215,10 +217,11 @@ fn check_interface(name: &str) -> Result<()> {
 /// The path of the network namespace that the current thread is in.
 pub(crate) const OWN_NETNS: &str = "/proc/thread-self/ns/net";
 
-/// True if `path` and `own` refer to the same network namespace. A path that does not exist refers to no namespace:
-/// runtimes keep the path after the namespace is gone.
+/// True if `path` and `own` refer to the same network namespace. A path that does not exist refers to no network
+/// namespace. Runtimes pass the path of a namespace even after the namespace is gone.
 ///
-/// The function only calls stat on the path and never opens the file, which may be anything, for example a pipe.
+/// The function only calls stat on `path` and never opens the file, because `path` may name anything, for example a
+/// pipe.
 pub(crate) fn is_own_netns(path: &Path, own: &Path) -> bool {
     let Ok(theirs) = fs::metadata(path) else { return false };
     fs::metadata(own).is_ok_and(|ours| (theirs.st_dev(), theirs.st_ino()) == (ours.st_dev(), ours.st_ino()))
@@ -229,29 +232,29 @@ pub(crate) fn own_netns_error() -> CniError {
     CniError::new(Code::InvalidNetns, "plugin's netns and netns from CNI_NETNS should not be the same")
 }
 
-/// The keys that Calico's plugin accepts when it parses `CNI_ARGS` for the first time.
+/// The keys that Calico's plugin accepts in `CNI_ARGS` when it parses `CNI_ARGS` for the first time.
 const KUBERNETES_KEYS: [&str; 5] =
     ["IgnoreUnknown", "IP", "K8S_POD_NAME", "K8S_POD_NAMESPACE", "K8S_POD_INFRA_CONTAINER_ID"];
 
 /// The keys that Calico's plugin accepts when ADD parses `CNI_ARGS` a second time.
 const ADDRESS_KEYS: [&str; 2] = ["IgnoreUnknown", "IP"];
 
-/// The accepted notation of an address in `CNI_ARGS`.
+/// The notation of IP addresses that is allowed in `CNI_ARGS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AddressForm {
-    /// An address without a prefix length.
+    /// An IP address without a prefix length.
     Bare,
-    /// An address, optionally with a prefix length that is ignored.
+    /// An IP address, optionally with a prefix length that is ignored.
     BareOrCidr,
 }
 
-/// The values in `CNI_ARGS`. An absent value is empty.
+/// The values of the keys in `CNI_ARGS`. If `CNI_ARGS` lacks a key, the field for the key is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CniArgs {
     pub(crate) ip: Option<IpAddr>,
     pub(crate) pod: String,
     pub(crate) pod_namespace: String,
-    /// The value of `CNI_TEST_NAMESPACE`, which only Calico's own tests set.
+    /// The value of `CNI_TEST_NAMESPACE`, a key that only Calico's own tests use.
     pub(crate) test_namespace: String,
     /// The value of `MARGAY_STICKY`: the sticky name of the workload. `CNI_ARGS` must also contain `IgnoreUnknown=1`,
     /// because Go's CNI library and Calico do not know `MARGAY_STICKY`.
@@ -259,19 +262,20 @@ pub(crate) struct CniArgs {
 }
 
 impl CniArgs {
-    /// Parses the text of `CNI_ARGS`. An unknown key is an error unless `IgnoreUnknown` is true anywhere in the text.
+    /// Parses the value of `CNI_ARGS`. An unknown key in `CNI_ARGS` is an error, unless `CNI_ARGS` contains
+    /// `IgnoreUnknown` with a true value.
     ///
     /// # Errors
-    /// CNI error code 999 with the messages of Go's CNI library.
+    /// CNI error code 999 with the messages of Go's CNI library for an invalid `CNI_ARGS`.
     pub(crate) fn parse(text: &str, form: AddressForm) -> Result<Self> {
         load_args(text, &KUBERNETES_KEYS, form)
     }
 
-    /// Parses `CNI_ARGS` again as Calico's ADD does. Without `IgnoreUnknown`, this second parse refuses the Kubernetes
-    /// keys as unknown.
+    /// Parses `CNI_ARGS` a second time, as Calico's ADD does. Unless `CNI_ARGS` contains `IgnoreUnknown`, the second
+    /// parse of `CNI_ARGS` refuses the keys that name the pod.
     ///
     /// # Errors
-    /// CNI error code 999 for an unknown key.
+    /// CNI error code 999 for a key of `CNI_ARGS` that the second parse does not know.
     pub(crate) fn check_again(text: &str) -> Result<()> {
         load_args(text, &ADDRESS_KEYS, AddressForm::Bare).map(|_| ())
     }
@@ -314,7 +318,7 @@ fn load_args(text: &str, known: &[&str], form: AddressForm) -> Result<CniArgs> {
     }
 }
 
-/// Splits a `KEY=value` pair, which must contain exactly one `=`.
+/// Splits a `KEY=value` pair of `CNI_ARGS`, which must contain exactly one equals sign.
 fn split_pair(pair: &str) -> Result<(&str, &str)> {
     pair.split_once('=')
         .filter(|(_, value)| !value.contains('='))
@@ -332,7 +336,7 @@ fn parse_bool(value: &str) -> Result<bool, String> {
 /// Parses an address. As in Go, an IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) becomes the IPv4 address.
 ///
 /// # Errors
-/// Go's error message if the text is not an address.
+/// Go's error message if the text is not an IP address.
 pub(crate) fn parse_address(text: &str, form: AddressForm) -> Result<IpAddr, String> {
     let bare = text.parse::<IpAddr>().ok();
     let found = match form {
@@ -391,7 +395,7 @@ mod tests {
         assert_eq!(error(&bad), (4, "invalid characters in containerID".into(), "a b".into()));
         assert_eq!(error(&bad[1..]).1, "interface name contains / or : or whitespace characters");
         assert_eq!(error(&bad[2..]).1, "required env variables [CNI_PATH] missing");
-        // GC needs neither variable, so GC does not check them.
+        // The GC verb needs neither of the two malformed variables, so GC does not check these variables.
         assert!(call(&[bad[0], bad[1], ("CNI_COMMAND", "GC")]).is_ok());
     }
 

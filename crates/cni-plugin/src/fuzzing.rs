@@ -1,22 +1,23 @@
-//! Exposes parsers of the plugins to the fuzzers of this source tree. The functions are not a stable interface.
+//! Exposes parsers of the plugins to the fuzzers of this source tree. The functions of this module are not a stable
+//! interface.
 
 use std::net::IpAddr;
 
 use crate::env::{AddressForm, CniArgs};
 use crate::{kubernetes, main_plugin};
 
-/// The values in `CNI_ARGS`. An absent value is empty.
+/// The values of the keys in `CNI_ARGS`. If `CNI_ARGS` lacks a key, the field for the key is empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParsedArgs {
-    /// The value of `IP`.
+    /// The value of the key `IP`.
     pub ip: Option<IpAddr>,
-    /// The value of `K8S_POD_NAME`.
+    /// The value of the key `K8S_POD_NAME`.
     pub pod: String,
-    /// The value of `K8S_POD_NAMESPACE`.
+    /// The value of the key `K8S_POD_NAMESPACE`.
     pub pod_namespace: String,
 }
 
-/// Parses `CNI_ARGS` as on a Calico network.
+/// Parses the value of `CNI_ARGS` as on a Calico network.
 ///
 /// # Errors
 /// The CNI error message that the runtime would get.
@@ -33,7 +34,7 @@ pub fn parse_main_conf(text: &[u8]) -> Result<(), String> {
     main_plugin::check_conf(text).map_err(|error| error.message().to_owned())
 }
 
-/// Parses the output of an IPAM plugin and returns its addresses.
+/// Parses the output of an IPAM plugin and returns the addresses in that output.
 ///
 /// # Errors
 /// The CNI error message that the runtime would get.
@@ -44,7 +45,7 @@ pub fn parse_ipam_result(text: &[u8]) -> Result<Vec<IpAddr>, String> {
 /// Parses a kubeconfig.
 ///
 /// # Errors
-/// A description of the problem that contains no part of the kubeconfig's text.
+/// A description of the error in the kubeconfig. The description contains no part of the kubeconfig's text.
 pub fn parse_kubeconfig(text: &[u8]) -> Result<(), String> {
     kubernetes::check_kubeconfig(text)
 }

@@ -1,5 +1,6 @@
-//! Reads and prints JSON as Go's `encoding/json` does, for texts that runtimes see. This module also parses values in
-//! annotations and configurations as Go's libraries do, and prints values as in Go's error messages.
+//! Reads and prints JSON as Go's `encoding/json` does, for every text that a container runtime may see. This module
+//! also parses the values in annotations and configurations as Go's libraries do, and formats values as in Go's error
+//! messages.
 
 use std::fmt::{self, Write as _};
 use std::net::IpAddr;
@@ -11,7 +12,7 @@ use serde_json::error::Category;
 use serde_json::ser::{PrettyFormatter, Serializer};
 use serde_json::{Map, Number, Value};
 
-/// A JSON value. The fields of an object keep the order of the text, and repeated fields are kept.
+/// A JSON value. A JSON object keeps the order of its fields, and keeps repeated fields.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum GoJson {
     Null,
@@ -23,10 +24,11 @@ pub(crate) enum GoJson {
 }
 
 impl GoJson {
-    /// Parses a whole JSON text. Objects and arrays may be nested 127 deep.
+    /// Parses a complete JSON document. Objects and arrays in the document may be nested at most 127 levels deep.
     ///
     /// # Errors
-    /// The syntax error and its position. The error contains no part of the text, which may have secrets.
+    /// A description of the JSON syntax error, with its position. The description contains no part of the JSON text,
+    /// which may contain secrets.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         if text.starts_with(b"\xef\xbb\xbf") {
             return Err("it begins with a byte order mark; save the file without one".to_owned());
@@ -49,14 +51,15 @@ impl GoJson {
         }
     }
 
-    /// Returns the last non-null field with this name. Names are compared case-insensitively.
+    /// Returns the last non-null field of a JSON object that has this name. The field names of JSON objects are
+    /// compared case-insensitively.
     pub(crate) fn member(&self, name: &str) -> Option<&Self> {
         let Self::Object(members) = self else { return None };
         let named = members.iter().filter(|(key, value)| key.eq_ignore_ascii_case(name) && *value != Self::Null);
         named.map(|(_, value)| value).next_back()
     }
 
-    /// Returns the text of the last non-null field with this name; the text is empty without such a field.
+    /// Returns the string in the last non-null field with this name, or an empty string if there is no such field.
     ///
     /// # Errors
     /// The [kind](Self::kind) of the first field with this name that is not a string.
@@ -66,12 +69,12 @@ impl GoJson {
         named.map(|(_, value)| value.as_str().ok_or_else(|| value.kind())).try_fold("", |_, text| text)
     }
 
-    /// Returns the text of a JSON string.
+    /// Returns the value of a JSON string.
     pub(crate) fn as_str(&self) -> Option<&str> {
         if let Self::String(text) = self { Some(text) } else { None }
     }
 
-    /// Returns the elements of a JSON array. Any other value counts as a list with one element.
+    /// Returns the elements of a JSON array, or any other JSON value as the only element.
     pub(crate) fn one_or_many(&self) -> &[Self] {
         if let Self::Array(elements) = self { elements } else { std::slice::from_ref(self) }
     }
@@ -109,7 +112,7 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 
     fn visit_f64<E>(self, value: f64) -> Result<GoJson, E> {
-        // JSON has no notation for infinity and NaN, so these values become null.
+        // JSON has no notation for infinity and NaN, so these numbers become null.
         Ok(Number::from_f64(value).map_or(GoJson::Null, GoJson::Number))
     }
 
@@ -138,20 +141,21 @@ impl<'de> Visitor<'de> for JsonVisitor {
     }
 }
 
-/// Renders a value like Go's `json.MarshalIndent` with an indent of four spaces. The text does not end with a newline.
-/// The characters `<`, `>`, `&` and the two Unicode line separators are escaped.
+/// Renders a value like Go's `json.MarshalIndent` with an indent of four spaces. The rendered JSON does not end with a
+/// newline. As in Go, the characters `<`, `>`, `&`, U+2028 and U+2029 are escaped.
 pub(crate) fn indented<T: Serialize>(value: &T) -> String {
     let mut bytes = Vec::new();
     let mut serializer = Serializer::with_formatter(&mut bytes, PrettyFormatter::with_indent(b"    "));
-    // Serializing plain structs into memory cannot fail. If serializing failed, tests would notice the empty output.
+    // Serializing a plain struct into a buffer in memory cannot fail. If serializing did fail, the empty output would
+    // fail the tests.
     if value.serialize(&mut serializer).is_err() {
         bytes.clear();
     }
     escaped(&String::from_utf8_lossy(&bytes))
 }
 
-/// Escapes the characters that Go escapes in JSON. The escaped characters occur only inside strings, so the text does
-/// not have to be parsed.
+/// Escapes the characters that Go escapes in JSON. The escaped characters occur in JSON only inside strings, so they
+/// can be replaced without parsing the JSON.
 fn escaped(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
@@ -196,12 +200,13 @@ fn push_escape(out: &mut String, c: char) {
     let _ = if code < 0x80 { write!(out, "\\x{code:02x}") } else { write!(out, "\\u{code:04x}") };
 }
 
-/// Formats a list of strings like Go's format verb `%q`: `["a" "b"]`.
+/// Formats a list of strings as Go's format verb `%q` does: `["a" "b"]`.
 pub(crate) fn quoted_list<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     format!("[{}]", texts.into_iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
-/// Pairs of a `serde_json` error message and Go's message for the character at the error's position.
+/// Pairs of error messages: a message of `serde_json`, and Go's message for the same error and the character where it
+/// occurred.
 const SYNTAX_ERRORS: [(&str, &str); 10] = [
     ("trailing characters", "after top-level value"),
     ("expected value", "looking for beginning of value"),
@@ -215,10 +220,10 @@ const SYNTAX_ERRORS: [(&str, &str); 10] = [
     ("control character", "in string literal"),
 ];
 
-/// Parses a JSON list of strings. As in Go, null is an empty list, and null within a list is an empty string.
+/// Parses a JSON array of strings. As in Go, null counts as an empty array, and a null element as an empty string.
 ///
 /// # Errors
-/// Go's error message if the text is not JSON, or not a list of strings.
+/// Go's error message if the text is not JSON, or not an array of strings.
 pub(crate) fn strings(text: &str) -> Result<Vec<String>, String> {
     let json: GoJson = serde_json::from_str(text).map_err(|error| syntax_error(text, &error))?;
     let elements = match json {
@@ -234,8 +239,8 @@ pub(crate) fn strings(text: &str) -> Result<Vec<String>, String> {
     elements.into_iter().map(text).collect()
 }
 
-/// Returns Go's message for an error of `serde_json`. The message is approximate where the two parsers check in a
-/// different order.
+/// Translates a syntax error of `serde_json` to Go's error message. Go's message is only guessed if `serde_json` and Go
+/// check the text in different orders.
 fn syntax_error(text: &str, error: &serde_json::Error) -> String {
     if error.is_eof() {
         return "unexpected end of JSON input".to_owned();
@@ -255,14 +260,14 @@ fn syntax_error(text: &str, error: &serde_json::Error) -> String {
     }
 }
 
-/// Parses a network in CIDR notation and clears the host bits.
+/// Parses a network in CIDR notation, and clears the host bits of its address.
 ///
 /// # Errors
-/// Go's error message for a malformed network.
+/// Go's error message for a malformed network in CIDR notation.
 pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, String> {
     let parsed = || {
         let (address, length) = text.split_once('/')?;
-        // Rust's integer parser would also accept a plus sign.
+        // Rust's integer parser would accept a plus sign before the prefix length.
         let is_number = length.bytes().all(|byte| byte.is_ascii_digit());
         let length = length.parse().ok().filter(|_| is_number)?;
         IpNet::new(address.parse().ok()?, length).ok()
@@ -270,13 +275,13 @@ pub(crate) fn parse_cidr(text: &str) -> Result<IpNet, String> {
     parsed().map(|net| net.trunc()).ok_or_else(|| format!("invalid CIDR address: {text}"))
 }
 
-/// Parses an IP address. An IPv4-mapped IPv6 address becomes the IPv4 address.
+/// Parses an IP address. An IPv4-mapped IPv6 address (`::ffff:a.b.c.d`) becomes the IPv4 address.
 pub(crate) fn parse_ip(text: &str) -> Option<IpAddr> {
     text.parse().ok().map(|address: IpAddr| address.to_canonical())
 }
 
-/// Parses a hardware address of 6, 8 or 20 bytes. The text has pairs of hexadecimal digits between colons or dashes, or
-/// groups of four digits between dots.
+/// Parses a hardware address of 6, 8 or 20 bytes. The text consists of pairs of hexadecimal digits separated by colons
+/// or dashes, or of groups of four hexadecimal digits separated by dots.
 ///
 /// # Errors
 /// Go's error message for a malformed hardware address.
@@ -286,7 +291,7 @@ pub(crate) fn parse_mac(text: &str) -> Result<Vec<u8>, String> {
     let parsed = || {
         let mut bytes = Vec::new();
         for part in text.as_bytes().split(|byte| Some(*byte) == separator) {
-            // Rust's integer parser would also accept a plus sign.
+            // Rust's integer parser would accept a plus sign before the hexadecimal digits.
             if part.len() != group || !part.iter().all(u8::is_ascii_hexdigit) {
                 return None;
             }
@@ -294,7 +299,7 @@ pub(crate) fn parse_mac(text: &str) -> Result<Vec<u8>, String> {
                 bytes.push(u8::from_str_radix(str::from_utf8(pair).ok()?, 16).ok()?);
             }
         }
-        // Dots separate groups of four hexadecimal digits; colons and dashes separate pairs.
+        // In a hardware address, dots separate groups of four hexadecimal digits; colons and dashes separate pairs.
         let fits = (separator == Some(b'.')) == (group == 4);
         ([6, 8, 20].contains(&bytes.len()) && fits).then_some(bytes)
     };
@@ -304,8 +309,8 @@ pub(crate) fn parse_mac(text: &str) -> Result<Vec<u8>, String> {
     })
 }
 
-/// Converts a JSON value as Go decodes JSON into `interface{}`: object fields are sorted, and the last of several
-/// fields with one name counts.
+/// Converts a JSON value as Go does when it decodes JSON into `interface{}`. Object fields are sorted by name, and of
+/// several fields with one name only the last is kept.
 pub(crate) fn untyped(json: &GoJson) -> Value {
     match json {
         GoJson::Null => Value::Null,
@@ -319,7 +324,7 @@ pub(crate) fn untyped(json: &GoJson) -> Value {
     }
 }
 
-/// Formats a JSON value like Go's `%v`.
+/// Formats a JSON value like Go's format verb `%v`.
 pub(crate) fn printed(value: &Value) -> String {
     let joined = |parts: Vec<String>| parts.join(" ");
     match value {
@@ -338,8 +343,8 @@ fn members_printed(members: &Map<String, Value>) -> Vec<String> {
     printed
 }
 
-/// Formats a number like Go's `%v`, with the fewest digits. The number gets an exponent from one million on, and below
-/// one ten-thousandth.
+/// Formats a floating-point number like Go's format verb `%v`, with as few digits as possible. The formatted number has
+/// an exponent if it is at least one million or below one ten-thousandth.
 fn float(value: f64) -> String {
     let scientific = format!("{value:e}");
     let parts = scientific.split_once('e').and_then(|(digits, power)| Some((digits, power.parse::<i32>().ok()?)));
@@ -393,11 +398,11 @@ mod tests {
         assert_eq!(strings(r#" ["a", null, "ü"] "#).unwrap(), ["a", "", "ü"]);
         assert!(strings("null").unwrap().is_empty());
         for (text, error) in [
-            // Recordings of Calico's plugin contain the following error messages.
+            // The following error messages are from recordings of Calico's plugin.
             ("10.66.0.0/24", "invalid character '.' after top-level value"),
             ("IPv4", "invalid character 'I' looking for beginning of value"),
             ("x", "invalid character 'x' looking for beginning of value"),
-            // Go's documentation and source contain the following error messages.
+            // The following error messages are from the documentation and source of Go.
             ("", "unexpected end of JSON input"),
             (r#"["a""#, "unexpected end of JSON input"),
             (r#"["a" "b"]"#, "invalid character '\"' after array element"),

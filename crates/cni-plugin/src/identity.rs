@@ -1,5 +1,5 @@
-//! The identity of a plugin call: the node, the container or pod, and the attributes that are recorded with each
-//! address.
+//! The identity of a plugin call: its node, its container or pod, and the attributes that are recorded with each
+//! assigned address.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,11 +18,11 @@ use crate::netconf::NetConf;
 pub struct Host {
     /// The kernel's host name.
     pub hostname: String,
-    /// The boot id of the running kernel, if the kernel reports a boot id.
+    /// The boot id of the running kernel; `None` if the kernel does not report a boot id.
     pub boot_id: Option<String>,
     /// The time of the plugin call.
     pub now: OffsetDateTime,
-    /// The file with the node's name, unless the network configuration names another file.
+    /// The file that contains the node's name, unless the network configuration names another file.
     pub nodename_file: PathBuf,
     /// A path that refers to the plugin's own network namespace.
     pub own_netns: PathBuf,
@@ -45,8 +45,8 @@ impl Host {
         host::short_boot(self.boot_id.as_deref()?)
     }
 
-    /// Returns the node's name, from the first of these sources that has a name: `nodename` in the configuration, the
-    /// node name file, the old setting `hostname`, the kernel's host name in lower case.
+    /// Returns the node's name. The first source that has a name wins: the setting `nodename`, the node name file, the
+    /// deprecated setting `hostname`, then the kernel's host name in lower case.
     pub(crate) fn node(&self, conf: &NetConf) -> String {
         let file = if conf.nodename_file.is_empty() { &self.nodename_file } else { Path::new(&conf.nodename_file) };
         let names = host::NodeNames { given: &conf.nodename, file, former: &conf.hostname, hostname: &self.hostname };
@@ -54,13 +54,13 @@ impl Host {
     }
 }
 
-/// A container or a pod as identified in the store.
+/// A container or a pod, as the store identifies it.
 #[derive(Clone, Debug)]
 pub(crate) struct ContainerIdentity {
     pub(crate) attachment: Attachment,
     /// The namespace and the name of the container's pod, if the container belongs to a pod.
     pub(crate) pod: Option<(String, String)>,
-    /// The pod's namespace, or `default`.
+    /// The namespace of the pod, or `default` without a pod.
     pub(crate) namespace: String,
     /// The identifier of the container's network namespace.
     pub(crate) netns: Option<String>,
@@ -85,14 +85,15 @@ impl ContainerIdentity {
         Self { attachment, pod, namespace, netns: call.netns.as_deref().and_then(host::network_namespace) }
     }
 
-    /// Refuses an identity from which Calico could not build the name of a WorkloadEndpoint.
+    /// Refuses an identity from which Calico could not build the name of the WorkloadEndpoint.
     ///
     /// # Errors
-    /// CNI error code 999 with Calico's message.
+    /// CNI error code 999 with Calico's message for the missing or invalid field.
     pub(crate) fn check_endpoint_name(&self) -> Result<()> {
         let Attachment { node, container, interface, .. } = &self.attachment;
         if node.is_empty() {
-            // Calico's message for a missing node is the only one that omits the invalid value.
+            // If the node's name is missing, Calico's message omits the invalid value, unlike its messages about other
+            // fields.
             let reason = "error constructing WorkloadEndpoint name: error with field node (field should be assigned)";
             return Err(CniError::internal(reason));
         }
@@ -104,7 +105,7 @@ impl ContainerIdentity {
         workload_endpoint_name(&parts).map(|_| ()).map_err(|error| CniError::internal(error.to_string()))
     }
 
-    /// Refuses a call if the node has no name.
+    /// Refuses a plugin call if the node has no name.
     ///
     /// # Errors
     /// CNI error code 7 if the node has no name.
@@ -115,7 +116,7 @@ impl ContainerIdentity {
         Ok(())
     }
 
-    /// Returns the attributes to record with an address.
+    /// Returns the attributes that are recorded with an assigned address.
     pub(crate) fn attributes(&self, now: OffsetDateTime) -> BTreeMap<String, String> {
         let Attachment { network, interface, node, boot, .. } = &self.attachment;
         let mut attributes = BTreeMap::from([
@@ -229,7 +230,7 @@ mod tests {
         let plain = identity(r#"{"name":"a","nodename":"n1"}"#, "K8S_POD_NAME=cart", &[]);
         assert_eq!((plain.namespace.as_str(), plain.old_handle().as_str()), ("default", "c1"));
         assert!(!plain.attributes(host().now).contains_key("pod"));
-        // A path that is not a network namespace is not recorded.
+        // A `CNI_NETNS` path that does not refer to a network namespace is not recorded.
         let netns = |path: &str| {
             let identity = identity("{}", "", &[("CNI_NETNS", path)]);
             identity.attributes(host().now).get("margay.io/netns").cloned()
@@ -258,7 +259,7 @@ mod tests {
         );
         assert_eq!(refused("{}", "", &[("CNI_IFNAME", "-")]), "endpoint = '-' (field must not begin with a '-')");
         let pod = "K8S_POD_NAME=p-;K8S_POD_NAMESPACE=n";
-        // A pod's endpoint is named after the pod, not after the pod's container id.
+        // The name of a pod's WorkloadEndpoint contains the pod's name, not the container id.
         assert_eq!(refused("{}", pod, &[("CNI_CONTAINERID", "c-")]), "pod = 'p-' (field must not end with a '-')");
         let mut nameless = identity("{}", "", &[]);
         nameless.attachment.node.clear();

@@ -1,9 +1,9 @@
-//! The input of a plugin call except for its configuration (the program's name, the environment, the machine), and the
-//! outcome of the call (the output and exit status of the process). Every error and every panic becomes CNI's error
-//! JSON.
+//! The input and the outcome of a plugin call. The input consists of the program's name, the environment and the
+//! machine (but not the configuration); the outcome consists of the process's output and exit status. Every error and
+//! every panic of a plugin call becomes CNI's error JSON on standard output.
 //!
-//! DEL starts a second process that removes the container's interface and may outlive the plugin: see
-//! [`wiring::disconnect`].
+//! DEL starts a second process (see [`wiring::disconnect`]), which removes the container's interface and may outlive
+//! the plugin.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -22,12 +22,12 @@ use crate::env::Environment;
 use crate::gojson;
 use crate::identity::Host;
 
-/// The destination of log messages.
+/// Where the plugin's log messages are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogDestination {
     /// Log messages go to standard error and, if configured, to a file, until the process exits.
     Process,
-    /// The plugin sets up no log: a test or a caller may have set up its own log.
+    /// The plugin sets up no logging, because the caller (for example a test) may have set up its own.
     Untouched,
 }
 
@@ -36,38 +36,40 @@ pub enum LogDestination {
 pub struct Invocation {
     /// The drivers of the stores that this program supports.
     pub drivers: Drivers,
-    /// The name that the plugin runs under.
+    /// The plugin name by which this process was started.
     pub name: PluginName,
-    /// The environment variables of the plugin call.
+    /// The environment variables of this plugin call.
     pub environment: Environment,
-    /// The machine that the plugin call runs on.
+    /// The machine that this plugin call runs on.
     pub host: Host,
-    /// The destination of log messages.
+    /// Where log messages of this plugin call are written.
     pub logging: LogDestination,
 }
 
-/// The name that the IPAM plugin runs under.
+/// The name by which the IPAM plugin was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PluginName {
     /// The name `margay-ipam`, or any name other than `calico-ipam` and `calico`.
     Margay,
-    /// The name `calico-ipam` or `calico`. Under these names, the plugin treats every network as a Calico network.
+    /// The name `calico-ipam` or `calico`. Under the names `calico-ipam` and `calico`, the plugin treats every network
+    /// as a Calico network.
     CalicoIpam,
 }
 
-/// The kind of program that this process runs as.
+/// The kind of program that this process runs as, chosen by `argv[0]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
-    /// The main plugin, which connects containers to their network.
+    /// The main plugin, which creates containers' network interfaces.
     Main,
     /// The IPAM plugin.
     Ipam,
-    /// The second process of a DEL, which removes the interface: see [`wiring::disconnect`].
+    /// The second process of a DEL, which removes the container's interface: see [`wiring::disconnect`].
     Remover,
 }
 
 impl ProgramKind {
-    /// Chooses the kind of program by `argv[0]`, which may be a path: `margay-cni` and `calico` are the main plugin.
+    /// Chooses the kind of program by the name in `argv[0]`, which may be a path. The names of the main plugin are
+    /// `margay-cni` and `calico`.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         match argument.and_then(|argument| Path::new(argument).file_name()).and_then(OsStr::to_str) {
             Some("margay-cni" | "calico") => Self::Main,
@@ -78,7 +80,7 @@ impl ProgramKind {
 }
 
 impl PluginName {
-    /// Chooses the plugin name by `argv[0]`, which may be a path.
+    /// Chooses the name of the IPAM plugin by the name in `argv[0]`, which may be a path to the program.
     pub fn from_argument(argument: Option<&OsStr>) -> Self {
         let file = argument.and_then(|argument| Path::new(argument).file_name());
         let file = file.and_then(OsStr::to_str);
@@ -87,7 +89,7 @@ impl PluginName {
 }
 
 impl Invocation {
-    /// Returns the invocation of this process for a program that supports the stores of `drivers`.
+    /// Returns the invocation of this process, for a program that supports the stores of `drivers`.
     pub fn of_this_process(drivers: Drivers) -> Self {
         Self {
             drivers,
@@ -104,19 +106,19 @@ impl Invocation {
 pub struct ProcessOutcome {
     /// The exit status of the process: 0 or 1.
     pub exit: u8,
-    /// The text for standard output: one JSON document, or the empty text.
+    /// The text to print to standard output: one JSON document, or nothing.
     pub stdout: String,
-    /// The text for standard error.
+    /// The text to print to standard error.
     pub stderr: String,
 }
 
 impl ProcessOutcome {
-    /// Returns a successful outcome with a text for standard output.
+    /// Returns the outcome of a successful call that prints this text to standard output.
     pub(crate) fn success(stdout: String) -> Self {
         Self { exit: 0, stdout, stderr: String::new() }
     }
 
-    /// Runs a plugin call and converts its result, error or panic to a process outcome.
+    /// Runs a plugin call and converts its result, error or panic to the outcome of the process.
     pub(crate) fn of(call: impl FnOnce() -> Result<String>) -> Self {
         match catch_panic(call) {
             Ok(stdout) => Self::success(stdout),
@@ -128,14 +130,14 @@ impl ProcessOutcome {
     }
 }
 
-/// Runs a plugin call and converts a panic to an error.
+/// Runs a plugin call and converts a panic during the call to an error.
 pub(crate) fn catch_panic<T>(call: impl FnOnce() -> Result<T>) -> Result<T> {
-    // The call is unwind safe: after a panic, nothing that the call borrowed is used again.
+    // Asserting unwind safety is sound, because nothing that the plugin call borrowed is used again after a panic.
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|payload| Err(panic_error(&*payload)))
 }
 
-/// Renders an error for standard output as Go's CNI library does: indented by four spaces, without `cniVersion` and
-/// without a newline at the end.
+/// Renders an error for standard output as Go's CNI library does: indented by four spaces, without a `cniVersion` field
+/// and without a trailing newline.
 pub(crate) fn to_json(error: &CniError) -> String {
     #[derive(Serialize)]
     struct PrintedError<'a> {
@@ -148,16 +150,17 @@ pub(crate) fn to_json(error: &CniError) -> String {
 }
 
 thread_local! {
-    /// The source location of the last panic of this thread, for [`panic_error`].
+    /// The source location of the last panic of the current thread, which [`panic_error`] reports.
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Silences panic messages in the whole process. The code that catches a panic reports it: [`run`](crate::run) and each
-/// store's adapter return an error.
+/// Silences Rust's panic messages in the whole process. Instead, [`run`](crate::run) and each store's adapter catch a
+/// panic and return an error.
 pub fn install_hook() {
     panic::set_hook(Box::new(|info| {
         let place = info.location().map(ToString::to_string);
-        // The thread-local is gone while a thread shuts down; in that case the panic's location is not reported.
+        // A thread-local variable cannot be used while its thread shuts down. A panic at that time is reported without
+        // its location.
         let _ = PLACE.try_with(|last| last.replace(place));
     }));
 }
@@ -170,21 +173,21 @@ fn panic_error(payload: &(dyn Any + Send)) -> CniError {
         .with_details("it is not known whether the call was carried out, DEL is safe to repeat; please report this")
 }
 
-/// The `argv[0]` that makes this program the remover, the second process of a DEL.
+/// The value of `argv[0]` that makes this program the remover, the second process of a DEL.
 pub(crate) const REMOVER_NAME: &str = "margay-remover";
 
-/// Starts the remover in the network namespace of this thread. The remover does not inherit the plugin's standard
-/// streams, because a runtime reads the plugin's output until every holder of the pipe closes it.
+/// Starts the remover in the network namespace of the current thread. The remover does not inherit the plugin's
+/// standard output. A runtime reads the plugin's output pipe until no process has the pipe open any more.
 pub(crate) fn start_remover(interface: &str) -> io::Result<Child> {
     let mut remover = Command::new("/proc/self/exe");
     remover.arg0(REMOVER_NAME).arg(interface).env_clear();
     remover.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
 }
 
-/// Runs the remover. The remover's argument is the name of the interface.
+/// Runs the remover. The remover's only argument is the name of the interface to remove.
 ///
 /// # Returns
-/// Returns the exit status of [`wiring::remove_interface`], or 255 if the name is missing.
+/// Returns the exit status of [`wiring::remove_interface`], or 255 if the argument is missing.
 pub(crate) fn run_remover(mut arguments: impl Iterator<Item = OsString>) -> u8 {
     let interface = arguments.next().and_then(|name| name.into_string().ok());
     interface.map_or(u8::MAX, |interface| wiring::remove_interface(&interface))

@@ -1,5 +1,5 @@
-//! Handles pods that run KubeVirt's virtual machines on Calico networks. There, an address belongs to the virtual
-//! machine and not to the container.
+//! Handles pods on Calico networks that run a virtual machine of KubeVirt. The addresses of a pod with a virtual
+//! machine belong to the virtual machine, not to the container.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -14,11 +14,11 @@ use crate::identity::ContainerIdentity;
 use crate::kubernetes::{LAUNCHER_PREFIX, Launcher, VmInstance};
 use crate::run::CniContext;
 
-/// Maximum length of Calico's handles, in bytes.
+/// Maximum length of a Calico handle, in bytes.
 const MAX_HANDLE_BYTES: usize = 128;
 
 impl CniContext<'_> {
-    /// Finds the virtual machine whose address a pod gets; returns `None` for an ordinary pod.
+    /// Finds the virtual machine whose address a pod gets; returns `None` if the pod runs no virtual machine.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if the Kubernetes API does not report the pod or its virtual machine.
@@ -33,7 +33,7 @@ impl CniContext<'_> {
     /// Finds the virtual machine whose address a pod had, even if the pod is gone.
     ///
     /// # Errors
-    /// Returns the same errors as [`vm_of_add`](Self::vm_of_add), except for a pod that is gone.
+    /// Any error of [`vm_of_add`](Self::vm_of_add), except the error for a pod that is gone.
     pub(crate) fn vm_of_del(&mut self, identity: &ContainerIdentity) -> Result<Option<VmPod>> {
         Ok(match self.launcher(identity)? {
             Launcher::Ordinary | Launcher::Gone(None) => None,
@@ -41,8 +41,8 @@ impl CniContext<'_> {
         })
     }
 
-    /// True if a pod of this call may run a virtual machine. On networks other than Calico's, each interface has an
-    /// address of its own.
+    /// True if the pod of this plugin call may run a virtual machine whose address moves with it. Only Calico networks
+    /// keep an address for a virtual machine; on other networks, each interface has its own address.
     pub(crate) fn may_be_vms(&self, identity: &ContainerIdentity) -> bool {
         self.rules == NetworkRules::Calico
             && identity.pod.as_ref().is_some_and(|(_, name)| name.starts_with(LAUNCHER_PREFIX))
@@ -52,7 +52,8 @@ impl CniContext<'_> {
         match &identity.pod {
             Some((namespace, pod)) if self.may_be_vms(identity) => {
                 let begun = Instant::now();
-                // Half of the time is reserved for the store.
+                // The request to the Kubernetes API may take half of the time limit; the other half is reserved for the
+                // store.
                 let launcher = self.kubernetes.launcher(namespace, pod, self.store.patience / 2);
                 self.shorten_timeout(begun.elapsed());
                 launcher
@@ -61,7 +62,7 @@ impl CniContext<'_> {
         }
     }
 
-    /// Subtracts, from the store's time limit, the time that requests to the Kubernetes API took.
+    /// Subtracts the time that was spent on requests to the Kubernetes API from the store's time limit.
     pub(crate) fn shorten_timeout(&mut self, spent: Duration) {
         self.store.patience = self.store.patience.saturating_sub(spent);
     }
@@ -87,9 +88,10 @@ fn vm_pod(identity: &ContainerIdentity, instance: VmInstance) -> VmPod {
     }
 }
 
-/// Returns the handle of a virtual machine. The tail of a handle that is too long is replaced with a checksum, which is
-/// cut to the remaining length. If the remaining length exceeds the checksum, Calico panics; this function uses the
-/// whole checksum.
+/// Returns the handle under which a virtual machine's addresses are assigned. If the handle would be too long, a
+/// checksum replaces the names of the namespace and the virtual machine. The checksum is cut to the number of
+/// characters that are left in the handle. If more characters are left than the checksum has, Calico panics, but this
+/// function uses the whole checksum.
 fn handle(network: &str, namespace: &str, machine: &str) -> String {
     let mut handle = format!("{network}{VM_INFIX}");
     let prefix = handle.len();
@@ -98,7 +100,7 @@ fn handle(network: &str, namespace: &str, machine: &str) -> String {
     if handle.len() <= MAX_HANDLE_BYTES {
         return handle;
     }
-    // Use SHA-256 of the TLS library, because the program links that library anyway.
+    // Use the SHA-256 implementation of the TLS library, because the program contains that library anyway.
     let Some(suite) = TLS13_AES_128_GCM_SHA256.tls13() else { return handle };
     let sum = URL_SAFE_NO_PAD.encode(suite.common.hash_provider.hash(&handle.as_bytes()[prefix..]));
     let room = (MAX_HANDLE_BYTES - 1).saturating_sub(prefix).max(MIN_SUM_CHARS).min(sum.len());
@@ -108,8 +110,8 @@ fn handle(network: &str, namespace: &str, machine: &str) -> String {
     handle
 }
 
-/// Minimum number of characters of a handle's checksum, even after a very long network name. Shorter checksums would
-/// collide.
+/// Minimum number of characters of the checksum in a handle, even after a very long network name. With a shorter
+/// checksum, two virtual machines could get the same handle.
 const MIN_SUM_CHARS: usize = 16;
 
 #[cfg(test)]
@@ -128,7 +130,7 @@ mod tests {
             format!("{}.vmi._Vhmos_BDDQHT13lWE5PRcSTxvcWoCG7u34_T2ZHmEV", n(80))
         );
         assert_eq!(handle(&n(85), &k(63), &k(63)), format!("{}.vmi._Vhmos_BDDQHT13lWE5PRcSTxvcWoCG7u34_T2", n(85)));
-        // For these arguments, Calico's plugin panics.
+        // Calico's plugin panics when it builds the handle of these names.
         assert_eq!(handle("net1", &k(63), &k(63)), "net1.vmi._Vhmos_BDDQHT13lWE5PRcSTxvcWoCG7u34_T2ZHmEVY");
         assert_eq!(handle(&n(300), &k(63), &k(63)).len(), 300 + ".vmi._".len() + MIN_SUM_CHARS);
     }

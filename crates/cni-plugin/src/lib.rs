@@ -1,12 +1,13 @@
 //! Implements the CNI protocol, the IPAM plugin `margay-ipam` and the main plugin `margay-cni`.
 //!
-//! [`run`] is the whole IPAM plugin except for process input and output. First, [`run`] reads the environment and the
-//! configuration, and checks both as Go's CNI library and Calico's `calico-ipam` do. Then an
-//! [`Allocator`](agent::Allocator) changes the store, and [`run`] prints the result in the CNI version of the
-//! configuration.
+//! The function [`run`] is the whole IPAM plugin, except for the input and output of the process. First, [`run`] reads
+//! and checks the environment and the configuration, as Go's CNI library and Calico's `calico-ipam` do. Then [`run`]
+//! changes the store through an [`Allocator`](agent::Allocator), and prints the result for the CNI version that the
+//! configuration names.
 //!
-//! The module `netconf` reads the network configuration. The module `run` converts the configuration to a verb, which
-//! the crate `agent` carries out. The module `main_plugin` is the main plugin, and the module `logging` writes the log.
+//! The module `netconf` reads the network configuration. The module `run` converts the configuration to a CNI verb,
+//! which the crate `agent` carries out. The module `main_plugin` implements the main plugin, and the module `logging`
+//! writes the log.
 
 mod bridged;
 mod dataplane_grpc;

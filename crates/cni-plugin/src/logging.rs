@@ -1,16 +1,17 @@
 //! Writes the log to standard error and, if configured, to a file, but never to standard output.
 //!
-//! Many processes write the log file concurrently, each for a few milliseconds. The log file's name, limits and rotated
-//! names (`cni-2026-11-21T02-41-03.956.log`) are the same as in Calico's plugins, which may write to the same file.
-//! Calico's plugins rotate their log with Go's library lumberjack. Lumberjack and the Rust libraries for log rotation
-//! are made for one process: each caches the size of its open file, and renames the file without a lock. Margay
-//! therefore has its own log rotation.
+//! Many plugin processes write the log file concurrently, each for a few milliseconds. The log file's name, limits and
+//! rotated names (`cni-2026-11-21T02-41-03.956.log`) are the same as in Calico's plugins, which may write to the same
+//! file. Calico's plugins rotate their log with Go's library lumberjack. Lumberjack and the Rust libraries for log
+//! rotation are made for one process, because they cache the size of the open file and rename it without taking a lock.
+//! Margay therefore implements its own log rotation.
 //!
-//! A log line is one write at the end of the file, under a lock (`flock`) on the file itself. After getting the lock, a
-//! process checks whether the file still has its name. If the name is gone, another process has rotated the file, and
-//! the process opens the new file. Only the holder of the lock on the named file renames that file, so no file is
-//! renamed twice, and no line goes to a rotated file. The kernel releases the lock when its holder exits. If another
-//! process holds the lock for longer than a second, the line is written anyway, but the file is not rotated.
+//! A log line is appended with a single write, under a lock (`flock`) on the log file itself. After getting the lock, a
+//! process checks whether the log's path still refers to the locked file. If the log's path refers to another file,
+//! another process has rotated the log, and this process opens the new file. A process renames the log file only while
+//! it holds the lock on the file at the log's path. No file is therefore renamed twice, and no line is written to a
+//! rotated file. The kernel releases a process's lock on the log file when the process exits. If another process holds
+//! the lock for longer than a second, the line is written without the lock, and the log is not rotated.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
@@ -35,7 +36,8 @@ use tracing_subscriber::registry::{Extensions, ExtensionsMut, LookupSpan, SpanDa
 use crate::netconf::NetConf;
 
 /// Sets up the log of this process according to the network configuration. If the log file cannot be opened, the plugin
-/// call continues without the file. Only the first call of this function in a process has an effect.
+/// call continues without a log file. If this function is called again in the same process, the later call has no
+/// effect.
 pub(crate) fn install(conf: &NetConf) {
     let (level, file) = (conf.log_level.as_str(), conf.log_file.as_str());
     let limits = RotationLimits::new(conf.log_max_size, conf.log_max_age, conf.log_max_count);
@@ -47,7 +49,7 @@ pub(crate) fn install(conf: &NetConf) {
     };
     let lines = fmt::layer().with_ansi(false).with_target(false).with_writer(LogWriters { file });
     let subscriber = NoSpans.with(lines).with(reported(filter(level)));
-    // An error means that the process already has a log, which is kept.
+    // An error means that the process already has a global log subscriber, which then stays in use.
     if tracing::subscriber::set_global_default(subscriber).is_ok()
         && let Some(error) = problem
     {
@@ -55,8 +57,9 @@ pub(crate) fn install(conf: &NetConf) {
     }
 }
 
-/// A base for log layers that stores no spans, because a plugin call creates no spans. The registry of
-/// `tracing_subscriber` allocates room for the spans of thousands of threads, which takes 1 % of a cold ADD.
+/// A base for log layers that stores no tracing spans, because a plugin call creates no spans. The registry of
+/// `tracing_subscriber` would allocate room for the spans of thousands of threads, which takes 1 % of the time of a
+/// cold ADD.
 struct NoSpans;
 
 impl Subscriber for NoSpans {
@@ -87,7 +90,7 @@ impl<'a> LookupSpan<'a> for NoSpans {
     }
 }
 
-/// The data of a stored span. `NoSpan` has no values, since [`NoSpans`] stores no spans.
+/// The type of the data that would be stored for a span. `NoSpan` has no values, because [`NoSpans`] stores no spans.
 enum NoSpan {}
 
 impl SpanData<'_> for NoSpan {
@@ -125,8 +128,8 @@ impl<'a> MakeWriter<'a> for LogWriters {
     }
 }
 
-/// A log writer for all destinations that never fails. An address may already be committed, and a closed standard error
-/// or a full disk must not turn the commit into an error.
+/// Writes a log line to all destinations, and ignores every write error. An ADD may already have committed an address,
+/// so a closed standard error or a full disk must not make the ADD fail.
 struct LogLine<'a> {
     file: Option<&'a LogFile>,
 }
@@ -145,7 +148,7 @@ impl Write for LogLine<'_> {
     }
 }
 
-/// Parses a log level, in upper or lower case: debug, info, warning or error. Any other text means info.
+/// Parses a log level, in upper or lower case: debug, info, warning or error. Any other text means the level info.
 fn filter(level: &str) -> LevelFilter {
     match level.to_ascii_lowercase().as_str() {
         "debug" => LevelFilter::DEBUG,
@@ -159,13 +162,14 @@ fn filter(level: &str) -> LevelFilter {
 const OWN_TARGETS: [&str; 9] =
     ["agent", "backend_", "cni_plugin", "datastore", "host", "ipam_core", "kv", "margay", "wiring"];
 
-/// Returns the log filter for a level. Libraries log only warnings and errors: at `debug`, the libraries for clusters
-/// would log every network frame.
+/// Returns the log filter for a configured level. Libraries log only warnings and errors, because the etcd and
+/// Kubernetes clients log every network frame at the level `debug`.
 fn reported(level: LevelFilter) -> Targets {
     Targets::new().with_default(level.min(LevelFilter::WARN)).with_targets(OWN_TARGETS.map(|target| (target, level)))
 }
 
-/// Format of the UTC time in a rotated file's name. The formatted times sort chronologically.
+/// Format of the UTC time in a rotated file's name. The alphabetical order of the formatted times is their
+/// chronological order.
 const STAMP_FORMAT: &[BorrowedFormatItem<'_>] =
     format_description!("[year]-[month]-[day]T[hour]-[minute]-[second].[subsecond digits:3]");
 /// A time in [`STAMP_FORMAT`] whose digits are all zeros.
@@ -174,21 +178,23 @@ const STAMP_SHAPE: &str = "0000-00-00T00-00-00.000";
 const MEGABYTE_BYTES: u64 = 1024 * 1024;
 const DAY_SECONDS: i64 = 24 * 60 * 60;
 
-/// How long a process waits for the lock on the log file. After one timeout, the process never waits for the lock
-/// again.
+/// How long a process waits for the lock on the log file. After one timeout, the process no longer waits for the lock
+/// before it writes a line.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
-/// Pause between two attempts to lock the log file. Writing a line takes less time.
+/// Pause between two attempts to lock the log file. Another process holds the lock only while it writes one line, which
+/// takes less time than the pause.
 const LOCK_RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// Maximum number of attempts to write a line while other processes keep rotating the log file.
+/// Maximum number of attempts to write one line while other processes rotate the log file.
 const MAX_WRITE_ATTEMPTS: usize = 100;
-/// Maximum number of milliseconds by which the time in a rotated file's name may be ahead of the clock. A later time
-/// makes the name sort last.
+/// Maximum number of milliseconds by which the time in a rotated file's name may be later than the clock's time. If
+/// several log files are rotated within a millisecond, later times keep their names in order.
 const MAX_STAMP_AHEAD_MILLIS: u64 = 1000;
 
-/// The maximum size of a log file, and the maximum number and age of rotated files. `None` means no limit.
+/// The maximum size of the log file, and the maximum number and age of rotated files. A limit that is `None` does not
+/// apply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RotationLimits {
-    /// Maximum size of a log file, in bytes. Only a file with a single longer line may exceed the maximum.
+    /// Maximum size of a log file, in bytes. Only a log file with a single, longer line exceeds the maximum size.
     bytes: Option<u64>,
     /// Maximum age of a rotated file, in seconds.
     seconds: Option<i64>,
@@ -197,8 +203,8 @@ pub(crate) struct RotationLimits {
 }
 
 impl RotationLimits {
-    /// Converts the configured limits, in megabytes, days and files: 0 means the default, and a negative number means
-    /// no limit.
+    /// Converts the configured limits in megabytes, days and files. The value 0 means the default limit, and a negative
+    /// value means no limit.
     pub(crate) fn new(size: i64, age: i64, count: i64) -> Self {
         let given =
             |value: i64, default: i64| Some(if value == 0 { default } else { value }).filter(|value| *value > 0);
@@ -222,17 +228,17 @@ struct LogFile {
 
 #[derive(Debug)]
 struct LogFileState {
-    /// The file that was at the path at the last write.
+    /// The file that was at the log's path at the last write.
     file: Option<File>,
     patience: Duration,
 }
 
 impl LogFile {
     /// Opens the log file (mode 0600) for appending, and removes rotated files that are too old or too many. A missing
-    /// folder is created (mode 0755).
+    /// log folder is created (mode 0755).
     ///
     /// # Errors
-    /// Any I/O error of opening the log file.
+    /// Any I/O error of creating the log folder or opening the log file.
     pub(crate) fn open(path: impl Into<PathBuf>, limits: RotationLimits) -> io::Result<Self> {
         let path = path.into();
         if let Some(folder) = path.parent() {
@@ -260,14 +266,14 @@ impl LogFile {
             if !has_name(&self.path, &metadata) {
                 continue;
             }
-            // Never rename a device file.
+            // The log path may be a device such as `/dev/stderr`, and a device must not be renamed.
             let is_full = is_locked && metadata.is_file() && self.is_full(metadata.len(), line);
             if is_full && self.rotate(OffsetDateTime::now_utc()).is_ok() {
                 continue;
             }
             let written = (&file).write_all(line);
             if is_locked {
-                // If unlocking fails, closing the file releases the lock.
+                // If unlocking fails, closing the file releases its lock.
                 let _ = file.unlock();
             }
             state.file = Some(file);
@@ -281,12 +287,12 @@ impl LogFile {
         length > 0 && self.limits.bytes.is_some_and(|most| with_line > most)
     }
 
-    /// Renames the log file to a rotated file. The caller holds the lock on the log file.
+    /// Renames the log file to the name of a rotated file. The caller holds the lock on the log file.
     fn rotate(&self, now: OffsetDateTime) -> io::Result<()> {
         let rotated = self.rotated();
         let times = (0..MAX_STAMP_AHEAD_MILLIS).map(|later| stamp(now + Duration::from_millis(later)));
-        // The newest file gets the name that sorts last, even if several files are rotated in one millisecond. A clock
-        // that was far ahead is the only exception.
+        // The newest rotated file gets the name that sorts last, even if several files are rotated within one
+        // millisecond. The exception is a rotated file from a time when the clock was far ahead.
         let is_last = |stamp: &String| rotated.last().is_none_or(|newest| stamp > newest);
         let free = times.clone().find(is_last).or_else(|| times.clone().find(|stamp| !rotated.contains(stamp)));
         let free = free.ok_or(io::ErrorKind::AlreadyExists)?;
@@ -302,20 +308,21 @@ impl LogFile {
         names_beside(&self.path).filter_map(stamp).filter(|text| is_stamp(text)).collect()
     }
 
-    /// Returns the path of the file that was rotated at this time.
+    /// Returns the path of the log file that was rotated at the time `stamp`.
     fn at(&self, stamp: &str) -> PathBuf {
         let (prefix, suffix) = self.around_stamp();
         self.path.with_file_name(format!("{prefix}{stamp}{suffix}"))
     }
 
-    /// Returns the text before and after the time in a rotated file's name.
+    /// Returns the two parts of a rotated file's name that surround the time.
     fn around_stamp(&self) -> (String, String) {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let (stem, suffix) = name.split_at(name.rfind('.').unwrap_or(name.len()));
         (format!("{stem}-"), suffix.to_owned())
     }
 
-    /// Removes rotated files that are too old or too many. Several processes may run this function concurrently.
+    /// Removes rotated files that are too old or too many. Several processes may remove the same rotated files
+    /// concurrently.
     fn remove_old(&self, now: OffsetDateTime) {
         let RotationLimits { seconds, count, .. } = self.limits;
         let oldest = seconds.and_then(|seconds| now.checked_sub(time::Duration::seconds(seconds))).map(stamp);
@@ -323,8 +330,8 @@ impl LogFile {
             let is_surplus = count.is_some_and(|count| place >= count);
             let is_old = oldest.as_ref().is_some_and(|oldest| stamp < oldest);
             if is_surplus || is_old {
-                // Another process may have removed the file already. After any other failure, the next rotation tries
-                // again.
+                // Another process may already have removed the same rotated file. If a rotated file could not be
+                // removed for another reason, the next rotation tries again.
                 let _ = fs::remove_file(self.at(stamp));
             }
         }
@@ -337,7 +344,7 @@ fn append_to(path: &Path) -> io::Result<File> {
 }
 
 /// Locks a file. Returns false if another process holds the lock for too long, or if the file system does not support
-/// locks.
+/// file locks.
 fn lock(file: &File, patience: &mut Duration) -> bool {
     let mut left = *patience;
     loop {
@@ -355,7 +362,7 @@ fn lock(file: &File, patience: &mut Duration) -> bool {
     }
 }
 
-/// True if `path` refers to the open file.
+/// True if `path` still refers to the file that is open.
 fn has_name(path: &Path, file: &fs::Metadata) -> bool {
     fs::metadata(path).is_ok_and(|named| (named.dev(), named.ino()) == (file.dev(), file.ino()))
 }
@@ -366,7 +373,7 @@ fn names_beside(path: &Path) -> impl Iterator<Item = String> {
 }
 
 fn stamp(at: OffsetDateTime) -> String {
-    // Every time has all components of the format, so formatting cannot fail.
+    // An `OffsetDateTime` has every component that the format needs, so formatting cannot fail.
     at.format(STAMP_FORMAT).unwrap_or_default()
 }
 
@@ -425,8 +432,8 @@ mod tests {
         }
     }
 
-    /// Environment variables that make a process of this test program write log lines: the path of the log file, and
-    /// the number of the process.
+    /// Environment variables that make a child process of this test write log lines: the path of the log file, and the
+    /// number of the child process.
     const FILE: &str = "MARGAY_TEST_LOG_FILE";
     const WRITER: &str = "MARGAY_TEST_LOG_WRITER";
     const PROCESSES: usize = 16;
@@ -440,7 +447,7 @@ mod tests {
         format!("writer {writer:02} line {number:03} {}", "x".repeat(number % 60))
     }
 
-    /// Returns the sorted names of all files in the log's folder, including the log.
+    /// Returns the sorted names of all files in the log's folder, including the log file.
     fn names(path: &Path) -> Vec<String> {
         let mut names: Vec<_> = names_beside(path).collect();
         names.sort();
@@ -455,7 +462,7 @@ mod tests {
             let open = || LogFile::open(&path, limits(MOST.into(), None)).unwrap();
             let mut log = open();
             for number in 0..LINES {
-                // Half of the processes open the log file for each line, as many short calls of the plugin do.
+                // Half of the child processes open the log file for each line, as many short plugin calls would do.
                 if writer.is_multiple_of(2) {
                     log = open();
                 }
@@ -485,7 +492,7 @@ mod tests {
         let all = (0..PROCESSES).flat_map(|writer| (0..LINES).map(move |number| (line(writer, number), 1)));
         assert_eq!(found, all.collect());
         let bytes: usize = found.keys().map(|line| line.len() + 1).sum();
-        // A log file is rotated only if it has no room for the next line.
+        // A log file is rotated only if it has no room for the next line, which limits the number of rotated files.
         let most_files = bytes / (usize::from(MOST) - line(0, 59).len()) + 1;
         assert!(names(&path).len() <= most_files, "{} files for {bytes} bytes", names(&path).len());
     }
@@ -515,7 +522,7 @@ mod tests {
         assert_eq!(left(RotationLimits::new(0, 0, 2)), 2, "the newest two");
         assert!(folder.path().join(&old[0]).exists() && folder.path().join(&old[1]).exists());
         assert!(others.iter().all(|name| folder.path().join(name).exists()));
-        // A rotation also removes old files, and files that are rotated in one millisecond get different names.
+        // Each rotation removes surplus files, and files that are rotated within one millisecond have different names.
         let log = LogFile::open(&path, limits(10, Some(3))).unwrap();
         for number in 0..20 {
             log.write(format!("line {number:02}\n").as_bytes()).unwrap();
@@ -526,13 +533,13 @@ mod tests {
         let texts: Vec<_> = kept.iter().map(|name| fs::read_to_string(folder.path().join(name)).unwrap()).collect();
         assert_eq!(texts, ["line 16\n", "line 17\n", "line 18\n"]);
         assert_eq!(fs::read_to_string(&path).unwrap(), "line 19\n");
-        // A rotated file whose name is ahead of the clock does not prevent further rotations.
+        // A rotated file with a time far in the future in its name does not prevent further rotations.
         let ahead = format!("cni-{}.log", stamp(now + time::Duration::days(4000)));
         fs::write(folder.path().join(&ahead), "x").unwrap();
         log.write(b"line 20\n").unwrap();
         assert!(folder.path().join(&ahead).exists());
         assert_eq!(fs::read_to_string(&path).unwrap(), "line 20\n");
-        // A line that is longer than the size limit is kept as well.
+        // A line that is longer than the maximum file size is still written.
         log.write(b"a line that is too long\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "a line that is too long\n");
     }
@@ -586,7 +593,7 @@ mod tests {
         fs::remove_file(&path).unwrap();
         log.write(b"three\n").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "three\n");
-        // Writing to a missing folder or a full device fails, and no file is renamed.
+        // Writing to a missing folder or a full device fails and renames no file.
         fs::remove_dir_all(folder.path()).unwrap();
         assert!(log.write(b"four\n").is_err());
         let full = LogFile::open("/dev/full", limits(1, Some(1))).unwrap();

@@ -1,11 +1,11 @@
 //! Defines the memory allocator of the statically linked program.
 //!
-//! musl's own allocator makes many kernel calls for small allocations. Allocators for servers reserve more memory than
-//! a plugin call of a few milliseconds ever needs, and the reservation takes a tenth of the call's time. dlmalloc has
-//! neither problem, but it zeroes memory from the kernel, although the kernel has zeroed that memory already. An open
-//! sled store has 25 MB of zeroed memory and reads few of its pages. With dlmalloc alone, a cold ADD on sled took three
-//! times as long, with 7,200 page faults instead of 1,100. Large allocations therefore use musl's allocator, which maps
-//! the memory without touching it.
+//! musl's own allocator needs many system calls for small allocations. Allocators for servers reserve more memory than
+//! a short plugin call ever needs, and reserving it takes a tenth of the call's time. Neither problem occurs with
+//! dlmalloc. But for zeroed allocations, dlmalloc also zeroes pages that the kernel has just zeroed. An open sled store
+//! allocates 25 MB of zeroed memory, but uses only a small part of it. With dlmalloc alone, a cold ADD on sled took
+//! three times as long, with 7,200 page faults instead of 1,100. Large allocations therefore use musl's allocator,
+//! which maps zeroed pages without touching them.
 #![expect(
     unsafe_code,
     reason = "the trait of allocators is unsafe; every call goes to one of two allocators unchanged"
@@ -16,11 +16,11 @@ use std::ptr;
 
 use dlmalloc::GlobalDlmalloc;
 
-/// Minimum size in bytes of an allocation that musl maps separately.
+/// Minimum size, in bytes, of an allocation that uses musl's allocator.
 const LARGE_BYTES: usize = 128 << 10;
 
-/// Uses dlmalloc for small allocations and musl's allocator for large allocations. The size of an allocation determines
-/// its allocator.
+/// An allocator that uses dlmalloc for small allocations and musl's allocator for large ones. An allocation's size
+/// decides which of the two allocators frees it.
 pub(crate) struct SizedAllocator;
 
 fn is_large(size: usize) -> bool {
@@ -53,7 +53,7 @@ unsafe impl GlobalAlloc for SizedAllocator {
         match (is_large(layout.size()), is_large(size)) {
             (true, true) => unsafe { System.realloc(memory, layout, size) },
             (false, false) => unsafe { GlobalDlmalloc.realloc(memory, layout, size) },
-            // The allocation moves from one allocator to the other.
+            // The reallocation crosses `LARGE_BYTES`, so its content must be copied from one allocator to the other.
             _ => unsafe {
                 let moved = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
                 if !moved.is_null() {
@@ -83,7 +83,7 @@ mod tests {
             for pair in sizes.windows(2) {
                 memory = SizedAllocator.realloc(memory, layout(pair[0]), pair[1]);
                 assert!((0..64_u8).all(|place| memory.add(place.into()).read() == place), "{pair:?}");
-                // All bytes of the reallocated memory are writable.
+                // All bytes of the reallocated block can be written.
                 (64..pair[1]).for_each(|place| memory.add(place).write(0xff));
             }
             SizedAllocator.dealloc(memory, layout(100));

@@ -1,4 +1,4 @@
-//! Decodes the network configuration on standard input as Go decodes it.
+//! Decodes the network configuration from standard input as Go's `encoding/json` does.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,15 +9,17 @@ use datastore::NetConfStore;
 use crate::env::is_valid_name;
 use crate::gojson::GoJson;
 
-/// Default time limit of a plugin call on a cluster's store.
+/// Default time limit of a plugin call whose store is a cluster.
 const DEFAULT_STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The fields of a network configuration that both plugins read. An absent field is empty.
+/// The fields of a network configuration that the main plugin and the IPAM plugin both read. If the configuration lacks
+/// a field, the struct's field is empty.
 ///
-/// The configuration is decoded as Go decodes it into Calico's structure. Field names are case-insensitive, unknown
-/// fields are ignored, and null counts as absent. The last of several fields with one name wins, and the first value of
-/// a wrong type is the error. The settings of secondary networks stay undecoded until ADD needs them, because a DEL
-/// must never fail on these settings.
+/// This struct is decoded by the rules of Go's JSON library, which Calico uses for the configuration. The names of
+/// configuration fields are case-insensitive, unknown fields are ignored, and null counts as absent. Of several
+/// configuration fields with one name, the last counts. If several values have a wrong type, the error concerns the
+/// first of these values. Only ADD decodes the settings of secondary networks, because a DEL must never fail on an
+/// invalid setting.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NetConf {
     pub(crate) name: String,
@@ -28,17 +30,18 @@ pub(crate) struct NetConf {
     pub(crate) lock_file: String,
     pub(crate) log_level: String,
     pub(crate) log_file: String,
-    /// The values of `log_file_max_size` in megabytes, `log_file_max_age` in days, and `log_file_max_count`. The value
-    /// 0 means the default.
+    /// The limits of log files: size (`log_file_max_size`, in megabytes), age (`log_file_max_age`, in days) and number
+    /// (`log_file_max_count`). The value 0 means the default limit.
     pub(crate) log_max_size: i64,
     pub(crate) log_max_age: i64,
     pub(crate) log_max_count: i64,
     pub(crate) store: NetConfStore,
     /// The value of `datastore_timeout`, in seconds.
     timeout: Option<i64>,
-    /// True if a request may use only one block (`windows_use_single_network`).
+    /// True if all addresses of a request must be in one block (`windows_use_single_network`).
     pub(crate) single_block: bool,
-    /// The values of `bridge` and `master`: the interfaces of the main plugins, which a probe uses.
+    /// The values of `bridge` and `master`, which are settings of other main plugins. A probe is sent on the network
+    /// interface that they name.
     pub(crate) bridge: Option<GoJson>,
     pub(crate) master: Option<GoJson>,
     pub(crate) is_gateway: bool,
@@ -61,10 +64,10 @@ pub(crate) struct NetConf {
 /// The `ipam` object of a network configuration.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct IpamConf {
-    /// The value of `assign_ipv4`. Only the text `false` has an effect: it turns IPv4 off.
+    /// The value of `assign_ipv4`. Only the string `false` has an effect: the network then assigns no IPv4 addresses.
     pub(crate) assign_ipv4: Option<String>,
-    /// The value of `assign_ipv6`. The text `true` turns IPv6 on. The text `false` turns IPv6 off if the configuration
-    /// itself defines IPv6 pools.
+    /// The value of `assign_ipv6`. With the string `true`, the network assigns IPv6 addresses. With the string `false`,
+    /// the network assigns no IPv6 addresses, even if its configuration defines IPv6 pools.
     pub(crate) assign_ipv6: Option<String>,
     pub(crate) ipv4_pools: Vec<String>,
     pub(crate) ipv6_pools: Vec<String>,
@@ -81,7 +84,7 @@ pub(crate) struct IpamConf {
     pub(crate) whereabouts: WhereaboutsConf,
 }
 
-/// The keys of `ipam` that define a network's addresses in the notation of whereabouts.
+/// The keys of `ipam` that define a network's addresses in whereabouts' notation.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WhereaboutsConf {
     pub(crate) range: Option<GoJson>,
@@ -93,12 +96,12 @@ pub(crate) struct WhereaboutsConf {
     pub(crate) network_name: Option<GoJson>,
 }
 
-/// Parses a network configuration. As in CNI, the network's name is checked before all other values of the
-/// configuration.
+/// Parses the JSON of a network configuration. As the CNI library does, this function checks the network's name before
+/// all other values of the configuration.
 ///
 /// # Errors
-/// CNI error code 6 if the text is not a JSON object or the name is not a string. CNI error code 7 if the name is
-/// missing or invalid.
+/// CNI error code 6 if the text is not a JSON object, or if the network's name is not a string. CNI error code 7 if the
+/// network's name is missing or invalid.
 pub(crate) fn check_name(text: &[u8]) -> Result<GoJson> {
     let decode = |reason: String| CniError::new(Code::Decode, format!("error unmarshall network config: {reason}"));
     let conf = GoJson::parse(text).map_err(decode)?;
@@ -120,7 +123,7 @@ pub(crate) fn check_name(text: &[u8]) -> Result<GoJson> {
 }
 
 impl NetConf {
-    /// Decodes the fields of the network configuration that concern the plugin.
+    /// Decodes the fields of the network configuration that the plugin uses.
     ///
     /// # Errors
     /// CNI error code 999 with Go's message for the first value of a wrong type.
@@ -132,11 +135,10 @@ impl NetConf {
         Ok(conf)
     }
 
-    /// Returns the time limit of a plugin call on a cluster's store.
+    /// Returns the time limit of a plugin call whose store is a cluster.
     ///
     /// # Errors
-    /// CNI error code 7 unless `datastore_timeout` is from 1 to 90 seconds. Calico's plugin also takes at most 90
-    /// seconds.
+    /// CNI error code 7 unless `datastore_timeout` is between 1 and 90 seconds. Calico's plugin has the same maximum.
     pub(crate) fn patience(&self) -> Result<Duration> {
         match self.timeout.map(u64::try_from) {
             None => Ok(DEFAULT_STORE_TIMEOUT),
@@ -194,7 +196,8 @@ impl NetConf {
             "etcd_key_file" => d.string(&mut store.etcd_key_file, value, "etcd_key_file"),
             "etcd_cert_file" => d.string(&mut store.etcd_cert_file, value, "etcd_cert_file"),
             "etcd_ca_cert_file" => d.string(&mut store.etcd_ca_cert_file, value, "etcd_ca_cert_file"),
-            // The plugin ignores the values of these fields. As in Calico, a wrong type is still an error.
+            // The plugin ignores the values of some configuration fields, for example `etcd_scheme`. As in Calico, a
+            // value of the wrong type is an error even in an ignored configuration field.
             "etcd_authority" | "etcd_scheme" | "calico_api_group" => d.string(&mut String::new(), value, name),
             "datastore_timeout" => self.timeout = d.int(value, name),
             "log_file_max_size" => d.keep_int(&mut self.log_max_size, value, name),
@@ -218,7 +221,7 @@ impl NetConf {
     }
 }
 
-/// The fields of the object `policy` that concern the Kubernetes API.
+/// The fields of the configuration's object `policy` that concern the Kubernetes API.
 #[derive(Clone, Default)]
 pub(crate) struct PolicyConf {
     pub(crate) kind: String,
@@ -230,7 +233,7 @@ pub(crate) struct PolicyConf {
 }
 
 impl fmt::Debug for PolicyConf {
-    /// Shows only the kind of the policy, because the other fields may be secrets.
+    /// Shows only the `type` of the policy, because the other fields may contain secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PolicyConf").field("kind", &self.kind).finish_non_exhaustive()
     }
@@ -285,15 +288,15 @@ fn keep_if(wanted: bool, target: &mut Option<GoJson>, value: &GoJson) {
     }
 }
 
-/// Decodes values and keeps the first error about a wrong type. `path` is the path from the top of the configuration to
-/// a value, as Go's error messages print it.
+/// Decodes the values of a network configuration, and keeps the first error about a value of a wrong type. The field
+/// `path` is the position of the current value in the configuration, as printed in Go's error messages.
 #[derive(Debug, Default)]
 pub(crate) struct Decoder {
     error: Option<String>,
 }
 
 impl Decoder {
-    /// Calls `each` with the lower-case name and the value of every field.
+    /// Calls the closure `each` with the lower-case name and the value of each field of a JSON object.
     pub(crate) fn members(
         &mut self,
         value: &GoJson,
@@ -365,7 +368,7 @@ impl Decoder {
     pub(crate) fn wrong(&mut self, value: &GoJson, path: &str, kind: &str) {
         self.error.get_or_insert_with(|| {
             let found = match value {
-                // If a number does not fit in an integer, Go's error message quotes the number.
+                // Go's error message quotes a number that does not fit in an integer.
                 GoJson::Number(number) if kind == "int" => format!("number {number}"),
                 other => other.kind().to_owned(),
             };
@@ -373,10 +376,10 @@ impl Decoder {
         });
     }
 
-    /// Returns the first error that the decoder has kept.
+    /// Returns the first error that the decoder has kept, if any.
     ///
     /// # Errors
-    /// CNI error code 999 for the first value of a wrong type.
+    /// CNI error code 999 for the first configuration value of a wrong type.
     pub(crate) fn finish(self) -> Result<()> {
         self.error.map_or(Ok(()), |error| Err(CniError::internal(format!("failed to load netconf: {error}"))))
     }
@@ -482,7 +485,7 @@ mod tests {
             (r#"{"burst":1.5}"#, "number 1.5 burst of type int"),
             (r#"{"isGateway":"true"}"#, "string isGateway of type bool"),
             (r#"{"args":5}"#, "number args of type types.Args"),
-            // Only the first value of a wrong type is reported.
+            // If several configuration values have a wrong type, only the first of them is reported.
             (r#"{"qps":"1","ipam":5}"#, "string qps of type int"),
         ];
         for (text, expected) in cases {

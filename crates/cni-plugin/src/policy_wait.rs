@@ -1,4 +1,5 @@
-//! Waits for the network policy of a pod: Felix, Calico's agent, creates a file when the pod's rules are active.
+//! Waits until the network policy of a pod is active, which is the case when Felix, Calico's agent, has created a
+//! status file for the pod.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,9 +8,10 @@ use agent::{CniError, Result};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::time::{sleep, timeout};
 
-/// The folder of the files that Felix creates, unless the configuration names another folder.
+/// The folder in which Felix creates the status files, unless the configuration names another folder.
 const STATUS_FOLDER: &str = "/var/run/calico/endpoint-status";
-/// Pause between two checks for Felix's file. A check costs a few microseconds, and Felix takes longer than the pause.
+/// Pause between two checks whether Felix's status file exists. A check takes only a few microseconds, and Felix takes
+/// longer than the pause to activate a pod's rules.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// The characters that Go escapes in a segment of a URL's path: all characters except letters, digits and `-_.~$&+=:@`.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
@@ -24,7 +26,7 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b':')
     .remove(b'@');
 
-/// How a pod waits for its network policy: the folder of Felix's files, and the maximum wait.
+/// How a pod waits for its network policy: the folder of Felix's status files, and the maximum wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PolicyWait {
     folder: PathBuf,
@@ -35,7 +37,7 @@ impl PolicyWait {
     /// Reads `policy_setup_timeout_seconds` and `endpoint_status_dir`; returns `None` for a timeout of 0 seconds.
     ///
     /// # Errors
-    /// CNI error code 999 with Calico's message for a negative number.
+    /// CNI error code 999 with Calico's message if the timeout is negative.
     pub(crate) fn new(seconds: i64, folder: &str) -> Result<Option<Self>> {
         let wrong = |_| {
             CniError::internal(format!("invalid pod startup delay of {seconds}"))
@@ -46,8 +48,9 @@ impl PolicyWait {
         Ok((!longest.is_zero()).then(|| Self { folder: folder.into(), longest }))
     }
 
-    /// Waits for Felix's file about a pod's endpoint, at most for the configured time and the remaining time of the
-    /// call. A missing file is only logged as a warning: as in Calico, a pod without rules is better than no pod.
+    /// Waits for Felix's status file of a pod's endpoint, at most for the configured time and for the remaining time of
+    /// the call. If the status file does not appear in time, only a warning is logged, because Calico's ADD also
+    /// succeeds then.
     pub(crate) async fn wait(&self, namespace: &str, pod: &str, endpoint: &str, left: Duration) {
         let file = self.folder.join(file_name(namespace, pod, endpoint));
         let longest = self.longest.min(left);
@@ -68,7 +71,7 @@ async fn appears(file: &Path) {
 
 fn file_name(namespace: &str, pod: &str, endpoint: &str) -> String {
     let escaped = |part| utf8_percent_encode(part, ESCAPED).to_string();
-    // The namespace and the pod name together are one escaped segment of the file's name.
+    // In the status file's name, the namespace and the pod name are one escaped segment.
     format!("k8s {}%2F{} {}", escaped(namespace), escaped(pod), escaped(endpoint))
 }
 
@@ -112,7 +115,7 @@ mod tests {
         let status = folder.path().join("status");
         let wait = PolicyWait::new(i64::MAX, status.to_str().unwrap()).unwrap().unwrap();
         let (taken, ()) = tokio::join!(took(&wait, LONG), async {
-            // The test creates the folder only during the wait.
+            // The test creates the status folder only while the plugin is already waiting.
             sleep(Duration::from_millis(200)).await;
             fs::create_dir(&status).unwrap();
             fs::write(status.join("k8s shop%2Fpod2 eth0"), "").unwrap();

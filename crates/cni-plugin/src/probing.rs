@@ -1,10 +1,10 @@
-//! Assigns the addresses of an ADD. If a pool is chosen by namespace labels, this module reads the labels of the pod's
-//! namespace. On a secondary network with a probe, it assigns a new address only if no device on the layer-2 segment
-//! answers for the address.
+//! Assigns the addresses of an ADD, with a probe if one is configured. If namespace labels choose the pool, this module
+//! reads the labels of the pod's namespace. On a secondary network with a probe, the module assigns a new address only
+//! if no device on the layer-2 segment answers for that address.
 //!
-//! The plugin probes between the commit of the ADD and the ADD's result, on the container's node, so the daemon never
-//! waits for a probe. If the plugin is killed during the probe, an ordinary allocation remains, which the runtime's DEL
-//! releases.
+//! The plugin probes on the container's node, between the commit of the ADD and the result of the ADD. The daemon
+//! therefore never waits for a probe. If the plugin is killed during a probe, the probed addresses stay assigned until
+//! the runtime's DEL releases them.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -18,7 +18,8 @@ use crate::gojson::GoJson;
 use crate::kubernetes::Kubernetes;
 use crate::netconf::NetConf;
 
-/// The allocator for one pod's ADD, and the Kubernetes API that has the labels of the pod's namespace.
+/// Carries out the ADD of one pod, with an allocator for its addresses and the Kubernetes API for the labels of its
+/// namespace.
 #[derive(Clone, Copy)]
 pub(crate) struct Assigner<'a> {
     pub(crate) allocator: &'a dyn Allocator,
@@ -27,8 +28,8 @@ pub(crate) struct Assigner<'a> {
 }
 
 impl Assigner<'_> {
-    /// Assigns addresses. If a pool's selector needs the labels of the namespace, the labels are read within the
-    /// store's time limit and added to the request.
+    /// Assigns addresses. If a pool's selector needs the labels of the namespace, they are added to the request.
+    /// Reading them from the Kubernetes API counts towards the store's time limit.
     ///
     /// # Errors
     /// Any error of the allocator or of the Kubernetes API.
@@ -45,14 +46,14 @@ impl Assigner<'_> {
     }
 }
 
-/// Maximum and default time that a probe waits for an answer, in milliseconds.
+/// Maximum time to wait for an answer to a probe, in milliseconds; also the default.
 const MAX_PROBE_MILLIS: u64 = 200;
-/// Maximum number of addresses that one ADD probes before it fails.
+/// Maximum number of addresses that one ADD probes before the ADD fails.
 const MAX_TRIES: usize = 3;
-/// The bridge that the bridge plugin uses by default.
+/// The default bridge of the CNI plugin `bridge`.
 const DEFAULT_BRIDGE: &str = "cni0";
 
-/// The configured probe: the network interface to send it on, and how long the probe waits for an answer.
+/// A configured probe: the network interface to send the probe on, and how long to wait for an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Probe {
     pub(crate) interface: String,
@@ -60,10 +61,10 @@ pub(crate) struct Probe {
 }
 
 impl Probe {
-    /// Reads `ipam.probe`; returns `None` if probes are off.
+    /// Reads the setting `ipam.probe`; returns `None` if probes are turned off.
     ///
     /// # Errors
-    /// CNI error code 7 for an invalid setting, or if the interface for the probe is not known.
+    /// CNI error code 7 if `ipam.probe` is invalid, or if the configuration does not tell on which interface to probe.
     pub(crate) fn from_conf(conf: &NetConf) -> Result<Option<Self>> {
         let mut timeout = MAX_PROBE_MILLIS;
         let mut interface = "";
@@ -88,7 +89,8 @@ impl Probe {
         let bridge = conf.bridge.as_ref().and_then(GoJson::as_str).filter(|name| !name.is_empty());
         let wire = match conf.plugin.as_str() {
             "bridge" => bridge.or(Some(DEFAULT_BRIDGE)),
-            // The containers are connected to a VLAN of the master, on which the machine has no interface.
+            // The containers are connected to a VLAN of the master interface, and the machine itself has no interface
+            // in that VLAN.
             "vlan" => None,
             _ => conf.master.as_ref().and_then(GoJson::as_str),
         };
@@ -100,10 +102,10 @@ impl Probe {
         Ok(Some(Self { interface: interface.to_owned(), timeout: Duration::from_millis(timeout) }))
     }
 
-    /// Carries out ADD with a probe of the new addresses.
+    /// Carries out an ADD, and probes the addresses that it assigns.
     ///
     /// # Errors
-    /// Any error of ADD. CNI error code 11 if devices use all probed addresses, or a requested address.
+    /// Any error of the ADD. CNI error code 11 if other devices use all probed addresses, or use a requested address.
     pub(crate) fn add(
         &self,
         at: &StoreAccess,
@@ -120,7 +122,7 @@ fn wrong(reason: &str) -> CniError {
     CniError::config(format!("ipam.probe: {reason}"))
 }
 
-/// A running ADD with a probe of its addresses.
+/// The state of an ADD that probes its addresses.
 struct ProbeRun<'a> {
     interface: &'a str,
     ask: &'a dyn Fn(&[IpAddr]) -> Vec<ProbeResult>,
@@ -136,7 +138,7 @@ impl ProbeRun<'_> {
         let Some(before) = self.held() else { return self.assign() };
         let assigned = self.assign()?;
         let settled = self.settle(before.clone(), assigned);
-        // A container that had addresses before the ADD keeps these addresses until its DEL.
+        // If the container had addresses before the ADD, they stay assigned until the container's DEL.
         if settled.is_err() && before.is_empty() {
             let (attachment, old_handle) = (self.attachment(), self.old_handle.to_owned());
             let (addresses, namespace) = (Vec::new(), self.add.request.attributes.get(NAMESPACE).cloned());
@@ -160,8 +162,9 @@ impl ProbeRun<'_> {
         self.at.with_time_left(self.begun)
     }
 
-    /// Returns the addresses that the attachment had before the ADD. The container itself may answer for its earlier
-    /// addresses. Returns `None` if the addresses are unknown.
+    /// Returns the addresses that the attachment had before the ADD. The addresses that the attachment already had are
+    /// not probed, because the container itself may answer for them. Returns `None` if the earlier addresses cannot be
+    /// read.
     fn held(&self) -> Option<Vec<IpAddr>> {
         if self.at.location.path().is_some_and(|path| !path.exists()) {
             return Some(Vec::new());
@@ -176,12 +179,12 @@ impl ProbeRun<'_> {
         None
     }
 
-    /// Probes new addresses, and replaces the addresses that a device uses.
+    /// Probes the newly assigned addresses, and replaces each address that another device uses.
     fn settle(&mut self, mut known: Vec<IpAddr>, mut assigned: Vec<AssignedAddress>) -> Result<Vec<AssignedAddress>> {
         let mut devices = Vec::new();
         for attempt in 1..=MAX_TRIES {
-            // Do not probe a prefix: a prefix is routed to its container, so no other device on a layer-2 segment can
-            // use it.
+            // Do not probe an assigned prefix, because a prefix is routed to its container, so no other device on the
+            // layer-2 segment can use its addresses.
             let addresses = assigned.iter().filter(|assigned| assigned.prefix_length.is_none());
             let mut new: Vec<IpAddr> = addresses.map(AssignedAddress::interface_ip).collect();
             new.retain(|address| !known.contains(address));
@@ -207,8 +210,8 @@ impl ProbeRun<'_> {
             .with_details("the addresses are in quarantine: margay ipam quarantine list; the next ADD tries others"))
     }
 
-    /// Returns the addresses that devices use, each with the reason for its quarantine. A failed probe does not delay
-    /// or fail the ADD.
+    /// Returns the addresses that other devices use, each with the reason for its quarantine. If a probe fails, the ADD
+    /// continues as if no device had answered.
     fn foreign(&self, addresses: &[IpAddr]) -> Vec<(IpAddr, String)> {
         let mut found = Vec::new();
         for (address, probed) in addresses.iter().zip((self.ask)(addresses)) {
@@ -352,8 +355,8 @@ mod tests {
         request.into()
     }
 
-    /// Runs ADD on a layer-2 segment where devices use these addresses. Returns the probed addresses together with the
-    /// result.
+    /// Runs an ADD on a layer-2 segment on which devices use the addresses `devices`. Returns the result of the ADD and
+    /// the probed addresses.
     fn add(books: &Books, add: &Add, devices: &[u8]) -> (Result<Vec<IpAddr>>, Vec<IpAddr>) {
         let probed = RefCell::new(Vec::new());
         let devices = ips(devices);
@@ -381,7 +384,7 @@ mod tests {
         assert_eq!((done.unwrap(), probed), (ips(&[3]), ips(&[1, 2, 3])));
         let reason = "a device answered on eth1".to_owned();
         assert_eq!(*books.quarantined.borrow(), [(ips(&[1])[0], reason.clone()), (ips(&[2])[0], reason)]);
-        // The container itself may answer for the address that it has now.
+        // The container itself may answer a probe of an address that it already has.
         let (done, probed) = add(&books, &request(&[], 1), &[3]);
         assert_eq!((done.unwrap(), probed), (ips(&[3]), Vec::new()));
     }
@@ -413,7 +416,7 @@ mod tests {
         assert!(error.message().contains("address 10.0.0.9 was requested"), "{error}");
         assert!(books.held.borrow().is_empty() && books.quarantined.borrow().is_empty());
         assert_eq!(add(&books, &request(&[9], 0), &[]).0.unwrap(), ips(&[9]), "once the device is gone");
-        // After a refused ADD, the container keeps the addresses that it had before.
+        // After an ADD that failed, the container keeps the addresses that it had before.
         add(&books, &request(&[8, 9], 0), &[8]).0.unwrap_err();
         assert_eq!(*books.held.borrow(), ips(&[8, 9]).into_iter().collect());
     }

@@ -1,5 +1,5 @@
-//! Runs the plugin as a process: its arguments, streams and exit status, and the texts for people who run the program
-//! by hand.
+//! Runs the plugin as a process with arguments, standard streams and an exit status. This module also prints the texts
+//! for people who run the program by hand.
 
 use std::ffi::OsStr;
 use std::io::{self, Write};
@@ -12,8 +12,8 @@ use crate::invocation::{self, Invocation, ProcessOutcome, ProgramKind, install_h
 use crate::run::run;
 use crate::{main_plugin, versions};
 
-/// Runs the whole program, which contains both plugins, with support for these stores. The program's own name
-/// (`argv[0]`) decides which plugin runs.
+/// Runs the program, which contains the main plugin and the IPAM plugin. The program supports the stores of `drivers`.
+/// The name by which the program was started (`argv[0]`) decides which plugin runs.
 pub fn main(drivers: Drivers) -> ExitCode {
     install_hook();
     let mut arguments = std::env::args_os();
@@ -29,8 +29,8 @@ pub fn main(drivers: Drivers) -> ExitCode {
     };
     match print(&outcome) {
         Ok(()) => ExitCode::from(outcome.exit),
-        // Standard output is broken, so only the exit status can report the failure. The addresses that ADD assigned
-        // stay assigned until the runtime's DEL.
+        // Standard output is broken, so the exit status is the only way to report the failure. If an ADD cannot print
+        // its result, the assigned addresses stay assigned until the runtime's DEL.
         Err(_) => ExitCode::FAILURE,
     }
 }
@@ -59,14 +59,14 @@ Options, with which nothing is read or changed:
 Pools and addresses are managed with the command margay: margay --help
 ";
 
-/// Answers an option on the command line; returns `None` for an argument that is not an option of the plugin. Runtimes
-/// pass no arguments.
+/// Answers a command-line option of the plugin; returns `None` if the argument is not an option of the plugin.
+/// Container runtimes never pass command-line arguments to the plugin.
 pub fn answer_option(option: Option<&OsStr>) -> Option<ProcessOutcome> {
     let stdout = match option?.to_str()? {
         // Calico's plugins also accept `-v`.
         "-V" | "-v" | "--version" => {
             let (version, cni) = (env!("CARGO_PKG_VERSION"), versions::SUPPORTED_VERSIONS.join(", "));
-            // `margay store upgrade` parses the last line of the version text.
+            // The command `margay store upgrade` parses the last line of this version text.
             format!("margay-ipam {version}\nCNI versions: {cni}\nFormats of stores: 1, 2\n")
         }
         "-h" | "--help" => HELP.to_owned(),

@@ -1,9 +1,9 @@
-//! Parses the address ranges of a network configuration, with the keys of host-local and of whereabouts: `range`,
-//! `range_start`, `range_end`, `exclude`, `ipRanges` and `network_name`.
+//! Parses the address ranges in a network configuration that uses the keys of host-local or of whereabouts, for example
+//! the keys `range`, `range_start`, `range_end`, `exclude`, `ipRanges` and `network_name`.
 //!
-//! Ranges for whereabouts follow the rules of whereabouts: a range may have host bits, or be `FIRST-LAST/LENGTH`, and
-//! the first and the last address of a range's network are never assigned. A container gets one address from each
-//! range.
+//! A range in whereabouts' notation may have host bits, or be written as `FIRST-LAST/LENGTH`. As in whereabouts, the
+//! first and the last address of the range's network are never assigned. A container gets one address from each range
+//! in whereabouts' notation.
 
 use std::net::IpAddr;
 
@@ -15,25 +15,26 @@ use crate::env::{AddressForm, parse_address};
 use crate::gojson::{GoJson, quoted};
 use crate::netconf::WhereaboutsConf;
 
-/// Advice for an IPv4 gateway outside of every subnet of the network.
+/// Advice for the error that a gateway is outside of every IPv4 subnet of the network.
 pub(crate) const GATEWAY_OUTSIDE: &str = "name one inside, or leave it out and name it as gw in ipam.routes";
 
-/// True for a value other than the empty text.
+/// True if a configuration value is present and is not an empty string.
 pub(crate) fn is_given(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| value.as_str() != Some(""))
 }
 
-/// Parses an address. The error message names the value by `setting`, and lists the alternatives to an address in `or`.
+/// Parses an address. For the error message, `setting` is the name of the setting, and `or` lists what it allows
+/// besides an address.
 ///
 /// # Errors
-/// CNI error code 7 if the value is not an address.
+/// CNI error code 7 if the configured value is not an IP address.
 pub(crate) fn address_at(value: &GoJson, setting: &str, or: &str) -> Result<IpAddr> {
     let wrong = |found: &str| CniError::config(format!("{setting} must be an address{or}, not {found}"));
     let text = value.as_str().ok_or_else(|| wrong(&format!("a JSON {}", value.kind())))?;
     parse_address(text, AddressForm::Bare).map_err(|_| wrong(&quoted(text)))
 }
 
-/// A range of assignable addresses, and the subnet that the range is part of.
+/// A range of assignable addresses, and the subnet that contains the range.
 #[derive(Debug)]
 pub(crate) struct AddressRange {
     pub(crate) subnet: IpNet,
@@ -42,10 +43,11 @@ pub(crate) struct AddressRange {
     pub(crate) gateway: Option<IpAddr>,
 }
 
-/// Parses a setting of host-local, a list of lists of objects, and appends the setting's sets of ranges to `sets`.
+/// Parses a setting of host-local, which is a list of lists of objects. The function appends each inner list to `sets`,
+/// as a set of ranges.
 ///
 /// # Errors
-/// CNI error code 7 for a malformed setting.
+/// CNI error code 7 for a malformed setting of host-local.
 pub(crate) fn read_sets(value: Option<&GoJson>, setting: &str, sets: &mut Vec<Vec<AddressRange>>) -> Result<()> {
     let wrong = || CniError::config(format!("{setting} must be a list of lists of objects with a subnet"));
     let Some(value) = value else { return Ok(()) };
@@ -64,10 +66,10 @@ pub(crate) fn read_sets(value: Option<&GoJson>, setting: &str, sets: &mut Vec<Ve
     Ok(())
 }
 
-/// Parses a range of a subnet. By default, the range starts with the first and ends with the last usable address.
+/// Parses one range of addresses in a subnet. By default, a range contains all usable addresses of its subnet.
 ///
 /// # Errors
-/// CNI error code 7 for a malformed range.
+/// CNI error code 7 for a malformed range of addresses.
 pub(crate) fn read_range(
     subnet: &GoJson,
     first: Option<&GoJson>,
@@ -112,8 +114,7 @@ pub(crate) fn read_range(
         Some(gateway) if gateway.is_ipv4() != first.is_ipv4() => {
             return Err(of_another_family(gateway, subnet));
         }
-        // An IPv6 gateway outside of the subnet is allowed, because many routers are configured by their link-local
-        // address.
+        // An IPv6 gateway outside of the subnet is allowed, because many routers are known by their link-local address.
         Some(gateway) if gateway.is_ipv4() && !subnet.contains(&gateway) => {
             return Err(CniError::config(format!("gateway {gateway} is outside of subnet {subnet}"))
                 .with_details(GATEWAY_OUTSIDE));
@@ -123,12 +124,13 @@ pub(crate) fn read_range(
     Ok(AddressRange { subnet, first, last, gateway })
 }
 
-/// Returns the error for a gateway whose address family differs from the subnet's.
+/// Returns the error for a gateway whose address family differs from that of its subnet.
 pub(crate) fn of_another_family(gateway: IpAddr, subnet: IpNet) -> CniError {
     CniError::config(format!("gateway {gateway} is of another family than subnet {subnet}"))
 }
 
-/// Returns the default range of host-local in a subnet: all addresses except the first and, for IPv4, except the last.
+/// Returns the range that host-local uses in a subnet by default: all addresses except the first and, for IPv4, except
+/// the last.
 fn usable(subnet: IpNet) -> (IpAddr, IpAddr) {
     match subnet {
         IpNet::V4(net) => {
@@ -142,13 +144,13 @@ fn usable(subnet: IpNet) -> (IpAddr, IpAddr) {
     }
 }
 
-/// True if a network configuration defines its addresses with whereabouts' keys.
+/// True if the network configuration defines its addresses with the keys of whereabouts.
 pub(crate) fn is_whereabouts(conf: &WhereaboutsConf) -> bool {
     has_elements(conf.ip_ranges.as_ref()) || is_given(conf.range.as_ref())
 }
 
-/// Returns the first whereabouts key of a configuration that does not define its addresses with whereabouts' keys. A
-/// whereabouts key has no effect in a configuration that has no ranges of whereabouts.
+/// Returns the first key of whereabouts in a configuration that has no range in whereabouts' notation. Without a range,
+/// a key of whereabouts has no effect.
 pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> {
     let keys = [
         ("range", conf.range.is_some()),
@@ -160,15 +162,15 @@ pub(crate) fn key_without_range(conf: &WhereaboutsConf) -> Option<&'static str> 
     keys.into_iter().find(|(_, is_there)| *is_there).map(|(key, _)| key)
 }
 
-/// True for a value other than the empty list.
+/// True if a configuration value is present and is not an empty list.
 fn has_elements(value: Option<&GoJson>) -> bool {
     value.is_some_and(|value| *value != GoJson::Array(Vec::new()))
 }
 
-/// Returns the value of `network_name`. The empty text counts as absent.
+/// Returns the value of `network_name`. An empty `network_name` counts as absent.
 ///
 /// # Errors
-/// CNI error code 7 if the value is not a string, or contains no letter or digit.
+/// CNI error code 7 if `network_name` is not a string, or contains no letter or digit.
 pub(crate) fn network_name(conf: &WhereaboutsConf) -> Result<Option<String>> {
     match &conf.network_name {
         None => Ok(None),
@@ -178,11 +180,11 @@ pub(crate) fn network_name(conf: &WhereaboutsConf) -> Result<Option<String>> {
     }
 }
 
-/// Parses the sets of ranges: one set for `range` and one set for each element of `ipRanges`. A set has several ranges
-/// if `exclude` splits it.
+/// Parses the sets of ranges in whereabouts' notation: one set for the key `range`, and one set for each element of
+/// `ipRanges`. A set contains several ranges if an excluded network splits the configured range.
 ///
 /// # Errors
-/// CNI error code 7 for a malformed range, or a range without an assignable address.
+/// CNI error code 7 for a malformed range, or for a range without an assignable address.
 pub(crate) fn read_whereabouts(conf: &WhereaboutsConf) -> Result<Vec<Vec<AddressRange>>> {
     let mut sets = Vec::new();
     if conf.range.as_ref().is_some_and(|range| range.as_str().is_none()) {
@@ -257,7 +259,8 @@ fn read_whereabouts_range(
     Ok(spans.into_iter().filter_map(range).collect())
 }
 
-/// Parses the networks in `exclude`. A network may have host bits. A single address counts as a network.
+/// Parses the networks in the setting `exclude`. The address of an excluded network may have host bits. A single
+/// address in `exclude` counts as a network with one address.
 fn excluded(value: Option<&GoJson>) -> Result<Vec<IpNet>> {
     let wrong = |found: &str| CniError::config(format!("ipam.exclude: {found} is neither a network nor an address"));
     let elements = match value {
@@ -273,8 +276,8 @@ fn excluded(value: Option<&GoJson>) -> Result<Vec<IpNet>> {
     elements.iter().map(read).collect()
 }
 
-/// Returns the parts of a span of addresses outside of all excluded networks, in ascending order. Addresses are
-/// represented as integers.
+/// Returns the parts of an address range that are outside of all excluded networks, in ascending order. The addresses
+/// are represented as integers in this function.
 fn without(first: u128, last: u128, excluded: impl Iterator<Item = IpNet>) -> Vec<(u128, u128)> {
     let mut excluded: Vec<(u128, u128)> = excluded.map(bounds).collect();
     excluded.sort_unstable();

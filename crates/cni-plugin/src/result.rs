@@ -1,5 +1,5 @@
-//! Parses and prints results of ADD in each CNI version: the plugin's own results, the output of another IPAM plugin,
-//! and the `prevResult` that CHECK and DEL get.
+//! Parses and prints the CNI results of ADD in each CNI version. The results are those of this plugin, the outputs of
+//! other IPAM plugins, and the `prevResult` of CHECK and DEL.
 
 use std::net::IpAddr;
 
@@ -14,23 +14,24 @@ use crate::env::{AddressForm, parse_address};
 use crate::gojson::{self, GoJson};
 use crate::versions;
 
-/// The field of a CNI result that lists the assigned prefixes. CNI defines no field for prefixes, and readers of CNI
-/// results ignore unknown fields.
+/// The field of a CNI result that lists the assigned prefixes. CNI itself defines no field for prefixes, and readers of
+/// CNI results ignore unknown fields.
 const PREFIXES_MEMBER: &str = "margay.io/prefixes";
 
-/// A result of ADD. The plugin's own results list IPv4 addresses before IPv6 addresses.
+/// The CNI result of an ADD. The plugin's own results list IPv4 addresses before IPv6 addresses.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct AddResult {
     pub(crate) interfaces: Vec<ResultPart<ResultInterface>>,
     pub(crate) ips: Vec<ResultIp>,
     pub(crate) routes: Vec<ResultPart<ResultRoute>>,
-    /// The assigned prefixes. `ips` contains one address of each prefix, and the container owns the whole prefix.
+    /// The assigned prefixes. For each assigned prefix, `ips` contains one address, although the container owns the
+    /// whole prefix.
     pub(crate) prefixes: Vec<IpNet>,
-    /// The object `dns` of the result; `None` if the object is empty.
+    /// The object `dns` of the CNI result; `None` if the object is empty.
     pub(crate) dns: Option<Value>,
 }
 
-/// A part of a result, either created by this program or taken unchanged from another plugin's output.
+/// A part of a CNI result that was either created by this program or copied from another plugin's output.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum ResultPart<T> {
@@ -60,12 +61,13 @@ pub(crate) struct ResultIp {
 }
 
 impl AddResult {
-    /// Builds the result that Calico's plugin would return. A chosen address has the prefix length of its block, a
-    /// requested address has the length of a host address, and a prefix has its own length. For each printed address,
-    /// host bits included, the result has a route.
+    /// Builds the CNI result that Calico's plugin would return. An address that the allocator chose is printed with the
+    /// prefix length of its block. A requested address is printed as a host address (/32 or /128), and an assigned
+    /// prefix with its own length. The result has one route for each address in `ips`. As in Calico, the destination of
+    /// the route keeps the host bits.
     ///
     /// # Errors
-    /// An error for an invalid prefix length, which the allocator never returns.
+    /// An error if an assigned address has an invalid prefix length, which the allocator never returns.
     pub(crate) fn calico(assigned: &[AssignedAddress], wanted: &[IpAddr]) -> Result<Self> {
         let prefix =
             |a: &AssignedAddress| if wanted.contains(&a.ip) { host_prefix(a.ip) } else { a.block.prefix_len() };
@@ -75,40 +77,40 @@ impl AddResult {
         Ok(Self { ips, routes, prefixes: prefixes(assigned), ..Self::default() })
     }
 
-    /// Removes the routes of the result. Calico omits the routes for the target of a migration, whose traffic must
-    /// still go to the source.
+    /// Removes the routes from the CNI result. Calico returns no routes to the target pod of a migration, because
+    /// traffic must still go to the source pod.
     pub(crate) fn without_routes(mut self) -> Self {
         self.routes.clear();
         self
     }
 
-    /// Builds the result that host-local would return: with the mask of the pool (or of the block, if configured), the
-    /// gateway, and the configured routes.
+    /// Builds the CNI result that host-local would return, with the gateway and the configured routes. The network mask
+    /// is that of the pool or, if so configured, that of the block.
     ///
     /// # Errors
-    /// An error for an invalid prefix length, which the allocator never returns.
+    /// An error if an assigned address has an invalid prefix length, which the allocator never returns.
     pub(crate) fn bridged(assigned: &[AssignedAddress], settings: &BridgedSettings) -> Result<Self> {
         let prefix = |a: &AssignedAddress| match settings.mask {
             PrefixMask::Pool => a.pool.prefix_len(),
             PrefixMask::Block => a.block.prefix_len(),
         };
         let mut ips = in_order(assigned, prefix)?;
-        // host-local lists addresses in the order of the sets of ranges.
+        // host-local lists addresses in the order of their sets of ranges.
         ips.sort_by_key(|ip| settings.network.set_of(ip.address.addr()));
         let routes = settings.routes.iter().cloned().map(ResultPart::Ours).collect();
         Ok(Self { ips, routes, prefixes: prefixes(assigned), ..Self::default() })
     }
 
-    /// Builds the result for addresses that were assigned without an IPAM plugin.
+    /// Builds the CNI result for addresses that were assigned without an IPAM plugin.
     pub(crate) fn of_addresses(addresses: &[IpAddr]) -> Self {
         let ip = |ip: &IpAddr| ResultIp { address: IpNet::from(*ip), gateway: None, interface: None };
         Self { ips: addresses.iter().map(ip).collect(), ..Self::default() }
     }
 
-    /// Parses the output of an IPAM plugin, in any CNI version.
+    /// Parses the output of an IPAM plugin, which may be in any CNI version.
     ///
     /// # Errors
-    /// An error if the text is not JSON, or not a CNI result.
+    /// An error if the output is not JSON, or not a CNI result.
     pub(crate) fn parse(text: &[u8]) -> Result<Self> {
         let wrong = |reason: String| CniError::internal(format!("failed to unmarshal raw result: {reason}"));
         let result: Value = serde_json::from_slice(text).map_err(|error| wrong(error.to_string()))?;
@@ -136,14 +138,15 @@ impl AddResult {
         Ok(parsed)
     }
 
-    /// Returns the addresses of the result without prefix lengths.
+    /// Returns the addresses of the CNI result, without prefix lengths.
     pub(crate) fn addresses(&self) -> Vec<IpAddr> {
         self.ips.iter().map(|ip| ip.address.addr()).collect()
     }
 
-    /// Converts an IPAM plugin's result to a main plugin's result, as Calico does. The interfaces of the main plugin
-    /// follow the interfaces of the IPAM plugin. Each address belongs to the last interface, has no gateway, and is
-    /// printed as a single address or with the length of its prefix.
+    /// Converts the CNI result of an IPAM plugin to the result of the main plugin, as Calico does. In the main plugin's
+    /// result, its own interfaces follow the interfaces of the IPAM plugin. In the main plugin's result, each address
+    /// belongs to the last interface, and has no gateway. It is printed with the prefix length of a single address, or
+    /// of its assigned prefix.
     pub(crate) fn on(mut self, interfaces: [ResultInterface; 2]) -> Self {
         self.interfaces.extend(interfaces.map(ResultPart::Ours));
         let last = self.interfaces.len() - 1;
@@ -156,10 +159,10 @@ impl AddResult {
         self
     }
 
-    /// Renders the result in a supported CNI version, indented by four spaces, without a newline at the end.
+    /// Renders the CNI result as JSON of a supported CNI version, indented by four spaces, without a trailing newline.
     ///
     /// # Errors
-    /// An error for a result without an address in a CNI version before 0.3.0.
+    /// An error if the result has no address and the CNI version is before 0.3.0.
     pub(crate) fn to_json(&self, version: &str) -> Result<String> {
         if versions::is_before(version, "0.3.0") {
             self.before_030(version)
@@ -223,8 +226,8 @@ impl AddResult {
         Ok(gojson::indented(&PrintedOldResult { version, ip4, ip6, prefixes: &self.prefixes, dns }))
     }
 
-    /// Renders a result for CNI 0.3.0 and later. Before CNI 1.0.0, each address has its IP version, `dns` is always
-    /// present, and interfaces have no MTU.
+    /// Renders a CNI result in CNI version 0.3.0 or later. Before CNI 1.0.0, each address has a field for its IP
+    /// version, the field `dns` is always present, and interfaces have no MTU.
     fn since_030(&self, version: &str, form: ResultForm) -> String {
         #[derive(Serialize)]
         struct PrintedIp {
@@ -272,7 +275,7 @@ impl AddResult {
 }
 
 impl ResultPart<ResultRoute> {
-    /// True for an IPv4 route. Returns `None` for another plugin's route without a destination.
+    /// True if the route is an IPv4 route. Returns `None` for a route of another plugin that has no destination.
     fn is_v4(&self) -> Option<bool> {
         match self {
             Self::Ours(route) => Some(route.dst.addr().is_ipv4()),
@@ -281,7 +284,7 @@ impl ResultPart<ResultRoute> {
     }
 }
 
-/// The JSON fields of a result of CNI 0.3.0 and later.
+/// Whether a CNI result has the JSON fields of the CNI versions before 1.0.0, or of version 1.0.0 and later.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ResultForm {
     Before100,
@@ -335,7 +338,7 @@ fn ip(value: &Value, name: &str) -> Result<ResultIp, String> {
     let text = |name: &str| value.get(name).and_then(Value::as_str);
     let address = text(name).ok_or_else(|| format!("an address lacks the text {name}"))?;
     let parsed = address.parse().map_err(|_| format!("invalid CIDR address: {address}"))?;
-    // Go decodes an invalid address as no address.
+    // As in Go, an address that cannot be parsed becomes a null address.
     Ok(ResultIp { address: parsed, gateway: text("gateway").and_then(|gateway| gateway.parse().ok()), interface: None })
 }
 
@@ -347,7 +350,7 @@ fn list(value: Option<&Value>) -> Result<Vec<Value>, String> {
     }
 }
 
-/// Returns the addresses in a result of CNI 0.3.0 or later. The list is empty without a result.
+/// Returns the addresses in a CNI result of version 0.3.0 or later. Without a CNI result, the returned list is empty.
 ///
 /// # Errors
 /// CNI error code 6 if the value is not a CNI result.
@@ -371,8 +374,9 @@ pub(crate) fn previous_addresses(result: Option<&GoJson>) -> Result<Vec<IpAddr>>
     }
 }
 
-/// Returns the prefixes in a result of the main plugin, which prints single addresses as /32 and /128. Runtimes drop
-/// fields that CNI does not define, such as `margay.io/prefixes`.
+/// Returns the prefixes in a `prevResult` of the main plugin. A prefix is an address in the `prevResult` whose prefix
+/// length is less than that of a host address. The field `margay.io/prefixes` cannot be used here, because runtimes
+/// drop fields that CNI does not define.
 pub(crate) fn previous_prefixes(result: Option<&GoJson>) -> Vec<IpNet> {
     let Some(GoJson::Array(ips)) = result.and_then(|result| result.member("ips")) else { return Vec::new() };
     let networks = ips.iter().filter_map(|ip| ip.member("address")?.as_str()?.parse::<IpNet>().ok());
@@ -410,7 +414,7 @@ mod tests {
         AddResult::bridged(assigned, &BridgedSettings::from_conf(&conf).unwrap()).unwrap()
     }
 
-    /// Returns a result as JSON without indentation, for readable expectations.
+    /// Renders a CNI result as JSON without indentation, so that expected values are readable.
     fn compact(result: &AddResult, version: &str) -> String {
         let json = result.to_json(version).unwrap();
         json.lines().map(str::trim_start).collect::<String>().replace("\": ", "\":")
@@ -488,7 +492,7 @@ mod tests {
         assert!(AddResult::bridged(&[wrong], &BridgedSettings::from_conf(&conf).unwrap()).is_err());
     }
 
-    /// Returns the main plugin's result for the output of an IPAM plugin.
+    /// Returns the result that the main plugin builds from the output of an IPAM plugin.
     fn answered(version: &str, assigned: &[u8], mtu: Option<u32>) -> Value {
         let inside =
             ResultInterface { name: "eth0".to_owned(), mac: Some("m".to_owned()), mtu, sandbox: Some("/n".to_owned()) };

@@ -1,4 +1,4 @@
-//! Runs the IPAM plugin, except for process input and output.
+//! Runs the IPAM plugin, except for the input and output of the process.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -26,13 +26,15 @@ use crate::sticky::sticky;
 use crate::verbs::{self, unavailable};
 use crate::{logging, ranges, versions};
 
-/// Maximum number of bytes that are read from standard input. Real network configurations have a few thousand bytes.
+/// Maximum number of bytes that are read from standard input. Real network configurations have only a few thousand
+/// bytes.
 const MAX_STDIN_BYTES: u64 = 4 << 20;
 
 /// The lock file that Calico's plugins use by default.
 const DEFAULT_HOST_LOCK_FILE: &str = "/var/run/calico/ipam.lock";
 
-/// Carries out the CNI verb in the environment of `invocation`. Every error and every panic becomes CNI's error JSON.
+/// Carries out the CNI verb of the plugin call that `invocation` describes. Every error and every panic of the plugin
+/// call becomes CNI's error JSON.
 pub fn run(invocation: &Invocation, stdin: &mut dyn Read, allocator: &dyn Allocator) -> ProcessOutcome {
     if invocation.environment.get("CNI_COMMAND").is_none() {
         return ProcessOutcome { exit: 0, stdout: String::new(), stderr: about() };
@@ -73,7 +75,7 @@ fn configured(
     allocator: &dyn Allocator,
 ) -> Result<Option<AddResult>> {
     if call.verb == CniVerb::Gc {
-        // GC without a valid list of attachments fails before the rest of the configuration is checked.
+        // If the list of valid attachments is invalid, GC fails before the rest of the configuration is checked.
         verbs::valid_attachments(json)?;
     }
     let conf = NetConf::decode(json)?;
@@ -107,10 +109,11 @@ pub(crate) struct CniContext<'a> {
 }
 
 impl<'a> CniContext<'a> {
-    /// Decodes a call of the IPAM plugin under this name. `variables` override the environment.
+    /// Decodes a call of the IPAM plugin that was started under the given name. The values in `variables` override the
+    /// environment variables.
     ///
     /// # Errors
-    /// Any error of the network configuration.
+    /// Any error of decoding the network configuration.
     pub(crate) fn new(
         invocation: &'a Invocation,
         name: PluginName,
@@ -137,7 +140,8 @@ impl<'a> CniContext<'a> {
         Ok(Self { host: &invocation.host, call, conf, rules, store, kubernetes })
     }
 
-    /// Carries out the verb of the call, if the CNI version `version` allows the verb. Only ADD returns a result.
+    /// Carries out the CNI verb of the plugin call, if the CNI version `version` has that verb. Only the verb ADD
+    /// returns a CNI result; other verbs return nothing.
     ///
     /// # Errors
     /// Any error of the CNI verb.
@@ -158,7 +162,7 @@ impl<'a> CniContext<'a> {
         Ok(None)
     }
 
-    /// Carries out ADD. The network namespace is checked before any address is assigned.
+    /// Carries out ADD. The network namespace of the container is checked before any address is assigned.
     fn add(&mut self, version: &str, allocator: &dyn Allocator) -> Result<AddResult> {
         if self.is_own_netns() {
             return Err(env::own_netns_error());
@@ -178,7 +182,8 @@ impl<'a> CniContext<'a> {
         request.sticky = sticky;
         check_counts(version, &request.wanted)?;
         let these = request.wanted.these.clone();
-        // As in Calico, an ADD that requests no address needs no store. A virtual machine may still have addresses.
+        // As in Calico, an ADD that requests no address needs no store. Even if the network configuration requests no
+        // address, a virtual machine's pod may keep the machine's addresses.
         let asks_for_nothing = request.wanted == RequestedAddresses::default() && vm.is_none();
         let add = Add { request, vm };
         let assigner = Assigner { allocator, kubernetes: &self.kubernetes, namespace: &namespace };
@@ -196,7 +201,7 @@ impl<'a> CniContext<'a> {
         }
     }
 
-    /// Returns the sticky name of the workload that keeps the addresses of an ADD.
+    /// Returns the sticky name of the workload for which the addresses of an ADD are kept.
     ///
     /// # Errors
     /// Any error of [`sticky`].
@@ -207,7 +212,7 @@ impl<'a> CniContext<'a> {
         Ok(sticky)
     }
 
-    /// Builds the request for the addresses of an ADD.
+    /// Builds the request to the allocator for the addresses of an ADD.
     pub(crate) fn assignment(
         &self,
         identity: ContainerIdentity,
@@ -243,10 +248,10 @@ impl<'a> CniContext<'a> {
         assign
     }
 
-    /// Carries out DEL. The container's addresses are released even if the container's network namespace looks like the
-    /// plugin's own namespace, and the error is returned afterwards. The process id in the path of a network namespace
-    /// may belong to a process of the host by now. If DEL did not release the addresses, they would stay assigned
-    /// however often the runtime repeats DEL. The container's own addresses are also released if the Kubernetes API
+    /// Carries out DEL. If the container's network namespace seems to be the plugin's own namespace, DEL releases the
+    /// container's addresses and then returns an error. The process id in the `CNI_NETNS` path may belong to a process
+    /// of the host by now. If a DEL with a wrong network namespace did not release the addresses, a repeated DEL would
+    /// not release them either. DEL also releases the addresses under the container's own handle if the Kubernetes API
     /// cannot tell whether the pod runs a virtual machine.
     fn del(&mut self, allocator: &dyn Allocator) -> Result<()> {
         let own_netns = self.is_own_netns();
@@ -298,7 +303,8 @@ impl<'a> CniContext<'a> {
             return Ok(None);
         }
         let settings = BridgedSettings::from_conf(&self.conf)?;
-        // The ranges of host-local belong to one node; the ranges of whereabouts belong to the whole cluster.
+        // In host-local's notation, ranges belong to one node; in whereabouts' notation, they belong to the whole
+        // cluster.
         let is_of_node = settings.network.own_pools.iter().any(|pool| !pool.is_auto)
             && !ranges::is_whereabouts(&self.conf.ipam.whereabouts);
         if is_of_node && self.store.location.is_shared() {
@@ -310,9 +316,10 @@ impl<'a> CniContext<'a> {
         Ok(Some(settings))
     }
 
-    /// Returns how many IPv4 and how many IPv6 addresses the allocator chooses. If the configuration defines pools, the
-    /// families of these pools count. On a secondary network, a requested address replaces one chosen address; on a
-    /// Calico network, any requested address replaces all chosen addresses.
+    /// Returns how many IPv4 addresses and how many IPv6 addresses the allocator must choose. If the configuration
+    /// defines pools, the allocator chooses addresses only in the address families of the configured pools. On a
+    /// secondary network, each requested address replaces one chosen address. On a Calico network, the allocator
+    /// chooses no address if any address is requested.
     pub(crate) fn counts(&self, network: &Network, wanted: &[IpAddr]) -> (usize, usize) {
         let ipam = &self.conf.ipam;
         let own_pools = match network {
@@ -322,8 +329,8 @@ impl<'a> CniContext<'a> {
         };
         let of = |v4: bool| own_pools.iter().filter(move |pool| pool.is_v4() == v4);
         let is_wanted = |v4: bool| wanted.iter().any(|address| address.is_ipv4() == v4);
-        // If a family has several sets of ranges, each set gets a chosen address, unless a requested address is in that
-        // set.
+        // If a family has several sets of ranges, the allocator chooses one address in each set in which no address is
+        // requested.
         let count = |v4: bool| {
             let sets: BTreeSet<usize> = of(v4).map(|pool| pool.set).collect();
             let has_wanted =
@@ -344,22 +351,22 @@ impl<'a> CniContext<'a> {
     }
 }
 
-/// True if the network's main plugin is `calico`, or the equivalent `margay-cni`.
+/// True if the network's main plugin is `calico` or its equivalent `margay-cni`.
 fn is_routed(conf: &NetConf) -> bool {
     matches!(conf.plugin.as_str(), "calico" | "margay-cni")
 }
 
-/// Returns the location, the lock file and the timeout of the configured store.
+/// Returns the location of the configured store, with its lock file and its time limit.
 ///
 /// # Errors
-/// CNI error code 7 for an invalid timeout.
+/// CNI error code 7 for an invalid `datastore_timeout`.
 pub(crate) fn store_at(conf: &NetConf, location: Location) -> Result<StoreAccess> {
     let lock_file = if conf.lock_file.is_empty() { DEFAULT_HOST_LOCK_FILE } else { &conf.lock_file };
     Ok(StoreAccess { location, lock_file: lock_file.into(), patience: conf.patience()?, spent: Duration::ZERO })
 }
 
-/// Refuses a request whose addresses cannot be expressed in a result before CNI 0.3.0. The check runs before any
-/// address is assigned.
+/// Refuses a request for addresses that a CNI result before version 0.3.0 cannot express. The requested addresses are
+/// checked before any address is assigned.
 fn check_counts(version: &str, wanted: &RequestedAddresses) -> Result<()> {
     if !versions::is_before(version, "0.3.0") {
         return Ok(());
@@ -378,8 +385,8 @@ fn check_counts(version: &str, wanted: &RequestedAddresses) -> Result<()> {
     Ok(())
 }
 
-/// Converts an error about the choice of the store. On a Calico network, the error has Calico's exact message if Calico
-/// reports the same error.
+/// Converts an error about the configuration of the store to a CNI error. On a Calico network, the error has Calico's
+/// exact message if Calico has an error for the same problem.
 fn store_error(error: &ConfigError, rules: NetworkRules, drivers: &Drivers) -> CniError {
     match rules {
         NetworkRules::Calico if *error == ConfigError::Kubernetes => {
@@ -390,12 +397,12 @@ fn store_error(error: &ConfigError, rules: NetworkRules, drivers: &Drivers) -> C
     }
 }
 
-/// Returns the requested addresses of three sources: `IP` in `CNI_ARGS`, `args.cni.ips` and `runtimeConfig.ips`, in
-/// this order. The CNI specification gives no source precedence over another source, so all addresses are requested.
-/// Duplicates are dropped.
+/// Returns the requested addresses, which come from `IP` in `CNI_ARGS`, from `args.cni.ips` and from
+/// `runtimeConfig.ips`, in this order. The CNI specification ranks none of the sources of requested addresses first, so
+/// the addresses of all sources are requested. Duplicates are dropped.
 ///
 /// # Errors
-/// CNI error code 7 for a text that is not an address.
+/// CNI error code 7 if a requested address is not an IP address.
 pub(crate) fn wanted_addresses(conf: &NetConf, args: &CniArgs) -> Result<Vec<IpAddr>> {
     let mut wanted: Vec<IpAddr> = args.ip.into_iter().collect();
     for (setting, value) in [("args.cni.ips", &conf.args_ips), ("runtimeConfig.ips", &conf.runtime_ips)] {

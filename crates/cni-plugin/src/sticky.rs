@@ -1,4 +1,4 @@
-//! Determines the sticky name of a workload, from `ipam.sticky`, `args.cni.labels` or `MARGAY_STICKY` in `CNI_ARGS`.
+//! Determines the sticky name of a workload from `ipam.sticky`, `args.cni.labels` or `MARGAY_STICKY` in `CNI_ARGS`.
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use crate::gojson::{GoJson, quoted};
 use crate::kubernetes::Kubernetes;
 use crate::netconf::NetConf;
 
-/// Default time for which a released sticky address waits for its workload.
+/// Default time for which a released sticky address is kept for its workload.
 const DEFAULT_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The source of a workload's sticky name.
 #[derive(Debug, PartialEq, Eq)]
 enum StickySource<'a> {
-    /// The namespace and name of the pod.
+    /// The namespace and name of the container's pod.
     Pod,
     /// The value of `K8S_POD_NAME` alone, which is the container's name under podman.
     Container,
@@ -28,17 +28,17 @@ enum StickySource<'a> {
 /// Checks the setting `ipam.sticky`.
 ///
 /// # Errors
-/// CNI error code 7 for an invalid setting.
+/// CNI error code 7 for an invalid value of `ipam.sticky`.
 pub(crate) fn check(conf: &NetConf) -> Result<()> {
     conf.ipam.sticky.as_ref().map_or(Ok(()), |value| read(value).map(drop))
 }
 
-/// Returns the sticky name of this container; returns `None` when sticky addresses are off or the container lacks the
-/// configured label, annotation or pod name. A label or annotation that the network configuration does not contain is
-/// read from the pod in the Kubernetes API, if an API is configured, within `patience`.
+/// Returns the sticky name of this container. Returns `None` if sticky addresses are off, or if the container lacks the
+/// configured label, annotation or pod name. A label or annotation that is not in the network configuration is read
+/// from the pod in the Kubernetes API within `patience`, provided that an API is configured.
 ///
 /// # Errors
-/// CNI error code 7 for an invalid setting, and any error of the Kubernetes API.
+/// CNI error code 7 for an invalid value of `ipam.sticky`, and any error of the Kubernetes API.
 pub(crate) fn sticky(
     conf: &NetConf,
     args: &CniArgs,
@@ -76,7 +76,7 @@ pub(crate) fn sticky(
     Ok(Some(Sticky { name, wait }))
 }
 
-/// Parses the value of `ipam.sticky`: `"pod"`, or an object with `by` and `for`.
+/// Parses the value of `ipam.sticky`, which is the string `"pod"`, or an object with the fields `by` and `for`.
 fn read(value: &GoJson) -> Result<(StickySource<'_>, Option<Duration>)> {
     let by = match value {
         GoJson::Object(_) => value.member("by"),
@@ -103,7 +103,8 @@ fn wrong_by() -> CniError {
     CniError::config("ipam.sticky.by must be \"pod\", \"container\", \"label:NAME\" or \"annotation:NAME\"")
 }
 
-/// Parses a waiting time: a whole number with `s`, `m`, `h` or `d`, or `forever`, which is returned as `None`.
+/// Parses the time for which a sticky address is kept: a whole number with the unit `s`, `m`, `h` or `d`. The text
+/// `forever` is returned as `None`.
 fn wait(text: &str) -> Result<Option<Duration>> {
     let wrong =
         || CniError::config("ipam.sticky.for must be a time such as \"90s\", \"15m\", \"2h\", \"3d\" or \"forever\"");
@@ -114,14 +115,14 @@ fn wait(text: &str) -> Result<Option<Duration>> {
     wait.map(Some).ok_or_else(wrong)
 }
 
-/// Finds a label in `args.cni.labels`, a list of objects with `key` and `value`.
+/// Finds the value of a label in `args.cni.labels`, a list of objects with `key` and `value`.
 fn label(conf: &NetConf, key: &str) -> Option<String> {
     let labels = conf.args_labels.as_ref().map(GoJson::one_or_many).unwrap_or_default();
     let of = |label: &&GoJson| label.member("key").and_then(GoJson::as_str) == Some(key);
     non_empty_text(labels.iter().find(of)?.member("value"))
 }
 
-/// Finds an annotation in `runtimeConfig`, where containerd and CRI-O pass the pod's annotations to plugins that
+/// Finds the value of a pod annotation in `runtimeConfig`, where containerd and CRI-O pass annotations to plugins that
 /// request them.
 fn annotation(conf: &NetConf, key: &str) -> Option<String> {
     non_empty_text(conf.runtime_annotations.as_ref()?.member(key))
@@ -131,7 +132,7 @@ fn non_empty_text(value: Option<&GoJson>) -> Option<String> {
     value.and_then(GoJson::as_str).filter(|text| !text.is_empty()).map(str::to_owned)
 }
 
-/// Reads the label or annotation of the pod from the Kubernetes API, if an API is configured.
+/// Reads a label or annotation of the pod from the Kubernetes API, if an API is configured.
 fn read_from_pod(
     conf: &NetConf,
     pod: Option<&(String, String)>,

@@ -1,17 +1,17 @@
 //! Carries out CHECK, STATUS and GC of the IPAM plugin.
 //!
-//! CHECK fails if the store lists an address of the container as free or as another container's, or lists no address
-//! for the container. A runtime stops a container whose CHECK fails, so CHECK succeeds and writes a log line if the
-//! state is unknown.
+//! CHECK fails if the container holds no address in the store. CHECK also fails if an address of its `prevResult` is
+//! free in the store, or belongs to another container. A runtime stops a container whose CHECK fails. If the state of
+//! an address is unknown, CHECK therefore succeeds and writes a log line.
 //!
-//! STATUS reports whether an ADD with this configuration and its store would succeed now. When STATUS fails, a runtime
-//! takes the whole node out of service, and the node's pods are evicted. STATUS therefore succeeds for a pool without a
+//! STATUS reports whether an ADD with the same configuration and store would succeed now. When STATUS fails, a runtime
+//! marks the whole node as not ready, and the node's pods are evicted. STATUS therefore succeeds even if no pool has a
 //! free address.
 //!
-//! GC releases all attachments that the runtime does not list. By the CNI specification, the runtime's list is
-//! authoritative: an attachment that is not in the list is gone. GC therefore releases an address even if an interface
-//! still has it, for example in a container that the runtime failed to remove. In contrast, the operator's command
-//! `margay gc` relies on the state of the machine, for example its network namespaces.
+//! GC releases the addresses of all attachments that are not in the runtime's list. By the CNI specification, the
+//! runtime's list of attachments is authoritative: an attachment that is not in the list is gone. GC therefore releases
+//! an address even if an interface still has it, for example in a container that the runtime failed to remove. In
+//! contrast, the command `margay gc` decides by the state of the machine, for example by its network namespaces.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -31,7 +31,7 @@ use crate::{result, sticky};
 impl CniContext<'_> {
     pub(crate) fn check(&self, allocator: &dyn Allocator) -> Result<()> {
         let (_, identity) = self.identify()?;
-        // The address of a virtual machine has a handle of its own, which only the Kubernetes API could identify.
+        // The address of a virtual machine has its own handle, which is unknown without the Kubernetes API.
         let is_vms = self.may_be_vms(&identity);
         let check = Check {
             old_handle: identity.old_handle(),
@@ -75,7 +75,7 @@ impl CniContext<'_> {
                 }
             }
         }
-        // Without a `prevResult`, CHECK can only detect that the container holds no address.
+        // If the runtime passes no `prevResult`, CHECK only detects that the container holds no address at all.
         let nothing = found.standings.is_empty() && found.held.is_empty() && !self.asks_for_nothing();
         let what = match wrong.as_slice() {
             [] if nothing => "no address is recorded".to_owned(),
@@ -97,11 +97,11 @@ impl CniContext<'_> {
     }
 }
 
-/// The container id in STATUS's request to the store. No container has this id, since container ids begin with a letter
-/// or a digit.
+/// The container id in the request that STATUS sends to the store. No container has the id `-status`, because a
+/// container id begins with a letter or a digit.
 const STATUS_CONTAINER: &str = "-status";
 
-/// Sets the error code to 50, which STATUS returns for every error.
+/// Sets the error's code to 50, the code of every error of STATUS.
 pub(crate) fn unavailable(error: CniError) -> CniError {
     error.with_code(Code::Unavailable)
 }
@@ -121,7 +121,7 @@ impl CniContext<'_> {
         identity.check_node()?;
         sticky::check(&self.conf)?;
         let assign = self.assignment(identity, network, Vec::new());
-        // A network that assigns no addresses needs no store.
+        // If the network assigns no addresses, STATUS does not need the store.
         if assign.wanted != RequestedAddresses::default() {
             allocator.status(&self.store, assign.into())?;
         }
@@ -129,15 +129,15 @@ impl CniContext<'_> {
     }
 }
 
-/// The configuration field that lists the valid attachments, and the field's former name in the CNI specification.
-/// libcni writes both fields.
+/// The configuration field that lists the valid attachments, and its former name in the CNI specification. libcni
+/// writes both fields.
 const ATTACHMENT_MEMBERS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
-/// Returns the valid attachments that the runtime lists: pairs of container id and interface.
+/// Returns the valid attachments that the runtime lists, as pairs of container id and interface name.
 ///
 /// # Errors
-/// CNI error code 7 if the list is missing, or an element is not an attachment. Without a valid list, GC must not
-/// release any address.
+/// CNI error code 7 if the list of valid attachments is missing or has a malformed element. Without a valid list of
+/// attachments, GC must not release any address.
 pub(crate) fn valid_attachments(json: &GoJson) -> Result<BTreeSet<(String, String)>> {
     let member =
         ATTACHMENT_MEMBERS.into_iter().find(|name| json.member(name).is_some()).unwrap_or(ATTACHMENT_MEMBERS[0]);
@@ -170,7 +170,7 @@ impl CniContext<'_> {
     }
 }
 
-/// Logs how many addresses GC released or kept, and why.
+/// Logs how many addresses GC released, how many it kept, and why.
 fn log_collected(collected: &GcSummary, network: &str) {
     let GcSummary { released, changed, young, undated, unmarked } = collected;
     tracing::info!(

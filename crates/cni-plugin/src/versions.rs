@@ -1,4 +1,4 @@
-//! Lists the CNI versions that the plugin supports, and checks which verbs a configuration's version allows.
+//! Lists the CNI versions that the plugin supports, and checks which verbs each CNI version allows.
 
 use agent::{CniError, Code, Result};
 
@@ -11,16 +11,18 @@ pub const SUPPORTED_VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "
 /// The newest supported CNI version.
 const NEWEST_VERSION: &str = "1.1.0";
 
-/// Returns the output of VERSION, newline included. The output does not depend on the configuration.
+/// Returns the output of the verb VERSION, including a trailing newline. The output of VERSION does not depend on the
+/// configuration.
 pub(crate) fn version_reply() -> String {
     let supported: Vec<_> = SUPPORTED_VERSIONS.iter().map(|version| quoted(version)).collect();
     format!("{{\"cniVersion\":{},\"supportedVersions\":[{}]}}\n", quoted(NEWEST_VERSION), supported.join(","))
 }
 
-/// Returns the configuration's CNI version. An absent, null or empty version means 0.1.0.
+/// Returns the CNI version that the configuration names. If the configuration's `cniVersion` is absent, null or empty,
+/// the CNI version is 0.1.0.
 ///
 /// # Errors
-/// CNI error code 6 if the version is not a string.
+/// CNI error code 6 if the CNI version is not a string.
 fn configured(conf: &GoJson) -> Result<&str> {
     let wrong = |kind| {
         let into = "into Go struct field .cniVersion of type string";
@@ -33,11 +35,12 @@ fn configured(conf: &GoJson) -> Result<&str> {
     Ok(if version.is_empty() { "0.1.0" } else { version })
 }
 
-/// Returns the configuration's CNI version, after checking that the version allows the verb of the call.
+/// Returns the CNI version that the configuration names, after checking that this version has the verb of the plugin
+/// call.
 ///
 /// # Errors
-/// CNI error code 1 for a version that is not supported or does not allow the verb. CNI error code 4 for an unknown
-/// verb. Any error of [`configured`].
+/// CNI error code 1 for a CNI version that is not supported or does not have the verb. CNI error code 4 for an unknown
+/// CNI verb. Any error of [`configured`].
 pub(crate) fn of_call<'c>(call: &CniCall, conf: &'c GoJson) -> Result<&'c str> {
     let since = match call.verb {
         CniVerb::Add | CniVerb::Del => None,
@@ -53,10 +56,10 @@ pub(crate) fn of_call<'c>(call: &CniCall, conf: &'c GoJson) -> Result<&'c str> {
     Ok(version)
 }
 
-/// Refuses a version that is not literally one of the supported CNI versions.
+/// Refuses a text that is not exactly one of the supported CNI versions.
 ///
 /// # Errors
-/// CNI error code 1 for an unsupported version.
+/// CNI error code 1 for an unsupported CNI version.
 fn check_supported(version: &str) -> Result<()> {
     if SUPPORTED_VERSIONS.contains(&version) {
         return Ok(());
@@ -65,11 +68,11 @@ fn check_supported(version: &str) -> Result<()> {
     Err(CniError::new(Code::IncompatibleVersion, "incompatible CNI versions").with_details(details))
 }
 
-/// Refuses a verb that is newer than the configuration's CNI version, and a CNI version newer than the newest supported
-/// version.
+/// Refuses a CNI verb that was added after the configuration's CNI version, and a CNI version that is newer than all
+/// supported ones.
 ///
 /// # Errors
-/// CNI error code 1 for a refused verb or version. CNI error code 6 for a malformed version.
+/// CNI error code 1 for a CNI verb or a CNI version that is refused. CNI error code 6 for a malformed CNI version.
 fn check_verb(verb: &str, since: &str, version: &str) -> Result<()> {
     let refused =
         |whose: &str| Err(CniError::new(Code::IncompatibleVersion, format!("{whose} version does not allow {verb}")));
@@ -88,7 +91,8 @@ pub(crate) fn is_before(version: &str, other: &str) -> bool {
     matches!((parse(version), parse(other)), (Ok(a), Ok(b)) if a < b)
 }
 
-/// Parses a CNI version: up to three numbers with dots between them. Missing numbers are 0.
+/// Parses a CNI version, which consists of up to three numbers with dots between them. A number that is missing in the
+/// CNI version is 0.
 fn parse(version: &str) -> Result<[i64; 3]> {
     let wrong = |message: String| CniError::new(Code::Decode, message);
     let mut numbers = [0; 3];

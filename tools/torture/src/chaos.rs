@@ -1,5 +1,5 @@
-//! Injects faults into the processes that hold the store: etcd servers and `margay serve` are frozen for a moment, or
-//! killed and restarted.
+//! Injects faults into the server processes of the store. A fault freezes etcd or `margay serve` for a moment, or kills
+//! and restarts it.
 
 use std::fs;
 use std::io;
@@ -22,24 +22,24 @@ use crate::ledger::Ledger;
 
 pub(crate) use testkit::server::Etcd;
 
-/// The fault that freezes a process, under the name that the ledger counts. Every run has this fault.
+/// The name under which the ledger counts the fault that freezes a process. The freeze fault happens in every run.
 pub(crate) const FROZEN: &str = "frozen (SIGSTOP, SIGCONT)";
 pub(crate) const KILLED: &str = "killed (SIGKILL) and started";
 
-/// A server process that the workers depend on.
+/// A server process that serves the store to the workers, and into which faults are injected.
 pub(crate) trait Victim: Send + 'static {
-    /// The name of the server's program.
+    /// The name of the server's program, as printed in reports.
     const NAME: &'static str;
 
     fn signal(&self, signal: Signal) -> io::Result<()>;
 
-    /// Makes the process release the store to another process for a moment. Returns false if the process cannot release
-    /// the store.
+    /// Makes the server process release the store to another process for a moment. Returns false if the server is of a
+    /// kind that cannot release the store.
     fn hand_over(&self) -> io::Result<bool> {
         Ok(false)
     }
 
-    /// Kills the server process and starts the process again.
+    /// Kills the server process and starts a new one.
     fn restart(&mut self) -> io::Result<()>;
 }
 
@@ -56,7 +56,7 @@ impl Victim for Etcd {
     }
 }
 
-/// A thread that injects faults into a server process until [`Chaos::end`].
+/// A thread that injects faults into a server process until [`Chaos::end`] is called.
 pub(crate) struct Chaos<V> {
     victim: Arc<Mutex<V>>,
     stop: Arc<AtomicBool>,
@@ -73,7 +73,7 @@ impl<V: Victim> Chaos<V> {
         Self { victim, stop, thread }
     }
 
-    /// Stops the faults. The server process runs until the returned value is dropped.
+    /// Stops the faults. The server process keeps running until the value that this function returns is dropped.
     pub(crate) fn end(self) -> Result<Arc<Mutex<V>>, Failure> {
         self.stop.store(true, SeqCst);
         self.thread.join().map_err(|_| Failure("the thread that makes trouble has panicked".into()))??;
@@ -81,8 +81,8 @@ impl<V: Victim> Chaos<V> {
     }
 }
 
-/// Injects faults until `stop` is set. A freeze and a kill come first, so that even a short run has both faults; the
-/// further faults are random.
+/// Injects faults into the server process until `stop` is set. The first two faults are a freeze and a kill, so that
+/// even a short run has both of them. All later faults are random.
 fn trouble<V: Victim>(victim: &Mutex<V>, stop: &AtomicBool, rng: &mut Rng, ledger: &Ledger) -> io::Result<()> {
     let mut first = [1, 3].into_iter();
     while !stop.load(SeqCst) {
@@ -112,7 +112,7 @@ pub(crate) fn free_address() -> io::Result<SocketAddr> {
     testkit::server::dead_address()
 }
 
-/// Starts an etcd for a long run, with automatic compaction and a database quota of 8 GiB.
+/// Starts an etcd server for a long run, with automatic compaction and a database quota of 8 GiB.
 pub(crate) fn start_etcd() -> io::Result<Etcd> {
     let arguments =
         ["--auto-compaction-mode=revision", "--auto-compaction-retention=5000", "--quota-backend-bytes=8589934592"];
@@ -124,21 +124,21 @@ pub(crate) fn start_etcd() -> io::Result<Etcd> {
 pub(crate) struct Daemon {
     program: PathBuf,
     location: Location,
-    /// The URL on which the daemon offers etcd's API, if any.
+    /// The URL at which the daemon offers etcd's API; `None` if the daemon does not offer this API.
     api: Option<String>,
-    /// Further arguments of `margay serve`.
+    /// Additional command-line arguments of `margay serve`.
     options: &'static [&'static str],
     child: Child,
 }
 
 impl Daemon {
-    /// Starts the daemon without waiting until the daemon listens. With a URL in `api`, the daemon offers etcd's API at
-    /// this URL.
+    /// Starts the daemon, and does not wait until it accepts connections. If `api` contains a URL, the daemon offers
+    /// etcd's API at that URL.
     pub(crate) fn start(program: &Path, location: &Location, api: Option<&str>) -> io::Result<Self> {
         Self::start_with(program, location, api, &[])
     }
 
-    /// Starts the daemon like [`Daemon::start`], with further arguments of `margay serve`.
+    /// Starts the daemon like [`Daemon::start`], with additional command-line arguments.
     pub(crate) fn start_with(
         program: &Path,
         location: &Location,
@@ -150,7 +150,7 @@ impl Daemon {
         Ok(Self { program: program.to_owned(), location: location.clone(), api, options, child })
     }
 
-    /// Returns the daemon's resident memory in MiB.
+    /// Returns the size of the daemon's resident memory in MiB.
     pub(crate) fn mib(&self) -> io::Result<f64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -180,7 +180,7 @@ impl Victim for Daemon {
     }
 
     fn hand_over(&self) -> io::Result<bool> {
-        // `store status` opens the store's files, so the daemon must release them.
+        // The command `store status` opens the store's files, so the daemon must close them first.
         let mut status = Command::new(&self.program);
         status.args(["--store", &self.location.to_string(), "store", "status"]);
         let done = status.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status()?;

@@ -1,5 +1,5 @@
-//! Follows a store's watch and checks every revision. The checker decodes and replays the documents without any code of
-//! `ipam_core::model`.
+//! Follows a watch on the store and checks every revision. The checker decodes and replays the documents without using
+//! any code of `ipam_core::model`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -15,11 +15,11 @@ use tokio::task::JoinHandle;
 use crate::Failure;
 use crate::ledger::{Change, Ledger};
 
-/// Replays a store's revisions and checks each revision.
+/// Replays the revisions of a store and checks each of them.
 pub(crate) struct Checker {
     pub(crate) replay: Replay,
     ledger: Arc<Ledger>,
-    /// The newest revision that was checked.
+    /// The newest revision that the checker has checked.
     checked: watch::Sender<i64>,
 }
 
@@ -32,12 +32,12 @@ impl Checker {
         Ok(Self { replay, ledger, checked })
     }
 
-    /// Returns a receiver of the last checked revision.
+    /// Returns a receiver of the newest checked revision.
     pub(crate) fn progress(&self) -> watch::Receiver<i64> {
         self.checked.subscribe()
     }
 
-    /// Spawns a task that follows the store while the workers run.
+    /// Spawns a task that checks the store's revisions while the workers run.
     pub(crate) fn in_the_background(mut self, store: &Arc<dyn Store>) -> Following {
         let (store, first) = (Arc::clone(store), self.replay.revision);
         let (set_goal, goal) = watch::channel(None);
@@ -51,10 +51,10 @@ impl Checker {
         Following { store, first, set_goal, task }
     }
 
-    /// Checks the revisions after the last checked revision, until the goal is set and reached.
+    /// Checks each new revision of the store. Returns when a revision has been set in `goal` and has been checked.
     ///
     /// # Errors
-    /// The first violation, or a store error that is not transient.
+    /// An error for the first violation that the checker found, or for a store error that is not transient.
     pub(crate) async fn follow(
         &mut self,
         store: &Arc<dyn Store>,
@@ -77,7 +77,7 @@ impl Checker {
                 }
                 let batch = tokio::select! {
                     batch = changes.next() => batch,
-                    // The sender is dropped only after a violation.
+                    // The sender of `goal` is dropped only after a violation.
                     changed = goal.changed() => match changed {
                         Ok(()) => continue,
                         Err(_) => return Ok(()),
@@ -104,8 +104,8 @@ impl Checker {
         self.ledger.violation().map_or(Ok(()), |what| Err(Failure(what + &changed(&batch.events))))
     }
 
-    /// Checks that the replayed state matches the store, that every container was released, and that no document is
-    /// left in the store.
+    /// Checks that the replayed state equals the store's state, that every container was released, and that the store
+    /// contains no more documents.
     pub(crate) async fn end(&self, store: &Arc<dyn Store>) -> Result<(), Failure> {
         let now = store.list(Range::All).await?;
         let stored = Replay::begin(&now.kvs, now.revision.get()).map_err(Failure)?;
@@ -127,27 +127,28 @@ impl Checker {
     }
 }
 
-/// A checker that runs in the background.
+/// A checker that runs in a background task.
 pub(crate) struct Following {
     store: Arc<dyn Store>,
-    /// The store's revision at which the checker started.
+    /// The revision of the store at which the background checker started.
     first: i64,
     set_goal: watch::Sender<Option<i64>>,
     task: JoinHandle<(Checker, Result<(), Failure>)>,
 }
 
 impl Following {
-    /// Lets the checker catch up with the store, runs the final checks, and returns the number of checked revisions.
+    /// Waits until the checker has checked all revisions, runs the final checks, and returns the number of checked
+    /// revisions.
     ///
-    /// `worked` is the result of the workload. The value in `worked`, for example a server, is kept alive until the
-    /// checker has finished.
+    /// The parameter `worked` is the result of the run's workload. The value in `worked`, for example a server, is
+    /// dropped only after the checker has finished.
     ///
     /// # Errors
-    /// The violation that the checker found, or else the failure of the workload.
+    /// An error for the violation that the checker found, or else the failure of the run's workload.
     pub(crate) async fn end<T>(self, worked: Result<T, Failure>) -> Result<i64, Failure> {
         let goal = match &worked {
             Ok(_) => self.store.list(Range::All).await?.revision.get(),
-            // The workload's failure is reported anyway, so the checker need not catch up.
+            // The workload has failed, so the run fails anyway, and the remaining revisions need not be checked.
             Err(_) => 0,
         };
         self.set_goal.send_replace(Some(goal));
@@ -163,10 +164,10 @@ impl Following {
 const BLOCKS: &str = "/calico/ipam/v2/assignment/";
 const HANDLES: &str = "/calico/ipam/v2/handle/";
 const AFFINITIES: &str = "/calico/ipam/v2/host/";
-/// A key that the modelled Calico writes in each of its transactions.
+/// A key that the model of Calico writes in each of its transactions.
 pub(crate) const CALICO_WAS_HERE: &str = "/torture/calico";
 
-/// A block as its JSON document stores it.
+/// The fields of a block's JSON document that the checker needs.
 #[derive(Clone, Debug, Deserialize)]
 struct Block {
     cidr: String,
@@ -197,38 +198,39 @@ struct Affinity {
 
 type Counts = BTreeMap<String, BTreeMap<String, i64>>;
 
-/// The state of the store at one revision, replayed from the documents.
+/// The state of a store at one revision, decoded from the documents.
 #[derive(Debug, Default)]
 pub(crate) struct Replay {
     pub(crate) revision: i64,
     blocks: BTreeMap<String, Block>,
-    /// The counts in handle documents, by handle and block.
+    /// The number of addresses that handle documents count, by handle and block.
     counted: Counts,
-    /// The number of addresses that blocks record, by handle and block.
+    /// The number of addresses that block documents record, by handle and block.
     held: Counts,
-    /// The owner and block of each affinity document.
+    /// The owner and the block of each affinity document.
     affine: BTreeSet<(String, String)>,
-    /// The affinities whose blocks the modelled Calico deleted.
+    /// The affinities that the model of Calico left in the store when it deleted their blocks.
     abandoned: BTreeSet<(String, String)>,
 }
 
-/// The documents that one revision changed. The documents are compared after the whole revision is applied.
+/// The documents that one revision changed. The changed documents are compared with each other after all changes of the
+/// revision have been applied.
 #[derive(Default)]
 struct Touched {
     handles: BTreeSet<String>,
     blocks: BTreeSet<String>,
     affinities: BTreeSet<(String, String)>,
     changes: Vec<Change>,
-    /// The blocks that this revision created.
+    /// The blocks that one revision created.
     made: BTreeSet<String>,
     by_calico: bool,
 }
 
 impl Replay {
-    /// Creates the state from the rows of one revision.
+    /// Decodes the state of the store from all rows of one revision.
     ///
     /// # Errors
-    /// The first contradiction among the documents.
+    /// An error for the first contradiction between the documents.
     pub(crate) fn begin(kvs: &[Kv], revision: i64) -> Result<Self, String> {
         let mut replay = Self { revision, ..Self::default() };
         let mut touched = Touched::default();
@@ -239,10 +241,11 @@ impl Replay {
         Ok(replay)
     }
 
-    /// Applies the next revision. Returns which containers got or lost which addresses.
+    /// Applies the changes of the next revision to the replayed state. Returns which containers got or lost an address
+    /// in the revision.
     ///
     /// # Errors
-    /// A contradiction in the new state, with the keys that the revision changed.
+    /// An error for a contradiction in the new state. The error names the keys that the revision changed.
     fn advance(&mut self, revision: i64, events: &[Event]) -> Result<Vec<Change>, String> {
         let mut touched = Touched::default();
         let done = self.advance_all(revision, events, &mut touched);
@@ -263,14 +266,14 @@ impl Replay {
         self.compare(touched)
     }
 
-    /// Returns the addresses that a container holds.
+    /// Returns the addresses that a container holds in the replayed state.
     fn held_by(&self, container: &str) -> Vec<IpAddr> {
         let handle = handle_of(container);
         let Some(blocks) = self.held.get(&handle) else { return Vec::new() };
         blocks.keys().filter_map(|cidr| self.blocks.get(cidr)).flat_map(|block| block.addresses_of(&handle)).collect()
     }
 
-    /// Describes the blocks, handles and affinities that are left in the store.
+    /// Describes the blocks, handles and affinities that still exist in the store.
     pub(crate) fn left(&self) -> Vec<String> {
         let blocks = self.blocks.keys().map(|cidr| format!("block {cidr}"));
         let handles = self.counted.keys().map(|id| format!("handle {id}"));
@@ -278,7 +281,7 @@ impl Replay {
         blocks.chain(handles).chain(affinities).collect()
     }
 
-    /// Applies the change of one key. The value `None` deletes the key.
+    /// Applies the change of one key to the replayed state. If `value` is `None`, the key was deleted.
     fn apply(&mut self, key: &str, value: Option<&[u8]>, touched: &mut Touched) -> Result<(), String> {
         if let Some(rest) = key.strip_prefix(BLOCKS) {
             let cidr = rest.rsplit('/').next().unwrap_or_default().replace('-', "/");
@@ -367,7 +370,7 @@ impl Replay {
         Ok(())
     }
 
-    /// Checks that the changed documents agree with each other.
+    /// Checks that the documents changed by a revision agree with each other.
     fn compare(&self, touched: &Touched) -> Result<(), String> {
         for handle in &touched.handles {
             let (held, counted) = (self.held.get(handle), self.counted.get(handle));
@@ -404,7 +407,7 @@ impl Replay {
 }
 
 impl Block {
-    /// Checks that the lists in the block's document agree with each other.
+    /// Checks that the lists in a block's document agree with each other.
     fn check(&self, cidr: &str) -> Result<(), String> {
         let attributes = self.attributes.as_deref().unwrap_or_default();
         let allocated: BTreeSet<usize> =
@@ -428,7 +431,7 @@ impl Block {
         }
     }
 
-    /// Returns the handle of each allocated address.
+    /// Returns the handle that holds each allocated address.
     fn holders(&self) -> BTreeMap<IpAddr, String> {
         let entry = |index: usize| self.attributes.as_ref().and_then(|all| all.get(index));
         let slots = self.allocations.iter().enumerate();
@@ -450,7 +453,7 @@ impl Block {
     }
 }
 
-/// Returns the number of addresses in a small network.
+/// Returns the number of addresses in a network, or `None` if the number is too large.
 fn size_of(cidr: &str) -> Option<usize> {
     let net: IpNet = cidr.parse().ok()?;
     1_usize.checked_shl(u32::from(net.max_prefix_len() - net.prefix_len()))
@@ -466,7 +469,7 @@ pub(crate) fn changed(events: &[Event]) -> String {
     format!("\n  changed: {}", events.iter().map(key).collect::<Vec<_>>().join(", "))
 }
 
-/// Returns the handle of a container in the network `net`.
+/// Returns the handle of a container in the test network `net`.
 fn handle_of(container: &str) -> String {
     format!("net.{container}")
 }
@@ -489,7 +492,7 @@ mod tests {
     const HANDLE: &str = "/calico/ipam/v2/handle/net.c";
     const AFFINITY: &str = "/calico/ipam/v2/host/n/ipv4/block/10.0.0.0-29";
 
-    /// The document of a block in which `c` holds the third address.
+    /// The document of a block in which the container `c` holds the third address.
     const HELD: &str = r#"{"cidr":"10.0.0.0/29","affinity":"host:n","allocations":[null,null,0,null,null,null,null,null],
         "unallocated":[3,4,5,6,7,0,1],"attributes":[{"handle_id":"net.c","secondary":{"node":"n"}}],
         "sequenceNumber":8,"deleted":false}"#;
@@ -508,7 +511,7 @@ mod tests {
         Event { kind: if value.is_some() { EventKind::Put } else { EventKind::Delete }, kv, prev: None }
     }
 
-    /// Returns a consistent state at revision 2, in which `c` holds one address.
+    /// Returns a consistent state at revision 2, in which the container `c` holds one address.
     fn held() -> Replay {
         let mut replay = Replay::begin(&[], 1).unwrap();
         let all = [event(BLOCK, Some(HELD)), event(HANDLE, Some(COUNTED)), event(AFFINITY, Some(CONFIRMED))];
@@ -518,10 +521,10 @@ mod tests {
         replay
     }
 
-    /// Applies a further revision and returns the contradiction that the revision causes.
+    /// Applies one more revision to the state of [`held`], and returns the contradiction that the revision causes.
     fn said(events: &[(&str, Option<&str>)]) -> String {
         let mut events: Vec<Event> = events.iter().map(|(key, value)| event(key, *value)).collect();
-        // The keys exist already, so the events are not creations.
+        // The keys of these events already exist, so the events change the keys and do not create them.
         events.iter_mut().for_each(|event| event.kv.version = 2);
         held().advance(3, &events).unwrap_err()
     }

@@ -1,5 +1,5 @@
-//! Parses the command line of `torture`, plans a run (the store, the number of operations and the seed), and prints the
-//! report of a run.
+//! Parses the command line of `torture`, plans a run (with its store, number of operations and seed), and prints the
+//! report of the run.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the program prints its results")]
 
@@ -86,7 +86,7 @@ enum Command {
     Work(ChildPlan),
 }
 
-/// Runs the program `torture` with the given store drivers.
+/// Runs the program `torture` with these store drivers.
 pub fn main(drivers: &Drivers) -> ExitCode {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = match runtime {
@@ -182,34 +182,36 @@ pub enum Reach {
     Api,
 }
 
-/// The plan of a run: the store, the number of operations, the workers and the seed.
+/// The plan of a run: its store, number of operations, workers and seed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Plan {
     drivers: Drivers,
-    /// The driver of the store. Each run creates the store: in memory, in a temporary folder, or on a new etcd.
+    /// The driver of the store under test. Each run creates a new store: in memory, in a temporary folder, or on a new
+    /// etcd server.
     driver: &'static dyn Driver,
-    /// How the workers are executed.
+    /// How the workers of the run are executed.
     pub mode: Mode,
-    /// The minimum number of operations.
+    /// The minimum number of operations in the run.
     pub ops: u64,
-    /// The seed of all random decisions.
+    /// The seed of all random decisions in the run.
     pub seed: u64,
-    /// The number of nodes.
+    /// The number of simulated nodes.
     pub nodes: usize,
     /// The number of workers on each node.
     pub workers: usize,
     /// How worker processes reach an embedded store.
     pub way: Reach,
-    /// The part of the run that is broken on purpose. Only [`Mode::InProcess`] uses this field.
+    /// The part of the run that is broken on purpose, to test the torture itself. Only runs in [`Mode::InProcess`] can
+    /// be sabotaged.
     pub sabotage: Sabotage,
 }
 
 impl Plan {
-    /// Plans `ops` operations on the store with the given name, with four nodes and three workers on each node.
+    /// Plans a run of `ops` operations on the named store, with four nodes and three workers on each node.
     ///
     /// # Errors
-    /// No store driver has the given name.
+    /// An error if no driver has the given store name.
     pub fn new(drivers: &Drivers, store: &str, mode: Mode, ops: u64, seed: u64) -> Result<Self, Failure> {
         let driver = drivers.named(store).ok_or_else(|| {
             let names: Vec<_> = drivers.iter().map(|driver| driver.facts().name).collect();
@@ -219,7 +221,7 @@ impl Plan {
         Ok(Self { drivers: drivers.clone(), driver, mode, ops, seed, nodes, workers, way, sabotage })
     }
 
-    /// Returns the name of the store.
+    /// Returns the name of the store's driver.
     pub(crate) fn store(&self) -> &'static str {
         self.driver.facts().name
     }
@@ -248,16 +250,16 @@ impl Plan {
 pub struct Report {
     /// The plan of the reported run.
     pub plan: Plan,
-    /// The number of times that each event happened, by the event's name.
+    /// The number of times that each kind of event happened in the run, by the event's name.
     pub counts: BTreeMap<String, u64>,
-    /// The number of revisions that the run checked.
+    /// The number of revisions that the checker checked.
     pub revisions: i64,
     /// The duration of the run.
     pub duration: Duration,
 }
 
 impl Report {
-    /// Returns the number of times that an event happened.
+    /// Returns how often the named event happened in the run.
     pub fn count(&self, what: &str) -> u64 {
         self.counts.get(what).copied().unwrap_or(0)
     }

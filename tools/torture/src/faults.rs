@@ -1,5 +1,6 @@
-//! Wraps stores for the torture: one wrapper records the newest revision seen, and one delays commits. A third wrapper
-//! breaks the store's contract on purpose, to prove that the torture detects broken stores.
+//! Store wrappers for the torture. One wrapper records the newest revision that it has seen, and another delays
+//! commits. A third wrapper breaks the store's contract on purpose, to prove that the torture would detect a broken
+//! store.
 
 use std::io;
 use std::sync::atomic::Ordering::SeqCst;
@@ -20,23 +21,23 @@ use tokio::task::JoinSet;
 
 use crate::ledger::Ledger;
 
-/// The newest revision that any answer of the store has shown. Clones share the value.
+/// The newest revision that the store has returned in any response. All clones of a [`Newest`] share the same revision.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Newest(Arc<AtomicI64>);
 
 impl Newest {
-    /// Returns the newest revision, or 0 before the first answer.
+    /// Returns the newest revision, or 0 before the store's first response.
     pub(crate) fn get(&self) -> i64 {
         self.0.load(SeqCst)
     }
 
-    /// Records the revision of an answer.
+    /// Records the revision in a response of the store.
     pub(crate) fn note(&self, revision: i64) {
         self.0.fetch_max(revision, SeqCst);
     }
 }
 
-/// A store wrapper that records the newest revision of the store's answers.
+/// A store wrapper that records the newest revision in the store's responses.
 #[derive(Clone, Debug)]
 pub(crate) struct Observed {
     inner: Arc<dyn Store>,
@@ -72,15 +73,16 @@ impl Store for Observed {
     }
 }
 
-/// A store wrapper that carries out some commits only after their sender got a timeout, like a frozen server.
+/// A store wrapper that delays some commits, like a server that is frozen for a moment. The sender of a delayed commit
+/// gets a timeout, and the commit is carried out later.
 #[derive(Clone, Debug)]
 pub(crate) struct Late {
     inner: Arc<dyn Store>,
-    /// One in this many commits of the wrapped store is carried out late.
+    /// Average number of commits for each delayed commit.
     rarity: u32,
     rng: Arc<Mutex<Rng>>,
     ledger: Arc<Ledger>,
-    /// The late commits that are still pending.
+    /// The delayed commits that have not been carried out yet.
     late: Arc<Mutex<JoinSet<()>>>,
 }
 
@@ -89,13 +91,13 @@ impl Late {
         Self { inner, rarity, rng: Arc::new(Mutex::new(Rng::with_seed(seed))), ledger, late: Arc::default() }
     }
 
-    /// Waits until all late commits have been carried out.
+    /// Waits until all delayed commits of this wrapper have been carried out.
     pub(crate) async fn landed(&self) {
         let late = std::mem::take(&mut *self.late.lock().unwrap_or_else(PoisonError::into_inner));
         late.join_all().await;
     }
 
-    /// Draws the delay of a commit. Returns `None` for most commits and for all reads.
+    /// Chooses a random delay for a transaction. Returns `None` for most transactions, and for every read.
     fn lateness(&self, txn: &Txn) -> Option<Duration> {
         if txn.is_read_only() {
             return None;
@@ -117,7 +119,7 @@ impl Store for Late {
         let inner = Arc::clone(&self.inner);
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
         while late.try_join_next().is_some() {}
-        // The sender never learns the outcome of the late commit, but the checker sees the commit.
+        // The sender never learns the outcome of the delayed commit, but the checker sees the commit's revision.
         late.spawn(async move {
             tokio::time::sleep(lateness).await;
             drop(inner.txn(txn).await);
@@ -135,7 +137,8 @@ impl Store for Late {
     }
 }
 
-/// Draws the faults for [`kv::wrap::FaultyStore`]. About one call in forty fails or is delayed.
+/// Returns a function that chooses random faults for [`kv::wrap::FaultyStore`]. About one store call in forty fails or
+/// is delayed.
 pub(crate) fn injected(seed: u64, ledger: Arc<Ledger>) -> impl Fn(Operation) -> Option<Fault> + Send + Sync {
     let rng = Mutex::new(Rng::with_seed(seed));
     move |_| {
@@ -153,32 +156,32 @@ pub(crate) fn injected(seed: u64, ledger: Arc<Ledger>) -> impl Fn(Operation) -> 
     }
 }
 
-/// The part of a run that is broken on purpose.
+/// The part of a run that is broken on purpose, to test the torture itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sabotage {
-    /// No part of the run is broken.
+    /// No part of the run is broken on purpose.
     #[default]
     None,
-    /// One commit in fifty is carried out without checking its guards.
+    /// One commit in fifty is carried out without checking its guards first.
     Guards,
-    /// One commit in fifty is acknowledged without being carried out.
+    /// One commit in fifty is acknowledged but not carried out.
     Commits,
-    /// One commit in fifty loses its last write.
+    /// One commit in fifty is carried out without its last write.
     Atomicity,
     /// Callers do not record their pending commits.
     Intents,
 }
 
 impl Sabotage {
-    /// Returns how rare late commits are: one in the returned number of commits is late. A caller without pending
-    /// commits fails only when a late commit takes effect after a DEL. Late commits are frequent for such callers, so
-    /// that the torture detects the failure within seconds.
+    /// Returns the average number of commits for each delayed commit. A missing record of a pending commit does harm
+    /// only if a delayed commit is carried out after a DEL. With [`Sabotage::Intents`], delayed commits are therefore
+    /// frequent, so that the torture detects the harm within seconds.
     pub(crate) fn rarity_of_late_commits(self) -> u32 {
         if self == Self::Intents { 4 } else { 60 }
     }
 }
 
-/// How rare sabotaged commits are: one in this many commits is sabotaged.
+/// Average number of commits for each sabotaged commit.
 const SABOTAGE_RARITY: u64 = 50;
 
 /// A store wrapper that breaks the store's contract on purpose.
@@ -190,7 +193,8 @@ pub(crate) struct Broken {
 }
 
 impl Broken {
-    /// Wraps the store, or returns the store unchanged if the sabotage does not affect the store.
+    /// Wraps the store in a wrapper that carries out the sabotage. Returns the store unchanged if the sabotage does not
+    /// concern the store.
     pub(crate) fn around(inner: Arc<dyn Store>, sabotage: Sabotage) -> Arc<dyn Store> {
         match sabotage {
             Sabotage::None | Sabotage::Intents => inner,
@@ -227,7 +231,7 @@ impl Store for Broken {
     }
 }
 
-/// A list of pending commits that records no commit.
+/// An implementation of [`PendingCommits`] that records nothing.
 #[derive(Debug)]
 pub(crate) struct NoIntents;
 

@@ -1,4 +1,4 @@
-//! Runs workers as tasks of this process, on one open store that injects faults.
+//! Runs the workers as tasks of this process, on one open store that injects faults.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -20,13 +20,13 @@ use crate::ledger::Ledger;
 use crate::scene::{self, Access, open_etcd};
 use crate::worker::{Deaths, Worker};
 
-/// Maximum number of revisions by which the workers may be ahead of the checker. Every store in this mode keeps a
-/// longer history.
+/// Maximum number of revisions by which the checker may lag behind the workers. In the mode with one process, the
+/// history of every store has more than `LEAD` revisions.
 const LEAD: i64 = 1_000;
-/// Maximum time during which the checker may make no progress.
+/// Maximum time within which the checker must check a new revision.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The open store and, on etcd, the thread that injects faults into the server.
+/// The open store of a run and, for etcd, the thread that injects faults into the server.
 struct Place {
     store: Arc<dyn Store>,
     chaos: Option<Chaos<chaos::Etcd>>,
@@ -71,7 +71,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     let worked = work(plan, &access, &ledger, &progress).await;
 
     let server = chaos.map(Chaos::end).transpose();
-    // The late commits must land before the final checks begin.
+    // The delayed commits must be carried out before the final checks begin.
     late.landed().await;
     let ended = match worked.and(server) {
         Ok(server) => scene::take_back(&store, plan).await.map(|()| server),
@@ -81,7 +81,7 @@ pub(crate) async fn run(plan: &Plan) -> Result<Report, Failure> {
     Ok(Report { plan: plan.clone(), counts: ledger.counts(), revisions, duration: begun.elapsed() })
 }
 
-/// Runs all workers until the planned operations are done or a violation is found.
+/// Runs all workers until the planned number of operations is done or a violation is found.
 async fn work(
     plan: &Plan,
     access: &Access,
@@ -114,7 +114,8 @@ async fn work(
     outcome
 }
 
-/// Waits while the checker is far behind the workers, because the store compacts old revisions.
+/// Waits while the checker lags far behind the workers, because the store compacts old revisions that the checker still
+/// has to read.
 async fn keep_pace(access: &Access, progress: &mut watch::Receiver<i64>) -> Result<(), Failure> {
     let near = |checked: &i64| access.newest() - *checked < LEAD;
     let near = tokio::time::timeout(PATIENCE, progress.wait_for(near)).await;
@@ -126,7 +127,7 @@ async fn keep_pace(access: &Access, progress: &mut watch::Receiver<i64>) -> Resu
     }
 }
 
-/// Retries until `what` succeeds or [`PATIENCE`] is over, because the server may be down.
+/// Calls `what` repeatedly until it succeeds or [`PATIENCE`] has passed, because the server may be down.
 async fn patiently<T>(what: impl AsyncFn() -> Result<T, Failure>) -> Result<T, Failure> {
     let until = Instant::now() + PATIENCE;
     loop {

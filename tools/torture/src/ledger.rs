@@ -1,29 +1,29 @@
-//! Keeps the reports of the workers and compares these reports with the store's revisions. A [`Witness`] is called
-//! before and after each operation of a worker.
+//! Collects the reports of the workers and compares them with the revisions of the store. A worker calls a [`Witness`]
+//! before and after each of its operations.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Maximum number of history lines that are kept for each address.
+/// Maximum number of lines that the ledger keeps about the history of each address.
 const REMEMBERED: usize = 24;
 
-/// How an event of the store changed the holder of an address.
+/// How an event of the store has changed the container that holds an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// The container holds the address from this revision on.
+    /// From the current revision on, the container holds the address.
     Given(IpAddr, String),
-    /// The container no longer holds the address since this revision.
+    /// From the current revision on, the container no longer holds the address.
     Taken(IpAddr, String),
 }
 
-/// The stage of a container's life.
+/// The stage of a container's life, as its worker has reported it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Stage {
     #[default]
     Adding,
     Held,
-    /// A DEL was sent; the value is the newest revision known at that time.
+    /// A DEL was sent. The value is the newest revision that the worker had seen then.
     Deleting(i64),
 }
 
@@ -32,25 +32,25 @@ struct Container {
     stage: Stage,
     acknowledged: BTreeSet<IpAddr>,
     given: BTreeSet<IpAddr>,
-    /// Addresses that were released before a DEL was reported, with the revision of the release.
+    /// Addresses that were released before the worker reported a DEL, each with the revision of the release.
     taken_early: Vec<(IpAddr, i64)>,
 }
 
 #[derive(Debug, Default)]
 struct Books {
     containers: HashMap<String, Container>,
-    /// Containers whose DEL was visible in a revision.
+    /// Containers whose DEL is visible in a checked revision.
     gone: HashSet<String>,
-    /// The container whose result last reported each address.
+    /// For each address, the container whose ADD returned the address last.
     holders: HashMap<IpAddr, String>,
-    /// Containers whose DEL was acknowledged, with the revision by which the release must be visible.
+    /// Containers whose DEL was acknowledged, each with a revision by which the store must show the release.
     leaving: VecDeque<(i64, String)>,
     history: HashMap<IpAddr, VecDeque<String>>,
     counts: BTreeMap<String, u64>,
     violation: Option<String>,
 }
 
-/// Compares the reports of workers with the store. The ledger keeps only the first violation.
+/// Compares the reports of the workers with the revisions of the store. The ledger keeps only the first violation.
 #[derive(Debug, Default)]
 pub(crate) struct Ledger {
     books: Mutex<Books>,
@@ -85,7 +85,7 @@ impl Books {
             self.violate(format!("revision {revision}: {ip} was given to {container}, which is gone"), &[ip]);
             return;
         }
-        // The store may show an ADD before the worker process's output line about this ADD is read.
+        // The store may show an ADD before the ledger has read the worker's output line about this ADD.
         self.containers.entry(container.to_owned()).or_default().given.insert(ip);
     }
 
@@ -110,12 +110,13 @@ impl Ledger {
         self.books.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the first violation, if any.
+    /// Returns the first violation that was found, if any.
     pub(crate) fn violation(&self) -> Option<String> {
         self.books().violation.clone()
     }
 
-    /// Records a contradiction between documents, with the history of each address that the involved containers have.
+    /// Records a contradiction between documents, together with the history of the addresses of all containers
+    /// involved.
     pub(crate) fn violated(&self, what: String, batch: &kv::Batch) {
         let mut books = self.books();
         let named = |name: &String| {
@@ -128,7 +129,7 @@ impl Ledger {
         books.violate(what, &about.into_iter().collect::<Vec<_>>());
     }
 
-    /// Returns the number of times that each event happened.
+    /// Returns the number of times that each event happened, by the event's name.
     pub(crate) fn counts(&self) -> BTreeMap<String, u64> {
         self.books().counts.clone()
     }
@@ -138,12 +139,12 @@ impl Ledger {
         self.books().counts.get("operation").copied().unwrap_or(0)
     }
 
-    /// Adds a number to the count of an event.
+    /// Adds a number to the count of the named event.
     pub(crate) fn count(&self, what: &str, by: u64) {
         *self.books().counts.entry(what.to_owned()).or_default() += by;
     }
 
-    /// Lists the containers whose names start with the given prefix and whose DEL was not acknowledged.
+    /// Lists the containers whose names start with this prefix and whose DEL was not acknowledged.
     pub(crate) fn left_by(&self, prefix: &str) -> Vec<String> {
         let books = self.books();
         let leaving: BTreeSet<&String> = books.leaving.iter().map(|(_, name)| name).collect();
@@ -157,8 +158,8 @@ impl Ledger {
         left
     }
 
-    /// Records a revision. Checks and forgets the containers whose DEL is visible in the revision. `held` returns the
-    /// addresses of a container at that revision.
+    /// Records a revision. A container whose acknowledged DEL must be visible by now is checked and then forgotten. The
+    /// closure `held` returns the addresses that a container holds at the revision.
     pub(crate) fn follow(&self, revision: i64, changes: Vec<Change>, held: impl Fn(&str) -> Vec<IpAddr>) {
         let mut books = self.books();
         for change in changes {
@@ -182,7 +183,7 @@ impl Ledger {
         }
     }
 
-    /// Records a violation if a container's DEL was not shown by any revision.
+    /// Records a violation if no revision has shown the DEL of a deleted container.
     pub(crate) fn close(&self) {
         let mut books = self.books();
         let mut open: Vec<String> = books.containers.keys().cloned().collect();
@@ -246,19 +247,20 @@ impl Witness for Ledger {
     }
 }
 
-/// Receives the reports of a worker. Each revision is the newest revision that the worker has seen.
+/// Receives a worker's reports about its operations. The parameter `revision` is the newest revision that the worker
+/// has seen.
 pub(crate) trait Witness: Send + Sync {
-    /// Reports that an ADD will be sent.
+    /// Reports that the worker is about to send an ADD.
     fn adding(&self, container: &str, node: &str);
-    /// Reports that the ADD was acknowledged with the given addresses.
+    /// Reports that an ADD was acknowledged with these addresses.
     fn added(&self, container: &str, addresses: &[IpAddr], revision: i64);
-    /// Reports that a DEL will be sent.
+    /// Reports that the worker is about to send a DEL.
     fn deleting(&self, container: &str, revision: i64);
-    /// Reports that the DEL was acknowledged.
+    /// Reports that a DEL was acknowledged.
     fn deleted(&self, container: &str, revision: i64);
-    /// Reports that an operation ended with the given outcome.
+    /// Reports the outcome of an operation that has ended.
     fn counted(&self, what: &'static str);
-    /// Reports that the worker found a violation.
+    /// Reports a violation that the worker itself has found.
     fn failed(&self, what: String);
 }
 
@@ -276,7 +278,7 @@ mod tests {
         Vec::new()
     }
 
-    /// Returns a ledger with a container that has held an address since revision 5.
+    /// Returns a ledger with one container, which has held an address since revision 5.
     fn held() -> Ledger {
         let ledger = Ledger::default();
         ledger.adding(C, "n");

@@ -1,22 +1,25 @@
-//! Simulates many nodes on a real store, with faults and kills, and checks every revision.
+//! Simulates many nodes that share a real store, with faults and killed processes, and checks every revision of the
+//! store.
 //!
-//! Workers on several nodes add and delete containers in pools that are too small for all of the containers. Nodes
-//! borrow addresses from each other, take over each other's empty blocks, and claim and release affinities. Calls fail
-//! as on real networks and servers, and callers die after sending a commit and before the commit's answer. A checker
-//! follows the store and checks the following rules at every revision:
+//! Workers on several nodes add and delete containers. The pools are too small for all of the containers. Nodes
+//! therefore borrow addresses from each other, take over each other's empty blocks, and claim and release affinities.
+//! Calls fail as they do with real networks and servers. Callers die after sending a commit and before its response
+//! arrives. A checker follows the store's revisions and checks the following rules at each revision:
 //!
-//! - No address is held twice, and no acknowledged address is released before its DEL has begun.
-//! - Handle counts match the blocks, and affinities match the owners of blocks.
-//! - The lists in a block agree with each other, and the block's sequence number rises by one with each write.
-//! - After its DEL, a container holds no address and gets no address.
-//! - After the DEL of all containers, the store contains no documents.
+//! - No two containers hold the same address, and no acknowledged address is released before the DEL of its container
+//!   has begun.
+//! - The counts in handle documents match the blocks, and the affinity documents match the owners in the blocks.
+//! - The lists in a block agree with each other, and each write of a block increases its sequence number by one.
+//! - After its DEL, a container holds no address and is never assigned an address again.
+//! - After all containers have been deleted, the store contains no documents.
 //!
-//! The checker decodes the documents itself: the module `checker` shares no code with `ipam_core::model`. A run has one
-//! of two modes. [In one process](Mode::InProcess), a death is a dropped future and faults are injected. In [several
-//! processes](Mode::Processes), workers are processes of this program that are killed with SIGKILL. An etcd server is
-//! also killed, frozen and restarted.
+//! The checker decodes the documents itself, because the module `checker` shares no code with `ipam_core::model`. A run
+//! of the torture uses one of two modes. [In one process](Mode::InProcess), the workers are tasks, a caller dies when
+//! its future is dropped, and the store injects faults. In [several processes](Mode::Processes), each worker is a
+//! process of this program that is killed with SIGKILL. In the mode with several processes, an etcd server is killed,
+//! frozen and restarted as well.
 //!
-//! The seed determines the operations of each worker, but not their timing, so two runs with one seed can differ.
+//! The seed determines the operations of each worker but not their timing, so two runs with the same seed can differ.
 
 mod chaos;
 mod checker;
@@ -36,7 +39,7 @@ pub use press::{PressPlan, PressReport, press};
 pub use processes::{ChildPlan, be_a_worker};
 pub use soak::{SoakPlan, SoakReport, soak};
 
-/// A violation that the torture found, or the reason why the torture stopped.
+/// A violation that the torture found, or the reason why the torture could not continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure(pub String);
 
@@ -66,11 +69,12 @@ impl From<ipam_core::Error> for Failure {
     }
 }
 
-/// Runs a plan. Must be called on a multi-threaded tokio runtime. With [`Mode::Processes`], `program` is the path of
-/// the `torture` program.
+/// Runs a plan. This function must be called on a multi-threaded tokio runtime. With [`Mode::Processes`], the parameter
+/// `program` is the path of the program `torture`.
 ///
 /// # Errors
-/// The violation, with the revision, the keys and the history of the addresses; or the reason why the run stopped.
+/// An error for a violation, with its revision, the changed keys and the history of the addresses; or the reason why
+/// the run could not continue.
 pub async fn run(plan: &Plan, program: &std::path::Path) -> Result<Report, Failure> {
     if plan.way != Reach::Files && (plan.mode == Mode::InProcess || plan.scope() != datastore::Scope::Machine) {
         return Err(Failure("a daemon runs beside processes on a store in a folder".into()));

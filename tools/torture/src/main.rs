@@ -1,4 +1,4 @@
-//! `torture`: tests the allocator on a store with faults and kills, and reports violations.
+//! The program `torture` tests the allocator on a store, with faults and killed processes, and reports violations.
 
 use std::process::ExitCode;
 

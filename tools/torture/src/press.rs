@@ -1,6 +1,6 @@
-//! Loads the daemon with clients that do not read, clients that restart watches, and processes that take the store. No
-//! call of any other client may hang. While a process takes the store repeatedly, the daemon's clients must keep enough
-//! throughput.
+//! Loads the daemon with three kinds of disturbance: clients that never read, clients that restart their watches, and
+//! processes that open the store directly. Under all this load, no call of any other client may hang. While another
+//! process repeatedly opens the store directly, the daemon's clients must still get enough throughput.
 
 use std::fmt;
 use std::future::Future;
@@ -20,40 +20,43 @@ use tokio::time::{sleep, timeout};
 use crate::chaos::{self, Daemon};
 use crate::scene::open_etcd;
 
-/// Number of clients that watch all keys and read no events.
+/// Number of clients that watch all keys and never read the events.
 const DEAF: usize = 60;
-/// Number of clients that restart their watches.
+/// Number of clients that keep restarting their watches.
 const RESTLESS: usize = 4;
 const WATCHES: i64 = 10;
-/// Number of processes that take the store from the daemon.
+/// Number of processes that repeatedly open the store directly, so that the daemon must release it.
 const TAKERS: usize = 4;
-/// The interval between progress requests of one client.
+/// The interval at which one client sends progress requests.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(1);
-/// Number of progress requests between two changes of watches.
+/// Number of progress requests that a client sends before it restarts a watch.
 const REPORTS: usize = 10;
-/// Maximum duration of a call. A call that takes longer counts as hung.
+/// Maximum duration of a client's call. A client's call that takes longer than the maximum counts as hanging.
 const CALL_TIMEOUT: Duration = Duration::from_secs(90);
-/// Arguments of the daemon for a short history, because `store status` reads the whole history.
+/// Arguments that make the daemon keep only a short history, because the command `store status` reads the whole
+/// history.
 const HISTORY: [&str; 4] = ["--history-revisions", "2000", "--history-min-age", "1s"];
 
-/// The plan of a run: the daemon's program, the store's engine, the duration and the limits.
+/// The plan of a load test: the daemon's program, the store's engine, the duration and the limits.
 #[derive(Clone, Debug)]
 pub struct PressPlan {
     /// The path of the program `margay`.
     pub margay: PathBuf,
-    /// The store drivers of this program.
+    /// The store drivers that this program supports.
     pub drivers: Drivers,
-    /// The name of the store's engine.
+    /// The name of the storage engine: sled or redb.
     pub engine: String,
-    /// The duration of the whole run. Two tenths of the run measure the throughput.
+    /// The duration of the whole load test. The throughput is measured during two tenths of the load test.
     pub time: Duration,
-    /// Maximum duration of one call. A process that takes the store has twice as long.
+    /// Maximum duration of one call of a client. A process that opens the store directly may take twice as long as a
+    /// client's call.
     pub max_call: Duration,
-    /// The minimum share of the normal throughput that must remain beside one process that takes the store repeatedly.
+    /// Minimum throughput while another process repeatedly opens the store directly, as a share of the normal
+    /// throughput.
     pub min_share: f64,
 }
 
-/// The measurements of one run.
+/// The measurements of one load test.
 #[derive(Debug)]
 pub struct PressReport {
     calls: u64,
@@ -75,7 +78,7 @@ impl fmt::Display for PressReport {
     }
 }
 
-/// The number of calls of one kind, and the duration of the slowest call.
+/// The number of client calls of one kind, and the duration of the slowest of these calls.
 #[derive(Debug, Default)]
 struct Calls {
     count: AtomicU64,
@@ -97,7 +100,7 @@ impl Calls {
         *self.slowest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a call and records its duration.
+    /// Runs a client's call and records its duration.
     async fn measure<T, E: fmt::Display>(
         &self,
         what: &str,
@@ -125,10 +128,11 @@ fn text(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
-/// Runs the plan and returns the measurements.
+/// Runs the load test and returns its measurements.
 ///
 /// # Errors
-/// A call took too long, failed or hung, or the throughput beside a process that takes the store was too low.
+/// An error if a call was too slow, failed or hung, or if the throughput was too low while another process repeatedly
+/// opened the store.
 pub async fn press(plan: &PressPlan) -> Result<PressReport, String> {
     let folder = tempfile::Builder::new().prefix("margay-press").tempdir().map_err(text)?;
     let location = plan.drivers.of_engine(&plan.engine, folder.path().join("store")).map_err(text)?;
@@ -170,7 +174,7 @@ async fn reach(location: &Location) -> Result<ServedStore, String> {
     Err("the daemon does not come up".to_owned())
 }
 
-/// Runs `margay` directly on the store's files, so that the daemon must release the store.
+/// Runs a `margay` command that opens the store's files, so that the daemon must release the store.
 fn take(margay: &Path, location: &Location, arguments: &[&str]) -> Result<(), String> {
     let mut command = Command::new(margay);
     command.args(["--store", &location.to_string()]).args(arguments).stdin(Stdio::null());
@@ -184,13 +188,13 @@ impl Press {
         self.over.load(Ordering::Relaxed)
     }
 
-    /// Takes the store from the daemon repeatedly until the run ends.
+    /// Opens the store directly again and again until the load test ends, so that the daemon must release it.
     async fn take_store(self: Arc<Self>) -> Result<(), String> {
         while !self.is_over() {
             let press = Arc::clone(&self);
             let taking = spawn_blocking(move || take(&press.margay, &press.location, &["store", "status"]));
-            // The command fails after waiting two seconds for the store. The measured duration shows a long wait better
-            // than the command's failure does.
+            // The command `store status` fails if the daemon does not release the store within two seconds. A failure
+            // of the command `store status` is ignored, because the measured duration already shows the long wait.
             let flattened = async {
                 match taking.await.map_err(text)? {
                     Err(error) if error.contains("is in use by another process") => Ok(()),
@@ -202,7 +206,7 @@ impl Press {
         Ok(())
     }
 
-    /// Puts and reads keys through etcd's API.
+    /// Writes and reads a key through etcd's API until the load test ends.
     async fn call_api(self: Arc<Self>, number: usize) -> Result<(), String> {
         let store = open_etcd(&self.api).map_err(text)?;
         let key = format!("/press/{number}");
@@ -213,7 +217,7 @@ impl Press {
         Ok(())
     }
 
-    /// Puts and reads keys through the daemon's own socket.
+    /// Writes and reads a key through the daemon's own socket until the load test ends.
     async fn call_socket(self: Arc<Self>, store: ServedStore) -> Result<(), String> {
         while !self.is_over() {
             self.calls.measure("a put at the socket", store.put("/press/own", "1")).await?;
@@ -223,7 +227,7 @@ impl Press {
         Ok(())
     }
 
-    /// Watches all keys through etcd's API without reading events.
+    /// Watches all keys through etcd's API without ever reading the events.
     async fn be_deaf(self: Arc<Self>) -> Result<(), String> {
         let mut client = Client::connect([&self.api], None).await.map_err(text)?;
         let everything = WatchOptions::new().with_all_keys().with_start_revision(1).with_prev_key();
@@ -235,7 +239,7 @@ impl Press {
         Ok(())
     }
 
-    /// Restarts watches on one stream and requests progress continuously.
+    /// Restarts the watches on one stream again and again, and sends progress requests in between.
     async fn be_restless(self: Arc<Self>) -> Result<(), String> {
         let mut client = Client::connect([&self.api], None).await.map_err(text)?;
         let first = WatchOptions::new().with_prefix().with_watch_id(WATCHES + 1);
@@ -269,7 +273,8 @@ impl Press {
         }
     }
 
-    /// Measures the calls per second of one client while the given number of processes take the store.
+    /// Measures the calls per second of one client while other processes repeatedly open the store directly; `takers`
+    /// is the number of these processes.
     async fn throughput(self: &Arc<Self>, takers: usize, time: Duration) -> Result<f64, String> {
         let mut tasks = JoinSet::new();
         for _ in 0..takers {
@@ -284,7 +289,7 @@ impl Press {
         Ok(rate)
     }
 
-    /// Runs all kinds of clients and processes concurrently.
+    /// Runs all kinds of clients and processes of the load test concurrently.
     async fn crowd(self: &Arc<Self>, private: ServedStore, time: Duration) -> Result<(&Calls, &Calls), String> {
         let mut tasks = JoinSet::new();
         for _ in 0..DEAF {
@@ -302,7 +307,7 @@ impl Press {
         tasks.spawn(Arc::clone(self).call_socket(private));
         let end = Instant::now() + time;
         while Instant::now() < end && !tasks.is_empty() {
-            // A task ends before the run's end only with an error.
+            // A task of the load test that ends early has failed.
             let Ok(ended) = timeout(end.saturating_duration_since(Instant::now()), tasks.join_next()).await else {
                 break;
             };

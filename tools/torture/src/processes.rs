@@ -1,10 +1,11 @@
-//! Runs workers as processes that are killed with SIGKILL, for example after sending a commit and before its answer.
+//! Runs the workers as processes that are killed with SIGKILL, for example after sending a commit and before its
+//! response arrives.
 //!
-//! A run has rounds. A round starts some workers under new names and kills each worker a little later. Then the round
-//! deletes the containers that the workers left, as a runtime does. On standard output, workers report each operation
-//! before it starts, and then the operation's result. A pipe keeps the written lines when the writer is killed. While
-//! workers run, no other process uses an embedded store, and the checker catches up after each round. On an etcd, the
-//! checker follows the store all the time.
+//! A run consists of rounds. Each round starts some worker processes under new names and kills each of them a little
+//! later. Then the round deletes the containers of the killed workers, as a runtime would. A worker prints each
+//! operation before it starts, and afterwards the operation's result. When a worker is killed, the lines that it has
+//! written can still be read from the pipe. While workers use an embedded store, no other process opens it. After each
+//! round, the checker checks the new revisions. On etcd, the checker follows the store during the whole run.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::IpAddr;
@@ -31,12 +32,12 @@ use crate::ledger::{Ledger, Witness};
 use crate::scene::{self, Access, open, open_etcd, open_options};
 use crate::worker::{Deaths, Worker, attachment};
 
-/// The store name under which pending commits are recorded.
+/// The name of the store in the records of pending commits.
 const STORE: &str = "torture";
-/// Maximum time until a new worker prints its first line.
+/// Maximum time until a new worker process prints its first line.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The scheme of a server's URL.
+/// The scheme of the URL of a server with etcd's API.
 const HTTP: &str = "http://";
 
 /// The job of a worker process.
@@ -62,11 +63,12 @@ pub struct ChildPlan {
     served: bool,
 }
 
-/// Prints the operations of a worker to standard output, one per line.
+/// Prints the reports of a worker to standard output, one per line.
 struct Lines;
 
 impl Lines {
-    /// Prints a line to standard output. A closed pipe means that the parent process has ended, so the worker exits.
+    /// Prints a line to standard output, from which the parent process reads it. If the pipe is closed, the parent
+    /// process has ended, so the worker exits.
     fn say(line: &str) {
         let mut out = std::io::stdout().lock();
         if out.write_all(format!("{line}\n").as_bytes()).and_then(|()| out.flush()).is_err() {
@@ -102,7 +104,8 @@ impl Witness for Lines {
     }
 }
 
-/// Records a line of a worker in the ledger. Returns `None` if the line is incomplete.
+/// Parses a line that a worker printed, and reports its content to the ledger. Returns `None` if the printed line is
+/// incomplete.
 fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
     let (verb, rest) = line.split_once(' ')?;
     match verb {
@@ -127,11 +130,11 @@ fn take_down(ledger: &Ledger, line: &str) -> Option<()> {
     Some(())
 }
 
-/// Runs a worker until it is killed.
+/// Runs a worker in this process until the process is killed.
 ///
 /// # Errors
-/// The store cannot be opened. A failed step is no error of this function: the worker reports the step on standard
-/// output.
+/// An error if the store cannot be opened. If an operation fails, this function does not return an error, because the
+/// worker reports the failure on standard output.
 pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Failure> {
     let newest = Newest::default();
     let access = if plan.at.starts_with(HTTP) {
@@ -151,11 +154,11 @@ pub async fn be_a_worker(drivers: &Drivers, plan: &ChildPlan) -> Result<(), Fail
     }
 }
 
-/// A worker process and the reader of its reports.
+/// A worker process, and the thread that reads its reports.
 struct Process {
     child: Child,
     reader: JoinHandle<()>,
-    /// Receives a message for each line that the worker prints.
+    /// Receives a message for each line that the worker process prints.
     begun: std::sync::mpsc::Receiver<()>,
     node: String,
     name: String,
@@ -176,21 +179,22 @@ impl Process {
         let (tell, begun) = std::sync::mpsc::channel();
         let ledger = Arc::clone(ledger);
         let reader = std::thread::spawn(move || {
-            // The last line of a killed worker may be incomplete. The operation that an incomplete line announces has
-            // not begun.
+            // The last line of a killed worker may be cut off. If the line that announces an operation is cut off, the
+            // operation has not begun.
             for line in BufReader::new(out).split(b'\n').map_while(Result::ok) {
                 let line = String::from_utf8_lossy(&line).into_owned();
                 if take_down(&ledger, &line).is_none() {
                     ledger.count("line that was cut off", 1);
                 }
-                // The receiver waits only for the first line and may have been dropped.
+                // The receiver may have been dropped, because it only waits for the worker's first line.
                 let _ = tell.send(());
             }
         });
         Ok(Self { child, reader, begun, node: plan.node.clone(), name: plan.name.clone() })
     }
 
-    /// Kills the worker when `life` has passed after its first line, and waits until all its lines are read.
+    /// Kills the worker process when `life` has passed since its first line, and waits until all its lines have been
+    /// read.
     fn kill_after(mut self, life: Duration) -> Result<(String, String), Failure> {
         let begun = self.begun.recv_timeout(PATIENCE);
         std::thread::sleep(life);
@@ -202,7 +206,7 @@ impl Process {
     }
 }
 
-/// The location of the store.
+/// Where the workers find the store.
 enum Place {
     Folder(PathBuf),
     Server(String),
@@ -219,7 +223,7 @@ struct Run<'a> {
     rounds: u64,
 }
 
-/// Runs a plan in which workers are processes.
+/// Runs a plan whose workers are processes.
 pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> {
     if plan.scope() == Scope::Process {
         return Err(Failure("processes cannot share a store in memory".into()));
@@ -253,7 +257,8 @@ pub(crate) async fn run(plan: &Plan, program: &Path) -> Result<Report, Failure> 
 }
 
 impl Run<'_> {
-    /// Runs rounds on an embedded store. After each round, this process opens the store and checks all new revisions.
+    /// Runs the rounds of a run on an embedded store. After each round, this process opens the store and checks the new
+    /// revisions.
     async fn in_a_folder(&mut self) -> Result<i64, Failure> {
         let Place::Folder(folder) = &self.place else { return Ok(0) };
         let folder = folder.clone();
@@ -274,8 +279,9 @@ impl Run<'_> {
         worked.and_then(|revisions| daemon.map(|_| revisions))
     }
 
-    /// True when the planned operations are done and the process that holds the store was frozen and killed at least
-    /// once. A run without these faults ends after ten times the planned operations.
+    /// True if the planned operations are done and, for a run with faults, the server process has been frozen and
+    /// killed. If the server process is never frozen or killed, the run ends after ten times the planned number of
+    /// operations.
     fn is_done(&self) -> bool {
         let operations = self.ledger.operations();
         if operations < self.plan.ops {
@@ -314,7 +320,7 @@ impl Run<'_> {
         self.program.with_file_name("margay")
     }
 
-    /// Starts a daemon with etcd's API on an embedded store whose format supports leases.
+    /// Starts a daemon that offers etcd's API for an embedded store whose format supports leases.
     async fn daemon(&self) -> Result<(Daemon, String), Failure> {
         let Place::Folder(folder) = &self.place else { return Err(Failure("a daemon has a folder".into())) };
         let options = open_options(Create::IfMissing).with_format(FORMAT_WITH_LEASES);
@@ -332,8 +338,8 @@ impl Run<'_> {
         Ok((daemon, url))
     }
 
-    /// Runs rounds on an etcd, or on a daemon with etcd's API. The checker follows the server all the time while faults
-    /// are injected into the server.
+    /// Runs the rounds of a run on an etcd server, or on a daemon that offers etcd's API. The checker follows the store
+    /// during the whole run, while faults are injected into the server.
     async fn on_a_server<V: Victim>(&mut self, server: V, url: String) -> Result<i64, Failure> {
         let store = open_etcd(&url)?;
         self.place = Place::Server(url);
@@ -361,8 +367,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Starts workers and kills the workers after a while. Returns the node and name of each container that the workers
-    /// left.
+    /// Starts the worker processes of a round and kills each of them after a while. Returns the node and the name of
+    /// each container that the killed workers have not deleted.
     async fn round(&mut self) -> Result<Vec<(String, String)>, Failure> {
         self.rounds += 1;
         let mut killers = Vec::new();
@@ -392,7 +398,7 @@ impl Run<'_> {
         self.ledger.violation().map_or(Ok(left), |what| Err(Failure(what)))
     }
 
-    /// Deletes the containers that killed workers left, as a runtime does.
+    /// Deletes the containers of killed workers, as a runtime would.
     async fn clean(&self, ipam: &ipam_core::Ipam, left: &[(String, String)]) -> Result<(), Failure> {
         for (node, container) in left {
             self.ledger.deleting(container, self.newest.get());
@@ -410,7 +416,7 @@ impl Run<'_> {
     }
 }
 
-/// Checks all revisions up to the current one.
+/// Checks all revisions up to the store's current revision.
 async fn catch_up(checker: &mut Checker, store: &Arc<dyn Store>) -> Result<(), Failure> {
     let now = store.list(Range::All).await?.revision.get();
     let (_keep, goal) = watch::channel(Some(now));

@@ -1,6 +1,6 @@
-//! Sets up a run: pools that are too small for all nodes, registered nodes and a fast clock. Also decides how a worker
-//! reaches the store: the store stays open, or is opened for each operation as by the plugin, or is reached through a
-//! daemon, with the store's files as a fallback.
+//! Sets up a run, with pools that are too small for all nodes, registered nodes and a fast clock. This module also
+//! decides how a worker reaches the store. The worker keeps the store open, opens it for each operation as the plugin
+//! does, or connects to the store's daemon.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,13 +25,13 @@ pub(crate) const POOL_V4: &str = "10.0.0.0/26";
 /// The IPv6 pool: 64 addresses in blocks of 8.
 pub(crate) const POOL_V6: &str = "fd00::/122";
 
-/// The factor by which the allocators' clock runs faster than real time. With this factor, empty blocks are old enough
-/// for a takeover within a second.
+/// The number of times that the allocators' clock is faster than real time. With the fast clock, another node may take
+/// over an empty block after less than a second.
 const FASTER: i32 = 60;
-/// The moment at which the fast clock shows the right time: 2026-01-01.
+/// The time at which the fast clock equals real time: 2026-01-01.
 const EPOCH: i64 = 1_767_225_600;
 
-/// Returns the deadline of one call.
+/// Returns the deadline for a call that starts now.
 pub(crate) fn deadline() -> Deadline {
     Deadline::after(Duration::from_secs(20))
 }
@@ -42,12 +42,12 @@ fn clock() -> Clock {
     Arc::new(move || epoch + (OffsetDateTime::now_utc() - epoch) * FASTER)
 }
 
-/// Returns an allocator on a store with registered nodes.
+/// Returns an allocator on a store in which the nodes are registered.
 pub(crate) fn allocator(store: Arc<dyn Store>) -> Ipam {
     Ipam::new(store, Nodes::Registered).with_clock(clock())
 }
 
-/// Creates the nodes and pools of the plan in the store.
+/// Creates the planned nodes and pools in the store.
 pub(crate) async fn prepare(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), Failure> {
     for number in 0..plan.nodes {
         let name = Plan::node(number);
@@ -63,7 +63,7 @@ pub(crate) async fn prepare(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), F
     Ok(())
 }
 
-/// Releases the blocks of all nodes in the plan.
+/// Releases the blocks of all nodes of the run.
 pub(crate) async fn take_back(store: &Arc<dyn Store>, plan: &Plan) -> Result<(), Failure> {
     let ipam = allocator(Arc::clone(store));
     for number in 0..plan.nodes {
@@ -72,10 +72,10 @@ pub(crate) async fn take_back(store: &Arc<dyn Store>, plan: &Plan) -> Result<(),
     Ok(())
 }
 
-/// Maximum time for which a process waits for the store lock.
+/// Maximum time that a process waits for the store lock.
 const LOCK_WAIT: Duration = Duration::from_secs(60);
 
-/// The options for opening an embedded store.
+/// Returns the options for opening an embedded store.
 pub(crate) fn open_options(create: Create) -> OpenOptions {
     create.with_wait(LOCK_WAIT)
 }
@@ -84,7 +84,7 @@ pub(crate) async fn open(location: &Location, create: Create) -> Result<OpenStor
     datastore::open(location, &open_options(create)).await
 }
 
-/// Opens a client of an etcd. The client's call timeout is short, so that the client detects frozen servers.
+/// Creates a client of an etcd server. The client has a short timeout for calls, so that it detects a frozen server.
 pub(crate) fn open_etcd(url: &str) -> Result<Arc<dyn Store>> {
     let options = Options::new([url]).with_call_timeout(Duration::from_secs(2));
     Ok(Arc::new(EtcdStore::open(&options)?))
@@ -93,15 +93,16 @@ pub(crate) fn open_etcd(url: &str) -> Result<Arc<dyn Store>> {
 /// How a worker reaches the store.
 #[derive(Clone, Debug)]
 pub(crate) enum Access {
-    /// The store stays open.
+    /// The worker keeps the store open during the whole run.
     Open(Ipam, Newest),
-    /// The store is in a folder. One process at a time has the store open.
+    /// The store is in a folder, and each operation opens it. Only one process at a time can have the store in the
+    /// folder open.
     Folder(Location, Newest),
-    /// The store is in a folder, and a daemon may have the store open.
+    /// The store is in a folder, and a daemon may have it open.
     Served(Location, Newest),
 }
 
-/// A store that is open for one operation.
+/// A store that is open for one operation of a worker.
 pub(crate) struct Session {
     pub(crate) ipam: Ipam,
     opened: Option<OpenStore>,
@@ -109,12 +110,13 @@ pub(crate) struct Session {
 }
 
 impl Access {
-    /// Wraps a store that stays open. Pending commits are recorded in `intents`.
+    /// Creates the access to a store that the worker keeps open. The allocator records its pending commits in
+    /// `intents`.
     pub(crate) fn open(store: Arc<dyn Store>, newest: Newest, intents: Arc<dyn PendingCommits>) -> Self {
         Self::Open(allocator(store).with_pending_commits(intents), newest)
     }
 
-    /// Returns the newest revision that any answer has shown so far.
+    /// Returns the newest revision that any response of the store has contained so far.
     pub(crate) fn newest(&self) -> i64 {
         match self {
             Self::Open(_, newest) | Self::Folder(_, newest) | Self::Served(_, newest) => newest.get(),
@@ -142,7 +144,7 @@ impl Access {
 }
 
 impl Session {
-    /// Closes the store if the store was opened for this session.
+    /// Closes the store, if it was opened for one operation only.
     pub(crate) async fn end(self) -> Result<()> {
         match self.opened {
             Some(store) => store.close().await,

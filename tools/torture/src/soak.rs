@@ -1,7 +1,8 @@
-//! Runs the daemon for a long time with ADDs, DELs, watches, compaction and hand-overs. Memory and files must stay
-//! bounded, no address may be assigned twice, and in the end the store must hold exactly the acknowledged addresses.
+//! Runs the daemon for hours with ADDs, DELs, watches, compactions and hand-overs of the store. The daemon's memory and
+//! files must not grow without bound, and no address may be assigned twice. In the end, the store must contain exactly
+//! the acknowledged addresses.
 //!
-//! Clients of etcd's API take part in the run: they grant and renew leases, let leases expire, and compact the history.
+//! Clients also use etcd's API: they grant and renew leases, let leases expire, and compact the history.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -28,39 +29,39 @@ use wire::{DaemonConnection, FrameKind};
 use crate::chaos::{self, Daemon};
 use crate::scene::open_etcd;
 
-/// Number of concurrent callers.
+/// Number of clients that concurrently send ADDs and DELs to the daemon.
 const CALLERS: usize = 8;
 const CONTAINERS: usize = 100;
-/// Number of watches on the daemon's own socket. The run has as many watches on etcd's API.
+/// Number of concurrent watches on the daemon's own socket. The same number of watches run on etcd's API.
 const WATCHES: usize = 4;
 /// Number of clients that hold leases through etcd's API.
 const LEASES: usize = 8;
-/// The interval at which memory and files are measured and printed, and at which the history is compacted.
+/// The interval at which memory and files are measured, the measurements are printed, and the history is compacted.
 const MEASURE: Duration = Duration::from_secs(60);
-/// Number of revisions that a compaction keeps.
+/// Number of the newest revisions that a compaction keeps.
 const KEEP: i64 = 2_000;
-/// Maximum duration of one call.
+/// Maximum duration of one call of the daemon.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Maximum memory of the daemon, in MiB.
+/// Maximum size of the daemon's memory, in MiB.
 const MOST_MIB: f64 = 64.0;
-/// Maximum growth of the files from the first half of the run to the second half, as a factor.
+/// Maximum size of the store's files in the second half of the run, as a multiple of their size in the first half.
 const GROWTH: f64 = 1.5;
 const MARGIN_MIB: f64 = 16.0;
 
-/// The plan of a run: the daemon's program, the store's engine, and the duration.
+/// The plan of a long run: the daemon's program, the store's engine, and the duration.
 #[derive(Clone, Debug)]
 pub struct SoakPlan {
     /// The path of the program `margay`.
     pub margay: PathBuf,
-    /// The store drivers of this program.
+    /// The store drivers that this program supports.
     pub drivers: Drivers,
-    /// The name of the store's engine.
+    /// The name of the storage engine: sled or redb.
     pub engine: String,
-    /// The duration of the run.
+    /// The duration of the long run.
     pub time: Duration,
 }
 
-/// The memory of the daemon and the size of the files at one moment, in MiB.
+/// The size of the daemon's memory and of the store's files at one moment, in MiB.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: Duration,
@@ -70,7 +71,7 @@ struct Sample {
     revision: i64,
 }
 
-/// The counts of a run that found no fault.
+/// What a long run has counted if it found no fault.
 #[derive(Debug)]
 pub struct SoakReport {
     events: u64,
@@ -96,22 +97,22 @@ fn text(error: impl fmt::Display) -> String {
     error.to_string()
 }
 
-/// State that all tasks of a run share.
+/// The state that all tasks of a long run share.
 struct Shared {
     location: Location,
     over: AtomicBool,
     calls: AtomicU64,
     events: AtomicU64,
-    /// Number of leases that expired in time.
+    /// Number of leases that expired in time after their last renewal.
     leases: AtomicU64,
-    /// The container that uses each address.
+    /// For each assigned address, the container that uses it.
     held: Mutex<BTreeMap<IpAddr, String>>,
 }
 
-/// Runs the plan. The function `progress` gets a line of measurements every minute.
+/// Runs the plan. The function `progress` is called with a line of measurements every minute.
 ///
 /// # Errors
-/// The first fault that the run found.
+/// An error for the first fault that the long run found.
 pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakReport, String> {
     let folder = tempfile::Builder::new().prefix("margay-soak").tempdir().map_err(text)?;
     let path = folder.path().join("store");
@@ -149,7 +150,7 @@ pub async fn soak(plan: &SoakPlan, progress: impl Fn(String)) -> Result<SoakRepo
     for caller in callers {
         caller.join().map_err(|_| "a caller panicked".to_owned())??;
     }
-    // Each watch notices the end of the run only when the next event arrives.
+    // A watch task notices the end of the run only when it receives another event.
     store.put("/soak/end", "").await.map_err(text)?;
     while let Some(watched) = watches.join_next().await {
         watched.map_err(text)??;
@@ -187,7 +188,7 @@ async fn reach(location: &Location) -> Result<ServedStore, String> {
     Err("the daemon does not come up".to_owned())
 }
 
-/// Adds and deletes containers until the run is over.
+/// Sends ADDs and DELs of containers to the daemon until the run is over.
 fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
     let mut own: Vec<(Attachment, IpAddr)> = Vec::new();
     let mut number = 0_u64;
@@ -212,7 +213,7 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
             own.push((attachment, address));
         } else {
             let (attachment, address) = own.swap_remove(fastrand::usize(..own.len()));
-            // After this point the address may be assigned to another container.
+            // From here on, the daemon may assign the released address to another container.
             shared.held.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
             let del = Del {
                 attachment,
@@ -232,7 +233,7 @@ fn churn(shared: &Shared, caller: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// Sends a CNI verb to the daemon as a plugin does, over a new connection.
+/// Sends a CNI verb to the daemon over a new connection, as a plugin does.
 fn ask(shared: &Shared, verb: Verb) -> Result<Answer, String> {
     let socket = socket(&shared.location).ok_or("no socket")?;
     let connection =
@@ -241,7 +242,7 @@ fn ask(shared: &Shared, verb: Verb) -> Result<Answer, String> {
     connection.ask(FrameKind::Verb, &asked, PATIENCE).map_err(text)
 }
 
-/// Checks that a watch delivers every revision in order.
+/// Checks that a watch delivers every revision of the store, in ascending order.
 async fn watch(store: Arc<dyn Store>, shared: Arc<Shared>) -> Result<(), String> {
     let mut next = store.range(kv::RangeRequest::new(Range::key("/soak"))).await.map_err(text)?.revision.next();
     loop {
@@ -270,13 +271,14 @@ async fn watch(store: Arc<dyn Store>, shared: Arc<Shared>) -> Result<(), String>
     }
 }
 
-/// The daemon and the URL of its etcd API.
+/// The running daemon, and the URL of its etcd API.
 struct Server<'a> {
     daemon: &'a Daemon,
     api: &'a str,
 }
 
-/// Until the run is over, measures the daemon, compacts the history, and opens the store in this process.
+/// Measures the daemon, compacts its history, and opens the store in this process, again and again until the run is
+/// over.
 async fn measure(
     plan: &SoakPlan,
     shared: &Shared,
@@ -315,7 +317,7 @@ async fn measure(
     Ok(samples)
 }
 
-/// Returns the total size in bytes of all files in a folder and its subfolders.
+/// Returns the total size in bytes of all files in a folder, including its subfolders.
 fn bytes(path: &Path) -> u64 {
     let Ok(metadata) = path.symlink_metadata() else { return 0 };
     if !metadata.is_dir() {
@@ -324,7 +326,7 @@ fn bytes(path: &Path) -> u64 {
     path.read_dir().into_iter().flatten().flatten().map(|entry| bytes(&entry.path())).sum()
 }
 
-/// Verifies the store after the run.
+/// Checks the content of the store after the run.
 async fn conclude(plan: &SoakPlan, shared: &Shared, held: usize) -> Result<(), String> {
     margay(plan, &shared.location, &["store", "verify"])?;
     margay(plan, &shared.location, &["ipam", "check"])?;
@@ -338,7 +340,7 @@ async fn conclude(plan: &SoakPlan, shared: &Shared, held: usize) -> Result<(), S
     if used == held { Ok(()) } else { Err(format!("{held} addresses were acknowledged, and the store has {used}")) }
 }
 
-/// Fails if the files kept growing in the second half of the run.
+/// Fails if the store's files kept growing in the second half of the run.
 fn files_bounded(samples: &[Sample]) -> Result<(), String> {
     let (first, second) = samples.split_at(samples.len() / 2);
     let most = |samples: &[Sample]| samples.iter().map(|sample| sample.files).fold(0.0, f64::max);
@@ -349,19 +351,20 @@ fn files_bounded(samples: &[Sample]) -> Result<(), String> {
     Ok(())
 }
 
-/// The time to live of a lease, in seconds. The daemon does not grant shorter leases.
+/// The time to live of each lease, in seconds. The daemon grants no lease with a shorter time to live.
 const LEASE_TTL_SECONDS: i64 = 2;
-/// Maximum time until a lease that is not renewed must have expired. The daemon may hand the store over meanwhile.
+/// Maximum time until a lease must have expired after its last renewal. The limit is long, because the daemon may hand
+/// over the store before the lease expires.
 const LEASE_GONE_TIMEOUT: Duration = Duration::from_secs(15);
-/// The interval between renewals of a lease.
+/// The interval between two renewals of a lease.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(500);
 const RENEWALS: u32 = 10;
 
-/// Holds leases one after another until `over` is set, and counts the leases that expired in time.
+/// Grants and renews leases one after another until `over` is set, and counts the leases that expired in time.
 ///
 /// # Errors
-/// An API error, or a key that disappeared while its lease was renewed, or a key that stayed after its lease was no
-/// longer renewed.
+/// An error of the API; also an error if a key disappears while its lease is renewed, or still exists long after the
+/// last renewal.
 async fn hold_leases(url: &str, number: usize, over: &AtomicBool, ended: &AtomicU64) -> Result<(), String> {
     let mut client = Client::connect([url], None).await.map_err(text)?;
     let key = format!("/soak/lease/{number}");
@@ -393,10 +396,10 @@ async fn hold_leases(url: &str, number: usize, over: &AtomicBool, ended: &Atomic
     Ok(())
 }
 
-/// Compacts the history before `revision` through etcd's API.
+/// Compacts the history before `revision` with a request to etcd's API.
 ///
 /// # Errors
-/// An API error, except that another client has compacted the revision already.
+/// Any API error, unless another client has already compacted the revision.
 pub(crate) async fn compact(url: &str, revision: i64) -> Result<(), String> {
     let mut client = Client::connect([url], None).await.map_err(text)?;
     match client.compact(revision, None).await {

@@ -1,5 +1,5 @@
-//! Runs a worker of the torture. A worker adds and deletes containers like a node's runtime, and moves blocks between
-//! nodes like an operator.
+//! Runs one worker of the torture. The worker adds and deletes containers like the container runtime of a node, and
+//! moves blocks between nodes like an operator.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -22,21 +22,22 @@ use crate::checker::CALICO_WAS_HERE;
 use crate::ledger::Witness;
 use crate::scene::{Access, POOL_V4, POOL_V6, deadline};
 
-/// Maximum number of containers of a worker. All workers together request more addresses than the pools have.
+/// Maximum number of containers that one worker has at a time. All workers together request more addresses than the
+/// pools contain.
 const MOST_CONTAINERS: usize = 12;
-/// The number of times that a DEL is retried, as runtimes do.
+/// The number of attempts to delete a container, because runtimes repeat a DEL that failed.
 const DEL_ATTEMPTS: u32 = 200;
-/// The number of times that the writes of a pool are retried, because the server may be down for a while.
+/// The number of attempts to write a pool, because the server may be down for a while.
 const POOL_ATTEMPTS: u32 = 1_000;
-/// The pause before a failed call is retried.
+/// The pause between two attempts of a call if the first attempt failed.
 const DEL_PAUSE: Duration = Duration::from_millis(10);
 
-/// How the calls of a worker are interrupted.
+/// How a worker's calls may be interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Deaths {
-    /// The futures of some calls are dropped before the calls end.
+    /// Some calls are interrupted: their futures are dropped before they are complete.
     Dropped,
-    /// The worker interrupts no call. Instead, the torture kills the worker's process.
+    /// The worker does not interrupt its own calls. Instead, the torture kills the worker's whole process.
     FromOutside,
 }
 
@@ -52,7 +53,7 @@ pub(crate) struct Worker<W> {
     next: u64,
 }
 
-/// Returns the attachment of a container.
+/// Returns the attachment of a container's interface `eth0`.
 pub(crate) fn attachment(node: &str, container: &str) -> Attachment {
     Attachment {
         network: "net".into(),
@@ -69,7 +70,7 @@ impl<W: Witness> Worker<W> {
         Self { access, witness, node, name, rng, deaths, containers: Vec::new(), next: 0 }
     }
 
-    /// Runs one random operation.
+    /// Runs one random operation of the worker.
     pub(crate) async fn step(&mut self) -> Result<(), Failure> {
         let session = self.access.begin().await?;
         if session.is_served {
@@ -81,7 +82,7 @@ impl<W: Witness> Worker<W> {
         done
     }
 
-    /// Deletes all containers of this worker.
+    /// Deletes all containers that this worker has added.
     pub(crate) async fn end(&mut self) -> Result<(), Failure> {
         while let Some((container, _)) = self.containers.pop() {
             let session = self.access.begin().await?;
@@ -116,13 +117,13 @@ impl<W: Witness> Worker<W> {
         }
     }
 
-    /// Runs a call to its end, or drops the call before its end and returns `None`.
+    /// Runs a call to completion, or drops its future earlier and returns `None`.
     async fn or_die<T>(&mut self, call: impl Future<Output = T>) -> Option<T> {
         if self.deaths == Deaths::FromOutside || self.rng.u32(..25) > 0 {
             return Some(call.await);
         }
-        // The maximum delay is a random power of two, so that many deaths come before the first reply and many come
-        // late.
+        // The maximum delay is a random power of two, so some futures are dropped before the store's first response and
+        // others much later.
         let scale = self.rng.u32(4..15);
         let life = Duration::from_micros(self.rng.u64(..1 << scale));
         let done = tokio::time::timeout(life, call).await.ok();
@@ -158,11 +159,11 @@ impl<W: Witness> Worker<W> {
             Some(Err(error)) => self.judge("ADD", &error)?,
             None => {}
         }
-        // A runtime sends a DEL after a failed ADD, too.
+        // A runtime sends a DEL even after a failed ADD.
         self.delete(ipam, &container).await
     }
 
-    /// Repeats the ADD of a container. The ADD must return the addresses that the container has.
+    /// Repeats the ADD of a container that already has addresses. The repeated ADD must return the same addresses.
     async fn repeat(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (container, has) = self.containers[self.rng.usize(..self.containers.len())].clone();
         let count = |v4: bool| has.iter().filter(|ip| ip.is_ipv4() == v4).count();
@@ -186,7 +187,7 @@ impl<W: Witness> Worker<W> {
         }
     }
 
-    /// Deletes a container, and retries until the DEL succeeds.
+    /// Deletes a container; a DEL that fails is repeated until it succeeds.
     async fn delete(&mut self, ipam: &Ipam, container: &str) -> Result<(), Failure> {
         self.witness.deleting(container, self.access.newest());
         let attachment = attachment(&self.node, container);
@@ -199,7 +200,7 @@ impl<W: Witness> Worker<W> {
                 }
                 Some(Err(error)) => {
                     self.judge("DEL", &error)?;
-                    // A killed daemon refuses connections until it is restarted.
+                    // After the daemon was killed, connections to it fail until it is restarted.
                     tokio::time::sleep(DEL_PAUSE).await;
                 }
                 None => {}
@@ -208,7 +209,7 @@ impl<W: Witness> Worker<W> {
         Err(Failure(format!("DEL of {container} failed {DEL_ATTEMPTS} times")))
     }
 
-    /// Returns a random part of the IPv4 pool, or sometimes the whole IPv6 pool.
+    /// Returns a random part of the IPv4 pool or, for one call in five, the whole IPv6 pool.
     fn part(&mut self) -> Result<IpNet, Failure> {
         if self.rng.u32(..5) == 0 {
             return POOL_V6.parse().map_err(|_| Failure("the pool is no network".into()));
@@ -228,8 +229,8 @@ impl<W: Witness> Worker<W> {
     }
 
     fn which(&mut self) -> ReleaseIf {
-        // A block that was released while its addresses were in use has no owner until the block is empty. In small
-        // pools it takes long until a block is empty.
+        // If a block's affinity is released while addresses of the block are in use, the block has no owner until it is
+        // empty. In small pools, it takes long until a block is empty, so most releases are limited to empty blocks.
         if self.rng.u32(..4) > 0 { ReleaseIf::Empty } else { ReleaseIf::Any }
     }
 
@@ -253,7 +254,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Records the next owner of an address, as at the start of a live migration.
+    /// Records the next owner of an address, as happens at the start of a live migration.
     async fn hand_over(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (container, has) = self.containers[self.rng.usize(..self.containers.len())].clone();
         let Some(ip) = has.first() else { return Ok(()) };
@@ -274,7 +275,7 @@ impl<W: Witness> Worker<W> {
         let request = BlockRequest::new(Owner::host(&self.node), families[self.rng.usize(..families.len())]);
         match self.or_die(ipam.ensure_blocks(&request, deadline())).await {
             Some(Ok(_)) => self.witness.counted("block ensured"),
-            // Other nodes own all blocks, so this node cannot claim a new block.
+            // Other nodes already own all blocks of the pools.
             Some(Err(Error::NoNewBlocks)) => self.witness.counted("refusal: no block left"),
             Some(Err(error)) => self.judge("block ensured", &error)?,
             None => {}
@@ -282,7 +283,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Releases a part of a pool from all owners.
+    /// Releases all affinities to blocks in a part of a pool.
     async fn give_pool_back(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let (cidr, which) = (self.part()?, self.which());
         match self.or_die(ipam.release_pool_affinities(cidr, which, deadline())).await {
@@ -303,12 +304,12 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Deletes the IPv4 pool and recreates the pool with another block size, as Calico would. Empty blocks are deleted
-    /// one key at a time, and the affinities of deleted blocks stay.
+    /// Deletes the IPv4 pool and creates it again with another block size, as Calico would do. As in Calico, empty
+    /// blocks are deleted one key at a time, and their affinities remain.
     async fn remake_pool(&mut self, ipam: &Ipam) -> Result<(), Failure> {
         let size = self.rng.u8(28..=30);
-        // If a process were killed between the delete and the write, no pool would exist and no later ADD could
-        // succeed.
+        // Delete the pool only if this process is not killed by the torture: a kill before the pool is written again
+        // would make every later ADD fail.
         if self.deaths == Deaths::Dropped
             && let Err(error) = ipam.store().delete(Range::Key(keys::resource(ResourceKind::IpPool, "v4"))).await
         {
@@ -326,7 +327,7 @@ impl<W: Witness> Worker<W> {
         Ok(())
     }
 
-    /// Counts expected errors, and fails on all other errors.
+    /// Counts an error that the torture expects, and fails on any other error.
     fn judge(&self, verb: &str, error: &Error) -> Result<(), Failure> {
         match error {
             Error::Exhausted { .. } | Error::BlockLimit | Error::AlreadyAssigned(_) => {
@@ -349,7 +350,7 @@ impl<W: Witness> Worker<W> {
     }
 }
 
-/// Deletes empty IPv4 blocks without their affinities, and writes the pool with another block size.
+/// Deletes empty IPv4 blocks but not their affinities, and writes the pool with another block size.
 async fn remake_pool(store: &Arc<dyn Store>, block_size: u8) -> kv::Result<()> {
     for kv in store.list(Range::Prefix(keys::blocks_of_addresses_prefix(Family::V4))).await?.kvs {
         let is_empty = Block::decode(&kv.key, kv.value.as_bytes()).is_ok_and(|block| block.is_empty());

@@ -1,4 +1,4 @@
-//! Proves that the torture can fail: the torture must detect broken stores, and callers that record no pending commits.
+//! Proves that the torture can fail: it must detect broken stores, and allocators that record no pending commits.
 
 #![allow(clippy::print_stdout, reason = "prints the violations that were found")]
 
@@ -6,12 +6,12 @@ use std::path::Path;
 
 use torture::{Mode, Plan, Sabotage};
 
-/// The violations that commits without guards cause: a change of another writer is lost, or two documents contradict
+/// The violations that a store with ignored guards causes: another writer's change is lost, or two documents contradict
 /// each other.
 const FOUND: [&str; 6] =
     ["went from sequence number", "blocks hold", " the block ", "which is gone", "after its DEL", "was told"];
 
-/// Returns the torture's report about a broken part. Panics if the torture finds no violation.
+/// Returns the violation that the torture reports for this sabotage. Panics if the torture reports no violation.
 async fn said(sabotage: Sabotage) -> String {
     let mut plan = Plan::new(&stores::drivers(), "memory", Mode::InProcess, 300_000, 7)
         .unwrap_or_else(|failure| panic!("{failure}"));
@@ -28,7 +28,7 @@ async fn said(sabotage: Sabotage) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sabotage_is_found_when_guards_are_ignored() {
     let said = said(Sabotage::Guards).await;
-    // A commit that ignores its guards assigns an address twice, or overwrites a change of another writer.
+    // A commit whose guards are ignored assigns an address a second time, or overwrites another writer's change.
     assert!(FOUND.iter().any(|what| said.contains(what)), "{said}");
 }
 

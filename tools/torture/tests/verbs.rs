@@ -1,4 +1,5 @@
-//! Runs one scenario with all verbs of the allocator on each store. All stores must give equal answers and documents.
+//! Runs one scenario with all operations of the allocator on each kind of store. On all stores, the allocator's answers
+//! and the stored documents must be equal.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeMap;
@@ -36,7 +37,7 @@ fn pod(name: &str) -> BTreeMap<String, String> {
     [("namespace", "shop"), ("pod", name)].map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-/// The allocator's answers, and the documents after each answer.
+/// The answers of the allocator, and the stored documents after each answer.
 #[derive(Debug, Default, PartialEq)]
 struct Answered(Vec<String>);
 
@@ -192,7 +193,8 @@ impl Teller {
     }
 }
 
-/// Runs the scenario on the store in memory and checks the errors. The other stores must give equal answers.
+/// Runs the scenario on an in-memory store and checks that the expected errors occur. The answers of the other stores
+/// must be equal to those of the in-memory store.
 async fn expected() -> Answered {
     let answered = Teller::new(Arc::new(kv_mvcc::memory())).tell().await;
     let failed: Vec<&str> =

@@ -1,5 +1,4 @@
-//! Tests pending commits in files: the fixed bytes of each form, the search for files, and files that are no pending
-//! commits.
+//! Tests the files of pending commits: the fixed bytes of each form, the search for files, and unreadable files.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -65,7 +64,7 @@ fn in_first_form(note: &CommitRecord) -> Vec<u8> {
     bytes
 }
 
-/// Writes the content of a pending commit in form 1.
+/// Writes the content of a pending commit's file in form 1.
 struct FirstForm<'b>(&'b mut Vec<u8>);
 
 impl FirstForm<'_> {
@@ -161,11 +160,12 @@ impl FirstForm<'_> {
     }
 }
 
-/// Converts a pending commit from form 1 to form 2, with these steps and a second attachment: the container `d`.
+/// Converts the file of a pending commit from form 1 to form 2, and adds these steps and a second attachment, the
+/// container `d`.
 fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     const BEFORE_THE_REST: usize = 13 + 1 + 4;
     let mut rest = note[BEFORE_THE_REST..].to_vec();
-    // The bytes of a second attachment: each of the four names follows the name's length.
+    // The bytes of the second attachment: four names, each preceded by a byte with its length.
     rest.extend(b"\x01\x03net\x01d\x04eth0\x01n");
     let mut bytes = note[..13].to_vec();
     bytes.push(2);
@@ -176,8 +176,8 @@ fn for_two(note: &[u8], steps: &str) -> Vec<u8> {
     bytes
 }
 
-/// Writes the file of a pending commit for two attachments, with a hard link for the second one, and returns both
-/// paths.
+/// Writes the file of a pending commit for two attachments, with a hard link for the second attachment. Returns the
+/// path of the file and the path of the hard link.
 fn leave_for_two(folder: &Path, note: &[u8], steps: &str) -> [PathBuf; 2] {
     let paths = ["c", "d"].map(|container| folder.join(format!("{}old{FILE_SUFFIX}", prefix(&attachment(container)))));
     fs::write(&paths[0], for_two(note, steps)).unwrap();
@@ -185,13 +185,13 @@ fn leave_for_two(folder: &Path, note: &[u8], steps: &str) -> [PathBuf; 2] {
     paths
 }
 
-/// Returns the pending commits of an attachment, without querying a cluster.
+/// Returns the pending commits of an attachment without querying any cluster.
 fn pending(intents: &PendingCommitFolder, attachment: &Attachment) -> io::Result<Vec<PendingCommit>> {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(intents.pending(attachment))
 }
 
-/// Records a transaction as the pending commit of this container.
+/// Records a transaction as a pending commit of this container.
 fn record(intents: &PendingCommitFolder, container: &str, txn: &Txn) -> PendingCommitId {
     intents.record(&attachment(container), txn).unwrap()
 }
@@ -200,8 +200,8 @@ fn ids(pending: io::Result<Vec<PendingCommit>>) -> Vec<PendingCommitId> {
     pending.unwrap().into_iter().map(|pending| pending.id).collect()
 }
 
-/// Checks that the bytes of a pending commit's file never change, because users have such files. If this test fails,
-/// the form has changed and needs a new number.
+/// Checks that the bytes of a pending commit's file never change, because such files exist on users' machines. If this
+/// test fails, the form of the file has changed and needs a new number.
 #[test]
 fn note_bytes_never_change() {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -291,7 +291,7 @@ fn notes_are_found_by_cluster_when_address_changes() {
     assert_eq!(intents.name_of_store(), "etcd://h:1");
     let named = CommitRecord::new("etcd://h:1 cluster 1f", &attachment("c"), &txn()).encode().unwrap();
     whole_file::create(folder.path(), &format!("{}1{FILE_SUFFIX}", prefix(&attachment("c"))), &named).unwrap();
-    // Without a cluster to query, only the store's address decides whether a pending commit is found.
+    // Without a cluster to query, a pending commit is found only under the store address with which it was recorded.
     assert_eq!(ids(pending(&intents, &attachment("c"))).len(), 1);
     assert_eq!(intents.recorded_here(&attachment("c")).unwrap().len(), 1);
     let elsewhere = PendingCommitFolder::new(folder.path(), "etcd://h:2");
@@ -317,7 +317,8 @@ fn notes_are_kept_and_ignored_when_unreadable() {
     let path = folder.path().join(&id.0);
     let whole = fs::read(&path).unwrap();
     let prefix = prefix(&attachment("c"));
-    // The folder also has a file of another attachment with the same prefix, and files that are no pending commits.
+    // The folder also contains a file of another attachment with the same name prefix, and files that are not pending
+    // commits.
     let foreign = CommitRecord::new("etcd://h:1", &attachment("d"), &Txn::new()).encode().unwrap();
     fs::write(folder.path().join(format!("{prefix}1{FILE_SUFFIX}")), foreign).unwrap();
     fs::write(folder.path().join(format!("{prefix}2{FILE_SUFFIX}")), &whole[..whole.len() / 2]).unwrap();
@@ -331,8 +332,8 @@ fn notes_are_kept_and_ignored_when_unreadable() {
 #[test]
 fn earlier_version_note_for_several_counts_until_done() {
     let note = in_first_form(&note());
-    // With the steps that a finder appends, each of the following files has "closed" before "void" and "found" before
-    // "done", so the transaction is pending.
+    // A process that finds one of these files appends "void" and "found". The file then has "closed" before "void" and
+    // "found" before "done", so its transaction is pending.
     let pending_after = ["c", "cv", "cf", "cvf", "cfd", "cvfd"];
     let settled_after = ["", "v", "vc", "vf", "vcd", "cd", "cdf", "cdvf"];
     for (steps, is_pending) in
@@ -347,15 +348,16 @@ fn earlier_version_note_for_several_counts_until_done() {
                 assert_eq!(found.iter().any(|found| found.txn == txn()), is_pending, "{steps}, {container}");
                 assert_eq!(path.exists(), is_pending, "{steps}, {container}");
             }
-            // Each attachment removes only its own hard link, so the other attachment still finds the pending commit.
+            // Each attachment removes only its own hard link to the file, so the other attachment still finds the
+            // pending commit.
             ids(pending(&intents, &attachment(container))).iter().for_each(|id| intents.forget(id));
         }
         assert_eq!(folder.path().read_dir().unwrap().count(), 0);
     }
 }
 
-/// Checks the steps that a finder appends. A living writer does not send a transaction that a finder has made void, and
-/// does not remove a file that a finder settles.
+/// Checks the steps that a process appends to a file of form 2 when it finds the file. A writer that still runs does
+/// not send a transaction with the step "void", and does not remove a file with the step "found".
 #[test]
 fn earlier_version_note_gets_steps_its_writer_looks_at() {
     let folder = tempfile::tempdir().unwrap();
@@ -383,7 +385,7 @@ async fn earlier_version_note_is_settled_by_each_attachment() {
     let sound = ipam(Arc::new(store.clone()));
     sound.create_pool(&NewPool::new("v4", "10.0.0.0/24".parse().unwrap()), None, soon()).await.unwrap();
     sound.assign(&one("before"), soon()).await.unwrap();
-    // The store carries out the first transaction and holds back all later transactions.
+    // The test store carries out the first transaction and delays all later ones.
     let asked = AtomicU32::new(0);
     let late = FaultyStore::new(store.clone(), move |operation| {
         (operation == Operation::Txn && asked.fetch_add(1, SeqCst) > 0).then_some(Fault::Held)
@@ -395,7 +397,7 @@ async fn earlier_version_note_is_settled_by_each_attachment() {
     leave_for_two(folder.path(), &in_first_form(&sent), "c");
     fs::remove_file(note).unwrap();
 
-    // The release of `d` sends the transaction again, so the container `c` has an address until its own release.
+    // The release of container `d` sends the transaction again, so container `c` has an address until its own release.
     assert_eq!(sound.release_attachment(&attachment("d"), &[], soon()).await.unwrap(), Vec::<std::net::IpAddr>::new());
     assert_eq!(folder.path().read_dir().unwrap().count(), 1);
     assert_eq!(sound.release_attachment(&attachment("c"), &[], soon()).await.unwrap().len(), 1);

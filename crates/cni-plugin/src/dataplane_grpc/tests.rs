@@ -1,4 +1,4 @@
-//! Tests of the data plane client against an HTTP/2 server with configurable answers.
+//! Tests of the data plane client against an HTTP/2 server whose answers are configurable.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -16,11 +16,11 @@ const LONG: Duration = Duration::from_secs(60);
 /// A test server's answer to a gRPC call.
 #[derive(Clone)]
 enum Reply {
-    /// The bytes of a reply message.
+    /// A reply message in protobuf encoding.
     Message(Vec<u8>),
     /// A gRPC status code and the status message.
     Status(&'static str, &'static str),
-    /// The server never answers.
+    /// The test server never answers.
     Nothing,
 }
 
@@ -31,7 +31,7 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, reply: Reply, calls:
     let Ok(mut connection) = h2::server::handshake(stream).await else { return };
     while let Some(Ok((request, mut respond))) = connection.accept().await {
         let (reply, calls) = (reply.clone(), Arc::clone(&calls));
-        // Answer in a separate task, since the connection must be polled meanwhile.
+        // Answer each request in a separate task, because the HTTP/2 connection must be polled at the same time.
         tokio::spawn(async move {
             let (head, mut body) = request.into_parts();
             let mut bytes = Vec::new();

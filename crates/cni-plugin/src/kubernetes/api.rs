@@ -16,30 +16,31 @@ use tokio::time::{Instant, sleep, timeout_at};
 
 use super::dial::{self, ApiFailure, ApiProblem, ApiRoute};
 
-/// Maximum size of an API response, in bytes. Real namespaces, pods and virtual machines are smaller.
+/// Maximum size of the body of a Kubernetes API response, in bytes. Real responses about namespaces, pods and virtual
+/// machines are smaller.
 const MAX_RESPONSE_BYTES: usize = 4 << 20;
-/// Maximum number of characters that an error quotes of the API's message.
+/// Maximum number of characters of a Kubernetes API error message that Margay's own error message quotes.
 const MAX_MESSAGE_CHARS: usize = 1000;
-/// Maximum number of retries of a request that the API could not serve (`Retry-After`).
+/// Maximum number of retries of a request to which the Kubernetes API responded with `Retry-After`.
 const MAX_RETRIES: usize = 10;
-/// The longest time limit of a single API request.
+/// Maximum time limit of a single API request.
 const MAX_REQUEST_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Minimum pause before an API request is retried.
 const MIN_RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) const CHECK_ADDRESS: &str = "check that the Kubernetes API runs, and that this host can reach it";
 
-/// A connection to the Kubernetes API, with the credentials for its requests.
+/// A connection to the Kubernetes API, with the credentials for requests on that connection.
 pub(super) struct Api {
     pub(super) way: ApiRoute,
-    /// The prefix of every request's path, taken from the API's URL.
+    /// The path prefix of every request, taken from the API's URL.
     pub(super) prefix: String,
     pub(super) login: Login,
     /// The User-Agent header of API requests.
     pub(super) agent: &'static str,
     /// The connection of the previous request, kept for reuse.
     pub(super) kept: Option<SendRequest<Empty<Bytes>>>,
-    /// The secret of the login, which error messages must not contain.
+    /// The secret part of the credentials, which error messages must not contain.
     pub(super) secret: String,
 }
 
@@ -48,7 +49,7 @@ pub(super) struct Api {
 pub(super) struct ApiResponse {
     pub(super) status: StatusCode,
     pub(super) body: Bytes,
-    /// The pause before the request is retried, if the API could not serve it.
+    /// The pause before the request is retried, if the Kubernetes API asks for a retry.
     pause: Option<Duration>,
 }
 
@@ -61,12 +62,13 @@ pub(super) struct ApiStatus {
 }
 
 impl Api {
-    /// Returns the API's URL for use in messages.
+    /// Returns the Kubernetes API's URL for use in messages.
     pub(super) fn url(&self) -> String {
         format!("{}{}", self.way.address.url(), self.prefix)
     }
 
-    /// Sends a GET request for a path. `left` limits the total time of all attempts.
+    /// Sends a GET request for a path of the Kubernetes API. `left` limits the total time of the request and its
+    /// retries.
     pub(super) async fn get(&mut self, path: &str, left: Duration) -> Result<ApiResponse, ApiFailure> {
         let deadline = deadline(left);
         match timeout_at(deadline, self.get_with_retries(path, deadline)).await {
@@ -75,7 +77,7 @@ impl Api {
         }
     }
 
-    /// Retries a request while the API asks for a retry, as Kubernetes's own client does.
+    /// Sends a request and retries it while the API asks for a retry, as Kubernetes's own client does.
     async fn get_with_retries(&mut self, path: &str, deadline: Instant) -> Result<ApiResponse, ApiFailure> {
         for _ in 0..MAX_RETRIES {
             let answer = self.get_once(path).await?;
@@ -89,8 +91,8 @@ impl Api {
 
     async fn get_once(&mut self, path: &str) -> Result<ApiResponse, ApiFailure> {
         if let Some(kept) = self.kept.take().filter(|kept| !kept.is_closed()) {
-            // The server may close an idle connection at any time. A request that fails on a reused connection is
-            // therefore sent again.
+            // The API server may close an idle connection at any time. A request that fails on a reused connection is
+            // therefore sent again on a new connection.
             if let Ok(answer) = self.exchange(kept, path).await {
                 return Ok(answer);
             }
@@ -139,7 +141,8 @@ impl Api {
         ApiProblem::transient(format!("the connection to {} broke: {error}", self.url()), CHECK_ADDRESS)
     }
 
-    /// Parses an error response of the API. The API's message is shortened, and the login's secret is masked in it.
+    /// Parses an error response of the Kubernetes API. The message in the response is shortened, and the secret part of
+    /// the credentials is masked in the message.
     pub(super) fn status(&self, answer: &ApiResponse) -> ApiStatus {
         let mut status: ApiStatus = serde_json::from_slice(&answer.body).unwrap_or_default();
         if !self.secret.is_empty() {
@@ -151,7 +154,7 @@ impl Api {
         status
     }
 
-    /// Returns the message of Kubernetes's own client for an error response.
+    /// Returns the error message that Kubernetes's own client prints for an error response.
     pub(super) fn complaint(&self, answer: &ApiResponse, kind: &str, name: &str) -> String {
         let message = self.status(answer).message;
         match answer.status {
@@ -162,14 +165,14 @@ impl Api {
         }
     }
 
-    /// Returns Go's error message for a request that got no connection.
+    /// Returns Go's error message for a request whose connection could not be opened.
     pub(super) fn no_connection(&self, path: &str, error: &std::io::Error) -> String {
-        // Go's error message contains no error number.
+        // Rust appends `(os error N)` to the message of an I/O error, and Go does not.
         let reason = error.to_string().to_lowercase();
         let reason = reason.split(" (os error").next().unwrap_or_default();
         let first = self.way.first();
         let by = if self.way.proxy.is_some() { "proxyconnect tcp: " } else { "" };
-        // An error without an error number comes from the name lookup.
+        // An I/O error without an error number comes from the name lookup.
         let what = match error.raw_os_error() {
             Some(_) => format!("dial tcp {}: connect: {reason}", first.with_port()),
             None => format!("dial tcp: lookup {}: {reason}", first.host),
@@ -188,25 +191,25 @@ fn pause(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds).max(MIN_RETRY_INTERVAL))
 }
 
-/// The login of a user in a kubeconfig, other than a client certificate.
+/// The credentials of a kubeconfig's user, other than a client certificate.
 pub(super) enum Login {
-    /// The kubeconfig's user has no credentials.
+    /// The kubeconfig's user has no token and no password.
     Unnamed,
     Token(String),
-    /// The path of a file with a bearer token. The file may be replaced at any time.
+    /// The path of a file that contains a bearer token. The token file may be replaced at any time.
     TokenFile(PathBuf),
-    /// The user and the password for Basic authentication.
+    /// The user name and the password for Basic authentication.
     Password(String, String),
 }
 
-/// The value of an Authorization header, and the secret in that value.
+/// The value of an Authorization header, and the part of the value that is secret.
 pub(super) struct Credential {
     pub(super) header: HeaderValue,
     pub(super) secret: String,
 }
 
 impl Login {
-    /// Returns the credential for the next request. The token file is read again for each request.
+    /// Returns the credential for the next API request. The token file is read again for each API request.
     pub(super) fn credential(&self) -> Result<Option<Credential>, ApiProblem> {
         let (scheme, secret) = match self {
             Self::Unnamed => return Ok(None),

@@ -1,5 +1,5 @@
-//! Opens connections to an HTTP server, directly or through a proxy, with or without TLS. This module also reads the
-//! trusted certificate authorities and the credential files, and defines the reasons why a request failed.
+//! Opens connections to an HTTP server, directly or through a proxy, and with or without TLS. This module also reads
+//! the trusted certificate authorities and the credential files, and defines why a request may fail.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -33,18 +33,18 @@ use tokio_rustls::rustls::{ClientConfig, DigitallySignedStruct, Error, RootCertS
 pub(crate) trait ApiStream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> ApiStream for T {}
 
-/// The parts of a server's URL that a connection needs.
+/// The parts of a server's URL that are needed to open a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ApiAddress {
     is_https: bool,
     pub(super) host: String,
     pub(super) port: u16,
-    /// The host and port as written in the URL.
+    /// The host and port, as written in the server's URL.
     pub(super) authority: String,
 }
 
 impl ApiAddress {
-    /// Parses the address of a server; returns `None` unless the URL is an HTTP or HTTPS URL.
+    /// Parses the address of a server from its URL; returns `None` unless the scheme is `http` or `https`.
     pub(super) fn of(uri: &Uri) -> Option<Self> {
         let is_https = match uri.scheme_str()? {
             "https" => true,
@@ -58,7 +58,7 @@ impl ApiAddress {
         Some(Self { is_https, host, port, authority })
     }
 
-    /// Returns `host:port`, with brackets around an IPv6 address.
+    /// Returns the address as `host:port`, with brackets around an IPv6 address.
     pub(super) fn with_port(&self) -> String {
         let (host, port) = (&self.host, self.port);
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
@@ -71,7 +71,7 @@ impl ApiAddress {
     }
 }
 
-/// Returns the Basic authorization header for the user and the password in a URL.
+/// Returns the header for Basic authentication with the user and the password in a URL.
 pub(super) fn password(uri: &Uri) -> Option<HeaderValue> {
     let (user, _) = uri.authority()?.as_str().rsplit_once('@')?;
     let user: Vec<u8> = percent_decode_str(user).collect();
@@ -90,7 +90,8 @@ impl Proxy {
     /// Parses the URL of an HTTP proxy.
     ///
     /// # Errors
-    /// An error for other kinds of proxies. The error does not repeat the URL, which may contain a password.
+    /// An error if the URL does not name an HTTP proxy without TLS. The error message does not repeat the URL, which
+    /// may contain a password.
     pub(super) fn new(url: &str) -> Result<Self, ApiProblem> {
         let unsupported = || {
             ApiProblem::new(
@@ -104,7 +105,7 @@ impl Proxy {
     }
 }
 
-/// The route to a server: its address, and the proxy and TLS settings for it.
+/// How to connect to a server: its address, and the proxy and TLS settings for it.
 pub(super) struct ApiRoute {
     pub(super) address: ApiAddress,
     pub(super) proxy: Option<Proxy>,
@@ -112,8 +113,9 @@ pub(super) struct ApiRoute {
 }
 
 impl ApiRoute {
-    /// Builds a route; returns `None` if the server's name is invalid. `tls` is called for HTTPS only. `server_name`
-    /// replaces the host as the name that the server's certificate must have.
+    /// Combines the settings of a connection; returns `None` if the server's name is invalid. The closure `tls` is
+    /// called only for an HTTPS server. If set, `server_name` replaces the host as the name that the server's
+    /// certificate must contain.
     pub(super) fn new(
         address: ApiAddress,
         proxy: Option<Proxy>,
@@ -129,21 +131,22 @@ impl ApiRoute {
         Ok(Some(way))
     }
 
-    /// True if a proxy forwards plain HTTP requests. Forwarded requests must contain the server's full URL.
+    /// True if requests are sent to a proxy without TLS, which the proxy reads and forwards. A request that a proxy
+    /// forwards must contain the server's full URL.
     pub(super) fn is_read_by_proxy(&self) -> bool {
         self.proxy.is_some() && !self.address.is_https
     }
 
-    /// Returns the address to connect to first: the proxy's or the server's.
+    /// Returns the address to connect to: that of the proxy if there is one, or else that of the server.
     pub(super) fn first(&self) -> &ApiAddress {
         self.proxy.as_ref().map_or(&self.address, |proxy| &proxy.address)
     }
 
-    /// Opens a connection along this route to the server.
+    /// Opens a connection to the server, through the proxy if there is one.
     pub(super) async fn open(&self) -> Result<Box<dyn ApiStream>, ApiFailure> {
         let ApiAddress { host, port, .. } = self.first();
         let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(ApiFailure::Unreachable)?;
-        // Disable Nagle's algorithm: a request is one packet, and the client waits for the answer.
+        // Disable Nagle's algorithm, which may delay a small request.
         let _ = stream.set_nodelay(true);
         let stream: Box<dyn ApiStream> = match &self.proxy {
             Some(proxy) if self.address.is_https => self.connect_through(proxy, stream).await?,
@@ -159,7 +162,7 @@ impl ApiRoute {
         Ok(Box::new(connector.connect(name.clone(), stream).await.map_err(refused)?))
     }
 
-    /// Opens a tunnel through a proxy with the HTTP method CONNECT.
+    /// Opens a tunnel to the server through a proxy, with the HTTP method CONNECT.
     async fn connect_through(&self, proxy: &Proxy, stream: TcpStream) -> Result<Box<dyn ApiStream>, ApiProblem> {
         let shown = proxy.address.url();
         let advice = "check proxy-url in the kubeconfig, and what the proxy allows";
@@ -191,17 +194,17 @@ impl ApiRoute {
     }
 }
 
-/// The rule for trusting a server's certificate.
+/// Which server certificates are trusted.
 pub(super) enum TlsTrust {
-    /// Trusts the certificate authorities of this system.
+    /// Trusts the certificate authorities that this system trusts.
     System,
-    /// Trusts only these certificate authorities, in PEM form.
+    /// Trusts only the given certificate authorities, in PEM format.
     Authority(Vec<u8>),
     /// Trusts every server certificate (`insecure-skip-tls-verify`).
     Everyone,
 }
 
-/// The plugin's client certificate and key, in PEM form.
+/// The client certificate and key with which the plugin authenticates itself, in PEM format.
 pub(super) struct ClientIdentity {
     pub(super) certificate: Vec<u8>,
     pub(super) key: Vec<u8>,
@@ -237,7 +240,8 @@ pub(super) fn tls_config(trust: &TlsTrust, identity: Option<&ClientIdentity>) ->
     builder.with_client_auth_cert(certificates, key).map_err(|_| unusable("the client certificate"))
 }
 
-/// Parses the certificates of authorities; returns `None` if the text contains no certificate or an invalid one.
+/// Parses the certificates of certificate authorities; returns `None` if the text contains no certificate or an invalid
+/// one.
 fn authorities(pem: &[u8]) -> Option<RootCertStore> {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
@@ -246,7 +250,7 @@ fn authorities(pem: &[u8]) -> Option<RootCertStore> {
     (!roots.is_empty()).then_some(roots)
 }
 
-/// A TLS verifier that accepts every certificate, but only from a server that has the certificate's key.
+/// A TLS verifier that accepts every certificate, provided that the server has the private key of the certificate.
 #[derive(Debug)]
 struct UncheckedVerifier(Arc<CryptoProvider>);
 
@@ -290,11 +294,11 @@ const MAX_CREDENTIAL_BYTES: u64 = 1 << 20;
 const WHY_KUBERNETES: &str =
     "the plugin logs in to the Kubernetes API or verifies that API with this file: only its owner may write to it";
 const WHY_ETCD: &str = "the plugin logs in to etcd or verifies etcd with this file: only its owner may write to it";
-/// The permission bits that let users other than the owner write to a file.
+/// The permission bits that let users other than the owner of a file write to the file.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Reads a credential file. A file that users other than its owner may write to is refused: those users could change
-/// the plugin's login, or make the plugin trust another server.
+/// Reads a file that contains credentials or certificates. A credential file is refused if users other than its owner
+/// may write to it, because these users could replace the plugin's credentials or make the plugin trust another server.
 pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
     let shown = path.display();
     let unreadable = |error: io::Error| {
@@ -303,7 +307,7 @@ pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
             "check kubernetes.kubeconfig, and that the file is there",
         )
     };
-    // Without O_NONBLOCK, opening a pipe would block.
+    // Without O_NONBLOCK, opening a named pipe would block.
     let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path).map_err(unreadable)?;
     check_file(path, &file, WHY_KUBERNETES).map_err(unreadable)??;
     let mut bytes = Vec::new();
@@ -317,8 +321,8 @@ pub(super) fn read_credentials(path: &Path) -> Result<Vec<u8>, ApiProblem> {
     Ok(bytes)
 }
 
-/// Checks the owner and mode of a file with etcd's key or certificates, like [`read_credentials`]. A file that cannot
-/// be opened is accepted, since etcd's client reports the problem.
+/// Checks the owner and mode of a file with etcd's key or certificates, as [`read_credentials`] does. A file that
+/// cannot be opened is accepted by this check, because etcd's client will report the problem.
 pub(crate) fn check_owner(path: &Path) -> agent::Result<()> {
     let opened = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path);
     match opened.and_then(|file| check_file(path, &file, WHY_ETCD)) {
@@ -343,8 +347,8 @@ fn check_file(path: &Path, file: &File, why: &str) -> io::Result<Result<(), ApiP
     })
 }
 
-/// A problem with the Kubernetes API or its configuration, and advice about the problem. The problem's texts contain no
-/// secrets.
+/// A problem with the Kubernetes API or its configuration, and advice for the user. Neither the problem's description
+/// nor the advice contains a secret.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct ApiProblem {
     pub(super) code: Code,
@@ -353,25 +357,26 @@ pub(super) struct ApiProblem {
 }
 
 impl ApiProblem {
-    /// Returns a problem that persists until a user changes something.
+    /// Returns a problem that persists until a user changes the configuration or the cluster.
     pub(super) fn new(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::Internal, what: what.into(), advice: advice.into() }
     }
 
-    /// Returns a problem that may disappear without any change.
+    /// Returns a problem that may disappear when the request is repeated later.
     pub(super) fn transient(what: impl Into<String>, advice: impl Into<String>) -> Self {
         Self { code: Code::TryAgain, ..Self::new(what, advice) }
     }
 }
 
-/// The reason why an API request failed. The two plugins word `Unreachable` and `Late` differently.
+/// The reason why a request to a server failed. The main plugin and the IPAM plugin word `Unreachable` and `Late`
+/// differently.
 #[derive(Debug)]
 pub(super) enum ApiFailure {
-    /// The connection to the server could not be opened.
+    /// The connection to the server or proxy could not be opened.
     Unreachable(io::Error),
-    /// The server did not answer within this time.
+    /// The server did not respond within the given time limit.
     Late(Duration),
-    /// Any other reason for the failed request.
+    /// Any other problem of the request.
     Reported(ApiProblem),
 }
 

@@ -1,4 +1,4 @@
-//! Waits for readiness gates: servers that must answer before ADD continues (`readiness_gates`).
+//! Waits for readiness gates, the servers that must respond before an ADD continues (`readiness_gates`).
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::api::deadline;
 use super::dial::{self, ApiAddress, ApiRoute, TlsTrust, password};
 use crate::gojson::quoted;
 
-/// The interval and duration of queries to a gate, as in Calico's plugin, which pauses before the first query.
+/// How often and how long a readiness gate is queried. As in Calico's plugin, there is a pause before the first query.
 const GATE_PACE: GatePace = GatePace { interval: Duration::from_secs(5), longest: Duration::from_secs(30) };
 
 #[derive(Clone, Copy)]
@@ -23,12 +23,13 @@ struct GatePace {
     longest: Duration,
 }
 
-/// Waits for all gates, one after another. A gate is open once it answers with an HTTP status from 200 to 399; the rest
-/// of the answer is ignored. Each gate has 30 seconds to open, and `left` limits the total time of all gates.
+/// Waits until all readiness gates are open, one gate after another. A readiness gate is open once it responds with an
+/// HTTP status from 200 to 399; the rest of the response is ignored. Each gate must open within 30 seconds, and `left`
+/// limits the total time for all gates.
 ///
 /// # Errors
-/// CNI error code 999 with Calico's message for a gate that is not a URL or did not open in its 30 seconds. CNI error
-/// code 11 if the time `left` was over first.
+/// CNI error code 999 with Calico's message if a gate is not a URL, or did not open within its 30 seconds. CNI error
+/// code 11 if the time `left` ended before the gates were open.
 pub(crate) async fn wait(urls: &[String], left: Duration) -> Result<()> {
     wait_at(urls, left, GATE_PACE).await
 }
@@ -56,7 +57,7 @@ struct ReadinessGate {
 
 impl ReadinessGate {
     fn new(url: &str) -> Result<Self> {
-        // Error messages show only this text, since the URL may contain a password.
+        // The error messages contain the URL without its user and password.
         let shown = without_user(url);
         let invalid =
             |reason: String| CniError::internal(format!("invalid URL set for ReadinessGates:{shown} Error:{reason}"));
@@ -73,10 +74,10 @@ impl ReadinessGate {
         Ok(Self { way: way.ok_or_else(no_uri)?, uri })
     }
 
-    /// Queries the gate until the gate is open. `last` gets the reason why the gate was closed at the last query.
+    /// Queries a readiness gate repeatedly until it is open. The reason why the last query failed is stored in `last`.
     async fn wait_until_open(&self, pause: Duration, last: &mut String) {
         let mut tries = interval(pause);
-        // After a slow query, do not catch up with the missed queries.
+        // After a slow query of a gate, the queries that it delayed are skipped.
         tries.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tries.tick().await;
@@ -88,7 +89,7 @@ impl ReadinessGate {
         }
     }
 
-    /// Queries the gate once and returns the HTTP status of the answer.
+    /// Queries a readiness gate once and returns the HTTP status of the response.
     async fn ask(&self) -> Result<u16, String> {
         let stream = self.way.open().await.map_err(|failure| failure.to_string())?;
         let broken = |error: hyper::Error| format!("the connection broke: {error}");
@@ -157,7 +158,7 @@ mod tests {
         assert!(!head.contains("authorization"), "{head}");
         let head = second.only_head();
         assert!(head.starts_with("GET / HTTP/1.1\r\n"), "{head}");
-        // The header contains the Base64 form of `me:x y`.
+        // The Authorization header contains the Base64 form of `me:x y`.
         assert!(head.contains("\r\nauthorization: Basic bWU6eCB5\r\n"), "{head}");
         wait(&[], Duration::ZERO).await.unwrap();
     }
@@ -180,7 +181,7 @@ mod tests {
             std::thread::sleep(Duration::from_millis(300));
             let (mut stream, _) = std::net::TcpListener::bind(address).unwrap().accept().unwrap();
             assert!(stream.read(&mut [0; 1000]).unwrap() > 0);
-            // The client does not wait for the end of the body, which the server never sends.
+            // The client must not wait for the end of the response body, which this server never sends.
             stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
             // Keep the connection open until the client closes it.
             let _ = std::io::copy(&mut stream, &mut std::io::sink());
@@ -205,7 +206,7 @@ mod tests {
             assert!(details.starts_with(&format!("the readiness gate {url} is not open: ")), "{details}");
             assert!(details.contains(&last.to_lowercase()), "{details}");
             assert!(begun.elapsed() >= FAST.longest && begun.elapsed() < FAST.longest * 6, "{:?}", begun.elapsed());
-            // The time that the call has left may be shorter than the gate's time limit.
+            // The remaining time of the plugin call may be shorter than the time limit of a gate.
             let error = wait_at(&[url], Duration::from_millis(200), FAST).await.unwrap_err();
             assert_eq!((error.code().number(), error.message()), (11, "context deadline exceeded"));
         }

@@ -1,5 +1,5 @@
-//! The configuration of the IPAM plugin host-local. A placeholder in the configuration stands for a pod range of this
-//! node (`spec.podCIDRs`).
+//! Adapts the network configuration for the IPAM plugin host-local. In this configuration, a placeholder for a subnet
+//! stands for a pod range of the node (`spec.podCIDRs`).
 
 use agent::{CniError, Result};
 use ipnet::IpNet;
@@ -7,29 +7,30 @@ use serde_json::{Map, Value};
 
 use crate::gojson::{self, GoJson};
 
-/// For each family, the placeholder (in upper or lower case) of the node's pod range, and the network that replaces the
-/// placeholder on DEL.
+/// For each address family: the placeholder for the node's pod range (in upper or lower case), and the network that
+/// replaces the placeholder on DEL.
 const PLACEHOLDERS: [(&str, &str); 2] = [("usePodCidr", "0.0.0.0/0"), ("usePodCidrIPv6", "::/0")];
 const V4: usize = 0;
 const V6: usize = 1;
 
-/// Whether the container gets default routes if the configuration has routes.
+/// Whether the container gets default routes even if the configuration names routes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DefaultRoutes {
-    /// The container gets only the configured routes.
+    /// The container gets only the routes of the configuration.
     Replaced,
-    /// The container gets both the configured and the default routes (`include_default_routes`).
+    /// The container gets the routes of the configuration and the default routes (`include_default_routes`).
     Kept,
 }
 
-/// The configuration of a network whose IPAM plugin is host-local.
+/// A network configuration whose IPAM plugin is host-local.
 #[derive(Clone, Debug)]
 pub(crate) struct HostLocal {
     conf: Value,
 }
 
 impl HostLocal {
-    /// Checks a configuration whose `ipam.type` is `host-local`. As in Calico, field names are case-sensitive.
+    /// Checks a network configuration whose `ipam.type` is `host-local`. As in Calico, the names of the checked
+    /// configuration fields are case-sensitive.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if `ipam`, `ipam.ranges` or an element of `ipam.ranges` is malformed.
@@ -39,7 +40,8 @@ impl HostLocal {
         Ok(Self { conf })
     }
 
-    /// True if the configuration contains a placeholder. An ADD of a pod must then read the node's pod ranges.
+    /// True if the configuration contains a placeholder for a pod range. If there is a placeholder, an ADD for a pod
+    /// must read the node's pod ranges.
     pub(crate) fn wants_pod_cidrs(&self) -> bool {
         subnets(&self.conf["ipam"]).any(|subnet| placeholder(subnet).is_some())
     }
@@ -47,7 +49,8 @@ impl HostLocal {
     /// Replaces the placeholders with the node's pod ranges (`spec.podCIDRs`).
     ///
     /// # Errors
-    /// CNI error code 999 with Calico's message if the node lacks a wanted range, or has two ranges of one family.
+    /// CNI error code 999 with Calico's message if the node lacks a pod range that a placeholder needs, or has two
+    /// ranges of one address family.
     pub(crate) fn with_pod_cidrs(mut self, node: &str, cidrs: &[String]) -> Result<Self> {
         let mut found = [None, None];
         for cidr in cidrs {
@@ -71,10 +74,10 @@ impl HostLocal {
         Ok(self)
     }
 
-    /// Returns the configuration for host-local's DEL, which needs only the container's id. Each placeholder is
-    /// replaced with a network of all addresses, so DEL needs no request to the API. A placeholder beside another range
-    /// of its family is removed, because newer versions of host-local refuse overlapping ranges and would never release
-    /// an address.
+    /// Returns the network configuration for host-local's DEL, which needs only the container's id. Each placeholder is
+    /// replaced with the network of all addresses, so DEL needs no request to the Kubernetes API. If the configuration
+    /// has another range of the same address family, the placeholder is removed instead. Newer versions of host-local
+    /// refuse overlapping ranges, so their DEL would never release an address.
     pub(crate) fn for_del(mut self) -> Self {
         let mut taken = [false, false];
         for subnet in subnets(&self.conf["ipam"]).chain(ranges_of_runtime(&self.conf)) {
@@ -82,7 +85,7 @@ impl HostLocal {
                 taken[family(&net)] = true;
             }
         }
-        // The closure returns whether the range with this subnet is kept.
+        // The closure returns false if the range of a subnet must be removed.
         let mut settle = |subnet: &mut Value| match placeholder(subnet) {
             Some(family) if taken[family] => false,
             Some(family) => {
@@ -107,12 +110,12 @@ impl HostLocal {
         self
     }
 
-    /// Returns the routes of a pod's container: the destinations in `ipam.routes`, in order, or the default routes. The
-    /// gateways of routes are ignored, since all packets go through the host.
+    /// Returns the routes of a pod's container: the default routes, or the destinations in `ipam.routes` in their
+    /// order. The gateways in `ipam.routes` are ignored, because all packets go through the host.
     ///
     /// # Errors
-    /// CNI error code 999 with Calico's message for a malformed list of routes. For a list element that is not an
-    /// object, Calico itself panics.
+    /// CNI error code 999 with Calico's message if `ipam.routes` is malformed. Calico itself panics if an element of
+    /// `ipam.routes` is not an object.
     pub(crate) fn routes(&self, default: DefaultRoutes) -> Result<Vec<IpNet>> {
         let ipam = &self.conf["ipam"];
         let listed = match &ipam["routes"] {
@@ -139,14 +142,14 @@ impl HostLocal {
         })
     }
 
-    /// Returns the configuration in the form that host-local gets.
+    /// Returns the network configuration in the form that host-local gets.
     pub(crate) fn conf(&self) -> &Value {
         &self.conf
     }
 }
 
-/// Returns the default routes of both families. A container uses a route only if it has an address of the route's
-/// family.
+/// Returns the default routes of both address families. A container uses a default route only if it has an address of
+/// the same family.
 pub(crate) fn default_routes() -> Vec<IpNet> {
     PLACEHOLDERS.iter().filter_map(|(_, net)| net.parse().ok()).collect()
 }
@@ -164,7 +167,7 @@ fn check_shape(ipam: &Value) -> Result<(), String> {
         }
     };
     for set in sets {
-        // Calico's error message shows an empty list instead of the value.
+        // Calico's error message contains an empty list instead of the invalid value of `ranges`.
         let ranges =
             set.as_array().ok_or("failed to parse host-local IPAM range set; was expecting a list, not: []")?;
         ranges.iter().try_for_each(|range| dict(range).map(drop))?;
@@ -178,13 +181,13 @@ fn dict(value: &Value) -> Result<&Map<String, Value>, String> {
     value.as_object().ok_or_else(wrong)
 }
 
-/// Returns the destination of a route, if the route has a destination.
+/// Returns the destination of a route in `ipam.routes`, or `None` if the route has no destination.
 fn destination(route: &Value) -> Result<Option<IpNet>, String> {
     let Value::Object(route) = route else {
         return Err(format!("invalid IPAM routes section; expecting a dict, not: {}", gojson::printed(route)));
     };
     match route.get("dst") {
-        // Calico reports a route without a destination with this message.
+        // Calico's error message for a route without a destination.
         None => Err("invalid CIDR address: <nil>".to_owned()),
         Some(Value::String(text)) => gojson::parse_cidr(text).map(Some),
         Some(other) => {
@@ -193,7 +196,8 @@ fn destination(route: &Value) -> Result<Option<IpNet>, String> {
     }
 }
 
-/// Returns the family of the pod range that a placeholder stands for; returns `None` for any other subnet.
+/// Returns the index of the address family whose placeholder this subnet is, or `None` if the subnet is not a
+/// placeholder.
 fn placeholder(subnet: &Value) -> Option<usize> {
     let text = subnet.as_str()?;
     PLACEHOLDERS.iter().position(|(name, _)| text.eq_ignore_ascii_case(name))
@@ -203,13 +207,13 @@ fn family(net: &IpNet) -> usize {
     if matches!(net, IpNet::V4(_)) { V4 } else { V6 }
 }
 
-/// Returns the subnet of an `ipam` object, and the subnets of the ranges in that object.
+/// Returns the subnet of an `ipam` object, and the subnets of the ranges in its field `ranges`.
 fn subnets(ipam: &Value) -> impl Iterator<Item = &Value> {
     let ranges = ipam["ranges"].as_array().into_iter().flatten().filter_map(Value::as_array).flatten();
     [ipam].into_iter().chain(ranges).filter_map(|range| range.get("subnet"))
 }
 
-/// Returns the same subnets as [`subnets`], but mutable.
+/// Returns the same subnets as [`subnets`], as mutable references.
 fn subnets_mut(ipam: &mut Value) -> Vec<&mut Value> {
     let mut found = Vec::new();
     for (name, value) in ipam.as_object_mut().into_iter().flatten() {
@@ -225,7 +229,7 @@ fn subnets_mut(ipam: &mut Value) -> Vec<&mut Value> {
     found
 }
 
-/// Returns the subnets of the runtime's ranges, which host-local uses in addition to the configured ranges.
+/// Returns the subnets of the runtime's ranges, which host-local uses in addition to the ranges in `ipam`.
 fn ranges_of_runtime(conf: &Value) -> impl Iterator<Item = &Value> {
     let sets = conf["runtimeConfig"]["ipRanges"].as_array().into_iter().flatten();
     sets.filter_map(Value::as_array).flatten().filter_map(|range| range.get("subnet"))
@@ -239,7 +243,7 @@ mod tests {
         HostLocal::new(&GoJson::parse(format!(r#"{{"name":"k8s-net","ipam":{ipam}}}"#).as_bytes()).unwrap())
     }
 
-    /// Returns the configurations that host-local gets on ADD and on DEL.
+    /// Returns the network configurations that host-local gets on ADD and on DEL.
     fn given(ipam: &str, cidrs: &[&str]) -> (Result<String>, String) {
         let conf = host_local(ipam).unwrap();
         assert!(conf.wants_pod_cidrs(), "{ipam}");
@@ -327,10 +331,10 @@ mod tests {
             let refused = host_local(ipam).unwrap_err();
             assert_eq!((refused.code().number(), refused.message()), (999, error));
         }
-        // The last of several fields with one name counts, and names are case-sensitive.
+        // Of several fields with one name, the last counts. The names of fields are case-sensitive.
         assert!(host_local(r#"{"ranges":"x","ranges":[]}"#).is_ok());
         assert!(HostLocal::new(&GoJson::parse(br#"{"IPAM":{}}"#).unwrap()).is_err());
-        // host-local itself reports a subnet that is not a string.
+        // The parser accepts a subnet that is not a string, because host-local itself reports the mistake.
         assert!(!host_local(r#"{"subnet":5}"#).unwrap().wants_pod_cidrs());
     }
 

@@ -1,5 +1,5 @@
-//! Determines the address and login of the Kubernetes API from a kubeconfig, from the network configuration, or from
-//! the cluster that the process runs in.
+//! Determines the address of the Kubernetes API and the credentials for it. The sources are a kubeconfig, the network
+//! configuration, and the cluster that the process runs in.
 
 use std::path::{Path, PathBuf};
 
@@ -13,7 +13,7 @@ use super::Kubernetes;
 use super::api::{Api, Login};
 use super::dial::{self, ApiAddress, ApiProblem, ApiRoute, ClientIdentity, Proxy, TlsTrust};
 
-/// The folder in which a pod finds the credentials of its service account.
+/// The folder in which a pod's process finds the credentials of its service account.
 const IN_CLUSTER_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 #[derive(Default, Deserialize)]
@@ -80,11 +80,12 @@ struct KubeconfigUser {
 }
 
 impl Kubernetes {
-    /// Prepares access to the API and reads all files for it. `agent` is the User-Agent header of requests.
+    /// Prepares access to the Kubernetes API, and reads all files that the settings name. `agent` is the User-Agent
+    /// header of the API requests.
     ///
-    /// As in Kubernetes's own client, the network configuration overrides the kubeconfig. If the network configuration
-    /// sets another server, the kubeconfig's server name does not apply. If the network configuration sets an
-    /// authority, `insecure-skip-tls-verify` does not apply.
+    /// As in Kubernetes's own client, a value in the network configuration overrides the kubeconfig's value. If the
+    /// network configuration sets the API server, the server name in the kubeconfig is ignored. If the network
+    /// configuration sets a certificate authority, `insecure-skip-tls-verify` is ignored.
     pub(super) fn access(&self, agent: &'static str) -> Result<Api, ApiProblem> {
         let (mut cluster, mut user) = match (self.kubeconfig.as_os_str().is_empty(), self.api_root.is_empty()) {
             (false, _) => read_kubeconfig(&self.kubeconfig)?,
@@ -125,7 +126,7 @@ impl Kubernetes {
     }
 }
 
-/// Reads the cluster and the user of the kubeconfig's current context, and resolves relative paths.
+/// Reads the cluster and the user of the kubeconfig's current context, and resolves relative paths of files.
 fn read_kubeconfig(path: &Path) -> Result<(KubeconfigCluster, KubeconfigUser), ApiProblem> {
     parse_kubeconfig(&dial::read_credentials(path)?, path)
 }
@@ -134,7 +135,8 @@ fn parse_kubeconfig(text: &[u8], path: &Path) -> Result<(KubeconfigCluster, Kube
     let shown = path.display();
     let wrong = |what: String| ApiProblem::new(what, "compare it with: kubectl config view");
     let config: Kubeconfig = serde_saphyr::from_slice(text).map_err(|error| {
-        // The parser's error message quotes a part of the kubeconfig, which may contain secrets.
+        // Report only the line of the YAML parser's error, because its message quotes the kubeconfig, which may contain
+        // secrets.
         let line = error.location().map(|at| format!(" in line {}", at.line())).unwrap_or_default();
         wrong(format!("the kubeconfig {shown} cannot be read: something is wrong{line}"))
     })?;
@@ -178,7 +180,7 @@ fn connect(cluster: KubeconfigCluster, user: KubeconfigUser, agent: &'static str
         }
     };
     let login = login(user)?;
-    // Report an unreadable credential before the first request.
+    // Report an unreadable token file before the first API request.
     login.credential()?;
     let server_name = cluster.tls_server_name.filter(|name| !name.is_empty());
     let way = ApiRoute::new(address, proxy, server_name, || dial::tls_config(&trust, identity.as_ref()))?;
@@ -192,7 +194,7 @@ fn connect(cluster: KubeconfigCluster, user: KubeconfigUser, agent: &'static str
     })
 }
 
-/// Chooses the login of a kubeconfig's user. As in Kubernetes's own client, a token file takes precedence over a token.
+/// Chooses the credentials of the user in a kubeconfig. As in Kubernetes's own client, a token file overrides a token.
 fn login(user: KubeconfigUser) -> Result<Login, ApiProblem> {
     let refused = [
         (user.exec, "a login by a program (exec)"),
@@ -216,12 +218,13 @@ fn login(user: KubeconfigUser) -> Result<Login, ApiProblem> {
     })
 }
 
-/// Parses a kubeconfig, for the fuzzers. The returned error is the problem's text.
+/// Parses a kubeconfig, for use by the fuzzers. The returned error describes the problem in the kubeconfig.
 pub(crate) fn check_kubeconfig(text: &[u8]) -> Result<(), String> {
     parse_kubeconfig(text, Path::new("/etc/kubeconfig")).map(drop).map_err(|problem| format!("{problem:?}"))
 }
 
-/// Returns the content of a `-data` setting or, without such a setting, of a file.
+/// Returns the content of a kubeconfig setting, either from the Base64 text `data` or from the file that the setting
+/// names.
 fn content(data: Option<&str>, file: Option<&Path>) -> Result<Option<Vec<u8>>, ApiProblem> {
     if let Some(data) = data.filter(|data| !data.is_empty()) {
         let decoded = STANDARD.decode(data.trim());

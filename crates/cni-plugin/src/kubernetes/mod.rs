@@ -1,7 +1,7 @@
-//! Sends requests to the Kubernetes API for the labels of namespaces, which may choose pools, for the virtual machines
-//! that pods run, and for the facts about a pod's endpoint.
+//! Reads from the Kubernetes API: labels of namespaces (for choosing pools), the virtual machines that pods run, and
+//! the facts about a pod's endpoint.
 //!
-//! Errors about virtual machines have Calico's exact messages where Calico reports the same error.
+//! Errors about virtual machines have Calico's exact messages where Calico reports the same problem.
 
 mod api;
 mod dial;
@@ -33,20 +33,22 @@ pub(crate) use host_local::{DefaultRoutes, HostLocal, default_routes};
 pub(crate) use kubeconfig::check_kubeconfig;
 pub(crate) use pod::{AllowedAnnotations, HardwareAddress, KubePod, KubePort, PodFacts};
 
-/// The prefix of the names of pods that may run a virtual machine of KubeVirt.
+/// The name prefix of pods that may run a virtual machine of KubeVirt.
 pub(crate) const LAUNCHER_PREFIX: &str = "virt-launcher-";
-/// Maximum time for all API requests of one lookup.
+/// Maximum total time of the API requests for one lookup.
 const API_TIMEOUT: Duration = Duration::from_secs(5);
-/// The User-Agent of the IPAM plugin's requests.
+/// The User-Agent header of the IPAM plugin's API requests.
 const IPAM_USER_AGENT: &str = concat!("margay-ipam/", env!("CARGO_PKG_VERSION"));
-/// The error message of Kubernetes's own client for a missing configuration.
+/// The error message of Kubernetes's own client if the API is not configured.
 const NO_CONFIGURATION: &str =
     "invalid configuration: no configuration has been provided, try setting KUBERNETES_MASTER environment variable";
 
-/// The configured address of the Kubernetes API and the login for it. The files that the settings name are read later.
+/// The configured address of the Kubernetes API and the credentials for it. The credential files that are named here
+/// are only read when the Kubernetes API is used.
 ///
-/// A value that is set in this structure overrides the kubeconfig's value, as in Calico's plugin. Without a kubeconfig
-/// and an API root, the API of the cluster in which this process runs is used. The `Debug` output shows no secrets.
+/// As in Calico's plugin, a value in [`Kubernetes`] overrides the kubeconfig's value. If both the kubeconfig and the
+/// API root are empty, the API of the cluster in which this process runs is used. The `Debug` output of [`Kubernetes`]
+/// shows no secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Kubernetes {
     /// The path of the kubeconfig, from `kubernetes.kubeconfig`.
@@ -55,7 +57,7 @@ pub struct Kubernetes {
     pub(crate) api_root: String,
     /// The bearer token, from `policy.k8s_auth_token`.
     pub(crate) token: String,
-    /// The path of the authority's certificate, from `policy.k8s_certificate_authority`.
+    /// The path of the certificate authority's certificate, from `policy.k8s_certificate_authority`.
     pub(crate) authority: PathBuf,
     /// The path of the client certificate, from `policy.k8s_client_certificate`.
     pub(crate) certificate: PathBuf,
@@ -66,7 +68,7 @@ pub struct Kubernetes {
 }
 
 impl fmt::Debug for Kubernetes {
-    /// Shows the address of the API, but not the login.
+    /// Shows the address of the Kubernetes API, but not the credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Kubernetes")
             .field("kubeconfig", &self.kubeconfig)
@@ -76,17 +78,17 @@ impl fmt::Debug for Kubernetes {
 }
 
 impl Kubernetes {
-    /// True if the labels of namespaces are read from the Kubernetes API. As in Calico's plugin, reading labels
-    /// requires a kubeconfig or Kubernetes's policy; otherwise namespaces have no labels.
+    /// True if the plugin reads the labels of namespaces from the Kubernetes API. As in Calico's plugin, reading labels
+    /// requires a kubeconfig or the policy type `k8s`; otherwise, namespaces count as having no labels.
     pub(crate) fn are_looked_up(conf: &NetConf) -> bool {
         !conf.store.kubeconfig.is_empty() || conf.policy.kind == "k8s"
     }
 
-    /// Reads the API's settings from the network configuration and the environment.
+    /// Reads the settings for the Kubernetes API from the network configuration and the environment.
     pub(crate) fn from_conf(conf: &NetConf, environment: &Environment) -> Self {
         let policy = &conf.policy;
         let api_root = match conf.store.k8s_api_root.as_str() {
-            // The policy's API root may end with the path of an old API version, which is cut off.
+            // The path of an old API version at the end of `policy.k8s_api_root` is cut off.
             "" => policy.api_root.split("/api/").next().unwrap_or_default(),
             root => root,
         };
@@ -102,26 +104,26 @@ impl Kubernetes {
         }
     }
 
-    /// True if neither the network configuration nor the environment names the Kubernetes API.
+    /// True if neither the network configuration nor the environment names a Kubernetes API server.
     fn is_unconfigured(&self) -> bool {
         self.kubeconfig.as_os_str().is_empty() && self.api_root.is_empty() && self.service.is_none()
     }
 
-    /// Reads the virtual machine that a pod runs, by up to three API requests. All requests together take at most
-    /// `patience` and at most five seconds.
+    /// Reads which virtual machine a pod runs, with up to three API requests. The API requests of one call of this
+    /// function take at most `patience`, and at most five seconds.
     ///
     /// # Errors
-    /// CNI error code 999 with Calico's message; `details` has advice.
+    /// CNI error code 999 with Calico's message, and advice in the error's `details`.
     pub(crate) fn launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher> {
         self.find_launcher(namespace, pod, patience.min(API_TIMEOUT)).map_err(|problem| {
             CniError::internal(format!("failed to get VMI info: {}", problem.what)).with_details(problem.advice)
         })
     }
 
-    /// Reads the labels of a namespace, by one API request that takes at most `patience` and at most five seconds.
+    /// Reads the labels of a namespace with one API request, which takes at most `patience` and at most five seconds.
     ///
     /// # Errors
-    /// Calico's message with the reason; `details` has advice.
+    /// An error with Calico's message and the reason, and advice in the error's `details`.
     pub(crate) fn labels(&self, namespace: &str, patience: Duration) -> Result<Labels> {
         self.read_labels(namespace, patience.min(API_TIMEOUT)).map_err(|problem| {
             let message = format!("failed to get namespace {namespace}: {}", problem.what);
@@ -129,10 +131,10 @@ impl Kubernetes {
         })
     }
 
-    /// Reads a pod, by one API request that takes at most `patience` and at most five seconds.
+    /// Reads a pod with one API request, which takes at most `patience` and at most five seconds.
     ///
     /// # Errors
-    /// Returns the same errors as [`KubeClient::pod`].
+    /// Any error of [`KubeClient::pod`].
     pub(crate) fn pod(&self, namespace: &str, pod: &str, patience: Duration) -> Result<KubePod> {
         let mut client = self.client()?;
         block_on(client.pod(namespace, pod, patience.min(API_TIMEOUT))).map_err(to_cni_error)?
@@ -172,7 +174,7 @@ fn block_on<F: Future>(future: F) -> Result<F::Output, ApiProblem> {
     let runtime = Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| ApiProblem::transient(format!("cannot start: {error}"), ""))?;
     let output = runtime.block_on(future);
-    // Do not wait for a name lookup that is still running.
+    // A name lookup may still run in another thread; do not wait for its end.
     runtime.shutdown_background();
     Ok(output)
 }
@@ -182,7 +184,7 @@ fn timeout_problem(api: &Api, patience: Duration) -> ApiProblem {
     ApiProblem::transient(what, CHECK_ADDRESS)
 }
 
-/// Returns the problem for an error response to a request for labels.
+/// Returns the problem to report if the Kubernetes API refuses a request for the labels of a namespace.
 fn refusal_problem(api: &Api, status: StatusCode) -> ApiProblem {
     let url = api.url();
     match status {
@@ -204,7 +206,7 @@ fn refusal_problem(api: &Api, status: StatusCode) -> ApiProblem {
     }
 }
 
-/// True for a text that can be the name of a Kubernetes object, and is therefore safe as a segment of a path.
+/// True if the text is a valid name of a Kubernetes object, and can therefore be inserted in the path of a URL.
 fn is_dns_name(name: &str) -> bool {
     let is_letter = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-' || c == '.';
     name.chars().all(is_letter) && name.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -212,17 +214,18 @@ fn is_dns_name(name: &str) -> bool {
 
 const MAIN_USER_AGENT: &str = concat!("margay/", env!("CARGO_PKG_VERSION"));
 
-/// A client of the Kubernetes API for several requests. The client needs a tokio runtime with time and I/O. That
-/// runtime must be shut down in the background, since a name lookup may still be running.
+/// A client of the Kubernetes API for several requests. The client must run in a tokio runtime with time and I/O. The
+/// client's tokio runtime must be shut down in the background, because a name lookup may still be running there.
 pub(crate) struct KubeClient {
     api: Api,
 }
 
 impl Kubernetes {
-    /// Returns a client for any number of API requests. Creating the client reads files, but sends no request.
+    /// Returns a client for any number of API requests. Creating the client reads the credential files, but sends no
+    /// request.
     ///
     /// # Errors
-    /// CNI error code 999, with Calico's messages if the API is not configured or the kubeconfig is missing.
+    /// CNI error code 999. The message is Calico's if the API is not configured or the kubeconfig is missing.
     pub(crate) fn client(&self) -> Result<KubeClient> {
         if self.is_unconfigured() {
             return Err(CniError::internal(NO_CONFIGURATION).with_details("set kubernetes.kubeconfig"));
@@ -241,8 +244,8 @@ impl KubeClient {
     /// Reads a namespace from the Kubernetes API.
     ///
     /// # Errors
-    /// CNI error code 999 with the messages of Kubernetes's own client. CNI error code 11 if the API does not answer in
-    /// time, cannot be reached, or is temporarily unable to answer.
+    /// CNI error code 999 with the message of Kubernetes's own client. CNI error code 11 if the Kubernetes API does not
+    /// respond in time, cannot be reached, or cannot serve the request for now.
     pub(crate) async fn namespace(&mut self, name: &str, left: Duration) -> Result<KubeNamespace> {
         let path = format!("/api/v1/namespaces/{name}");
         self.object("namespaces", &[name], &path, left, |body| KubeNamespace::from_json(name, body)).await
@@ -251,7 +254,7 @@ impl KubeClient {
     /// Reads a pod from the Kubernetes API.
     ///
     /// # Errors
-    /// Returns the same errors as [`namespace`](Self::namespace).
+    /// Any error of [`namespace`](Self::namespace).
     pub(crate) async fn pod(&mut self, namespace: &str, name: &str, left: Duration) -> Result<KubePod> {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
         self.object("pods", &[name, namespace], &path, left, KubePod::from_json).await
@@ -260,23 +263,23 @@ impl KubeClient {
     /// Reads the pod ranges of a node (`spec.podCIDRs`).
     ///
     /// # Errors
-    /// Returns the same errors as [`namespace`](Self::namespace).
+    /// Any error of [`namespace`](Self::namespace).
     pub(crate) async fn node_pod_cidrs(&mut self, name: &str, left: Duration) -> Result<Vec<String>> {
         self.object("nodes", &[name], &format!("/api/v1/nodes/{name}"), left, pod_cidrs).await
     }
 
-    /// Checks that the API answers, by a request for the API's version. The request asks the API to answer within two
-    /// seconds.
+    /// Requests the version of the Kubernetes API to check that the API responds. The request asks the API server to
+    /// respond within two seconds.
     ///
     /// # Errors
-    /// Returns the same errors as [`namespace`](Self::namespace).
+    /// Any error of [`namespace`](Self::namespace).
     pub(crate) async fn version(&mut self, left: Duration) -> Result<()> {
         let is_object = |body: &[u8]| matches!(body.trim_ascii_start().first(), Some(b'{')).then_some(());
         self.object("version", &[], "/version?timeout=2s", left, is_object).await
     }
 
-    /// Reads the API object at a path. The names in the path are not trusted, because they come from a runtime or a
-    /// file.
+    /// Reads an object of the Kubernetes API by the object's path. The names of objects in the path are checked,
+    /// because they come from a runtime or a file.
     async fn object<T>(
         &mut self,
         kind: &str,
@@ -340,7 +343,7 @@ fn to_cni_error(problem: ApiProblem) -> CniError {
 
 /// The only API version of KubeVirt's objects that the plugin uses.
 const KUBEVIRT_VERSION: &str = "kubevirt.io/v1";
-/// The label of a pod that is the target of a virtual machine's migration.
+/// The label of a pod to which a virtual machine is being migrated.
 const MIGRATION_LABEL: &str = "kubevirt.io/migrationJobUID";
 const LAUNCHER_ADVICE: &str = "the plugin reads the pod, its virtualmachineinstance and its virtualmachine with what kubernetes.kubeconfig \
                       names; check that file, the rights of its user (get on all three), and that this host reaches the API";
@@ -348,45 +351,46 @@ const LAUNCHER_ADVICE: &str = "the plugin reads the pod, its virtualmachineinsta
 /// A running instance of a KubeVirt virtual machine, as seen from one of its pods.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct VmInstance {
-    /// The name of both the instance and the virtual machine.
+    /// The name of the instance, which is also the name of the virtual machine.
     pub(crate) name: String,
     pub(crate) uid: String,
-    /// The uid of the virtual machine, if the instance belongs to a virtual machine.
+    /// The uid of the virtual machine that owns the instance; `None` for an instance without an owner.
     pub(crate) machine: Option<String>,
-    /// The uid of the migration whose target is the pod.
+    /// The uid of the migration that moves the virtual machine to this pod.
     pub(crate) migration: Option<String>,
-    /// True if the virtual machine (or an instance without a virtual machine) is deleted or being deleted.
+    /// True if the virtual machine (or an instance without an owner) is deleted or being deleted.
     pub(crate) ends: bool,
 }
 
-/// The relation of a pod to a virtual machine.
+/// How a pod relates to a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Launcher {
     /// The pod runs no virtual machine.
     Ordinary,
     /// The pod runs this instance of a virtual machine.
     Of(VmInstance),
-    /// The pod is gone. According to its name, the pod ran this virtual machine, if the API reports the machine's
-    /// state.
+    /// The pod of the virtual machine no longer exists. The value is the virtual machine that the deleted pod ran,
+    /// judged by the pod's name; `None` if the API does not report the machine's state.
     Gone(Option<VmInstance>),
 }
 
-/// Returns the text of an object's string field; the text is empty without such a field.
+/// Returns the string in a field of a JSON object, or an empty string if there is no such field.
 fn text_of<'v>(object: &'v Value, name: &str) -> &'v str {
     object[name].as_str().unwrap_or_default()
 }
 
-/// Returns the first owner of this kind for which `counts` is true.
+/// Returns the first owner reference of this kind for which the closure `counts` returns true.
 fn owner_of<'v>(metadata: &'v Value, kind: &str, counts: impl Fn(&Value) -> bool) -> Option<&'v Value> {
     let is_it = |one: &&Value| one["apiVersion"] == KUBEVIRT_VERSION && one["kind"] == kind && counts(one);
     metadata["ownerReferences"].as_array()?.iter().find(is_it)
 }
 
 impl Kubernetes {
-    /// Reads the virtual machine that a pod runs, by up to three API requests that together take at most `patience`.
+    /// Reads which virtual machine a pod runs, with up to three API requests that together take at most `patience`.
     ///
     /// # Errors
-    /// An error if the API did not answer, or KubeVirt's objects are inconsistent. A pod that is gone is not an error.
+    /// An error if the Kubernetes API did not respond, or if KubeVirt's objects contradict each other. If the pod no
+    /// longer exists, no error is returned.
     fn find_launcher(&self, namespace: &str, pod: &str, patience: Duration) -> Result<Launcher, ApiProblem> {
         if !is_dns_name(namespace) || !is_dns_name(pod) {
             return Err(ApiProblem::new("this is no name of a pod", "K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS"));
@@ -405,7 +409,7 @@ impl Kubernetes {
     }
 }
 
-/// A sequence of API requests about one namespace.
+/// A sequence of API requests about the pods and virtual machines of one namespace.
 struct LauncherQuery<'a> {
     api: Api,
     namespace: &'a str,
@@ -448,7 +452,7 @@ impl LauncherQuery<'_> {
         }))
     }
 
-    /// Reads the metadata of an API object that must exist for an instance of a virtual machine.
+    /// Reads the metadata of an API object that must exist because a virtual machine's instance exists.
     async fn get_required(&mut self, kind: &str, name: &str, instance: &str) -> Result<Value, ApiProblem> {
         let found = self.get(kind, name).await.and_then(|found| found.map_err(launcher_problem));
         found.map_err(|problem| {
@@ -457,8 +461,8 @@ impl LauncherQuery<'_> {
         })
     }
 
-    /// Finds the virtual machine of a deleted pod by the pod's name: KubeVirt appends five characters to the machine's
-    /// name. Returns `None` if the API does not report the machine's state.
+    /// Finds the virtual machine of a deleted pod by the name of the pod. KubeVirt builds the pod's name from the
+    /// machine's name and five characters. Returns `None` if the API does not report whether the machine exists.
     async fn vm_of_deleted_pod(&mut self, pod: &str) -> Option<VmInstance> {
         let name = pod.strip_prefix(LAUNCHER_PREFIX)?.rsplit_once('-')?.0;
         let mut ends = true;
@@ -471,7 +475,7 @@ impl LauncherQuery<'_> {
         Some(VmInstance { name: name.to_owned(), ends, ..VmInstance::default() })
     }
 
-    /// Reads the metadata of an API object. The inner error is the API's message for a missing object.
+    /// Reads the metadata of an API object. The inner error is the API's message for an object that does not exist.
     async fn get(&mut self, kind: &str, name: &str) -> Result<Result<Value, String>, ApiProblem> {
         let Self { api, namespace, patience } = self;
         if !is_dns_name(name) {

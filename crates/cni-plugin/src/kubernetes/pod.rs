@@ -1,5 +1,5 @@
-//! The objects of the Kubernetes API that the plugin reads, and the facts about a pod's endpoint. The facts are derived
-//! from the pod, its namespace and the allowed annotations.
+//! Defines the objects of the Kubernetes API that the plugin reads, and the facts about a pod's endpoint. The facts
+//! about a pod's endpoint are derived from the pod, its namespace and its allowed annotations.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,12 +20,13 @@ const POOLS_V4: &str = "cni.projectcalico.org/ipv4pools";
 const POOLS_V6: &str = "cni.projectcalico.org/ipv6pools";
 const SOURCE_PREFIXES: &str = "cni.projectcalico.org/allowedSourcePrefixes";
 
-/// The types of the IPAM plugins that have pools: Calico's and Margay's.
+/// The types of the IPAM plugins that assign addresses from pools: Calico's and Margay's.
 const PLUGINS_WITH_POOLS: [&str; 2] = ["calico-ipam", "margay-ipam"];
-/// Maximum length of a label's value, in bytes. The name of a service account becomes a label only within this limit.
+/// Maximum length of a label's value, in bytes. A service account whose name is longer gives its pods no service
+/// account label.
 const MAX_LABEL_BYTES: usize = 63;
 
-/// The settings of the network configuration that decide which annotations are allowed.
+/// The settings of the network configuration that decide which annotations of a pod are allowed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AllowedAnnotations<'a> {
     /// The value of `ipam.type`.
@@ -42,52 +43,56 @@ impl AllowedAnnotations<'_> {
     }
 }
 
-/// The facts about a pod that its endpoint and its wiring depend on.
+/// The facts about a pod that determine its WorkloadEndpoint and its network interface.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodFacts {
-    /// The pod's labels, and the labels that Calico adds: `projectcalico.org/namespace`,
-    /// `projectcalico.org/orchestrator` and, if the account's name is short enough, `projectcalico.org/serviceaccount`.
+    /// The pod's own labels, and the labels that Calico adds, which are `projectcalico.org/namespace`,
+    /// `projectcalico.org/orchestrator` and, unless the service account's name is too long,
+    /// `projectcalico.org/serviceaccount`.
     pub(crate) labels: BTreeMap<String, String>,
-    /// The pod's unchanged annotations, for external data planes.
+    /// All annotations of the pod, unchanged, for an external data plane.
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) generate_name: String,
     pub(crate) service_account: String,
-    /// The names of profiles: `kns.<namespace>`, and `ksa.<namespace>.<account>` for a pod with a service account.
+    /// The names of the profiles in the pod's WorkloadEndpoint, which are `kns.<namespace>`, and also
+    /// `ksa.<namespace>.<account>` if the pod has a service account.
     pub(crate) profiles: Vec<String>,
-    /// The pod's ports, in the order in which the endpoint lists them.
+    /// The pod's ports, in the order in which its endpoint lists them.
     pub(crate) ports: Vec<KubePort>,
-    /// The unchecked names or CIDRs of the pools that the annotations choose. An empty list counts as no choice.
+    /// The names or CIDRs of the pools that the pod's annotations choose, not yet checked. An empty list means that the
+    /// pod's annotations choose no pool.
     pools_v4: Option<Vec<String>>,
     pools_v6: Option<Vec<String>>,
-    /// Two flags: whether the pod gets an IPv4 address, and whether the pod gets an IPv6 address.
+    /// Whether the pod gets an IPv4 address, and whether it gets an IPv6 address.
     pub(crate) families: Option<(bool, bool)>,
-    /// The addresses to request from the IPAM plugin, at most one of each family.
+    /// The addresses to request from the IPAM plugin, at most one of each address family.
     pub(crate) ip_addrs: Option<Vec<IpAddr>>,
-    /// The addresses to use without the IPAM plugin, at most one of each family.
+    /// The addresses to use without the IPAM plugin, at most one of each address family.
     pub(crate) ip_addrs_no_ipam: Option<Vec<IpAddr>>,
     pub(crate) mac: Option<HardwareAddress>,
-    /// The allowed source networks without host bits, in the order of the annotation.
+    /// The additional source networks that the pod may use, without host bits, in the order of the annotation.
     pub(crate) allowed_source_prefixes: Vec<String>,
-    /// The valid floating addresses, in the annotation's notation.
+    /// The valid floating addresses, written as in the annotation.
     floating_ips: Vec<String>,
 }
 
 /// A hardware address, taken from an annotation or from an external data plane.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HardwareAddress {
-    /// The 6, 8 or 20 bytes of the address. An interface gets only the first six bytes.
+    /// The 6, 8 or 20 bytes of the hardware address. An interface gets only the first six bytes of the hardware
+    /// address.
     pub(crate) bytes: Vec<u8>,
-    /// All bytes of the address in lower-case hexadecimal, separated by colons.
+    /// All bytes of the hardware address in lower-case hexadecimal, separated by colons.
     pub(crate) text: String,
 }
 
 impl PodFacts {
-    /// Evaluates all annotations before any interface is created. Calico detects some of these errors only after it has
-    /// set up the interface.
+    /// Derives the facts about a pod from its annotations, before any interface is created. Calico reports some invalid
+    /// annotations only after it has set up the interface.
     ///
     /// # Errors
-    /// CNI error code 999 with Calico's message. For a malformed floating address the message is Margay's own, since
-    /// Calico panics.
+    /// CNI error code 999 with Calico's message for an invalid annotation. For a malformed floating address, the
+    /// message is Margay's own, because Calico panics.
     pub(crate) fn new(namespace: &KubeNamespace, pod: KubePod, allowed: &AllowedAnnotations<'_>) -> Result<Self> {
         if pod.node.is_empty() {
             return Err(CniError::internal("error with field node (field should be assigned)")
@@ -120,14 +125,14 @@ impl PodFacts {
         Ok(facts)
     }
 
-    /// Returns the facts for a pod that is not read from the Kubernetes API. The only profile of an unread pod is the
-    /// network's profile.
+    /// Returns the facts for a pod that is not read from the Kubernetes API. The only profile of a pod that is not read
+    /// from the Kubernetes API is named after the network.
     pub(crate) fn of_network(network: &str) -> Self {
         Self { profiles: vec![network.to_owned()], ..Self::default() }
     }
 
-    /// Returns the configuration for the IPAM plugin, with the pools and families of the annotations; returns `None`
-    /// without such annotations.
+    /// Returns the configuration for the IPAM plugin, with the pools and address families that the pod's annotations
+    /// choose. Returns `None` if the annotations choose nothing.
     ///
     /// # Errors
     /// CNI error code 999 with Calico's message if `ipam` is not an object.
@@ -158,12 +163,13 @@ impl PodFacts {
         }
     }
 
-    /// Returns pairs of a pod's address and the floating address that leads to the pod's address, in the annotation's
-    /// notation. As in Calico, the last of several addresses of one family counts.
+    /// Returns pairs of addresses. Each pair is an address of the pod, and the floating address (written as in the
+    /// annotation) that leads to the pod's address. As in Calico, if the pod has several addresses of one family, a
+    /// floating address leads to the last of them.
     ///
     /// # Errors
-    /// CNI error code 999 if the pod has no address of a floating address's family. Calico itself panics for a floating
-    /// address of a missing family.
+    /// CNI error code 999 if the pod has no address of the same family as a floating address. Calico itself panics if
+    /// the pod has no address of a floating address's family.
     pub(crate) fn nats(&self, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, String)>> {
         let pair = |floating: &String| {
             let (is_v6, family) = if floating.contains(':') { (true, "IPv6") } else { (false, "IPv4") };
@@ -177,8 +183,8 @@ impl PodFacts {
         self.floating_ips.iter().map(pair).collect()
     }
 
-    /// Reads the pool annotations, each from the pod or, if the pod's annotation is absent or empty, from the
-    /// namespace.
+    /// Reads the annotations that choose pools. If the pod's annotation is absent or empty, the namespace's annotation
+    /// counts.
     fn choose_pools(&mut self, namespace: &KubeNamespace, pod: &KubePod) -> Result<(), String> {
         let said = |name| annotation(&pod.annotations, name).or_else(|| annotation(&namespace.annotations, name));
         self.pools_v4 = said(POOLS_V4).map(gojson::strings).transpose()?;
@@ -240,7 +246,7 @@ fn hardware_address(text: &str) -> Result<HardwareAddress> {
     })
 }
 
-/// Returns the value of an annotation unless the value is empty.
+/// Returns the value of an annotation, or `None` if the value is empty.
 fn annotation<'a>(annotations: &'a BTreeMap<String, String>, name: &str) -> Option<&'a str> {
     annotations.get(name).map(String::as_str).filter(|text| !text.is_empty())
 }
@@ -259,7 +265,7 @@ fn source_prefixes(annotations: &BTreeMap<String, String>) -> Result<Vec<String>
     prefixes.iter().map(masked).collect()
 }
 
-/// Parses the addresses in an annotation: at least one address, and at most one address of each family.
+/// Parses the addresses in an annotation, which must contain one address, or one of each address family.
 fn one_of_a_family(text: &str, name: &str) -> Result<Vec<IpAddr>, String> {
     let texts =
         list(text).map_err(|reason| format!("failed to parse IPs {text} for annotation \"{name}\": {reason}"))?;
@@ -307,9 +313,9 @@ pub(crate) struct KubePod {
     pub(crate) annotations: BTreeMap<String, String>,
     pub(crate) generate_name: String,
     pub(crate) service_account: String,
-    /// The node that the pod is scheduled to; empty before the pod is scheduled.
+    /// The node that the pod is scheduled to; empty if the pod is not scheduled yet.
     pub(crate) node: String,
-    /// The ports that an endpoint can have; the ports of init containers come last.
+    /// The container ports that an endpoint can list; the ports of init containers come last.
     pub(crate) ports: Vec<KubePort>,
 }
 
@@ -317,16 +323,16 @@ pub(crate) struct KubePod {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct KubePort {
     pub(crate) name: String,
-    /// The protocol of the port: `TCP`, `UDP` or `SCTP`.
+    /// The protocol of the port, which is `TCP`, `UDP` or `SCTP`.
     pub(crate) protocol: &'static str,
     pub(crate) port: u16,
-    /// The host port; 0 means none.
+    /// The port on the host; 0 means that there is none.
     pub(crate) host_port: u16,
     pub(crate) host_ip: String,
 }
 
 impl KubeNamespace {
-    /// Parses a namespace; returns `None` if the text is not an object of the Kubernetes API.
+    /// Parses a namespace; returns `None` if the text is not a Kubernetes API object.
     pub(super) fn from_json(name: &str, text: &[u8]) -> Option<Self> {
         let KubeMetadata { labels, annotations, .. } = KubeObject::read(text)?.metadata;
         Some(Self { name: name.to_owned(), labels, annotations })
@@ -334,7 +340,7 @@ impl KubeNamespace {
 }
 
 impl KubePod {
-    /// Parses a pod; returns `None` if the text is not an object of the Kubernetes API.
+    /// Parses a pod; returns `None` if the text is not a Kubernetes API object.
     pub(super) fn from_json(text: &[u8]) -> Option<Self> {
         let KubeObject { metadata, spec } = KubeObject::read(text)?;
         let PodSpec { node_name, service_account_name, containers, init_containers, .. } = spec;
@@ -350,7 +356,7 @@ impl KubePod {
     }
 }
 
-/// Parses the pod ranges of a node; returns `None` if the text is not an object of the Kubernetes API.
+/// Parses the pod ranges of a node; returns `None` if the text is not a Kubernetes API object.
 pub(super) fn pod_cidrs(text: &[u8]) -> Option<Vec<String>> {
     Some(KubeObject::read(text)?.spec.pod_cidrs)
 }
@@ -364,8 +370,8 @@ struct KubeObject {
 }
 
 impl KubeObject {
-    /// Parses an API object, and drops the parser's error: the error quotes a part of the text, and a pod may contain
-    /// secrets.
+    /// Parses an API object. The JSON parser's error is dropped because it quotes a part of the text, and a pod may
+    /// contain secrets.
     fn read(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok()
     }
@@ -419,8 +425,8 @@ struct ContainerPort {
 }
 
 impl ContainerPort {
-    /// Converts a port of a container; returns `None` if an endpoint cannot have the port. Policies and port maps need
-    /// a name or a host port.
+    /// Converts a container's port; returns `None` if an endpoint cannot list the port. A port needs a name for network
+    /// policies, or a host port for port maps.
     fn into_port(self) -> Option<KubePort> {
         let protocol = match self.protocol.as_str() {
             "" | "TCP" => "TCP",
@@ -439,7 +445,7 @@ impl ContainerPort {
     }
 }
 
-/// Deserializes a value, with null treated as absent.
+/// Deserializes a value, and treats null like an absent field.
 fn or_default<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(deserializer: D) -> Result<T, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }

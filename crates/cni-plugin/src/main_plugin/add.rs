@@ -1,9 +1,9 @@
-//! Carries out ADD of the main plugin: the open store, the steps of ADD and how to undo them, and the ADD of a plain
-//! container, which belongs to no pod.
+//! Carries out ADD of the main plugin. This module contains the steps of an ADD, how to undo them, and the ADD of a
+//! plain container, which belongs to no pod.
 //!
-//! The kernel or an external data plane creates the interfaces of a container. On a store of one machine, the plugin
-//! enables forwarding on the host, and masquerades the pools with `natOutgoing`. On etcd, and on a machine where
-//! calico-node runs, Felix sets forwarding and masquerading, and the plugin changes neither.
+//! The kernel or an external data plane creates the interfaces of a container. With a store of one machine, the plugin
+//! enables forwarding on the host, and masquerades addresses of pools with `natOutgoing`. With etcd, or on a machine
+//! where calico-node runs, the plugin does neither, because Felix sets up forwarding and masquerading.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -27,12 +27,12 @@ use crate::invocation;
 use crate::kubernetes::gates;
 use crate::result::{AddResult, ResultInterface};
 
-/// Carries out ADD of the main plugin.
+/// Carries out an ADD of the main plugin.
 ///
 /// # Errors
-/// An error with Calico's message. A failed ADD has undone its changes.
+/// An error with Calico's message. All changes of the failed ADD have been undone.
 pub(super) fn add(setup: &MainContext<'_>) -> Result<String> {
-    // Calico detects this error only after all changes, and does not undo the changes.
+    // Calico detects a wrong network namespace only after making all changes of the ADD, and does not undo the changes.
     if setup.is_own_netns() {
         return Err(env::own_netns_error());
     }
@@ -47,8 +47,8 @@ pub(super) fn add(setup: &MainContext<'_>) -> Result<String> {
     answer
 }
 
-/// Waits for the readiness gates of the configuration after the store is ready. The time limit of the plugin call
-/// starts after the gates have opened.
+/// Waits until the datastore is ready, and then for the readiness gates of the configuration. The time limit of the
+/// plugin call starts only after the readiness gates have opened.
 fn pass_gates(setup: &MainContext<'_>) -> Result<()> {
     let gates = &setup.conf.readiness_gates;
     if gates.is_empty() {
@@ -62,21 +62,21 @@ fn pass_gates(setup: &MainContext<'_>) -> Result<()> {
     passed
 }
 
-/// A running ADD, with the state that this ADD has read from the store.
+/// A running ADD, with the data that it has read from the store.
 pub(super) struct AddOperation<'s, 'a> {
     pub(super) setup: &'s MainContext<'a>,
     session: Arc<Session>,
     pending: PendingEndpoint,
-    /// The stored endpoint of the workload, and the endpoint's revision.
+    /// The stored WorkloadEndpoint of the container or pod, and its revision.
     pub(super) found: Option<(WorkloadEndpoint, Revision)>,
     outgoing: OutgoingRules,
 }
 
 impl<'s, 'a> AddOperation<'s, 'a> {
-    /// Reads the endpoints of the workload and, for masquerading, the pools.
+    /// Reads the WorkloadEndpoints of the container or pod and, for masquerading, the pools.
     ///
     /// # Errors
-    /// Any store error, or an error for a workload whose name an endpoint cannot have.
+    /// Any store error, or an error if the workload's name is not allowed in the name of a WorkloadEndpoint.
     pub(super) fn begin(setup: &'s MainContext<'a>, session: Arc<Session>) -> Result<Self> {
         let workload = &setup.workload;
         let prefix = workload.prefix();
@@ -89,7 +89,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         let (pending, before) = setup.begin(&session, query)?;
         prefix?;
         let EndpointContext { endpoints, pools, .. } = before;
-        // calico-node writes the node name file. A network of Margay's own may run beside calico-node.
+        // calico-node creates the node name file on its machine. A network with Margay's own store may be on the same
+        // machine as calico-node.
         let has_felix = !setup.is_alone() || setup.invocation.host.nodename_file.exists();
         let outgoing =
             if has_felix { OutgoingRules::by_calico() } else { OutgoingRules::by_us(&setup.store.location, &pools) };
@@ -97,17 +98,17 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         Ok(Self { setup, session, pending, found, outgoing })
     }
 
-    /// Returns the name of the interface on the host.
+    /// Returns the name of the container's interface on the host.
     pub(super) fn host_interface(&self) -> String {
         let felix = self.setup.invocation.environment.text("FELIX_INTERFACEPREFIX");
         self.setup.workload.host_interface(&felix)
     }
 
-    /// Wires the container. If another container already has the planned name of the host interface, the plan gets
-    /// another name: the ids of two containers may start with the same characters.
+    /// Wires the container. If another container already has the planned name of the host interface, the plan is
+    /// changed to an alternative name. Names collide if the ids of both containers start with the same characters.
     ///
     /// # Errors
-    /// The message of [`wiring::Error`]. After an error, the container has no interface.
+    /// An error with the message of [`wiring::Error`]. After an error, the container has no interface.
     pub(super) fn connect(&self, plan: &mut Plan) -> Result<ConnectResult> {
         let (netns, deadline) = (self.setup.netns(), Instant::now() + WIRING_TIMEOUT);
         let wired = match wiring::connect(&netns, plan, deadline) {
@@ -118,22 +119,23 @@ impl<'s, 'a> AddOperation<'s, 'a> {
             done => done,
         };
         let wired = wired.map_err(wiring_error)?;
-        // Change the host's settings last, because a container that cannot be wired must not change the settings.
+        // Change the host's settings last, because an ADD whose interface cannot be created must not change the host's
+        // settings.
         self.outgoing.ensure(&plan.addresses).inspect_err(|_| self.disconnect())?;
         Ok(wired)
     }
 
-    /// True if the container has the named interface.
+    /// True if the container has an interface with this name.
     ///
     /// # Errors
-    /// The message of [`wiring::Error`].
+    /// An error with the message of [`wiring::Error`].
     fn has_interface(&self, name: &str) -> Result<bool> {
         wiring::has_interface(&self.setup.netns(), name, Instant::now() + WIRING_TIMEOUT).map_err(wiring_error)
     }
 
-    /// Removes the container's interface after a failure. The pair is removed through the container's end, since a
-    /// newer ADD of the same pod may have replaced the host's end. An error is only logged, since the runtime calls DEL
-    /// as well.
+    /// Removes the container's interface after a failed ADD. The veth pair is removed through its end in the container.
+    /// A newer ADD of the same pod may already use the name of the host's end. A failure is only logged, because the
+    /// runtime also calls DEL after a failed ADD.
     pub(super) fn disconnect(&self) {
         let (netns, interface) = (self.setup.netns(), &self.setup.call.interface);
         if let Err(error) =
@@ -143,24 +145,24 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         }
     }
 
-    /// Returns the allocator for an IPAM plugin that is this program.
+    /// Returns the allocator to use if the IPAM plugin is contained in this program.
     pub(super) fn allocator(&self) -> Box<dyn Allocator> {
         MainContext::allocator(&self.session)
     }
 
-    /// Releases the store if the IPAM plugin is another program, which may need the store.
+    /// Releases the store if the IPAM plugin is another program, which may have to open the same store.
     pub(super) fn release_store(&self, plugin: &IpamPlugin) {
         if plugin.is_other() {
             self.pause();
         }
     }
 
-    /// Lets other processes open the store until the plugin call needs the store again.
+    /// Lets other processes open the store until this plugin call needs it again.
     pub(super) fn pause(&self) {
         self.session.pause();
     }
 
-    /// Runs a future to completion, with the deadline of the plugin call.
+    /// Runs a future to completion, with the deadline of the plugin call as its argument.
     ///
     /// # Errors
     /// Any error that the future returns.
@@ -168,10 +170,10 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.session.run(future(self.session.deadline()))
     }
 
-    /// Stores the endpoint: a new endpoint, or the already stored endpoint with these facts.
+    /// Stores a new WorkloadEndpoint with the given facts, or updates the stored WorkloadEndpoint with them.
     ///
     /// # Errors
-    /// An error if another plugin call has stored the endpoint in the meantime, and any other store error.
+    /// An error if another plugin call has stored the same WorkloadEndpoint in the meantime, or any other store error.
     pub(super) fn store(&mut self, name: &str, facts: &EndpointFacts) -> Result<()> {
         let (endpoint, replaced) = match &self.found {
             Some((found, revision)) => {
@@ -184,18 +186,19 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.store_document(&endpoint, replaced)
     }
 
-    /// Stores an endpoint document unchanged.
+    /// Stores the document of a WorkloadEndpoint unchanged.
     ///
     /// # Errors
-    /// Returns the same errors as [`store`](Self::store).
+    /// Any error of [`store`](Self::store).
     fn store_document(&mut self, endpoint: &WorkloadEndpoint, replaced: Option<Revision>) -> Result<()> {
         let orchestrator = self.setup.workload.orchestrator;
         let stored = self.session.run(self.pending.store(endpoint, replaced, orchestrator));
         stored.map_err(|error| explain(error, NetworkRules::Calico).into())
     }
 
-    /// Releases the addresses of a failed ADD, unless the container had one of the addresses before: a release always
-    /// includes all addresses of the container. An error is only logged, since the runtime calls DEL as well.
+    /// Releases the addresses of a failed ADD. A release always includes all addresses of the container, so nothing is
+    /// released if the container had one of the addresses before. A failure is only logged, because the runtime also
+    /// calls DEL after a failed ADD.
     pub(super) fn release(&mut self, plugin: &IpamPlugin, assigned: &AddResult) {
         let had = self.found.as_ref().filter(|(found, _)| found.container() == self.setup.call.container);
         let had = had.map(|(found, _)| found.addresses()).unwrap_or_default();
@@ -205,7 +208,8 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         self.release_all(plugin);
     }
 
-    /// Releases all addresses of the container through the IPAM plugin. An error is only logged.
+    /// Calls the IPAM plugin to release all addresses of the container. A failure to release the addresses is only
+    /// logged.
     fn release_all(&mut self, plugin: &IpamPlugin) {
         self.release_store(plugin);
         if let Err(error) = self.setup.call_later(plugin, CniVerb::Del, &*self.allocator()) {
@@ -213,7 +217,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
         }
     }
 
-    /// Releases an address, unless the address belongs to another container by now.
+    /// Releases an address, unless it has been assigned to another container in the meantime.
     ///
     /// # Errors
     /// Any store error.
@@ -228,7 +232,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     /// Returns the CNI result that ADD prints.
     ///
     /// # Errors
-    /// An error for a result without an address in a CNI version before 0.3.0.
+    /// An error if the result has no address and the CNI version is before 0.3.0.
     pub(super) fn answer(&self, assigned: AddResult, host_interface: &str, mac: &str) -> Result<String> {
         let setup = self.setup;
         let outside = ResultInterface { name: host_interface.to_owned(), ..ResultInterface::default() };
@@ -238,7 +242,7 @@ impl<'s, 'a> AddOperation<'s, 'a> {
             mtu: Some(setup.mtu).filter(|mtu| *mtu > 0),
             sandbox: Some(setup.netns().to_string_lossy().into_owned()),
         };
-        // As in Calico, a configuration without a version gets a result of CNI version 0.2.0.
+        // As in Calico, the result is in CNI version 0.2.0 if the configuration names no version.
         let version = setup.json.text_member("cniVersion").unwrap_or("");
         assigned.on([outside, inside]).to_json(if version.is_empty() { "0.2.0" } else { version })
     }
@@ -252,11 +256,12 @@ impl<'s, 'a> AddOperation<'s, 'a> {
     }
 }
 
-/// Creates the interfaces, and records the host interface's name and the container's MAC address in `facts`.
+/// Creates the container's interfaces, and records the host interface's name and the container's MAC address in
+/// `facts`.
 ///
 /// # Errors
-/// The message of [`wiring::Error`], or the message of the external data plane without a prefix. After an error, the
-/// container has no interface.
+/// An error with the message of [`wiring::Error`], or with the unchanged message of the external data plane. After an
+/// error, the container has no interface.
 pub(super) fn make_interfaces(
     add: &AddOperation<'_, '_>,
     mut plan: Plan,
@@ -274,7 +279,7 @@ pub(super) fn make_interfaces(
             routes_addresses(&plan)?;
             let request = dataplane_request(add, &plan, assigned, annotations, name, facts);
             let made = add.run(async |deadline| program.add(request, deadline.remaining()).await);
-            // The external data plane may have created the interfaces despite the error.
+            // The external data plane may have created the interfaces although it returned an error.
             let made = made.inspect_err(|_| remove_interfaces(add))?;
             facts.interface = made.host_interface;
             facts.mac = made.mac.text;
@@ -283,15 +288,16 @@ pub(super) fn make_interfaces(
     Ok(())
 }
 
-/// Refuses prefixes for an external data plane. The data plane's protocol has no field for prefixes: only the first
-/// address of a prefix would be routed to the container.
+/// Refuses an assigned prefix if the data plane is external. The protocol of an external data plane has no field for
+/// prefixes. The data plane would only route a prefix's first address to the container.
 fn routes_addresses(plan: &Plan) -> Result<()> {
     let Some(prefix) = plan.prefixes.first() else { return Ok(()) };
     let error = format!("the program of dataplane_options routes single addresses, and {prefix} is a prefix");
     Err(CniError::internal(error).with_details("name pools of addresses in ipam, or leave dataplane_options out"))
 }
 
-/// Removes the interfaces of a failed ADD. An error is only logged, since the runtime calls DEL as well.
+/// Removes the interfaces of a failed ADD. A failure is only logged, because the runtime also calls DEL after a failed
+/// ADD.
 pub(super) fn remove_interfaces(add: &AddOperation<'_, '_>) {
     match add.setup.dataplane() {
         Ok(Dataplane::Grpc(program)) => {
@@ -349,38 +355,40 @@ fn dataplane_request(
     }
 }
 
-/// The rules for packets that leave the machine; `None` where Felix sets the rules.
+/// The firewall rules for packets that leave the machine; `None` if Felix sets up the rules.
 struct OutgoingRules(Option<MasqueradedPools>);
 
-/// The pools of a store whose addresses are masqueraded, and all pools of that store.
+/// The pools of a store whose addresses are masqueraded, and all pools of the same store.
 struct MasqueradedPools {
-    /// The instance name of the store's daemon.
+    /// The name that distinguishes the store's daemon from the daemons of other stores on the machine.
     store: String,
     masqueraded: Vec<IpNet>,
-    /// All pools of the store, including disabled pools, whose running containers keep their addresses.
+    /// All pools of the store. Disabled pools are included, because running containers may still have addresses in
+    /// them.
     all: Vec<IpNet>,
 }
 
 impl OutgoingRules {
-    /// Returns outgoing rules that the plugin sets, for all pools of the store at this location.
+    /// Returns the firewall rules that the plugin itself sets up, for all pools of the store at this location.
     fn by_us(location: &Location, pools: &[Pool]) -> Self {
         let store = served::instance(location).unwrap_or_default();
         let masqueraded = pools.iter().filter(|pool| pool.is_nat_outgoing()).map(Pool::cidr).collect();
         Self(Some(MasqueradedPools { store, masqueraded, all: pools.iter().map(Pool::cidr).collect() }))
     }
 
-    /// Returns no outgoing rules, since Felix sets them.
+    /// Returns an empty value, because Felix sets up the firewall rules.
     fn by_calico() -> Self {
         Self(None)
     }
 
     /// Enables forwarding and masquerading for a container with these addresses.
     ///
-    /// The rules are rebuilt for all current pools. The rules of a changed or deleted pool therefore disappear with the
-    /// next container of any pool. A failure is an error only if this container needs the rules.
+    /// The firewall rules are rebuilt from the current pools. After a pool was changed or deleted, the next ADD in any
+    /// pool therefore removes the pool's old rules. If the firewall rules cannot be set up, the ADD fails only if its
+    /// container needs the rules.
     ///
     /// # Errors
-    /// The message of [`wiring::Error`], after the address that needs masquerading.
+    /// An error with the message of [`wiring::Error`], which also names the address that needs masquerading.
     fn ensure(&self, addresses: &[IpAddr]) -> Result<()> {
         let Some(MasqueradedPools { store, masqueraded, all }) = &self.0 else { return Ok(()) };
         let is_masqueraded = |address: &IpAddr| masqueraded.iter().any(|network| network.contains(address));
@@ -396,17 +404,17 @@ impl OutgoingRules {
                 tracing::warn!(%error, "cannot update the masquerading rules for pools with natOutgoing; keeping the old rules");
             }
         }
-        // Packets between containers of this machine need IP forwarding for IPv6 only.
+        // Packets between containers of this machine need forwarding by the host only for IPv6.
         let forwarded: Vec<IpAddr> =
             addresses.iter().filter(|address| address.is_ipv6() || is_masqueraded(address)).copied().collect();
         ensure_forwarding(&forwarded).map_err(wiring_error)
     }
 }
 
-/// Carries out ADD of a plain container, which belongs to no pod.
+/// Carries out the ADD of a plain container, which belongs to no pod.
 ///
 /// # Errors
-/// An error with Calico's message. A failed ADD has undone its changes.
+/// An error with Calico's message. All changes of the failed ADD have been undone.
 fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if add.setup.conf.feature_ip_addrs_no_ipam {
         let text = "requested feature is not supported for this runtime: ip_addrs_no_ipam";
@@ -420,15 +428,15 @@ fn add_container(add: &mut AddOperation<'_, '_>) -> Result<String> {
     if has_lost_it { wire_container(add, found.profiles()) } else { join_network(add, &found, revision) }
 }
 
-/// Adds another network's profile to the endpoint of a container that already has its interface. The rest of the
-/// endpoint is unchanged.
+/// Adds the profile of another network to the WorkloadEndpoint of a container that already has its interface. All other
+/// parts of the WorkloadEndpoint stay unchanged.
 fn join_network(add: &mut AddOperation<'_, '_>, endpoint: &WorkloadEndpoint, revision: Revision) -> Result<String> {
     let assigned = AddResult::of_addresses(&endpoint.addresses());
     add.store_document(endpoint, Some(revision))?;
     add.answer(assigned, endpoint.interface(), endpoint.mac())
 }
 
-/// Returns the facts about a container's endpoint before the container has addresses.
+/// Returns the facts for the WorkloadEndpoint of a container that has no addresses yet.
 fn container_facts(add: &AddOperation<'_, '_>, interface: String, profiles: Vec<String>) -> EndpointFacts {
     let setup = add.setup;
     EndpointFacts {
@@ -450,19 +458,19 @@ fn container_facts(add: &AddOperation<'_, '_>, interface: String, profiles: Vec<
     }
 }
 
-/// Wires the container and stores its endpoint with these profiles. A container that already has an endpoint has lost
-/// its interface together with its network namespace. The IPAM plugin then chooses addresses again, since the old
-/// addresses may have been released.
+/// Creates the container's interface, and stores its WorkloadEndpoint with these profiles. If a WorkloadEndpoint of the
+/// container is already stored, the container has lost its interface together with its network namespace. The IPAM
+/// plugin then chooses new addresses, because the container's old addresses may have been released.
 fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Result<String> {
     let setup = add.setup;
     let name = setup.workload.endpoint(&setup.call.interface)?;
     let mut facts = container_facts(add, add.host_interface(), profiles);
-    // Check the names first; Calico checks the names only after all changes.
+    // Check the names in the WorkloadEndpoint first; Calico checks them only after all changes.
     check_endpoint(&name, &facts).map_err(CniError::internal)?;
     let plugin = setup.ipam_plugin()?;
     add.release_store(&plugin);
     if add.found.is_some() && plugin.is_other() {
-        // Not every IPAM plugin accepts a second ADD for the same attachment.
+        // Some IPAM plugins refuse a second ADD for the same attachment.
         add.release_all(&plugin);
     }
     let mut assigned = plugin.call(&setup.ipam_call(CniVerb::Add), &*add.allocator())?;
@@ -477,14 +485,14 @@ fn wire_container(add: &mut AddOperation<'_, '_>, profiles: Vec<String>) -> Resu
     let stored = made.and_then(|()| add.store(&name, &facts).inspect_err(|_| remove_interfaces(add)));
     stored.inspect_err(|_| add.release(&plugin, &assigned))?;
     if add.found.is_some() {
-        // As in Calico, the result of a repeated ADD contains only the addresses.
+        // As in Calico, the result of a repeated ADD keeps only the addresses and prefixes of the IPAM plugin's result.
         let prefixes = assigned.prefixes;
         assigned = AddResult { prefixes, ..AddResult::of_addresses(&facts.addresses) };
     }
     add.answer(assigned, &facts.interface, &facts.mac)
 }
 
-/// Removes the label of an endpoint's namespace, because Calico sets this label separately.
+/// Removes the namespace label from a WorkloadEndpoint's labels, because Calico sets this label separately.
 fn endpoint_labels(mut labels: Labels) -> Labels {
     labels.remove("projectcalico.org.namespace");
     labels

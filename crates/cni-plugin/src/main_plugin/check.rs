@@ -1,8 +1,8 @@
 //! Carries out CHECK and STATUS of the main plugin, and the option `-t`.
 //!
-//! CHECK compares the interface, addresses, routes, sysctls, endpoint and allocation of a container with the work of
-//! the container's ADD. STATUS reports whether an ADD would succeed now. The option `-t` reports whether the datastore
-//! of a configuration answers.
+//! CHECK compares the current state with what the container's ADD created: the interface, addresses, routes, sysctls,
+//! WorkloadEndpoint and allocation. STATUS reports whether an ADD with the same configuration would succeed now. The
+//! option `-t` reports whether the datastore of the configuration answers.
 
 use std::io::Read;
 use std::net::IpAddr;
@@ -25,10 +25,11 @@ use crate::kubernetes::HardwareAddress;
 use crate::result;
 use crate::run::read;
 
-/// Carries out CHECK. Calico's plugin prints `OK` without a check; Margay prints `OK` after a comparison.
+/// Carries out CHECK. Calico's plugin prints `OK` without checking anything; Margay prints `OK` if it finds no
+/// difference.
 ///
 /// # Errors
-/// An error that lists each difference in its details, and any error of the store or of the IPAM plugin.
+/// An error whose details list each difference that CHECK found, and any error of the store or of the IPAM plugin.
 pub(super) fn check(setup: &MainContext<'_>) -> Result<String> {
     let addresses = result::previous_addresses(setup.conf.net.prev_result.as_ref())?;
     let mut wrong = Vec::new();
@@ -38,11 +39,11 @@ pub(super) fn check(setup: &MainContext<'_>) -> Result<String> {
         Some(endpoint) => compare(setup, endpoint, &addresses, &mut wrong),
     }
     if let Err(error) = allocation {
-        // If the store does not answer, the state of the container is unknown.
+        // If the store does not answer, CHECK cannot know the state of the container.
         if error.code() == Code::TryAgain {
             return Err(error);
         }
-        // For addresses that were assigned without an IPAM plugin, no IPAM plugin has a record.
+        // If addresses may have been assigned without an IPAM plugin, the IPAM plugin's CHECK proves nothing.
         if !(setup.conf.feature_ip_addrs_no_ipam && setup.workload.orchestrator == Orchestrator::K8s) {
             wrong.push(format!("IPAM: {}", error.message()));
         }
@@ -70,7 +71,7 @@ pub(super) fn check(setup: &MainContext<'_>) -> Result<String> {
     Err(CniError::internal(text).with_details(wrong.join("; ")))
 }
 
-/// Reads the stored endpoint, and calls the IPAM plugin's CHECK.
+/// Reads the stored WorkloadEndpoint, and calls the IPAM plugin's CHECK.
 fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, Result<()>)> {
     let session = Arc::new(Session::open(&setup.store, Purpose::Any)?);
     let query = EndpointQuery {
@@ -87,7 +88,7 @@ fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, R
         return Ok((endpoint, Ok(())));
     }
     let plugin = setup.ipam_plugin()?;
-    // Close the store for another IPAM plugin, which may need the store.
+    // Close the store, because an IPAM plugin that is another program may have to open the same store.
     let session = match plugin {
         IpamPlugin::Own(_) => Some(session),
         IpamPlugin::Other(_) => {
@@ -104,8 +105,8 @@ fn read_endpoint(setup: &MainContext<'_>) -> Result<(Option<WorkloadEndpoint>, R
     Ok((endpoint, allocation))
 }
 
-/// True if the container joined this network after another network, whose addresses the container keeps. IPAM assigned
-/// no address in the joined network.
+/// True if the container was already in another network when it joined this network. The container then keeps the
+/// addresses of the other network. The IPAM plugin has therefore assigned no address in the joined network.
 fn has_joined(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint) -> bool {
     let (profiles, network) = (endpoint.profiles(), &setup.conf.net.name);
     setup.workload.orchestrator == Orchestrator::Cni
@@ -118,7 +119,7 @@ pub(super) fn close_session(session: Arc<Session>) {
     }
 }
 
-/// Compares the stored endpoint with the plugin call and with the runtime's `prevResult`.
+/// Compares the stored WorkloadEndpoint with the plugin call and with the runtime's `prevResult`.
 fn compare(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint, addresses: &[IpAddr], wrong: &mut Vec<String>) {
     let name = endpoint.name();
     if endpoint.container() != setup.call.container {
@@ -138,17 +139,17 @@ fn compare(setup: &MainContext<'_>, endpoint: &WorkloadEndpoint, addresses: &[Ip
     }
 }
 
-/// Time limit of the datastore's answer to STATUS.
+/// Time limit for the datastore to answer the requests of STATUS.
 const STATUS_TIMEOUT: Duration = Duration::from_millis(900);
-/// The error codes of another IPAM plugin that does not support the verb, or does not support the verb in this CNI
-/// version.
+/// The error codes with which another IPAM plugin refuses a CNI verb that it does not support, in general or in the
+/// configured CNI version.
 pub(super) const UNKNOWN_VERB: [u32; 2] = [1, 4];
 
-/// Carries out STATUS. Only the IPAM plugin checks an embedded store. STATUS does not fail while other processes have
-/// that store open.
+/// Carries out STATUS. STATUS of the main plugin only queries an etcd store, because the IPAM plugin's STATUS checks an
+/// embedded store. STATUS does not fail if other processes have the embedded store open.
 ///
 /// # Errors
-/// CNI error code 50, with the reason why an ADD would fail.
+/// CNI error code 50 with the reason why an ADD would fail.
 pub(super) fn status(setup: &MainContext<'_>) -> Result<String> {
     ready(setup).map_err(|error| error.with_code(Code::Unavailable))
 }
@@ -174,7 +175,7 @@ fn ready(setup: &MainContext<'_>) -> Result<String> {
     }
 }
 
-/// Checks that etcd's user may write the endpoint of a container.
+/// Checks that etcd's user may write the WorkloadEndpoint of a container.
 fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
     let results = format!("endpoints of {}", setup.conf.net.name);
     let Some(rights) = WriteRights::of(&setup.store.location, &results, &setup.workload.node) else { return Ok(()) };
@@ -182,13 +183,14 @@ fn check_rights(setup: &MainContext<'_>, session: &Session) -> Result<()> {
     Ok(session.run(rights.check(&*session.store(), vec![key]))?)
 }
 
-/// Time limit of the datastore's answer to the option `-t`.
+/// Time limit for the datastore's answer to the test with the option `-t`.
 const DATASTORE_TEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Tests the datastore of a configuration. If the datastore answers, the test prints nothing.
+/// Tests whether the datastore of a configuration answers (option `-t`). If the datastore answers, the test prints
+/// nothing.
 ///
 /// # Errors
-/// CNI error code 100, with the cause in the details.
+/// CNI error code 100, with the cause in the error's details.
 pub(super) fn test_datastore(invocation: &Invocation, stdin: &mut dyn Read) -> Result<String> {
     let failed = |error: CniError| {
         CniError::new(Code::Unreachable, "data store connection failed").with_details(error.message())
@@ -222,7 +224,7 @@ fn check_datastore(invocation: &Invocation, text: &[u8]) -> Result<()> {
     read
 }
 
-/// Tests the Kubernetes API, if the configuration names a kubeconfig.
+/// Tests whether the Kubernetes API answers, if the configuration names a kubeconfig.
 fn kubernetes_answers(setup: &MainContext<'_>, session: &Session) -> Result<()> {
     if setup.conf.net.store.kubeconfig.is_empty() {
         return Ok(());

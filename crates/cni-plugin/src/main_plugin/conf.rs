@@ -1,4 +1,4 @@
-//! Decodes the main plugin's part of a network configuration.
+//! Decodes the fields of a network configuration that only the main plugin reads.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -10,13 +10,14 @@ use crate::gojson::{GoJson, quoted};
 use crate::kubernetes;
 use crate::netconf::{Decoder, NetConf};
 
-/// The file to which Calico's node agent writes the network's MTU.
+/// The file to which Calico's node agent writes the MTU of the network.
 const MTU_FILE: &str = "/var/lib/calico/mtu";
 
-/// A network configuration as the main plugin reads it, decoded like [`NetConf`]. An absent value is empty.
+/// A network configuration as the main plugin reads it, decoded by the rules of [`NetConf`]. If the configuration lacks
+/// a field, the struct's field is empty.
 #[derive(Debug, Default)]
 pub(crate) struct MainConf {
-    /// The fields of the configuration that both plugins read.
+    /// The fields of the configuration that the main plugin and the IPAM plugin read.
     pub(crate) net: NetConf,
     /// The value of `ipam.type`.
     pub(crate) ipam_type: String,
@@ -38,15 +39,15 @@ pub(crate) struct MainConf {
     pub(crate) kubernetes_node: String,
     /// The keys and values of the Mesos labels in `args.org.apache.mesos.network_info.labels.labels`.
     pub(crate) mesos_labels: Vec<(String, String)>,
-    /// The datastore's settings that the IPAM plugin gets as environment variables: pairs of name and value.
+    /// The datastore's settings, as pairs of name and value, that the IPAM plugin gets in environment variables.
     pub(crate) variables: Vec<(&'static str, String)>,
 }
 
 impl MainConf {
-    /// Decodes the fields of the configuration that concern the main plugin.
+    /// Decodes the fields of the network configuration that the main plugin uses.
     ///
     /// # Errors
-    /// CNI error code 999 with Go's message for the first value of a wrong type.
+    /// CNI error code 999 with Go's message for the first configuration value of a wrong type.
     pub(crate) fn decode(json: &GoJson) -> Result<Self> {
         let mut conf = Self::default();
         let mut decoder = Decoder::default();
@@ -120,7 +121,7 @@ impl MainConf {
         });
     }
 
-    /// Records a setting that the IPAM plugin gets as an environment variable.
+    /// Records a datastore setting that the IPAM plugin gets in an environment variable.
     fn variable(&mut self, name: &str, value: &GoJson) {
         let variable = match name {
             "datastore_type" => "DATASTORE_TYPE",
@@ -142,22 +143,22 @@ impl MainConf {
         }
     }
 
-    /// Refuses etcd's key and certificate files if users other than the owner may write to the files: those users could
-    /// make the plugin trust another etcd. A missing file is reported when the store is opened.
+    /// Refuses etcd's key and certificate files if users other than their owner may write to them: these users could
+    /// make the plugin trust another etcd. If a key or certificate file is missing, the error is reported later, when
+    /// the store is opened.
     ///
     /// # Errors
-    /// An error that names the refused file, with the command that corrects the file's mode.
+    /// An error that names the refused file and the command that corrects its mode.
     pub(crate) fn check_credentials(&self) -> Result<()> {
         let is_file = |name: &str| ["ETCD_KEY_FILE", "ETCD_CERT_FILE", "ETCD_CA_CERT_FILE"].contains(&name);
         let mut files = self.variables.iter().filter(|(name, _)| is_file(name));
         files.try_for_each(|(_, path)| kubernetes::check_owner(Path::new(path)))
     }
 
-    /// Returns the configured MTU or, if no MTU is configured, the MTU in Calico's file; 0 means the kernel's default.
+    /// Returns the configured MTU or, if none is configured, the MTU in Calico's file; 0 means the kernel's default.
     ///
     /// # Errors
-    /// An error if the MTU file is required and missing, cannot be read, or is not a number, and if the MTU is out of
-    /// range.
+    /// An error if the required MTU file is missing, unreadable or not a number, or if the MTU is out of range.
     pub(crate) fn mtu(&self) -> Result<u32> {
         let failed = |reason: String| CniError::internal(format!("failed to read MTU file: {reason}"));
         let from_file = match fs::read_to_string(MTU_FILE) {
@@ -176,15 +177,15 @@ impl MainConf {
         u32::try_from(mtu).map_err(|_| CniError::config(format!("mtu {mtu} is out of range")))
     }
 
-    /// Returns the number of queues of each end of the interface pair.
+    /// Returns the number of queues of each interface in the pair.
     pub(crate) fn queues(&self) -> u32 {
         u32::try_from(self.num_queues).unwrap_or(1).max(1)
     }
 
-    /// Returns the device type of the interface pair.
+    /// Returns the device type of the pair of interfaces: veth or netkit.
     ///
     /// # Errors
-    /// An error for an unknown `device_type`.
+    /// An error for an unknown value of `device_type`.
     pub(crate) fn device(&self) -> Result<Device> {
         match self.device_type.as_str() {
             "" | "veth" => Ok(Device::Veth),
@@ -196,7 +197,7 @@ impl MainConf {
         }
     }
 
-    /// Refuses a configuration whose required node name file does not exist.
+    /// Refuses a configuration that requires the node name file if this file does not exist.
     ///
     /// # Errors
     /// An error if the required node name file is missing.

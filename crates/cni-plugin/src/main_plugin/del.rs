@@ -1,10 +1,12 @@
-//! Carries out DEL and GC of the main plugin. DEL removes a container's interface, address and endpoint. GC removes the
-//! interface, address and endpoint of every attachment that the runtime does not list.
+//! Carries out the verbs DEL and GC of the main plugin. DEL removes the interface, addresses and WorkloadEndpoint of a
+//! container. GC removes the interface, addresses and WorkloadEndpoint of every attachment that the runtime does not
+//! list.
 //!
-//! An endpoint does not name its network. An endpoint belongs to a network if the network's name is the endpoint's
-//! first profile, or if the endpoint's container holds one of the endpoint's addresses in this network. GC of a network
-//! that a container joined later therefore does not remove the endpoint. GC keeps an endpoint if the endpoint or one of
-//! its addresses is younger than a minute, because the runtime's list may be older.
+//! A WorkloadEndpoint does not name the network that it belongs to. GC assumes in two cases that a WorkloadEndpoint
+//! belongs to a network. Either its first profile has the network's name, or its container holds one of its addresses
+//! in the network. If a container joins a second network later, GC of the second network therefore keeps the
+//! container's WorkloadEndpoint. GC also keeps a WorkloadEndpoint if it is younger than a minute, or if one of its
+//! addresses is. The runtime may have listed its attachments earlier than that.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -31,7 +33,7 @@ use crate::env::{self, CniVerb};
 use crate::invocation;
 use crate::verbs::valid_attachments;
 
-/// An allocator whose DEL also deletes the endpoint, in the same commit.
+/// An allocator whose DEL also deletes the WorkloadEndpoint, in the same commit.
 struct EndpointAllocator<'e> {
     inner: Box<dyn Allocator>,
     endpoint: &'e EndpointToDelete,
@@ -44,20 +46,21 @@ impl Allocator for EndpointAllocator<'_> {
     }
 }
 
-/// Carries out DEL: removes the interface, the address and the endpoint. After a failed step the other steps still run,
-/// and the first error is returned. As in Calico's plugin, DEL fails immediately if the store is not ready.
+/// Carries out DEL, which removes the interface, the addresses and the WorkloadEndpoint of a container. If a step of
+/// DEL fails, the remaining steps still run, and the first error is returned. As in Calico's plugin, DEL fails
+/// immediately if the datastore is not ready.
 ///
 /// # Errors
-/// An error with Calico's message.
+/// An error with Calico's message for the first failed step.
 pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
     let session = match Session::open(&setup.store, Purpose::Release) {
         Ok(session) => Arc::new(session),
-        // A store that does not exist contains no endpoint and no address.
+        // If the store does not exist, there is no WorkloadEndpoint and no address to remove.
         Err(VerbFailure::Store(error)) if is_no_store(&error, &setup.store.location) => {
             tracing::warn!(%error, "the store does not exist, so there is no workload endpoint to delete");
             let unwired = unwire(setup, None);
             let released = match setup.ipam_plugin() {
-                // An IPAM plugin that is another program keeps its own records.
+                // An IPAM plugin that is another program has its own records, so its DEL must still be called.
                 Ok(plugin) if plugin.is_other() => setup.call_later(&plugin, CniVerb::Del, &DaemonAllocator::default()),
                 _ => Ok(()),
             };
@@ -77,15 +80,15 @@ pub(super) fn del(setup: &MainContext<'_>) -> Result<String> {
             Orchestrator::K8s => EndpointOwner::Container(setup.call.container.clone()),
         },
     };
-    // Remove the interface first, because another container must not get the address while the interface exists. The
-    // kernel continues its cleanup while the store is written.
+    // Remove the interface first, because its address must not be assigned to another container while the interface
+    // exists. The kernel finishes removing the interface while the plugin writes to the store.
     let unwired = unwire(setup, Some(&session));
     let released = release(setup, session, &endpoint);
     unwired.and(released)?;
     if setup.is_own_netns() { Err(env::own_netns_error()) } else { Ok(String::new()) }
 }
 
-/// Removes the interface during a DEL whose store does not answer, and returns the store's error.
+/// Removes the interface during a DEL that cannot use the store, and returns the error of the store.
 fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     if let Err(error) = unwire(setup, None) {
         tracing::warn!(%error, "the container's interface could not be removed either");
@@ -93,8 +96,8 @@ fn without_store(setup: &MainContext<'_>, error: CniError) -> CniError {
     error
 }
 
-/// Releases the container's address and deletes its endpoint. If the IPAM plugin is this program, the release and the
-/// deletion happen in one commit.
+/// Releases the addresses of the container and deletes its WorkloadEndpoint. If the IPAM plugin is this program, both
+/// changes happen in one commit.
 fn release(setup: &MainContext<'_>, session: Arc<Session>, endpoint: &EndpointToDelete) -> Result<()> {
     let plugin = setup.ipam_plugin();
     let released = match &plugin {
@@ -113,7 +116,7 @@ fn release(setup: &MainContext<'_>, session: Arc<Session>, endpoint: &EndpointTo
         }
         Err(error) => Err(error.clone()),
     };
-    // Delete the endpoint even if releasing the address failed.
+    // Delete the WorkloadEndpoint even if releasing the addresses failed.
     released.and(delete(session, endpoint))
 }
 
@@ -130,7 +133,7 @@ fn delete(session: Arc<Session>, endpoint: &EndpointToDelete) -> Result<()> {
     }
 }
 
-/// Removes the interface, unless the interface is in the plugin's own network namespace.
+/// Removes the container's interface, unless the interface is in the plugin's own network namespace.
 fn unwire(setup: &MainContext<'_>, session: Option<&Arc<Session>>) -> Result<()> {
     if setup.is_own_netns() {
         return Ok(());
@@ -157,13 +160,13 @@ fn unwire(setup: &MainContext<'_>, session: Option<&Arc<Session>>) -> Result<()>
     }
 }
 
-/// Minimum age of an endpoint that GC removes.
+/// Minimum age of a WorkloadEndpoint that GC removes.
 const MIN_ENDPOINT_AGE: Duration = Duration::MINUTE;
 
-/// Carries out GC. After a failed part the other parts still run, and the first error is returned.
+/// Carries out GC. If one part of GC fails, the remaining parts still run, and the first error is returned.
 ///
 /// # Errors
-/// An error for a missing list of attachments, and any error of the store or of the IPAM plugin.
+/// An error if the list of valid attachments is missing, and any error of the store or of the IPAM plugin.
 pub(super) fn gc(setup: &MainContext<'_>) -> Result<String> {
     let valid = valid_attachments(&setup.json)?;
     let endpoints = match Session::open(&setup.store, Purpose::Release) {
@@ -197,7 +200,8 @@ fn collect_addresses(setup: &MainContext<'_>) -> Result<()> {
 fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet<(String, String)>) -> Result<()> {
     let failed = |error| explain(error, NetworkRules::Calico).into();
     let (ipam, deadline, node) = (session.ipam(), session.deadline(), setup.workload.node.as_str());
-    // Read the interfaces' indexes before the endpoints: the interface of a later ADD has another index, and is kept.
+    // List the host's interfaces before reading the WorkloadEndpoints. If an ADD reuses the name of an interface in the
+    // meantime, the new interface has another index, and is kept.
     let interfaces = wiring::host_interfaces().map_err(wiring_error)?;
     let endpoints = session.run(ipam.endpoints_of_node(node, deadline)).map_err(failed)?;
     let holdings = session.run(ipam.holdings_within(node, &ipam.read_scope_of(node), deadline)).map_err(failed)?.0;
@@ -229,7 +233,7 @@ fn remove_endpoints(setup: &MainContext<'_>, session: &Session, valid: &BTreeSet
 }
 
 fn is_valid(endpoint: &WorkloadEndpoint, valid: &BTreeSet<(String, String)>) -> bool {
-    // Compare only the container: the second interface of a container has no endpoint of its own.
+    // Compare only the container ids, because only one interface of a container has a WorkloadEndpoint.
     valid.iter().any(|(container, _)| container == endpoint.container())
 }
 
@@ -241,14 +245,15 @@ fn is_stale(
 ) -> bool {
     let (network, container) = (&setup.conf.net.name, endpoint.container());
     let addresses = endpoint.addresses();
-    // The endpoint of an assigned prefix has an address inside the prefix.
+    // If a prefix is assigned to the container, its WorkloadEndpoint lists an address inside the prefix.
     let is_its = |one: &&Allocation| {
         one.network == *network && one.container == container && addresses.iter().any(|ip| one.unit.contains(ip))
     };
     let allocations: Vec<&Allocation> = held.iter().filter(is_its).collect();
     let is_ours = endpoint.profiles().first() == Some(network) || !allocations.is_empty();
     let is_old = |since| age(setup.invocation.host.now, since) >= MIN_ENDPOINT_AGE;
-    // A restarted pod keeps its endpoint with the old time, so the times of the allocations are checked as well.
+    // When a pod restarts, its WorkloadEndpoint keeps the old creation time. The times of the pod's allocations are
+    // therefore checked as well.
     let are_old = allocations.iter().all(|one| one.assigned_at().is_none_or(is_old))
         && parse_rfc3339(endpoint.created()).is_some_and(is_old);
     is_ours && are_old && !container.is_empty() && !is_valid(endpoint, valid)

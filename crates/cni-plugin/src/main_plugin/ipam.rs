@@ -1,4 +1,5 @@
-//! Calls the IPAM plugin of a network: another program, or this program, whose allocator then runs in this process.
+//! Calls the IPAM plugin of a network, which is either another program or a part of this program. In the second case,
+//! its allocator runs in this process.
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
@@ -22,50 +23,52 @@ use crate::result::AddResult;
 use crate::run::CniContext;
 use crate::versions;
 
-/// Time limit of an IPAM plugin that is another program. A DHCP server may need a minute.
+/// Time limit for a call of an IPAM plugin that is another program. The IPAM plugin `dhcp` may wait for a DHCP server
+/// for a minute.
 const CHILD_TIMEOUT: Duration = Duration::from_secs(90);
-/// Pause between two checks whether the IPAM plugin's process has exited. A process usually exits sooner than this
-/// after closing its output.
+/// Pause between two checks whether the IPAM plugin's process has exited after closing its output. A process usually
+/// exits within the pause after it has closed its output.
 const EXIT_POLL_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The IPAM plugin of a network.
 #[derive(Debug)]
 pub(super) enum IpamPlugin {
-    /// This program, called under the given plugin name.
+    /// The IPAM plugin in this program, called under the given plugin name.
     Own(PluginName),
-    /// Another program at this path.
+    /// An IPAM plugin that is another program, with the path of that program.
     Other(PathBuf),
 }
 
-/// A call of the IPAM plugin as part of a call of the main plugin.
+/// A call of the IPAM plugin during a call of the main plugin.
 pub(super) struct IpamCall<'a> {
     pub(super) setup: &'a MainContext<'a>,
     pub(super) verb: CniVerb,
-    /// The value of `CNI_ARGS` for the IPAM plugin.
+    /// The value of `CNI_ARGS` that the IPAM plugin gets.
     pub(super) args: &'a str,
-    /// The IPAM plugin's configuration; `None` if it equals the main plugin's configuration.
+    /// The configuration that the IPAM plugin gets; `None` if it equals the main plugin's configuration.
     pub(super) changed: Option<&'a [u8]>,
 }
 
 impl MainContext<'_> {
-    /// Finds the IPAM plugin of the network.
+    /// Finds the IPAM plugin that the network configuration names.
     ///
     /// # Errors
-    /// Calico's messages for an IPAM plugin that is not found.
+    /// An error with Calico's message if the IPAM plugin is not found.
     pub(super) fn ipam_plugin(&self) -> Result<IpamPlugin> {
         IpamPlugin::find(&self.conf.ipam_type, &self.invocation.environment.text("CNI_PATH"))
     }
 
-    /// Returns a call of the IPAM plugin with the main plugin's configuration.
+    /// Returns a call of the IPAM plugin with the unchanged configuration of the main plugin.
     pub(super) fn ipam_call(&self, verb: CniVerb) -> IpamCall<'_> {
         IpamCall { setup: self, verb, args: &self.args, changed: None }
     }
 
-    /// Calls the IPAM plugin about addresses that the IPAM plugin assigned earlier. In host-local's configuration,
-    /// networks of all addresses replace the ranges that only the Kubernetes API has (see [`HostLocal::for_del`]).
+    /// Calls the IPAM plugin for CHECK or DEL, which concern addresses that it assigned earlier. In host-local's
+    /// configuration, a network of all addresses replaces each pod range of the node, so the Kubernetes API is not
+    /// needed (see [`HostLocal::for_del`]).
     ///
     /// # Errors
-    /// Calico's messages for a malformed configuration of host-local, and any error of the IPAM plugin.
+    /// An error with Calico's message if host-local's configuration is malformed, and any error of the IPAM plugin.
     pub(super) fn call_later(&self, plugin: &IpamPlugin, verb: CniVerb, allocator: &dyn Allocator) -> Result<()> {
         let mut changed = None;
         if self.conf.ipam_type == "host-local" {
@@ -80,10 +83,11 @@ impl MainContext<'_> {
 }
 
 impl IpamPlugin {
-    /// Finds the IPAM plugin of a type in the folders of `CNI_PATH`.
+    /// Finds the IPAM plugin with this name in the folders of `CNI_PATH`.
     ///
     /// # Errors
-    /// Calico's messages for an empty name, for a name that is a path, and for a plugin that is in none of the folders.
+    /// An error with Calico's message if the plugin's name is empty or a path, or if no folder of `CNI_PATH` contains
+    /// the plugin.
     pub(super) fn find(kind: &str, cni_path: &str) -> Result<Self> {
         if kind.is_empty() {
             return Err(CniError::internal("no plugin name provided"));
@@ -107,13 +111,13 @@ impl IpamPlugin {
         matches!(self, Self::Other(_))
     }
 
-    /// Calls the IPAM plugin with a verb. Returns the result of ADD, and an empty result for other verbs.
+    /// Calls the IPAM plugin with a CNI verb. Returns the CNI result of an ADD, and an empty result for any other verb.
     ///
     /// # Errors
-    /// The IPAM plugin's own error, or an error for output that cannot be parsed.
+    /// The IPAM plugin's own error, or an error if its output cannot be parsed.
     pub(super) fn call(&self, call: &IpamCall<'_>, allocator: &dyn Allocator) -> Result<AddResult> {
         match self {
-            // Catch panics of the IPAM plugin, because the main plugin must undo its changes after a panic.
+            // Catch panics of the IPAM plugin, because the main plugin must undo its own changes after a panic.
             Self::Own(name) => catch_panic(|| call.carry_out(*name, allocator)),
             Self::Other(path) => {
                 let printed = run_child(path, call)?.into_result()?;
@@ -140,13 +144,14 @@ fn run_child(path: &Path, call: &IpamCall<'_>) -> Result<ChildOutput> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let text = call.changed.unwrap_or(&call.setup.stdin).to_vec();
-    // Write in a separate thread: an IPAM plugin that does not read its configuration must not block the call.
+    // Write the configuration in a separate thread, because an IPAM plugin that does not read it must not block the
+    // call.
     thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(&text)));
     let (stdout, stderr) = (read_to_end_in_thread(stdout), read_to_end_in_thread(stderr));
     let deadline = Instant::now() + CHILD_TIMEOUT;
     let left = || deadline.saturating_duration_since(Instant::now());
     let printed = (stdout.recv_timeout(left()), stderr.recv_timeout(left()));
-    // A program may close its standard output and standard error, and keep running.
+    // An IPAM plugin may close its standard output and standard error, and continue to run.
     let status = loop {
         let ended = child.try_wait().map_err(failed)?;
         if ended.is_some() || left().is_zero() {
@@ -167,13 +172,13 @@ fn run_child(path: &Path, call: &IpamCall<'_>) -> Result<ChildOutput> {
     Ok(ChildOutput { status, stdout, stderr })
 }
 
-/// Reads a pipe to its end in a separate thread.
+/// Reads a pipe to its end in a separate thread, and returns a channel that receives the bytes.
 fn read_to_end_in_thread(pipe: Option<impl Read + Send + 'static>) -> Receiver<Vec<u8>> {
     let (sender, receiver) = channel();
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // After a read error, use the bytes that were read before the error.
+            // If reading the pipe fails, use the bytes that were read before the error.
             let _ = pipe.read_to_end(&mut bytes);
         }
         let _ = sender.send(bytes);
@@ -181,7 +186,7 @@ fn read_to_end_in_thread(pipe: Option<impl Read + Send + 'static>) -> Receiver<V
     receiver
 }
 
-/// Describes the exit status of a process like Go.
+/// Describes the exit status of a process in the words that Go uses.
 fn describe_exit(status: ExitStatus) -> String {
     use std::os::unix::process::ExitStatusExt;
     match (status.code(), status.signal()) {

@@ -1,8 +1,9 @@
-//! The main plugin `margay-cni`, which also runs as `calico`, connects containers to a routed network, as Calico's main
-//! plugin does.
+//! The main plugin `margay-cni`, which also runs under the name `calico`, connects containers to a routed network, as
+//! Calico's main plugin does.
 //!
-//! The main plugin creates a pair of interfaces, calls the IPAM plugin, and stores a WorkloadEndpoint. If the IPAM
-//! plugin is this program, the IPAM plugin runs in the same process on the same open store.
+//! The main plugin creates a pair of interfaces for the container, calls the IPAM plugin, and stores a
+//! WorkloadEndpoint. If the IPAM plugin is part of this program, it runs in the same process and uses the same open
+//! store.
 
 mod add;
 mod check;
@@ -28,19 +29,19 @@ use crate::run::read;
 use crate::versions;
 use setup::MainContext;
 
-/// Decodes a network configuration as ADD does, for the fuzzers.
+/// Decodes a network configuration as the main plugin's ADD does, for use by the fuzzers.
 pub(crate) fn check_conf(text: &[u8]) -> Result<()> {
     let conf = conf::MainConf::decode(&check_name(text)?)?;
     conf.device()?;
     conf.mtu().map(drop)
 }
 
-/// Parses an IPAM plugin's result and returns its addresses, for the fuzzers.
+/// Parses an IPAM plugin's result and returns its addresses, for use by the fuzzers.
 pub(crate) fn addresses_of_result(text: &[u8]) -> Result<Vec<IpAddr>> {
     AddResult::parse(text).map(|result| result.addresses())
 }
 
-/// Time limit for wiring a container.
+/// Time limit for creating or checking a container's interface.
 const WIRING_TIMEOUT: Duration = Duration::from_secs(20);
 
 const USAGE: &str = "\
@@ -53,9 +54,9 @@ input, and what to do in the environment (CNI_COMMAND, CNI_CONTAINERID, ...).
   -h, --help     print this
 ";
 
-/// Runs the main plugin, except for process input and output. `arguments` are the arguments after the program's name.
-/// As in Calico's program, options come first, and everything after the first argument that is not an option is
-/// ignored.
+/// Runs the main plugin, except for the input and output of the process. `arguments` are the command-line arguments
+/// after the program's name. As in Calico's program, options are only recognized before the first argument that is not
+/// an option. All arguments from there on are ignored.
 pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read) -> ProcessOutcome {
     let is_called = invocation.environment.get("CNI_COMMAND").is_some();
     let first = arguments.first().map(|argument| argument.to_string_lossy()).unwrap_or_default();
@@ -68,7 +69,8 @@ pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read
         "-h" | "--help" => return ProcessOutcome::success(USAGE.to_owned()),
         "-t" => return ProcessOutcome::of(|| check::test_datastore(invocation, stdin)),
         option if option.starts_with('-') && !matches!(option, "-" | "--") => {
-            // Print the usage and exit with status 2, as Calico's program does. Callers may rely on this status.
+            // For an unknown option, print the usage and exit with status 2, as Calico's program does. Callers of the
+            // program may rely on the exit status 2.
             if is_called && invocation.name == PluginName::Margay {
                 let message = format!("the plugin has no option {}", quoted(option));
                 return ProcessOutcome::of(|| Err(CniError::new(Code::InvalidEnvironment, message)));
@@ -86,7 +88,7 @@ pub fn run(invocation: &Invocation, arguments: &[OsString], stdin: &mut dyn Read
     ProcessOutcome::of(|| carry_out(invocation, stdin))
 }
 
-/// Converts a wiring error to a CNI error.
+/// Converts an error of the crate `wiring` to a CNI error.
 fn wiring_error(error: wiring::Error) -> CniError {
     CniError::internal(error.to_string())
 }

@@ -1,4 +1,4 @@
-//! Carries out ADD of a Kubernetes pod.
+//! Carries out the ADD of a Kubernetes pod.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -17,18 +17,19 @@ use crate::kubernetes::{AllowedAnnotations, HostLocal, KubePort, PodFacts};
 use crate::policy_wait::PolicyWait;
 use crate::result::AddResult;
 
-/// The facts about a pod that ADD reads before it changes anything.
+/// The facts about a pod that an ADD has read before it changes anything.
 struct PodRequest {
     facts: PodFacts,
     routes: Vec<IpNet>,
-    /// The IPAM plugin's configuration; `None` if it equals the main plugin's configuration.
+    /// The configuration that the IPAM plugin gets; `None` if it equals the main plugin's configuration.
     changed: Option<Vec<u8>>,
 }
 
-/// Carries out ADD of a pod, always with new addresses and a new interface pair, even if the pod has a stored endpoint.
+/// Carries out the ADD of a pod, always with new addresses and new interfaces, even if a WorkloadEndpoint of the pod is
+/// stored.
 ///
 /// # Errors
-/// An error with Calico's message. A failed ADD has undone its changes.
+/// An error with Calico's message. All changes of the failed ADD have been undone.
 pub(super) fn add(add: &mut AddOperation<'_, '_>) -> Result<String> {
     let setup = add.setup;
     setup.dataplane()?;
@@ -53,7 +54,7 @@ pub(super) fn add(add: &mut AddOperation<'_, '_>) -> Result<String> {
     add.answer(assigned, &facts.interface, &facts.mac)
 }
 
-/// Wires the pod and stores its endpoint.
+/// Creates the pod's interfaces and stores its WorkloadEndpoint.
 fn wire(
     add: &mut AddOperation<'_, '_>,
     facts: &mut EndpointFacts,
@@ -70,23 +71,24 @@ fn wire(
     plan.mac = wanted.facts.mac.as_ref().map(|mac| mac.bytes.clone());
     add::make_interfaces(add, plan, assigned, &wanted.facts.annotations, name, facts)?;
     if let (Some(mac), Ok(Dataplane::Linux)) = (&wanted.facts.mac, add.setup.dataplane()) {
-        // As in Calico, the endpoint records the full MAC address, even if it is longer than the interface's MAC
-        // address.
+        // As in Calico, the WorkloadEndpoint records the whole hardware address, although the interface has only its
+        // first six bytes.
         facts.mac.clone_from(&mac.text);
     }
     add.store(name, facts).inspect_err(|_| add::remove_interfaces(add))
 }
 
-/// Reads the pod, its namespace and its node, if the configuration needs these objects.
+/// Reads the pod and its namespace from the Kubernetes API. If the configuration has placeholders for pod ranges, this
+/// function also reads the node.
 fn read(add: &mut AddOperation<'_, '_>) -> Result<PodRequest> {
     let (setup, conf) = (add.setup, &add.setup.conf);
     let mut client = setup.kubernetes.client();
-    // Calico's plugin requires the Kubernetes API for each pod. A machine with its own store may have no API, and its
-    // network may not need the API.
+    // Calico's plugin requires the Kubernetes API for every pod. On a machine with its own store, there may be no
+    // Kubernetes API, and the network may not need the API.
     if !setup.is_alone() {
         client = Ok(client?);
     }
-    // Let other processes open the store during the API requests.
+    // Let other processes open the store during the requests to the Kubernetes API.
     add.pause();
     let until = Instant::now() + setup.store.patience;
     let left = |deadline: Deadline| deadline.remaining().min(until.saturating_duration_since(Instant::now()));
@@ -160,8 +162,8 @@ fn nats(pod: &PodFacts, addresses: &[IpAddr]) -> Result<Vec<(IpAddr, IpAddr)>> {
     pod.nats(addresses)?.into_iter().map(parse).collect()
 }
 
-/// Returns the pod's addresses: chosen by IPAM, requested from IPAM by an annotation, or set by an annotation without
-/// IPAM.
+/// Returns the pod's addresses, which are chosen by IPAM, requested from IPAM by an annotation, or set by an annotation
+/// without IPAM.
 fn assign(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, wanted: &PodRequest) -> Result<AddResult> {
     if let Some(addresses) = &wanted.facts.ip_addrs_no_ipam {
         return Ok(AddResult::of_addresses(addresses));
@@ -181,8 +183,8 @@ fn assign(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, wanted: &PodReque
     Ok(assigned)
 }
 
-/// Releases the addresses of the pod's stored endpoint that the endpoint's sandbox still holds. The wanted addresses
-/// may be among the addresses that an earlier sandbox of the pod holds.
+/// Releases the addresses of the pod's stored WorkloadEndpoint that the sandbox recorded in it still holds. An earlier
+/// sandbox of the pod may hold the addresses that the annotation requests.
 fn release_found(add: &mut AddOperation<'_, '_>) -> Result<()> {
     let Some((found, _)) = add.found.clone() else { return Ok(()) };
     let handle = handle_id(&add.setup.conf.net.name, found.container());
@@ -192,8 +194,8 @@ fn release_found(add: &mut AddOperation<'_, '_>) -> Result<()> {
     Ok(())
 }
 
-/// Assigns the requested addresses one after another. If one address cannot be assigned, the addresses before it are
-/// released.
+/// Assigns the addresses that an annotation requests, one after another. If one of the requested addresses cannot be
+/// assigned, the addresses assigned before it are released.
 fn assign_these(add: &mut AddOperation<'_, '_>, plugin: &IpamPlugin, addresses: &[IpAddr]) -> Result<AddResult> {
     let mut all = AddResult::default();
     for address in addresses {

@@ -1,5 +1,6 @@
-//! Prepares a call of the main plugin, with checks in Calico's order before a verb opens the store. This module also
-//! determines the names of the endpoint and of the host interface, and converts Mesos labels to valid labels.
+//! Prepares a call of the main plugin: checks the configuration in Calico's order, before a verb opens the store. This
+//! module also determines the names of WorkloadEndpoints and host interfaces, and converts Mesos labels to valid
+//! labels.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -25,33 +26,34 @@ use crate::kubernetes::{DefaultRoutes, HostLocal, Kubernetes, default_routes};
 use crate::logging;
 use crate::run::store_at;
 
-/// A call of the main plugin with its decoded configuration.
+/// A call of the main plugin, with its decoded network configuration.
 pub(super) struct MainContext<'a> {
     pub(super) invocation: &'a Invocation,
     pub(super) call: CniCall,
-    /// The network configuration as the runtime passed it.
+    /// The network configuration, exactly as the runtime passed it.
     pub(super) stdin: Vec<u8>,
     pub(super) json: GoJson,
     pub(super) conf: MainConf,
     pub(super) workload: Workload,
-    /// The labels from the network configuration, for a plain container.
+    /// The labels in the network configuration, which only a plain container gets.
     pub(super) labels: Labels,
     /// The value of `CNI_ARGS` for the IPAM plugin, which starts with `IgnoreUnknown=1`.
     pub(super) args: String,
     pub(super) store: StoreAccess,
     pub(super) kubernetes: Kubernetes,
-    /// The MTU of the interfaces; 0 means the kernel's default.
+    /// The MTU of the container's interfaces; 0 means the kernel's default.
     pub(super) mtu: u32,
     pub(super) device: Device,
-    /// The data plane. An invalid setting is stored as an error, since DEL must do its other work before failing.
+    /// The data plane. An invalid setting for the data plane is stored as an error, because a DEL must do all its other
+    /// work before it fails.
     dataplane: Result<Dataplane>,
 }
 
 impl<'a> MainContext<'a> {
-    /// Decodes and checks a call of the main plugin.
+    /// Decodes and checks the configuration of a call of the main plugin.
     ///
     /// # Errors
-    /// CNI error code 999 with Calico's message.
+    /// CNI error code 999 with Calico's message for an invalid configuration.
     pub(super) fn new(invocation: &'a Invocation, call: CniCall, json: GoJson, stdin: Vec<u8>) -> Result<Self> {
         let mut conf = MainConf::decode(&json)?;
         conf.net.store.called_as_calico_ipam = invocation.name == PluginName::CalicoIpam;
@@ -60,7 +62,7 @@ impl<'a> MainContext<'a> {
         }
         let lookup = |name: &str| invocation.environment.lookup(name);
         let location = datastore::for_netconf(&invocation.drivers, &conf.net.store, &lookup);
-        // On a machine without Calico's agents, for example with a store of one machine, no program writes the node
+        // On a machine without Calico's agents, for example with a store of one machine, no program creates the node
         // name file.
         if location.as_ref().is_ok_and(Location::is_shared) || location.is_err() {
             conf.check_nodename_file(&invocation.host.nodename_file)?;
@@ -116,30 +118,32 @@ impl<'a> MainContext<'a> {
         })
     }
 
-    /// Returns the path of the container's network namespace. The path is empty if the call names no namespace.
+    /// Returns the path of the container's network namespace. The path is empty if the plugin call names no network
+    /// namespace.
     pub(super) fn netns(&self) -> PathBuf {
         self.call.netns.clone().unwrap_or_default()
     }
 
-    /// True if the container's network namespace is the plugin's own and `CNI_NETNS_OVERRIDE` does not allow the
+    /// True if the container's network namespace is the plugin's own although `CNI_NETNS_OVERRIDE` does not allow the
     /// plugin's own namespace.
     pub(super) fn is_own_netns(&self) -> bool {
         let netns = self.call.netns.as_deref().filter(|_| self.call.own_netns == OwnNetns::Refused);
         netns.is_some_and(|netns| env::is_own_netns(netns, &self.invocation.host.own_netns))
     }
 
-    /// Returns the data plane.
+    /// Returns the data plane of the network configuration.
     ///
     /// # Errors
-    /// Calico's messages for an unknown data plane.
+    /// An error with Calico's message if the configuration names an unknown data plane.
     pub(super) fn dataplane(&self) -> Result<&Dataplane> {
         self.dataplane.as_ref().map_err(Clone::clone)
     }
 
-    /// Returns the routes in the container: the default routes or, for a pod, the routes of host-local's configuration.
+    /// Returns the routes in the container, which are the default routes, or for a pod the routes in host-local's
+    /// configuration.
     ///
     /// # Errors
-    /// Calico's messages for malformed routes.
+    /// An error with Calico's message if the configured routes are malformed.
     pub(super) fn routes(&self) -> Result<Vec<IpNet>> {
         if self.workload.orchestrator == Orchestrator::Cni || self.conf.ipam_type != "host-local" {
             return Ok(default_routes());
@@ -148,7 +152,7 @@ impl<'a> MainContext<'a> {
         HostLocal::new(&self.json)?.routes(default)
     }
 
-    /// Returns the plan for the container's interface, with the default routes.
+    /// Returns the plan for the container's interface, with default routes.
     pub(super) fn plan(&self, host_interface: String, addresses: &[IpAddr]) -> Plan {
         let old_interface = match self.workload.orchestrator {
             Orchestrator::Cni => OldInterface::KeptIfInUse,
@@ -170,8 +174,8 @@ impl<'a> MainContext<'a> {
         }
     }
 
-    /// Returns the allocator for an IPAM plugin that is this program. An exclusively opened store has no daemon, so the
-    /// allocator works on the store directly.
+    /// Returns the allocator to use if the IPAM plugin is contained in this program. If this process has the store open
+    /// exclusively, there is no daemon, and the allocator uses the open store directly.
     pub(super) fn allocator(session: &Arc<Session>) -> Box<dyn Allocator> {
         match session.is_exclusive() {
             true => Box::new(DirectAllocator::within(Arc::clone(session))),
@@ -179,25 +183,26 @@ impl<'a> MainContext<'a> {
         }
     }
 
-    /// True if the store belongs to one machine, where none of Calico's agents run.
+    /// True if the store belongs to one machine, on which none of Calico's agents run.
     pub(super) fn is_alone(&self) -> bool {
         !self.store.location.is_shared()
     }
 
-    /// Checks that the datastore is ready for plugins. The check reads no endpoints.
+    /// Checks that the datastore is marked as ready for plugins. Checking the readiness of the datastore reads no
+    /// WorkloadEndpoints.
     ///
     /// # Errors
-    /// Returns the same errors as [`begin`](Self::begin).
+    /// Any error of [`begin`](Self::begin).
     pub(super) fn check_ready(&self, session: &Session) -> Result<()> {
         let nothing =
             EndpointQuery { namespace: String::new(), prefix: None, profile: None, pools: PoolsToRead::Skipped };
         self.begin(session, nothing).map(drop)
     }
 
-    /// Reads endpoints and pools from the store, and checks that the datastore is ready for plugins.
+    /// Reads WorkloadEndpoints and pools from the store, and checks that the datastore is marked as ready for plugins.
     ///
     /// # Errors
-    /// Calico's messages for a store that does not answer or is not ready.
+    /// An error with Calico's message if the store does not answer or is not ready.
     pub(super) fn begin(&self, session: &Session, query: EndpointQuery) -> Result<(PendingEndpoint, EndpointContext)> {
         let read = session.run(session.ipam().begin_endpoint(query, session.deadline()));
         let (pending, before) = read.map_err(|error| {
@@ -217,19 +222,20 @@ impl<'a> MainContext<'a> {
     }
 }
 
-/// Returns the error for a cluster on whose store Calico has not been installed.
+/// Returns the error for an etcd cluster in which Calico has not been installed.
 fn no_cluster_information() -> CniError {
     let text =
         "error getting ClusterInformation: resource does not exist: ClusterInformation(default) with error: <nil>";
     CniError::new(Code::Internal, text)
 }
 
-/// Number of characters after the prefix in a host interface's name. The maximum length of the whole name is 15.
+/// Number of characters that follow the prefix in the name of a host interface. Linux allows 15 characters in the whole
+/// name of an interface.
 const INTERFACE_ID_CHARS: usize = 11;
-/// The prefix of a host interface's name, unless Felix is configured with another prefix.
+/// The prefix of the name of a host interface, unless Felix is configured with another prefix.
 const INTERFACE_PREFIX: &str = "cali";
 
-/// The owner of an endpoint: a container or a pod.
+/// The container or pod that a WorkloadEndpoint describes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Workload {
     pub(super) node: String,
@@ -240,19 +246,19 @@ pub(super) struct Workload {
 }
 
 impl Workload {
-    /// Returns the name of the workload's endpoint for an interface.
+    /// Returns the name of the workload's WorkloadEndpoint for a container interface.
     ///
     /// # Errors
-    /// Calico's message for a part that an endpoint's name cannot have.
+    /// An error with Calico's message if a part of the name is not allowed in a WorkloadEndpoint's name.
     pub(super) fn endpoint(&self, interface: &str) -> Result<String> {
         let parts = [&self.parts()[..], &[("endpoint", interface)]].concat();
         workload_endpoint_name(&parts).map_err(|error| CniError::internal(error.to_string()))
     }
 
-    /// Returns the prefix of the names of the workload's endpoints.
+    /// Returns the common prefix of the names of the workload's WorkloadEndpoints.
     ///
     /// # Errors
-    /// Calico's message for a part that an endpoint's name cannot have.
+    /// An error with Calico's message if a part of the prefix is not allowed in a WorkloadEndpoint's name.
     pub(super) fn prefix(&self) -> Result<String> {
         let name = workload_endpoint_name(&self.parts()).map_err(|error| {
             let text = error.to_string().replacen("WorkloadEndpoint name", "WorkloadEndpoint prefix", 1);
@@ -261,16 +267,16 @@ impl Workload {
         Ok(name + "-")
     }
 
-    /// True if the endpoint belongs to this workload.
+    /// True if the WorkloadEndpoint belongs to this workload.
     pub(super) fn has(&self, endpoint: &WorkloadEndpoint) -> bool {
         split_endpoint_name(endpoint.name()).is_some_and(|[node, orchestrator, id, _]| {
             node == self.node && orchestrator == self.orchestrator.as_str() && id == self.id
         })
     }
 
-    /// Returns the name of the host interface. `felix` is the value of FELIX_INTERFACEPREFIX. The name of a pod's host
-    /// interface is derived from a digest. The name of a container's host interface contains the first characters of
-    /// the container's id.
+    /// Returns the name of the workload's interface on the host. `felix` is the value of the environment variable
+    /// `FELIX_INTERFACEPREFIX`. The name of a pod's host interface contains a digest. The name of a plain container's
+    /// host interface contains the first characters of the container's id.
     pub(super) fn host_interface(&self, felix: &str) -> String {
         match self.orchestrator {
             Orchestrator::Cni => {
@@ -283,8 +289,8 @@ impl Workload {
         }
     }
 
-    /// Returns the alternative name of a container's host interface. The alternative is used if another container has
-    /// the usual name.
+    /// Returns the alternative name of a plain container's host interface. The alternative name is used if another
+    /// container already has the usual name.
     pub(super) fn other_host_interface(&self) -> String {
         INTERFACE_PREFIX.to_owned() + &self.digest()
     }
@@ -302,7 +308,8 @@ impl Workload {
     }
 }
 
-/// Returns the first 11 hexadecimal digits of a text's SHA-1 digest, which Calico uses to name pods' interfaces.
+/// Returns the first 11 hexadecimal digits of a text's SHA-1 digest, which Calico uses in the names of pods'
+/// interfaces.
 fn hex_digest(text: &str) -> String {
     let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, text.as_bytes());
     let mut hex = String::new();
@@ -314,10 +321,10 @@ fn hex_digest(text: &str) -> String {
     hex
 }
 
-/// The label with the endpoint's namespace, as Mesos writes it.
+/// The label in which Mesos passes the namespace of the endpoint.
 const NAMESPACE_LABEL: &str = "projectcalico.org/namespace";
 
-/// Cleans Mesos labels, and returns the namespace that one of the labels names.
+/// Converts Mesos labels to valid labels. Also returns the namespace that one of the labels names.
 fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
     let mut namespace = None;
     let mut labels = Labels::new();
@@ -331,8 +338,9 @@ fn labels_from_mesos(stated: &[(String, String)]) -> (Labels, Option<String>) {
     (labels, namespace)
 }
 
-/// Cleans a label by Calico's rules. A slash in a label becomes a dot. A run of other invalid characters becomes one
-/// dash. A run of dots and dashes with at least one dot becomes one dot. Dots and dashes at both ends are removed.
+/// Replaces the invalid characters in a label's key or value, by Calico's rules. A slash in the key or value becomes a
+/// dot. A sequence of other invalid characters in the key or value becomes one dash. A sequence of dots and dashes that
+/// contains a dot becomes a single dot. Dots and dashes at the start and end of the key or value are removed.
 fn clean_label(text: &str) -> String {
     let mut dashed = String::new();
     for c in text.chars() {

@@ -1,8 +1,8 @@
-//! Models Calico's IPAM client. The model reads and writes one key at a time, in Calico's order.
+//! A model of Calico's IPAM client. The model reads and writes one key at a time, in the same order as Calico.
 //!
-//! Calico makes each store call that the model makes. A write is a compare-and-swap of one key. The model leaves out
-//! reads of documents that never change in these tests: settings, reservations, pools and the node. Conflicts are
-//! retried immediately, as in Calico.
+//! Each store call of the model is also a store call of Calico. Each write of the model is a compare-and-swap of one
+//! key. The model does not read the documents that never change in these tests: settings, reservations, pools and the
+//! node. If a write conflicts, the model retries immediately, as Calico does.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -18,33 +18,33 @@ use crate::documents::{
 };
 
 const RETRIES: usize = 100;
-/// A claim time that is old enough for a takeover of the empty block.
+/// The claim time of a block that was claimed long enough ago to be taken over when it is empty.
 pub(crate) const LONG_AGO: &str = "2020-01-01T00:00:00Z";
-/// A claim time that is too recent for a takeover.
+/// The claim time of a block that was claimed too recently to be taken over.
 pub(crate) const JUST_NOW: &str = "2027-01-15T08:00:00Z";
 
 type Done<T = ()> = Result<T, Refusal>;
 
-/// A pool's blocks, in the order in which hosts try them, and the number of addresses of each block.
+/// The blocks of a pool in the order in which hosts try to claim them, and the number of addresses in each block.
 #[derive(Clone, Debug)]
 pub(crate) struct Pool {
     pub(crate) blocks: Vec<String>,
     pub(crate) size: usize,
 }
 
-/// A model of Calico's client on one host.
+/// A model of Calico's IPAM client on one host.
 #[derive(Clone)]
 pub(crate) struct Calico {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) host: String,
     pub(crate) pool: Pool,
-    /// The claim time of new blocks.
+    /// The claim time that is written to new blocks.
     pub(crate) claimed: &'static str,
-    /// The pod that is recorded with assigned addresses, if any.
+    /// The pod that is recorded as an attribute of assigned addresses, if any.
     pub(crate) pod: Option<String>,
 }
 
-/// A document with its mod revision.
+/// A document that was read from the store, with its mod revision.
 struct Read<T> {
     key: String,
     value: T,
@@ -61,7 +61,8 @@ impl Calico {
         Ok(self.store.list(Range::Prefix(prefix.into())).await.map_err(broken)?.kvs)
     }
 
-    /// Writes a key if the key's mod revision is still `at`. Returns the new revision.
+    /// Writes a key if its mod revision is still `at`; otherwise, returns a conflict. Returns the revision of the
+    /// write.
     async fn write<T: Serialize>(&self, key: &str, value: &T, at: Revision) -> Done<Revision> {
         let text = serde_json::to_vec(value).unwrap();
         match self.store.update_if(key, text, at).await.map_err(broken)? {
@@ -93,14 +94,15 @@ impl Calico {
         Ok(())
     }
 
-    /// Writes a block with the next sequence number.
+    /// Writes a block and increases its sequence number.
     async fn update(&self, read: &mut Read<Block>) -> Done {
         read.value.sequence_number += 1;
         read.at = self.write(&read.key, &read.value, read.at).await?;
         Ok(())
     }
 
-    /// Assigns addresses from the host's own blocks, from newly claimed blocks, or borrowed from any block.
+    /// Assigns addresses from the host's own blocks, then from newly claimed blocks, and then from the blocks of other
+    /// hosts.
     pub(crate) async fn auto_assign(&self, handle: &str, count: usize) -> Done<Vec<IpAddr>> {
         let mut assigned = Vec::new();
         let affine = self.list(format!("{HOSTS}{}/ipv4/block/", self.host)).await?;
@@ -138,7 +140,8 @@ impl Calico {
         if assigned.is_empty() { Err(Refusal::Full) } else { Ok(assigned) }
     }
 
-    /// Returns the block of one of the host's affinities. Creates a missing block and repairs an unconfirmed affinity.
+    /// Returns the block to which one of the host's affinities refers. A missing block is created, and an unconfirmed
+    /// affinity is repaired.
     async fn own_block(&self, cidr: &str) -> Done<Read<Block>> {
         let mut affinity = self.affinity(&self.host, cidr).await?;
         match self.block(cidr).await {
@@ -159,7 +162,8 @@ impl Calico {
         }
     }
 
-    /// Finds the network of a block to claim. If no block is free, takes an empty old block from another host.
+    /// Finds the network of a block that this host can claim. If every block of the pool is claimed, an empty block
+    /// with an old claim time is taken from another host.
     async fn find_block(&self) -> Done<String> {
         let listed = self.list(BLOCKS.to_owned()).await?;
         let stored: Vec<Block> = listed.iter().map(|kv| json(kv.value.as_bytes())).collect();
@@ -182,8 +186,8 @@ impl Calico {
         Err(Refusal::Full)
     }
 
-    /// Assigns addresses of a block that was read. First adds the addresses to the handle's count, then writes the
-    /// block.
+    /// Assigns addresses of a block that has just been read. First, the number of addresses is added to the handle's
+    /// count; then the block is written.
     async fn assign_from(&self, mut block: Read<Block>, handle: &str, count: usize) -> Done<Vec<IpAddr>> {
         let mut recorded = BTreeMap::from([("node".to_owned(), self.host.clone())]);
         if let Some(pod) = &self.pod {
@@ -196,7 +200,7 @@ impl Calico {
                 return Ok(assigned);
             }
             let cidr = block.value.cidr.clone();
-            // The handle counts the requested number of addresses, even if the block has fewer addresses.
+            // The handle counts the requested number of addresses, even if the block has fewer free addresses.
             self.increment(handle, &cidr, count).await?;
             match self.update(&mut block).await {
                 Ok(()) => return Ok(assigned),
@@ -229,8 +233,8 @@ impl Calico {
         Err(Refusal::Conflict)
     }
 
-    /// Subtracts from a handle's count. Ignores all errors, because Calico only logs these errors. Also ignores a count
-    /// that would become negative.
+    /// Subtracts a number from a handle's count of addresses in a block. All errors of the subtraction are ignored,
+    /// because Calico only logs them. A subtraction that would make the count negative is also ignored.
     async fn decrement(&self, handle: &str, cidr: &str, by: usize) {
         for _ in 0..RETRIES {
             let Ok(mut read) = self.get(handle_key(handle), json::<Handle>).await else { return };
@@ -252,7 +256,7 @@ impl Calico {
         }
     }
 
-    /// Releases all addresses of a handle.
+    /// Releases all addresses that a handle holds.
     pub(crate) async fn release_by_handle(&self, handle: &str) -> Done<Vec<IpAddr>> {
         let named = self.get(handle_key(handle), json::<Handle>).await?;
         let mut released = Vec::new();
@@ -275,7 +279,7 @@ impl Calico {
         Ok(gone.into_iter().map(|(ip, _)| ip).collect())
     }
 
-    /// Releases one address if the address has the given handle and sequence number. Returns true if the address was
+    /// Releases one address if it still has this handle and this sequence number. Returns true if the address was
     /// released.
     pub(crate) async fn release_leaked(&self, ip: IpAddr, cidr: &str, handle: &str, number: u64) -> Done<bool> {
         let is_it = |block: &Block| block.sequence_number_of(ip) == Some(number);
@@ -286,7 +290,8 @@ impl Calico {
         Ok(!gone.is_empty())
     }
 
-    /// Releases the addresses of a block that pass the test. Deletes the block if the block is empty and has no owner.
+    /// Releases the addresses of a block for which the closure `test` returns true. If the block is empty after the
+    /// release and has no owner, it is deleted.
     async fn release_from(&self, cidr: &str, test: impl Fn(IpAddr, &str) -> bool) -> Done<Vec<(IpAddr, String)>> {
         self.release_from_if(cidr, |_| true, test).await
     }
@@ -323,7 +328,7 @@ impl Calico {
         Err(Refusal::Conflict)
     }
 
-    /// Makes the host the owner of a block.
+    /// Makes this host the owner of a block.
     pub(crate) async fn claim_affinity(&self, cidr: &str) -> Done {
         self.claim(cidr).await.map(drop)
     }
@@ -349,11 +354,11 @@ impl Calico {
         }
     }
 
-    /// Creates the block of an affinity if the block is missing.
+    /// Creates the block to which an affinity refers, if the block is missing.
     async fn make(&self, affinity: &mut Read<Affinity>, cidr: &str) -> Done<Read<Block>> {
         self.set_affinity(affinity, "pending").await?;
-        // Sequence numbers start at the affinity's revision, so that a recreated block gets other numbers than the
-        // deleted block.
+        // The first sequence number is derived from the affinity's revision, so a recreated block has other sequence
+        // numbers than the deleted one.
         let number = u64::try_from(affinity.at.get()).unwrap() << 32;
         let value = Block::new(cidr, &self.host, self.pool.size, self.claimed, number);
         let key = block_key(cidr);
@@ -370,7 +375,7 @@ impl Calico {
         }
     }
 
-    /// Confirms the affinity if the host owns the existing block, and deletes the affinity otherwise.
+    /// Confirms the affinity if this host owns the existing block, and deletes the affinity otherwise.
     async fn take_or_leave(&self, affinity: &mut Read<Affinity>, block: Read<Block>) -> Done<Read<Block>> {
         if block.value.is_of(&self.host) {
             self.confirm(affinity).await?;
@@ -386,12 +391,12 @@ impl Calico {
         if now.is_confirmed() { Ok(()) } else { Err(refusal) }
     }
 
-    /// Releases a block of the host.
+    /// Releases this host's affinity to a block.
     pub(crate) async fn release_affinity(&self, cidr: &str) -> Done {
         self.release_affinity_if(&self.host, cidr, |_| true).await
     }
 
-    /// Releases a block of the host if the block is empty.
+    /// Releases this host's affinity to a block if the block is empty.
     pub(crate) async fn release_empty(&self, cidr: &str) -> Done {
         self.release_affinity_if(&self.host, cidr, Block::is_empty).await
     }

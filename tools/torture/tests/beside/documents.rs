@@ -1,4 +1,4 @@
-//! Decodes the documents as Calico's client does. Fields that Calico's client does not know are lost when the client
+//! Decodes IPAM documents as Calico's client does. Fields that Calico's client does not know are lost when the client
 //! writes a document back.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,16 +6,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
-/// The reason why a step of Calico's client failed.
+/// Why a step of Calico's client failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// The key exists already, or has changed since the client read the key.
+    /// The key to create already exists, or the key to write has changed since the client read it.
     Conflict,
     Missing,
     /// Another host owns the block.
     Claimed,
     NotEmpty,
-    /// No address is free in the pool.
+    /// No address of the pool is free.
     Full,
     /// The store did not answer.
     Store(String),
@@ -94,13 +94,13 @@ pub(crate) fn handle_key(handle: &str) -> String {
     format!("{HANDLES}{handle}")
 }
 
-/// Returns the network of the block that the last part of a key names.
+/// Returns the network of a block, which the last part of the block's key encodes.
 pub(crate) fn cidr_of(key: &str) -> String {
     key.rsplit('/').next().unwrap().replace('-', "/")
 }
 
 impl Block {
-    /// Creates the document of a new block that a host owns.
+    /// Creates the document of a new block whose owner is a host.
     pub(crate) fn new(cidr: &str, host: &str, size: usize, claimed: &str, sequence_number: u64) -> Self {
         Self {
             cidr: cidr.to_owned(),
@@ -134,8 +134,8 @@ impl Block {
         }
     }
 
-    /// Returns the holder of each address. The part of a handle's id after a carriage return, which old versions wrote,
-    /// is ignored.
+    /// Returns the handle that holds each assigned address of the block. Old versions of Calico wrote a carriage return
+    /// and more text after the handle's id, which is ignored.
     pub(crate) fn holders(&self) -> BTreeMap<IpAddr, String> {
         let held = self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
             let handle = self.entries()[(*slot)?].handle_id.as_ref()?;
@@ -144,13 +144,13 @@ impl Block {
         held.collect()
     }
 
-    /// Returns the block's sequence number at the time when an address was assigned.
+    /// Returns the sequence number that the block had when an address was assigned.
     pub(crate) fn sequence_number_of(&self, ip: IpAddr) -> Option<u64> {
         let ordinal = (0..self.allocations.len()).find(|ordinal| self.address(*ordinal) == ip)?;
         self.sequence_numbers.as_ref()?.get(&ordinal.to_string()).copied()
     }
 
-    /// Returns the addresses in use, each with its handle and attributes.
+    /// Returns the assigned addresses of the block, each with its handle and attributes.
     pub(crate) fn held(&self) -> impl Iterator<Item = (IpAddr, &str, &BTreeMap<String, String>)> {
         self.allocations.iter().enumerate().filter_map(|(ordinal, slot)| {
             let entry = self.entries().get((*slot)?)?;
@@ -158,7 +158,7 @@ impl Block {
         })
     }
 
-    /// Assigns addresses from the head of the block's free list.
+    /// Assigns addresses from the start of the block's list of free addresses.
     pub(crate) fn assign(&mut self, count: usize, holder: &Attribute) -> Vec<IpAddr> {
         let taken: Vec<usize> = self.unallocated.drain(..count.min(self.unallocated.len())).collect();
         if taken.is_empty() {
@@ -177,7 +177,8 @@ impl Block {
         taken.into_iter().map(|ordinal| self.address(ordinal)).collect()
     }
 
-    /// Releases the addresses that pass the test, and returns these addresses with their holders.
+    /// Releases the addresses for which the closure `test` returns true, and returns these addresses with the handles
+    /// that held them.
     pub(crate) fn release(&mut self, test: impl Fn(IpAddr, &str) -> bool) -> Vec<(IpAddr, String)> {
         let gone: Vec<_> = self.holders().into_iter().filter(|(ip, handle)| test(*ip, handle)).collect();
         for (ip, _) in &gone {
@@ -196,7 +197,8 @@ impl Block {
         gone
     }
 
-    /// Returns the first inconsistency in the block's lists, as `calicoctl ipam check` reports it.
+    /// Returns the first inconsistency between the lists in the block's document, as `calicoctl ipam check` would
+    /// report it.
     pub(crate) fn flaw(&self, cidr: &str) -> Option<&'static str> {
         let allocated: BTreeSet<usize> =
             (0..self.allocations.len()).filter(|i| self.allocations[*i].is_some()).collect();

@@ -1,4 +1,5 @@
-//! Provides a store whose caller is slow, halts for a while, or halts for ever, before any of the caller's store calls.
+//! A store wrapper that slows down its caller. Before any store call, the caller may pause, halt for a while, or halt
+//! for ever.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,16 +9,16 @@ use kv::{RangeRequest, RangeResponse, Result, Revision, Store, Txn, TxnResponse,
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
 
-/// Notifications about a caller that has halted.
+/// Notifications that a caller of a store has halted.
 #[derive(Debug, Default)]
 pub(crate) struct Fate {
-    /// The caller has halted for a while or for ever, so other callers must not wait for the halted caller.
+    /// A notification that the caller has halted for a while or for ever, so that no other caller waits for it.
     pub(crate) stopped: Notify,
-    /// The caller has halted for ever.
+    /// A notification that the caller has halted for ever.
     pub(crate) gone: Notify,
 }
 
-/// The view of a store that one slow or halting caller has.
+/// A store wrapper that slows down or halts its only caller.
 #[derive(Debug)]
 pub(crate) struct Halting {
     inner: Arc<dyn Store>,
@@ -26,7 +27,7 @@ pub(crate) struct Halting {
 }
 
 impl Halting {
-    /// Wraps a store. Returns the wrapper, and the notifications that the wrapper's caller has halted.
+    /// Wraps a store. Returns the wrapped store, and the notifications that its caller has halted.
     pub(crate) fn around(inner: Arc<dyn Store>, seed: u64) -> (Arc<dyn Store>, Arc<Fate>) {
         let fate = Arc::<Fate>::default();
         let random = Mutex::new(fastrand::Rng::with_seed(seed));
@@ -54,15 +55,16 @@ impl Halting {
     }
 }
 
-/// The tasks of callers that have halted. Clones share the list of tasks.
+/// The tasks of the callers that have halted. All clones of a [`Left`] share one list of tasks.
 #[derive(Clone, Default)]
 pub(crate) struct Left(Arc<Mutex<Vec<Stopped>>>);
 
-/// The task of a halted caller and its fate.
+/// The task of a halted caller, and the notifications about the caller.
 type Stopped = (JoinHandle<()>, Arc<Fate>);
 
 impl Left {
-    /// Runs a caller in a separate task. Returns `None` once the caller halts. A halted caller may continue later.
+    /// Runs a caller of the store in a separate task. Returns `None` as soon as the caller halts. A caller that halts
+    /// only for a while continues later.
     pub(crate) async fn behind<T: Send + 'static>(
         &self,
         fate: Arc<Fate>,
@@ -79,7 +81,7 @@ impl Left {
         }
     }
 
-    /// Waits until the callers that halted only for a while have finished.
+    /// Waits until each caller that halted only for a while has finished.
     pub(crate) async fn settle(&self) {
         let left = std::mem::take(&mut *self.0.lock().unwrap());
         for (task, fate) in left {

@@ -1,4 +1,4 @@
-//! Checks every revision by the rules for the revision's writer, and decodes the documents without Margay's model.
+//! Checks every revision by the rules for the side that wrote it, and decodes the documents without Margay's model.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,16 +8,16 @@ use kv::{Event, EventKind, Kv};
 use crate::documents::{Affinity, BLOCKS, Block, HANDLES, HOSTS, Handle, VIRTUALS, affinity_of, cidr_of};
 use crate::turns::Side;
 
-/// All IPAM documents at one revision.
+/// All IPAM documents that are stored at one revision.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Stored {
     pub(crate) blocks: BTreeMap<String, Block>,
     pub(crate) handles: BTreeMap<String, Handle>,
-    /// The affinities by owner and block. The owner is written as a block names the owner.
+    /// The affinities, by owner and block. The owner in the map is written as in the document of a block.
     pub(crate) affinities: BTreeMap<(String, String), Affinity>,
 }
 
-/// The documents that a revision changed.
+/// The documents that one revision changed.
 #[derive(Debug, Default)]
 struct Touched {
     blocks: BTreeSet<String>,
@@ -61,7 +61,7 @@ impl Stored {
         self.blocks.values().flat_map(Block::holders).collect()
     }
 
-    /// Returns the number of addresses of a block that a handle holds.
+    /// Returns the number of addresses of a block that a handle holds, according to the document of the block.
     fn held(&self, handle: &str, cidr: &str) -> i64 {
         let holders = self.blocks.get(cidr).map(Block::holders).unwrap_or_default();
         i64::try_from(holders.values().filter(|holder| *holder == handle).count()).unwrap()
@@ -79,8 +79,8 @@ impl Stored {
         self.affinities.get(&(owner.to_owned(), cidr.to_owned())).is_some_and(Affinity::is_confirmed)
     }
 
-    /// Returns the addresses in use under a handle that does not count their block. A release by handle would miss
-    /// these addresses.
+    /// Returns the addresses that are assigned under a handle whose document does not count the addresses' block. A
+    /// release of the handle would miss the returned addresses.
     pub(crate) fn lost(&self) -> Vec<(IpAddr, String)> {
         let blocks =
             self.blocks.iter().flat_map(|(cidr, block)| block.holders().into_iter().map(move |held| (cidr, held)));
@@ -88,11 +88,11 @@ impl Stored {
     }
 }
 
-/// Follows the store's revisions and checks each revision.
+/// Follows the revisions of a store and checks each of them.
 #[derive(Debug)]
 pub(crate) struct Judge {
     pub(crate) now: Stored,
-    /// The number of revisions of each writer.
+    /// The number of revisions that each side has written.
     pub(crate) seen: BTreeMap<Side, usize>,
 }
 
@@ -101,10 +101,10 @@ impl Judge {
         Self { now: Stored::read(start), seen: BTreeMap::new() }
     }
 
-    /// Applies the next revision and checks the new state.
+    /// Applies the changes of the next revision and checks the new state.
     ///
     /// # Errors
-    /// The violated rule, with the keys that the revision changed.
+    /// An error for the violated rule. The error names the keys that the revision changed.
     pub(crate) fn advance(&mut self, side: Side, events: &[Event]) -> Result<(), String> {
         let before = self.now.clone();
         let mut touched = Touched::default();
@@ -121,7 +121,7 @@ impl Judge {
         })
     }
 
-    /// Checks the rules for a revision that Margay wrote.
+    /// Checks the rules for a revision that was written by Margay.
     fn ours(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
         let now = &self.now;
         let mut pairs = BTreeSet::new();
@@ -165,7 +165,8 @@ impl Judge {
         self.owners(before, touched)
     }
 
-    /// Checks that owners and affinities agree if they agreed before or if this revision changed one of them.
+    /// Checks that owners in blocks and affinity documents agree, if they agreed before or if this revision changed one
+    /// of them.
     fn owners(&self, before: &Stored, touched: &Touched) -> Result<(), String> {
         let owner = |stored: &Stored, cidr: &String| -> Option<String> { stored.blocks.get(cidr)?.affinity.clone() };
         let mut pairs = touched.affinities.clone();
@@ -189,7 +190,7 @@ impl Judge {
     }
 }
 
-/// Checks that no address moved from one holder to another within one revision.
+/// Checks that no address has moved from one holder to another within one revision.
 fn not_moved(before: &Stored, now: &Stored) -> Result<(), String> {
     let held = before.holders();
     for (ip, holder) in now.holders() {

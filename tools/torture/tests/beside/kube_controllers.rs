@@ -1,9 +1,9 @@
-//! Models the part of Calico's kube-controllers that releases leaked addresses.
+//! A model of the part of Calico's kube-controllers that releases leaked addresses.
 //!
-//! The controller checks each address that is recorded with a node, a pod and a namespace. An address becomes a
-//! candidate for release if its pod does not exist or does not report the address. If the address is still a candidate
-//! some checks later, the controller releases it by address, handle and sequence number. The controller keeps the
-//! attributes that it first saw for an address, even if the attributes have changed since.
+//! The controller periodically checks each address that is recorded with a node, a pod and a namespace. An address
+//! becomes a candidate for release if its pod does not exist or if the pod's status does not list the address. If the
+//! address is still a candidate after some more checks, the controller releases it by address, handle and sequence
+//! number. The controller keeps the attributes with which it first saw an address, even if they have changed since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,16 +14,16 @@ use kv::{Range, StoreExt};
 use crate::calico::Calico;
 use crate::documents::{BLOCKS, Block};
 
-/// The number of checks in which an address must be a candidate before the controller releases the address. In Calico,
-/// the checks before a release take a quarter of an hour.
+/// The number of consecutive checks in which an address must be a candidate before the controller releases it. In
+/// Calico, the checks before a release take a quarter of an hour.
 const GRACE: usize = 3;
 
-/// The pods of the cluster by name, with the addresses in their status.
+/// The pods of the cluster by name, each with the addresses in its status.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pods(Arc<Mutex<BTreeMap<String, BTreeSet<IpAddr>>>>);
 
 impl Pods {
-    /// Creates a pod without addresses.
+    /// Creates a pod whose status lists no addresses.
     pub(crate) fn create(&self, name: &str) {
         self.0.lock().unwrap().insert(name.to_owned(), BTreeSet::new());
     }
@@ -38,13 +38,13 @@ impl Pods {
         self.0.lock().unwrap().remove(name);
     }
 
-    /// True if a pod exists and may use an address. A pod without reported addresses may use any address.
+    /// True if the pod exists and may use this address. A pod whose status lists no addresses may use any address.
     fn may_have(&self, name: &str, ip: IpAddr) -> bool {
         self.0.lock().unwrap().get(name).is_some_and(|addresses| addresses.is_empty() || addresses.contains(&ip))
     }
 }
 
-/// An address with the attributes that the controller first saw.
+/// An address with the attributes with which the controller first saw it.
 #[derive(Clone, Debug)]
 struct Seen {
     cidr: String,
@@ -53,7 +53,7 @@ struct Seen {
     candidate: usize,
 }
 
-/// The addresses and pods that the controller knows.
+/// The state of the controller: the pods, and the addresses that it has seen.
 pub(crate) struct KubeControllers {
     pods: Pods,
     seen: BTreeMap<(String, IpAddr), Seen>,
@@ -64,7 +64,7 @@ impl KubeControllers {
         Self { pods, seen: BTreeMap::new() }
     }
 
-    /// Checks all addresses once. Returns the released addresses with their handles.
+    /// Checks all addresses of the cluster once. Returns the addresses that the check released, with their handles.
     pub(crate) async fn look(&mut self, calico: &Calico) -> Vec<(IpAddr, String)> {
         let listed = calico.store.list(Range::Prefix(BLOCKS.into())).await.unwrap();
         let blocks: Vec<Block> =

@@ -1,8 +1,8 @@
-//! Runs random pods with two networks on a real etcd. Calico's client or Margay assigns the addresses of the first
-//! network, and Margay assigns the addresses of a secondary network. Calico's clients may be slow or halt.
-//! Kube-controllers releases addresses that no pod uses.
+//! Runs random pods on a real etcd, where each pod has two networks. In the first network, either Calico's client or
+//! Margay assigns addresses; in the secondary network, only Margay does. Some calls of Calico's client are slow or
+//! halt. A model of kube-controllers releases addresses that no pod uses.
 //!
-//! `BESIDE_OPS` sets the minimum number of operations.
+//! The environment variable `BESIDE_OPS` sets the minimum number of operations of the test.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -26,21 +26,21 @@ use crate::scene::{HOSTS, allocator, attachment, blocks_of, calico, clean_up, ev
 use crate::turns::{Authors, Commits, Side, noting};
 use testkit::server::Etcd;
 
-/// The address pools of the first network and of the secondary network.
+/// The address pools: one for the first network and one for the secondary network.
 const POOLS: [&str; 2] = ["10.0.0.0/26", "10.9.0.0/26"];
 const WORKERS: usize = 4;
-/// The number of operations whose revisions are judged together.
+/// The number of operations after which the new revisions of the store are judged.
 const SEGMENT: usize = 4_000;
 
-/// The attribute names under which the secondary network records its pods.
+/// The names of the attributes with which the secondary network records its pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Names {
     Own,
-    /// The attribute names of Calico, which earlier versions of Margay wrote.
+    /// Calico's attribute names, which earlier versions of Margay wrote.
     Calicos,
 }
 
-/// The acknowledged holder of each address, and the errors that the test has found so far.
+/// The holder of each acknowledged address, and the errors that the test has found so far.
 #[derive(Clone, Default)]
 struct Answered {
     has: Arc<Mutex<BTreeMap<IpAddr, String>>>,
@@ -59,7 +59,7 @@ impl Answered {
     }
 
     fn released(&self, ip: IpAddr, handle: &str) {
-        // Since the release, another pod may have got the address.
+        // Since its release, the address may have been assigned to another pod.
         let is_its = |pod: &&String| handle.ends_with(&format!(".{pod}"));
         if let Some(pod) = self.has.lock().unwrap().get(&ip).filter(is_its) {
             self.wrong.lock().unwrap().push(format!("kube-controllers released {ip} of {handle}, and {pod} has it"));
@@ -67,7 +67,7 @@ impl Answered {
     }
 }
 
-/// State that all workers share.
+/// The state that all workers of the test share.
 #[derive(Clone)]
 struct Field {
     store: Arc<dyn Store>,
@@ -98,7 +98,7 @@ fn secondary(host: &str, pod: &str) -> Attachment {
     Attachment { network: "macvlan".into(), interface: "net1".into(), ..attachment(host, pod) }
 }
 
-/// Starts and ends pods on a host.
+/// A worker that starts and ends pods on one host.
 struct Worker {
     name: String,
     host: &'static str,
@@ -116,7 +116,7 @@ impl Worker {
         request
     }
 
-    /// Runs Calico's client, which may halt before any store call. Returns `None` if the client halted.
+    /// Runs a call of Calico's client, which may halt before any store call. Returns `None` if the client has halted.
     async fn calicos<T, F>(&mut self, pod: &str, pool: Pool, work: impl FnOnce(Calico) -> F) -> Option<T>
     where
         T: Send + 'static,
@@ -151,7 +151,7 @@ impl Worker {
         let handle = format!("net.{pod}");
         let Field { answered, pods, .. } = self.field.clone();
         pods.create(&pod);
-        // Sometimes the first network of a pod uses the pool of the secondary network.
+        // For one pod in sixteen, the first network uses the pool of the secondary network.
         let pool = POOLS[usize::from(self.random.u32(..16) == 0)];
         let first = if self.random.bool() {
             let own = handle.clone();
@@ -193,7 +193,7 @@ impl Worker {
         pods.delete(&pod);
     }
 
-    /// Claims or releases a random block, either with Calico's client or with Margay.
+    /// Claims or releases a random block with either Calico's client or Margay.
     async fn disturb(&mut self, pod: &str) {
         let pool = POOLS[self.random.usize(..2)];
         let blocks = blocks_of(pool, 30);
@@ -213,7 +213,7 @@ impl Worker {
     }
 }
 
-/// Runs kube-controllers repeatedly until `over` is set.
+/// Runs checks of the kube-controllers model repeatedly until `over` is set.
 async fn control(field: Field, over: Arc<AtomicBool>) {
     let mut controllers = KubeControllers::new(field.pods.clone());
     let calico = calico(field.store_of(Side::Calicos), HOSTS[0], &blocks_of(POOLS[0], 30));
@@ -228,7 +228,8 @@ async fn control(field: Field, over: Arc<AtomicBool>) {
     }
 }
 
-/// Runs workers until `ops` operations are done or an error is found. Each segment is judged separately.
+/// Runs the workers until `ops` operations are done or the test finds an error. The revisions of every [`SEGMENT`]
+/// operations are judged together.
 async fn run(field: &Field, random: &mut fastrand::Rng, ops: usize) {
     let over = Arc::new(AtomicBool::new(false));
     let controllers = tokio::spawn(control(field.clone(), Arc::clone(&over)));
@@ -301,14 +302,15 @@ async fn pods_with_two_networks_live_beside_kube_controllers() {
     clean_up(&field.store).await.unwrap_or_else(|what| panic!("{what}"));
 }
 
-/// Shows that the test can fail: with the attribute names of earlier versions, kube-controllers releases an address
-/// that a pod uses.
+/// Shows that this test can fail: with the attribute names that earlier versions wrote, kube-controllers releases an
+/// address that a pod uses.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_with_calico_names_lose_live_address() {
     let mut random = fastrand::Rng::with_seed(seed());
     let server = Etcd::start().unwrap();
     let field = field(&server, Names::Calicos).await;
-    // The run ends with the first wrong release. On a busy machine the controllers run less often per operation.
+    // The test run ends as soon as an address is wrongly released. On a busy machine, kube-controllers makes fewer
+    // checks during the same number of operations.
     run(&field, &mut random, 80_000).await;
     let wrong = field.answered.wrong.lock().unwrap().clone();
     assert!(wrong.iter().any(|what| what.contains("kube-controllers released")), "{wrong:?}");

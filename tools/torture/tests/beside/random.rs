@@ -1,5 +1,5 @@
-//! Runs random operations of Calico's clients and of Margay on a real etcd. Some of Calico's clients are slow, halt for
-//! a while, or halt for ever.
+//! Runs random operations of Calico's client and of Margay on a real etcd. Some calls of Calico's client are slow, halt
+//! for a while, or halt for ever.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ use testkit::server::Etcd;
 const POOL: &str = "10.0.0.0/27";
 const ROUNDS: usize = 60;
 
-/// Returns the seed of a run: the number in `BESIDE_SEED`, or a random number.
+/// Returns the seed of a run: the number in the environment variable `BESIDE_SEED`, or a random number.
 pub(crate) fn seed() -> u64 {
     let seed = match std::env::var("BESIDE_SEED") {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("BESIDE_SEED has to be a number below 2^64, not {text}")),
@@ -30,7 +30,8 @@ pub(crate) fn seed() -> u64 {
     seed
 }
 
-/// The acknowledged holder of each address. An address is removed when its release is requested.
+/// The holder of each address whose assignment was acknowledged. An address is removed from the map as soon as its
+/// release is requested.
 #[derive(Clone, Default)]
 struct Answered(Arc<Mutex<BTreeMap<IpAddr, String>>>);
 
@@ -45,7 +46,7 @@ impl Answered {
     }
 }
 
-/// A worker on one host. The worker assigns and releases addresses as Calico's client or as Margay.
+/// A worker of the test on one host. The worker assigns and releases addresses with Calico's client or with Margay.
 struct Worker {
     name: String,
     host: &'static str,
@@ -58,12 +59,12 @@ struct Worker {
 }
 
 impl Worker {
-    /// Returns a store that records its commits as commits of the given side.
+    /// Returns a store that records its commits as made by the given side.
     fn store_of(&self, side: Side) -> Arc<dyn Store> {
         noting(&self.store, side, &self.authors, &Commits::default())
     }
 
-    /// Runs Calico's client, which may halt before any store call. Returns `None` if the client halted.
+    /// Runs a call of Calico's client, which may halt before any store call. Returns `None` if the client has halted.
     async fn calicos<T, F>(&mut self, work: impl FnOnce(Calico) -> F) -> Option<T>
     where
         T: Send + 'static,
@@ -76,14 +77,16 @@ impl Worker {
         self.left.behind(fate, work(writer)).await
     }
 
-    /// Adds and deletes a container with Calico's client. If the client halts in the ADD, Margay deletes the container.
+    /// Adds a container with Calico's client and deletes it again. If Calico's client halts during the ADD, Margay
+    /// deletes the container.
     async fn calico_round(&mut self, round: usize) {
         let container = format!("{}-{round}", self.name);
         let handle = format!("net.{container}");
         let (own, count) = (handle.clone(), self.random.usize(1..3));
         let assigned = self.calicos(|writer| async move { writer.auto_assign(&own, count).await }).await;
         let Some(assigned) = assigned else {
-            // A runtime sends a DEL after a failed ADD. By then the node runs Margay.
+            // A runtime sends a DEL even after an ADD that failed. In this test, the node is switched from Calico to
+            // Margay before that DEL.
             del(&allocator(self.store_of(Side::Ours)), self.host, &container).await.unwrap();
             return;
         };

@@ -1,5 +1,6 @@
-//! Tests readers that work like Calico's watchers: they list, then watch from the next revision. A reader's connection
-//! can break at any point, even between two events of one revision. Etcd may split a large answer into fragments.
+//! Tests readers that work like Calico's watchers: they list all keys, and then watch from the next revision. A
+//! reader's connection can break at any point, even between two events of one revision. etcd may split a large watch
+//! response into fragments.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,12 +20,13 @@ const PREFIX: &str = "/calico/ipam/v2/";
 
 type State = BTreeMap<String, Vec<u8>>;
 
-/// How a reader reacts to a broken connection.
+/// What a reader does after its connection has broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
-    /// The reader lists all keys again.
+    /// The reader lists all keys again, and then watches from the next revision.
     List,
-    /// The reader watches from the last revision that it saw. The reader may have seen only a part of that revision.
+    /// The reader watches again from the last revision that it has seen. The reader may have seen only some of the
+    /// events of its last revision.
     Resume,
 }
 
@@ -33,12 +35,12 @@ struct Reader {
     random: fastrand::Rng,
     after: After,
     state: State,
-    /// The changes of each watched revision.
+    /// The changed keys of each watched revision, with their new values.
     changes: BTreeMap<i64, BTreeMap<String, Option<Vec<u8>>>>,
-    /// The number of broken connections.
+    /// The number of times that the reader's connection was broken.
     cuts: usize,
     within: usize,
-    /// The number of answers that continued the revision of the previous answer.
+    /// The number of watch responses that continue the revision of the previous response.
     pieces: usize,
 }
 
@@ -49,7 +51,7 @@ impl Reader {
         Self { client, random, after, state: State::new(), changes: BTreeMap::new(), cuts: 0, within: 0, pieces: 0 }
     }
 
-    /// Lists all keys and returns the next revision.
+    /// Lists all keys and returns the revision from which to watch.
     async fn list(&mut self) -> i64 {
         let options = GetOptions::new().with_prefix();
         let listed = self.client.get(PREFIX, Some(options)).await.unwrap();
@@ -58,7 +60,7 @@ impl Reader {
         listed.header().unwrap().revision() + 1
     }
 
-    /// Follows the revisions from `from` to `to`, and breaks the reader's connection repeatedly.
+    /// Reads the revisions from `from` to `to`, and breaks its own connection repeatedly.
     async fn follow(&mut self, mut from: i64, to: i64) {
         while from <= to {
             let left = self.random.usize(1..40);
@@ -66,7 +68,8 @@ impl Reader {
         }
     }
 
-    /// Watches until `left` events have arrived or revision `to` is reached. Returns the revision at which to continue.
+    /// Watches until `left` events have been received or the revision `to` is reached. Returns the revision from which
+    /// to watch next.
     async fn watch(&mut self, from: i64, to: i64, mut left: usize) -> i64 {
         let options = WatchOptions::new().with_prefix().with_start_revision(from).with_fragment();
         let mut stream = self.client.watch(PREFIX, Some(options)).await.unwrap();
@@ -94,7 +97,7 @@ impl Reader {
                 self.within += usize::from(next == Some(revision));
                 return match self.after {
                     After::List => self.list().await,
-                    // The other events of this revision may still be missing.
+                    // The reader may not have received all events of the last revision yet.
                     After::Resume if revision < to => revision,
                     After::Resume if next == Some(revision) || self.random.bool() => revision,
                     After::Resume => revision + 1,
@@ -107,14 +110,14 @@ impl Reader {
     }
 }
 
-/// Returns the current revision and the IPAM keys of the store.
+/// Returns the current revision of the store and its IPAM keys.
 async fn stored(store: &Arc<dyn Store>) -> (i64, State) {
     let (revision, kvs) = everything(store).await;
     let own = kvs.into_iter().filter(|kv| kv.key.to_string().starts_with(PREFIX));
     (revision.get(), own.map(|kv| (kv.key.to_string(), kv.value.as_bytes().to_vec())).collect())
 }
 
-/// Assigns and releases addresses of both families in blocks of 64, so that each revision has several keys and some
+/// Assigns and releases IPv4 and IPv6 addresses in blocks of 64, so that each revision has several keys and some
 /// kilobytes.
 async fn churn(store: Arc<dyn Store>, rounds: usize) {
     let ipam = allocator(store);
@@ -133,7 +136,7 @@ async fn churn(store: Arc<dyn Store>, rounds: usize) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readers_cut_anywhere_rebuild_commits() {
     let mut random = fastrand::Rng::with_seed(seed());
-    // With this request limit, etcd splits answers of more than half a megabyte into fragments.
+    // With this request limit, etcd splits watch responses of more than half a megabyte into fragments.
     let server = Etcd::start_with("http", &["--max-request-bytes=65536".to_owned()]).unwrap();
     let plain: Arc<dyn Store> = Arc::new(EtcdStore::open(&Options::new([server.url()])).unwrap());
     let (authors, commits) = (Authors::default(), Commits::default());
@@ -145,12 +148,12 @@ async fn readers_cut_anywhere_rebuild_commits() {
     let mut lister = Reader::new(&server, random.u64(..), After::List).await;
     let mut resumer = Reader::new(&server, random.u64(..), After::Resume).await;
     let (from_list, from) = (lister.list().await, resumer.list().await);
-    // One reader follows the store during the writes, the other reader afterwards.
+    // One reader follows the store while it is written; another reader follows the same revisions afterwards.
     let work = tokio::spawn(churn(Arc::clone(&store), 160));
     let half = from_list + 60;
     lister.follow(from_list, half).await;
     work.await.unwrap();
-    // The last revision changes one key, so a reader that sees the key has the whole revision.
+    // The last revision changes only one key, so a reader that has seen this key has seen the whole revision.
     plain.put(format!("{PREFIX}last"), "1").await.unwrap();
     let (to, expected) = stored(&plain).await;
     resumer.follow(from, to).await;
@@ -167,7 +170,7 @@ async fn readers_cut_anywhere_rebuild_commits() {
     for (revision, writes) in &sent {
         assert_eq!(resumer.changes.get(&revision.get()), Some(writes), "revision {revision}");
     }
-    // A reader whose connection never breaks sees every answer, whole or in fragments.
+    // A reader whose connection never breaks receives every watch response, complete or in fragments.
     let mut patient = Reader::new(&server, random.u64(..), After::Resume).await;
     patient.watch(from, to, usize::MAX).await;
     println!("pieces that began within a revision: {}", patient.pieces);

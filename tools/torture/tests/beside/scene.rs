@@ -1,4 +1,5 @@
-//! Sets up a cluster of two hosts with one small pool, and the writers that use the cluster.
+//! Sets up a cluster with two hosts and one small pool. This module also creates the callers on Calico's side and on
+//! Margay's side.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,7 +21,7 @@ use crate::documents::{Affinity, Block, Handle, affinity_key, block_key, handle_
 use crate::judge::{Judge, Stored};
 use crate::turns::{Authors, Side};
 
-/// The time that every allocator's clock shows, equal to `JUST_NOW`.
+/// The time that every allocator's clock shows in these tests, which equals `JUST_NOW`.
 const NOW: i64 = 1_800_000_000;
 pub(crate) const HOSTS: [&str; 2] = ["a", "b"];
 
@@ -43,7 +44,7 @@ pub(crate) async fn prepare(store: &Arc<dyn Store>, cidr: &str, block_size: u8) 
     allocator(Arc::clone(store)).create_pool(&pool, None, soon()).await.unwrap();
 }
 
-/// Returns the blocks of a pool, in order.
+/// Returns the blocks of a pool, in ascending order.
 pub(crate) fn blocks_of(cidr: &str, block_size: u8) -> Pool {
     let cidr: ipnet::IpNet = cidr.parse().unwrap();
     let blocks = cidr.subnets(block_size).unwrap().map(|block| block.to_string()).collect();
@@ -64,7 +65,7 @@ pub(crate) fn attachment(host: &str, container: &str) -> Attachment {
     }
 }
 
-/// Assigns one address with Margay.
+/// Assigns one address to a container with Margay.
 pub(crate) async fn add(ipam: &Ipam, host: &str, container: &str) -> ipam_core::Result<IpAddr> {
     let request = AssignRequest::new(attachment(host, container), RequestedAddresses::any(1, 0));
     Ok(ipam.assign(&request, soon()).await?[0].ip)
@@ -74,7 +75,7 @@ pub(crate) async fn del(ipam: &Ipam, host: &str, container: &str) -> ipam_core::
     ipam.release_attachment(&attachment(host, container), &[], soon()).await
 }
 
-/// Documents that exist in the store when a test starts.
+/// Documents that are already in the store when a test starts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Found {
     pub(crate) kvs: BTreeMap<String, String>,
@@ -105,13 +106,15 @@ impl Found {
     }
 }
 
-/// Returns the current revision and all keys of the store. A test's revisions are judged from this revision on.
+/// Returns the current revision of the store and all its keys. The test judges the revisions after the returned
+/// revision.
 pub(crate) async fn everything(store: &Arc<dyn Store>) -> (Revision, Vec<Kv>) {
     let listed = store.list(Range::All).await.unwrap();
     (listed.revision, listed.kvs)
 }
 
-/// Judges all revisions after the test's start. Revisions without a recorded author were written by Margay.
+/// Judges all revisions of the store since the start of the test. A revision without a recorded author counts as
+/// written by Margay.
 pub(crate) async fn judge(
     store: &Arc<dyn Store>,
     start: &(Revision, Vec<Kv>),
@@ -133,7 +136,8 @@ pub(crate) async fn judge(
     }
 }
 
-/// Releases every handle, then all blocks. Fails if any document except empty blocks is left in the store.
+/// Releases the addresses of every handle, and then all blocks. Fails if the store still contains any document other
+/// than empty blocks.
 pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
     let ipam = allocator(Arc::clone(store));
     let found = Stored::read(&everything(store).await.1);
@@ -147,8 +151,8 @@ pub(crate) async fn clean_up(store: &Arc<dyn Store>) -> Result<(), String> {
         ipam.release_node_affinities(host, ReleaseIf::Any, soon()).await.map_err(|error| error.to_string())?;
     }
     let left = Stored::read(&everything(store).await.1);
-    // An empty block that has lost its affinity may stay, because a release by node does not find the block. The next
-    // claim finds the block.
+    // An empty block without an affinity may remain in the store, because releasing all blocks of a node does not find
+    // this block. The next claim of this block finds it.
     let kept: Vec<_> = left.blocks.values().filter(|block| !block.is_empty()).collect();
     if !kept.is_empty() || !left.handles.is_empty() || !left.affinities.is_empty() {
         return Err(format!("left: {left:?}"));

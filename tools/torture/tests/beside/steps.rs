@@ -1,5 +1,5 @@
-//! Runs short scenarios with one call of Calico's client and one call of Margay. The store requests of both calls are
-//! made in every order, and Calico's client is halted at every point.
+//! Runs short scenarios in which one call of Calico's client and one call of Margay happen at the same time. Each
+//! scenario is run with every order of the two calls' store requests, and with Calico's client halted at every point.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::turns::{Actor, Authors, Choice, Run, Side, explore, play};
 const POOL: &str = "10.0.0.0/29";
 const FIRST: &str = "10.0.0.0/30";
 
-/// The state of the store before a scenario.
+/// What the store contains before a scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
     /// The store contains no blocks.
     Empty,
-    /// Host a owns the first block, and container c0 has an address in this block.
+    /// Host `a` owns the first block, in which container `c0` has an address.
     Used,
-    /// Host a owns the first block, which is empty and was claimed long ago.
+    /// Host `a` owns the first block, which is empty and was claimed long ago.
     Old,
 }
 
-/// The call of Calico's client, on host a unless the variant's name says otherwise.
+/// The call of Calico's client, on host `a` unless the name of the variant names another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Theirs {
     AddC1,
@@ -41,7 +41,7 @@ enum Theirs {
     GiveBackEmpty,
 }
 
-/// The call of Margay, on host a unless the variant's name says otherwise.
+/// The call of Margay, on host `a` unless the name of the variant names another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Own {
     AddC2,
@@ -134,8 +134,8 @@ fn ours(what: Own) -> Actor {
     })
 }
 
-/// Checks that each reported address is in use unless the address was released, that no address is lost, and that all
-/// addresses can be released.
+/// Checks that each returned address is in use unless it was released, that no address is lost, and that all addresses
+/// can be released.
 async fn check(store: &Arc<dyn Store>, run: &Run, releases: &[&str]) -> Result<(), String> {
     let stored = Stored::read(&everything(store).await.1);
     for outcome in run.outcomes.iter().flatten() {
@@ -154,7 +154,7 @@ async fn check(store: &Arc<dyn Store>, run: &Run, releases: &[&str]) -> Result<(
     clean_up(store).await
 }
 
-/// Runs one scenario in all orders of its store requests, and returns the number of orders.
+/// Runs one scenario with every order of its store requests, and returns the number of different orders.
 async fn tell(start: Start, calicos: Theirs, own: Own) -> usize {
     let mut releases = Vec::new();
     match calicos {
@@ -197,7 +197,8 @@ async fn tell(start: Start, calicos: Theirs, own: Own) -> usize {
     .await
 }
 
-/// Runs all pairs of calls from one start, and prints the number of orders of each pair.
+/// Runs all pairs of a Calico call and a Margay call from one initial state, and prints the number of orders of each
+/// pair.
 async fn all(start: Start, calicos: &[Theirs], own: &[Own]) {
     let mut runs = 0;
     for calicos in calicos {
@@ -225,7 +226,7 @@ async fn steps_in_every_order_with_block_in_use() {
     let own = [AddC0, AddC2, DelC0, DelC1, ReleaseIp, GiveBack, GiveBackEmpty];
     all(Start::Used, &[Theirs::DelC0, Theirs::ReleaseIp, Theirs::GiveBack, Theirs::GiveBackEmpty], &own).await;
     all(Start::Used, &[Theirs::AddC1], &[AddC2, DelC0, DelC1, ReleaseIp]).await;
-    // In this pair, both sides change the same container.
+    // In these two pairs of calls, both calls concern the same container.
     all(Start::Used, &[Theirs::AddC2], &[AddC2, DelC0]).await;
 }
 

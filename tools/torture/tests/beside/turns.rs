@@ -1,7 +1,7 @@
-//! Runs actors on one store, one store call at a time, in every order that can change the result.
+//! Runs several actors on one store, one store call at a time, in every order of calls that can change the result.
 //!
-//! Two adjacent calls that do not touch each other's keys are run in one order only, because the other order has an
-//! equal result.
+//! If two adjacent store calls touch none of each other's keys, only one of their two orders is run, because both have
+//! the same result.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -14,16 +14,16 @@ use kv::{
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-/// The side that wrote a revision.
+/// The side, Calico or Margay, that wrote a revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Side {
     Ours,
     Calicos,
 }
 
-/// The side that wrote each revision.
+/// For each revision, the side (Calico or Margay) that wrote the revision.
 pub(crate) type Authors = Arc<Mutex<BTreeMap<Revision, Side>>>;
-/// The changes of each revision: values by key, `None` for deleted keys.
+/// For each revision, the changed keys, each with its new value or `None` if the key was deleted.
 pub(crate) type Commits = Arc<Mutex<BTreeMap<Revision, BTreeMap<String, Option<Vec<u8>>>>>>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +33,7 @@ enum State {
     Done,
 }
 
-/// The keys that a store call reads and writes.
+/// The keys that a store call reads, and the keys that it writes.
 #[derive(Clone, Debug, Default)]
 struct Call {
     reads: Vec<Range>,
@@ -51,8 +51,8 @@ impl Call {
                 Op::Range(read) => call.reads.push(read.range.clone()),
             }
         }
-        // The first read of a transaction fixes the revision of the transaction's later reads, so the first read
-        // depends on every key.
+        // A transaction's first read fixes the revision of its later reads, so the first read depends on all earlier
+        // writes, whatever their keys are.
         if txn.compares.is_empty() && txn.is_read_only() {
             call.reads.push(Range::All);
         }
@@ -74,13 +74,13 @@ fn overlap(one: &Range, other: &Range) -> bool {
     other_to.is_none_or(|end| from < end) && to.is_none_or(|end| other_from < end)
 }
 
-/// The shared state with which actors wait for their turns.
+/// The state that the actors share in order to wait for their turns.
 #[derive(Debug, Default)]
 struct Table {
     states: Mutex<Vec<State>>,
-    /// The next store call of each waiting actor.
+    /// The next store call of each actor that waits for its turn.
     calls: Mutex<Vec<Call>>,
-    /// The notifications that wake each actor when its turn comes.
+    /// For each actor, the notification that wakes the actor when its turn has come.
     turns: Vec<Notify>,
     changed: Notify,
 }
@@ -92,7 +92,8 @@ impl Table {
     }
 }
 
-/// A store wrapper that waits for its actor's turn before each call, and records the commits of the actor's side.
+/// A store wrapper for one actor that waits for the actor's turn before each store call. The wrapper records the
+/// commits as made by the actor's side.
 #[derive(Debug)]
 struct InTurn {
     inner: Arc<dyn Store>,
@@ -116,7 +117,7 @@ impl InTurn {
 #[async_trait]
 impl Store for InTurn {
     async fn range(&self, request: RangeRequest) -> Result<RangeResponse> {
-        // The state at a past revision never changes, so a read of a past revision needs no turn.
+        // The state at a past revision never changes, so a read at a past revision need not wait for its turn.
         if !request.at.is_set() {
             self.turn(|| Call { reads: vec![request.range.clone()], writes: vec![] }).await;
         }
@@ -149,16 +150,16 @@ impl Store for InTurn {
     }
 }
 
-/// Returns a store that records its commits as commits of one side, without waiting for turns.
+/// Returns a store that records its commits as made by one side, and does not wait for turns.
 pub(crate) fn noting(inner: &Arc<dyn Store>, side: Side, authors: &Authors, commits: &Commits) -> Arc<dyn Store> {
     let (inner, authors, commits) = (Arc::clone(inner), Arc::clone(authors), Arc::clone(commits));
     Arc::new(InTurn { inner, actor: 0, table: None, side, authors, commits })
 }
 
-/// The work that an actor does on its store. The future returns a description of the outcome.
+/// What an actor does with its store. The output of the future is a description of the outcome.
 pub(crate) type Work = Box<dyn FnOnce(Arc<dyn Store>) -> Pin<Box<dyn Future<Output = String> + Send>> + Send>;
 
-/// An actor's side and work.
+/// An actor of a run: its side, and what it does.
 pub(crate) struct Actor {
     pub(crate) side: Side,
     pub(crate) work: Work,
@@ -173,25 +174,26 @@ impl Actor {
     }
 }
 
-/// A decision in a run: the actor of the next call, or that all unfinished actors halt for ever.
+/// A decision in a run: either which actor makes the next call, or that all unfinished actors halt for ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
     Next(usize),
     Die,
 }
 
-/// The result of a run: each choice with its number of possibilities, and the outcome of each actor that finished.
+/// The result of a run: each choice with the number of alternatives that it had, and the outcome of each actor that
+/// finished.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) choices: Vec<(usize, usize)>,
     pub(crate) order: Vec<Choice>,
     pub(crate) outcomes: Vec<Option<String>>,
-    /// False if the run was stopped because another run has an equal result.
+    /// False if the run was stopped because another run has the same result.
     pub(crate) is_new: bool,
 }
 
-/// Runs actors in turns. `prefix` gives the first choices of the run. After the prefix, the first possible choice is
-/// taken.
+/// Runs the actors in turns, one store call at a time. The parameter `prefix` contains the first choices of the run.
+/// After the choices in `prefix`, the first possible choice is made each time.
 pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<Actor>, prefix: &[usize]) -> Run {
     let count = actors.len();
     let sides: Vec<Side> = actors.iter().map(|actor| actor.side).collect();
@@ -215,7 +217,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
                 commits: Commits::default(),
             };
             tokio::spawn(async move {
-                // This guard marks the actor as done, even if the actor's work panics.
+                // A guard marks the actor as done when the actor's work ends, even if the work panics.
                 let _done = Leaving(Arc::clone(&table), number);
                 (actor.work)(Arc::new(own)).await
             })
@@ -232,7 +234,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         }
         let awake = waiting.iter().filter(|actor| !asleep.contains(actor));
         let mut possible: Vec<Choice> = awake.map(|actor| Choice::Next(*actor)).collect();
-        // Only Calico's clients may halt for ever. Margay always finishes.
+        // Only the callers of Calico's side may halt for ever. Margay always finishes.
         if waiting.iter().all(|actor| sides[*actor] == Side::Calicos) {
             possible.push(Choice::Die);
         }
@@ -244,7 +246,8 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
         run.choices.push((chosen, possible.len()));
         run.order.push(possible[chosen]);
         let Choice::Next(actor) = possible[chosen] else { break };
-        // A choice that was tried at this point need not be tried again after a call that commutes with the choice.
+        // If another run has already chosen an actor at this point, do not choose it next until a call follows that
+        // does not commute with the actor's call.
         let calls = table.calls.lock().unwrap().clone();
         asleep.extend(possible[..chosen].iter().filter_map(|choice| match choice {
             Choice::Next(actor) => Some(*actor),
@@ -266,7 +269,7 @@ pub(crate) async fn play(store: &Arc<dyn Store>, authors: &Authors, actors: Vec<
 }
 
 impl Table {
-    /// Waits until no actor is running. Returns the state of each actor.
+    /// Waits until each actor has finished or waits for its turn. Returns the state of each actor.
     async fn quiet(&self) -> Vec<State> {
         loop {
             let states = self.states.lock().unwrap().clone();
@@ -287,7 +290,8 @@ impl Drop for Leaving {
     }
 }
 
-/// Runs all combinations of choices, one after another. Returns the number of runs with a new result.
+/// Runs every combination of choices, one run after another. Returns the number of runs whose result does not equal
+/// that of another run.
 pub(crate) async fn explore(mut run: impl AsyncFnMut(Vec<usize>) -> Run) -> usize {
     let (mut prefix, mut runs) = (Vec::new(), 0);
     loop {

@@ -1,4 +1,4 @@
-//! Tests of the Kubernetes requests of the main plugin, with and without answers.
+//! Tests of the Kubernetes API requests of the main plugin, with and without responses of the server.
 
 use std::time::{Duration, Instant};
 
@@ -43,7 +43,7 @@ async fn client_uses_one_connection_for_all_requests() {
 #[tokio::test]
 async fn client_reconnects_when_connection_was_closed() {
     let closing = Server::saying(Reply::Say("200 OK".into(), "connection: close\r\n".into(), NAMESPACE.into()));
-    // The test server closes the connection at the second request without an answer.
+    // The test server closes the connection after the second request, without a response.
     let rude = Server::start(|number, _| if number == 1 { Reply::Bytes(Vec::new()) } else { Reply::ok(NAMESPACE) });
     for server in [&closing, &rude] {
         let mut client = client(server);
@@ -52,7 +52,7 @@ async fn client_reconnects_when_connection_was_closed() {
         }
     }
     assert_eq!((closing.connections(), rude.connections()), (3, 2));
-    // The first request on a connection is not retried.
+    // A request that fails on a new connection is not retried.
     let server = Server::saying(Reply::Bytes(Vec::new()));
     let (code, text) = reported(client(&server).namespace("shop", LONG).await.unwrap_err());
     assert!(code == 11 && text.starts_with(&format!("the connection to {} broke: ", server.url())), "{code} {text}");
@@ -104,7 +104,7 @@ async fn client_error_matches_go_when_server_is_missing() {
     let unknown = super::kubernetes(&serde_json::json!({"kubernetes": {"k8s_api_root": "http://api.invalid:1"}}));
     let (code, text) = reported(unknown.client().unwrap().pod("shop", "pod1", LONG).await.unwrap_err());
     let beginning = "Get \"http://api.invalid:1/api/v1/namespaces/shop/pods/pod1\": ";
-    // A slow name server may take longer than the request's time limit.
+    // If the name server is slow, the lookup may take longer than the request's time limit.
     let is_one = text.starts_with(&format!("{beginning}dial tcp: lookup api.invalid: "))
         || text == format!("{beginning}context deadline exceeded");
     assert!(code == 11 && is_one, "{code} {text}");
@@ -169,7 +169,7 @@ async fn client_retries_when_api_asks_for_it() {
     let often = Server::start(move |number, _| if number < 3 { busy("0") } else { Reply::ok(NAMESPACE) });
     client(&often).namespace("shop", LONG).await.unwrap();
     assert_eq!((often.heads().len(), often.connections()), (4, 1));
-    // The number of retries is limited, and a request is not retried if the time does not suffice for the pause.
+    // There is a maximum number of retries, and a request is not retried if the pause would exceed its time limit.
     let always = Server::saying(busy("0"));
     assert_eq!(reported(client(&always).namespace("shop", LONG).await.unwrap_err()), (11, "busy".to_owned()));
     assert_eq!(always.heads().len(), 11);

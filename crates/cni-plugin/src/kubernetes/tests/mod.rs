@@ -1,4 +1,4 @@
-//! Tests of the Kubernetes client against HTTP servers on the loopback address with configurable replies.
+//! Tests of the Kubernetes client against HTTP servers on the loopback address whose replies are configurable.
 
 mod client;
 pub(super) mod trust;
@@ -26,13 +26,13 @@ use crate::netconf::NetConf;
 
 const TOKEN: &str = "hidden-token";
 
-/// Returns the Kubernetes API settings of a network configuration, outside a cluster.
+/// Returns the Kubernetes API settings of a network configuration, for a process outside of a cluster.
 fn kubernetes(conf: &Value) -> Kubernetes {
     let conf = NetConf::decode(&GoJson::parse(conf.to_string().as_bytes()).unwrap()).unwrap();
     Kubernetes::from_conf(&conf, &Environment::default())
 }
 
-/// Writes a kubeconfig with this cluster and this user as JSON, which is also valid YAML.
+/// Writes a kubeconfig with this cluster and this user. The kubeconfig is written in JSON, which is also valid YAML.
 fn kubeconfig(folder: &TempDir, cluster: &Value, user: &Value) -> Kubernetes {
     let text = json!({
         "current-context": "here",
@@ -44,7 +44,7 @@ fn kubeconfig(folder: &TempDir, cluster: &Value, user: &Value) -> Kubernetes {
     kubernetes(&json!({"kubernetes": {"kubeconfig": folder.path().join("kubeconfig")}}))
 }
 
-/// Writes a file that other users may read, independent of the umask.
+/// Writes a file that all users may read, whatever the umask is.
 fn write(path: &Path, text: impl AsRef<[u8]>) {
     std::fs::write(path, text).unwrap();
     set_mode(path, 0o644);
@@ -55,13 +55,13 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Returns a client with a token for a server without TLS.
+/// Returns a client that sends a bearer token to a server without TLS.
 fn client(server: &Server) -> KubeClient {
     let policy = json!({"k8s_auth_token": TOKEN});
     kubernetes(&json!({"kubernetes": {"k8s_api_root": server.url()}, "policy": policy})).client().unwrap()
 }
 
-/// Checks that an error contains no secret, and returns its code and message.
+/// Checks that a CNI error contains no secret, and returns the code and message of the error.
 #[track_caller]
 fn reported(error: CniError) -> (u32, String) {
     let all = format!("{error:?} {error} {}", crate::invocation::to_json(&error));
@@ -72,15 +72,15 @@ fn reported(error: CniError) -> (u32, String) {
 /// A test server's reply to a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Reply {
-    /// A reply with this status line, these further header lines and this body.
+    /// An HTTP response with this status line, these additional header lines and this body.
     Say(String, String, String),
-    /// The server sends these bytes, then closes the connection.
+    /// The test server sends these bytes, then closes the connection.
     Bytes(Vec<u8>),
-    /// The server sends these bytes, one every tenth of a second.
+    /// The test server sends these bytes slowly, one every tenth of a second.
     Drip(Vec<u8>),
-    /// The server never replies.
+    /// The test server never replies.
     Nothing,
-    /// The server opens a tunnel to the target of the request, as a proxy does.
+    /// The test server opens a tunnel to the host of the CONNECT request, as a proxy does.
     Tunnel,
 }
 
@@ -117,7 +117,8 @@ struct Seen {
 type Answers = Arc<dyn Fn(usize, &str) -> Reply + Send + Sync>;
 
 impl Server {
-    /// Starts a server. `answers` is called with the number of the request, from 0 on, and the request's head.
+    /// Starts a server. The closure `answers` gets the index of the request and the request's head, and returns the
+    /// server's reply.
     pub(crate) fn start(answers: impl Fn(usize, &str) -> Reply + Send + Sync + 'static) -> Self {
         Self::with(None, Arc::new(answers))
     }
@@ -145,8 +146,8 @@ impl Server {
                 tokio::spawn(async move {
                     match tls {
                         None => serve(socket, &answers, &seen).await,
-                        // The TLS handshake fails for a client without a certificate, or for a client that does not
-                        // trust this server.
+                        // The TLS handshake fails if the client has no required certificate, or does not trust this
+                        // server.
                         Some(tls) => {
                             if let Ok(stream) = tls.accept(socket).await {
                                 serve(stream, &answers, &seen).await;
@@ -163,12 +164,12 @@ impl Server {
         format!("{}://{}", self.scheme, self.address)
     }
 
-    /// Returns the heads of all requests that the server has received.
+    /// Returns the heads of all HTTP requests that the server has received.
     pub(crate) fn heads(&self) -> Vec<String> {
         self.seen.heads.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the head of the only request that the server has received.
+    /// Returns the head of the only HTTP request that the server has received.
     #[track_caller]
     pub(crate) fn only_head(&self) -> String {
         let heads = self.heads();
@@ -183,7 +184,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // A test may run inside its own tokio runtime, where waiting for the server's runtime would panic.
+        // A test may run inside its own tokio runtime, where waiting for this server's runtime to stop would panic.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -204,7 +205,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send>(mut stream: S, answers:
             heads.push(head.clone());
             heads.len() - 1
         };
-        // A failed write means that the client has disconnected, which is fine.
+        // A failed write is fine, because it means that the client has disconnected.
         match answers(number, &head) {
             Reply::Say(status, lines, body) => {
                 let length = body.len();

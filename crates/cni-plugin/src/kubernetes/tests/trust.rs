@@ -1,4 +1,4 @@
-//! Tests of the authorities that the Kubernetes client trusts, and of the client's own certificate.
+//! Tests of the certificate authorities that the Kubernetes client trusts, and of the client's own certificate.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::kubernetes::Kubernetes;
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A certificate authority and the certificates that the authority issued, in PEM form.
+/// A test certificate authority and the certificates that it issued, in PEM format.
 pub(crate) struct Certificates {
     authority: String,
-    /// The server's certificate and key, for 127.0.0.1 or for `api.example`.
+    /// The server's certificate and key, for the host 127.0.0.1 or `api.example`.
     server: (String, String),
     client: (String, String),
 }
@@ -56,7 +56,7 @@ impl Certificates {
         roots
     }
 
-    /// Returns the TLS configuration of a server that accepts every client.
+    /// Returns the TLS configuration of a server that accepts clients without a certificate.
     pub(crate) fn server(&self) -> ServerConfig {
         self.config(None)
     }
@@ -104,8 +104,8 @@ async fn authority_comes_from_file_or_inline() {
     ] {
         ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap();
     }
-    // The authority in the network configuration replaces all other authorities, even if the kubeconfig skips the
-    // check.
+    // The certificate authority in the network configuration replaces the kubeconfig's authority, even if the
+    // kubeconfig has `insecure-skip-tls-verify`.
     let overruled = |cluster: &Value| {
         kubeconfig(&folder, cluster, &json!({}));
         let policy = json!({"k8s_certificate_authority": folder.path().join("ca.pem")});
@@ -136,7 +136,7 @@ async fn server_name_in_certificate_may_differ() {
     assert_eq!(reported(ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap_err()).0, 999);
     cluster["tls-server-name"] = "api.example".into();
     ask(&kubeconfig(&folder, &cluster, &json!({}))).await.unwrap();
-    // The server name in the kubeconfig applies only to the kubeconfig's own server.
+    // The server name in the kubeconfig applies only to the API server that the kubeconfig names.
     let root = json!({"kubeconfig": folder.path().join("kubeconfig"), "k8s_api_root": server.url()});
     assert_eq!(reported(ask(&kubernetes(&json!({"kubernetes": root}))).await.unwrap_err()).0, 999);
     cluster["tls-server-name"] = "no name".into();
@@ -192,7 +192,7 @@ async fn server_without_tls_is_told() {
     std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         stream.write_all(b"HTTP/1.1 400 hidden\r\n\r\n").unwrap();
-        // Read the client's request, because closing a connection with unread data would reset it.
+        // Read the client's request, because closing a connection with unread data would reset the connection.
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
     let (folder, cluster) = (TempDir::new().unwrap(), json!({"server": format!("https://{address}")}));

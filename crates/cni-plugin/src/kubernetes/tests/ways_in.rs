@@ -1,5 +1,5 @@
-//! Tests of the address and login of the Kubernetes API in the network configuration and in the kubeconfig, and tests
-//! of proxies.
+//! Tests of the settings for the Kubernetes API in the network configuration and in the kubeconfig, and tests of
+//! proxies.
 
 use std::os::unix::fs::{chown, symlink};
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ fn api() -> Server {
     Server::saying(Reply::ok(r#"{"metadata":{}}"#))
 }
 
-/// Returns the value of the named header in a request's head.
+/// Returns the value of a header in the head of an HTTP request.
 fn header<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines().find_map(|line| line.split_once(": ").filter(|(found, _)| *found == name)).map(|(_, value)| value)
 }
@@ -64,7 +64,7 @@ async fn login_token_is_read_again_when_replaced() {
     let mut client =
         kubeconfig(&folder, &json!({"server": server.url()}), &json!({"tokenFile": token})).client().unwrap();
     client.namespace("shop", LONG).await.unwrap();
-    // Kubernetes replaces the token file by renaming a new file.
+    // When Kubernetes replaces a token file, it renames a new file to the token file's name.
     write(&folder.path().join("new"), "two");
     std::fs::rename(folder.path().join("new"), &token).unwrap();
     client.namespace("shop", LONG).await.unwrap();
@@ -85,13 +85,12 @@ async fn login_configuration_beats_kubeconfig() {
     let token = json!({"type": "k8s", "k8s_auth_token": "mine"});
     ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": token}))).await;
     assert_eq!(header(&server.only_head(), "authorization"), Some("Bearer mine"));
-    // As in the recording, the path from `/api/` on is not part of the API's root.
+    // As in the recording, the part of the URL from `/api/` on is ignored.
     let root = format!("{}/api/v1/", other.url());
     let policy = json!({"type": "k8s", "k8s_auth_token": "mine", "k8s_api_root": root});
     ask(&kubernetes(&json!({"kubernetes": {"kubeconfig": path}, "policy": policy}))).await;
     assert!(other.only_head().starts_with("GET /api/v1/namespaces/shop HTTP/1.1\r\n"));
-    // The setting `kubernetes.k8s_api_root` overrides `policy.k8s_api_root`, and the whole path of the overriding root
-    // counts.
+    // The setting `kubernetes.k8s_api_root` overrides `policy.k8s_api_root`, and its path is used as a whole.
     let root = format!("{}/proxy/", server.url());
     ask(&kubernetes(&json!({"kubernetes": {"k8s_api_root": root}, "policy": policy}))).await;
     assert!(server.heads()[1].starts_with("GET /proxy/api/v1/namespaces/shop HTTP/1.1\r\n"));
@@ -159,7 +158,7 @@ fn kubeconfig_is_not_repeated_when_malformed() {
     write(&path, "x".repeat((1 << 20) + 1));
     assert!(refused(&kubernetes).ends_with(" has more than 1048576 bytes"));
     std::fs::remove_file(&path).unwrap();
-    // No process writes to this named pipe.
+    // The test writes nothing to this named pipe.
     mkfifo(&path, Mode::from_bits_truncate(0o600)).unwrap();
     assert!(refused(&kubernetes).ends_with("this is no file"));
     std::fs::remove_file(&path).unwrap();
@@ -167,7 +166,7 @@ fn kubeconfig_is_not_repeated_when_malformed() {
     assert!(refused(&kubernetes).starts_with("cannot read "));
 }
 
-/// Returns, for each kind of file, the file's path and an API whose other settings are valid.
+/// For each kind of credential file, returns the path of a file, and Kubernetes API settings that name the file.
 fn each_file(folder: &TempDir) -> Vec<(PathBuf, Kubernetes)> {
     let at = |name: &str| folder.path().join(name);
     for name in ["token", "ca", "certificate", "key"] {
@@ -198,7 +197,7 @@ fn each_file(folder: &TempDir) -> Vec<(PathBuf, Kubernetes)> {
     ways.into_iter().map(|(file, conf)| (file, kubernetes(&conf))).collect()
 }
 
-/// The test needs root to change the owner of files.
+/// This test must run as root, because only root may change the owner of a file.
 #[test]
 fn kubeconfig_is_refused_when_writable_by_others() {
     let folder = TempDir::new().unwrap();
@@ -218,7 +217,7 @@ fn kubeconfig_is_refused_when_writable_by_others() {
         let expected = format!("{shown} belongs to the user 1234; run: chown root {shown} && chmod go-w {shown}");
         assert_eq!(refused(&kubernetes), expected);
         chown(&file, Some(0), None).unwrap();
-        // The mode of the file itself counts, not the mode of a link to the file.
+        // Permissions are checked on the file itself, not on a symbolic link to the file.
         let aside = folder.path().join("aside");
         std::fs::rename(&file, &aside).unwrap();
         symlink(&aside, &file).unwrap();
@@ -265,7 +264,7 @@ async fn proxy_passes_on_what_it_cannot_read() {
     assert_eq!((server.heads().len(), server.connections()), (2, 1));
     let head = proxy.only_head();
     assert!(head.starts_with(&format!("CONNECT {0} HTTP/1.1\r\nhost: {0}\r\n", server.address)), "{head}");
-    // The header contains the Base64 form of `us@er:hidden`.
+    // The Proxy-Authorization header contains the Base64 form of `us@er:hidden`.
     assert!(head.contains("\r\nproxy-authorization: Basic dXNAZXI6aGlkZGVu\r\n"), "{head}");
     assert!(!head.contains(TOKEN), "{head}");
 }
