@@ -4,7 +4,7 @@
 //! match the recording.
 //!
 //! A test is named `store/mode/case`, for example `etcd/child/plain`: `cargo test --profile ci -p margay-cni-plugin --test
-//! wired -- etcd/child/plain`. Tests whose names start with `harness/` test the replay itself.
+//! wired -- etcd/child/plain`. The tests with names in `harness/` test the replay itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 /// Returns a test function together with its name.

@@ -167,7 +167,7 @@ fn applicable(case: &str, number: usize, kind: Kind) -> impl Iterator<Item = &'s
 fn host_local_files() -> Value {
     let read = |path: &Path| fs::read_dir(path).into_iter().flatten().map(|entry| entry.unwrap().path());
     let files = read(Path::new("/var/lib/cni/networks")).flat_map(|network| read(&network).collect::<Vec<_>>());
-    // A lock file is compared only by name, since its content is irrelevant.
+    // Skip lock files, since their content is irrelevant.
     let files = files.filter(|path| path.file_name().is_some_and(|name| name != "lock"));
     let text = |path: &Path| fs::read_to_string(path).unwrap().trim_end().replace("\r\n", "\n");
     files.map(|path| (path.to_str().unwrap().to_owned(), Value::from(text(&path)))).collect()

@@ -391,8 +391,8 @@ fn gc_and_del_succeed_without_store(stage: &mut Stage) {
     shell("! ip link show calic1");
 }
 
-/// Tests the access permissions of the file with etcd's certificate authority. If other users could write to this file,
-/// they could make the plugin trust another etcd.
+/// Tests that the plugin rejects a certificate authority file that other users may write to. Those users could make the
+/// plugin trust another etcd.
 fn credentials_are_refused_when_writable_by_others(stage: &mut Stage) {
     stage.place.write("<files>/ca.crt", "a certificate");
     shell(&format!("chmod 0666 {}", stage.place.root.join("files/ca.crt").display()));
