@@ -3,8 +3,8 @@
 //! and the requests to IPAM and the Kubernetes API. The state of store, host and container after the call must also
 //! match the recording.
 //!
-//! A test is named `store/mode/case`, for example `etcd/child/plain`: `cargo test --profile ci -p margay-cni-plugin --test
-//! wired -- etcd/child/plain`. The tests with names in `harness/` test the replay itself.
+//! A test is named `store/mode/case`, for example `etcd/child/plain`: `cargo test --profile ci -p margay-cni-plugin
+//! --test wired -- etcd/child/plain`. The tests with names in `harness/` test the replay itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 /// Returns a test function together with its name.
