@@ -22,7 +22,7 @@ pub fn at(url: &str) -> ConfigResult<Location> {
     drivers().parse(url)
 }
 
-/// Returns the location of the store of an engine in a folder.
+/// Returns the location of the store in a folder, for an engine of Margay.
 ///
 /// # Errors
 /// See [`Drivers::of_engine`].

@@ -317,7 +317,7 @@ fn listed() -> Vec<Vec<u8>> {
 
 /// Returns the kernel's generation number of the nftables rules, which changes with every change of the rules.
 fn generation() -> Vec<u8> {
-    // The number is the message type NFT_MSG_GETGEN. The answer ends with the name of a process, which is cut off.
+    // The number is the message type NFT_MSG_GETGEN. The answer also contains the name of the calling process.
     ask(16, 0).pop().unwrap()
 }
 
