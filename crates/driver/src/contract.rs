@@ -21,8 +21,8 @@ pub trait Driver: Debug + Send + Sync {
     /// The facts about this driver's stores, by which programs make decisions.
     fn facts(&self) -> DriverFacts;
 
-    /// The form of this driver's store URLs, for help and error messages, for example `redb:///path`. A remark may
-    /// follow after a space. `None` if users cannot select the driver's stores by a URL.
+    /// The form of this driver's store URLs, for help and error messages, for example `redb:///path`. After the URL
+    /// form a remark may follow, separated by a space. `None` if users cannot select the driver's stores by a URL.
     fn url_form(&self) -> Option<String>;
 
     /// Parses a URL of one of this driver's stores. `scheme` is the driver's name in lower case, alone or followed by
@@ -32,21 +32,22 @@ pub trait Driver: Debug + Send + Sync {
     /// An error that says what is wrong with the URL. The error contains no text that may be a secret.
     fn place_of_url(&self, scheme: &str, rest: &str) -> error::ConfigResult<StorePlace>;
 
-    /// Derives where the store is from settings. In these settings, the `datastore_type` is this driver's type, or is
-    /// not set.
+    /// Derives where the store is from settings. In the settings, the `datastore_type` is this driver's type, or is not
+    /// set.
     ///
     /// # Errors
     /// An error that says what is wrong with the settings. The error contains no text that may be a secret.
     fn place_of_settings(&self, settings: &Settings) -> error::ConfigResult<StorePlace>;
 
-    /// Returns the URL of the store at a place, or a description if there is no such URL.
+    /// Returns the URL of the store at the given place, or a description if the store has no URL.
     fn url(&self, place: &StorePlace) -> String;
 
-    /// Opens the store at a place of the driver's kind.
+    /// Opens the store at the given place, which must be of this driver's kind.
     ///
-    /// With [`Blocking::InPlace`](kv_mvcc::Blocking), opening a cluster's store sends no request. `wait` then limits
-    /// the total time of all calls on the store, counted from the call of `open`. With other options, opening a
-    /// cluster's store checks that the cluster answers and accepts the login.
+    /// With [`Blocking::InPlace`](kv_mvcc::Blocking), opening a cluster's store sends no request. With
+    /// `Blocking::InPlace`, the option `wait` limits the total time of all calls on the store, counted from the call of
+    /// `open`. Without `Blocking::InPlace`, opening a cluster's store checks that the cluster answers and accepts the
+    /// login.
     ///
     /// # Errors
     /// `Missing` if there is no store and the options do not allow creating it. `Locked` if the store lock was not free
@@ -220,8 +221,8 @@ impl<E> LocalDriver<E> {
         Self { engine, facts: DriverFacts::new("", Scope::Machine) }
     }
 
-    /// Sets the number of large transactions that a program should send concurrently. The store commits all waiting
-    /// transactions together.
+    /// Sets the number of large transactions that a program should send concurrently. Concurrent transactions are
+    /// useful because the store commits all waiting transactions together.
     #[must_use]
     pub const fn with_writes_in_flight(mut self, writes: usize) -> Self {
         self.facts = self.facts.with_writes_in_flight(writes);

@@ -1,5 +1,5 @@
-//! Keeps the list of drivers with which a program is built, finds the driver of a store, and writes advice that names
-//! the kinds of stores that the program supports.
+//! Keeps the list of drivers with which a program is built, and finds the driver of a store. Also writes advice that
+//! names the kinds of stores that the program supports.
 
 use std::fmt;
 use std::fs;
@@ -101,9 +101,9 @@ impl Drivers {
     }
 
     /// Returns the driver of the store in a folder, or `None` if the folder has no store of a known engine. If the
-    /// folder has a file `store.id`, the driver is that of the engine named in this file; the result is `None` if the
-    /// program has no such driver. Without the file `store.id`, the driver is the first one whose engine's files are in
-    /// the folder.
+    /// folder has a file `store.id`, the driver is that of the engine named in this file. The result is `None` if the
+    /// program has no driver for that engine. Without the file `store.id`, the driver is the first one whose engine's
+    /// files are in the folder.
     pub fn found_in(&self, folder: &Path) -> Option<&'static dyn Driver> {
         match kv_local::engine_in(folder) {
             Some(engine) => self.local_named(&engine),
@@ -120,7 +120,8 @@ impl Drivers {
     }
 
     /// Returns the location of the store in a folder. The location's driver is the driver of the store that exists in
-    /// the folder, or else the driver that the folder's file name extension names, or else the default driver.
+    /// the folder. If no store exists, it is the driver that the folder's file name extension names, or else the
+    /// default driver.
     ///
     /// # Errors
     /// `UnknownType` if the program has no driver that keeps stores in folders.
@@ -225,12 +226,12 @@ impl Location {
         self.driver.facts()
     }
 
-    /// The place of the store at this location.
+    /// Where the store at this location is: in memory, in a folder or on a cluster.
     pub fn place(&self) -> &StorePlace {
         &self.place
     }
 
-    /// The folder of a store in a folder; `None` for other stores.
+    /// The store's folder, if the store is in a folder; `None` for a store in memory or on a cluster.
     pub fn path(&self) -> Option<&Path> {
         match &self.place {
             StorePlace::Folder(path) => Some(path),
@@ -238,7 +239,7 @@ impl Location {
         }
     }
 
-    /// The address of a store on a cluster; `None` for other stores.
+    /// The address of the store's cluster; `None` for a store that is not on a cluster.
     pub fn cluster(&self) -> Option<&ClusterAddress> {
         match &self.place {
             StorePlace::Cluster(address) => Some(address),
@@ -272,8 +273,8 @@ impl Location {
         Ok(Self { place, ..self })
     }
 
-    /// Returns the store's address, with the endpoints of a cluster sorted and without duplicates. This address can
-    /// serve as a key in files about the store.
+    /// Returns the store's address, with the endpoints of a cluster sorted and without duplicates. The returned address
+    /// can serve as a key in files about the store.
     pub fn in_order(&self) -> String {
         match &self.place {
             StorePlace::Cluster(address) => self.driver.url(&StorePlace::Cluster(address.in_order())),

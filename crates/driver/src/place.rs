@@ -1,5 +1,5 @@
 //! Defines the place of a store (the memory of a process, a folder, or the address of a cluster with credentials). Also
-//! defines the settings from which a driver derives that place.
+//! defines the settings from which a driver derives the place of a store.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -139,7 +139,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Fills in the credentials that are missing here from `other`.
+    /// Copies from `other` each credential that is missing in these credentials.
     #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
@@ -199,9 +199,9 @@ impl fmt::Debug for Login {
     }
 }
 
-/// The settings that select a store, from any source of configuration: Calico's settings, and the path of a store in a
-/// folder. An empty value counts as not set. `Debug` prints only the datastore type, since other settings may be
-/// secrets.
+/// The settings that select a store, from any source of configuration. The settings are those of Calico, and the path
+/// of a store in a folder. An empty value counts as not set. `Debug` prints only the datastore type, since other
+/// settings may be secrets.
 #[derive(Clone, Default)]
 pub struct Settings {
     /// The value of `datastore_type`: the kind of store.
@@ -250,7 +250,8 @@ impl fmt::Debug for EtcdFiles {
 }
 
 /// Whether any setting shows that the datastore is the Kubernetes API, for example a kubeconfig or the address of an
-/// API server. If so, missing etcd endpoints are an error, and the default store on this machine must not be used.
+/// API server. If the datastore is the Kubernetes API, missing etcd endpoints are an error, and the default store on
+/// this machine must not be used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Orchestrator {
     /// No setting is about Kubernetes.

@@ -2,13 +2,13 @@
 //! record, a scan for leftover addresses reads only the recorded blocks and the node's own blocks, not all blocks of
 //! the cluster.
 //!
-//! Each store and node has a separate folder for its record. Before an ADD takes an address from a block of another
-//! node, the ADD writes a note: an empty file named after the block and the current minute. Processes need no lock to
-//! write notes, because there is one file for each block and minute. A crash leaves at most one unneeded note. A scan
-//! writes the blocks in which it found addresses of the node to `held.json`. The scan then removes the notes that are
-//! older than the longest possible CNI call. The file `held.json` counts as missing if the file is damaged, was written
-//! in another boot, or has the wrong owner or mode. If `held.json` is missing, the next scan reads all blocks and
-//! restores the record.
+//! Each store and node has a separate folder for its record. Before an ADD takes an address from another node's block,
+//! the ADD writes a note. A note is an empty file named after the block and the current minute. Processes need no lock
+//! to write notes, because there is one file for each block and minute. A crash leaves at most one unneeded note. A
+//! scan writes the blocks in which it found addresses of the node to `held.json`. The scan then removes the notes that
+//! are older than the longest possible CNI call. The file `held.json` counts as missing if the file is damaged, was
+//! written in another boot, or has the wrong owner or mode. If `held.json` is missing, the next scan reads all blocks
+//! and restores the record.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, OpenOptions};
@@ -102,7 +102,8 @@ impl HeldBlocks {
     }
 
     /// Lists the notes about blocks of this store and node. The caller must list the notes before it calls
-    /// [`load`](Self::load) and before it reads the store. Otherwise a scan could miss a block.
+    /// [`load`](Self::load) and before it reads the store. If the caller lists the notes later, a scan could miss a
+    /// block.
     pub fn notes(&self) -> BlockNotes {
         let mut notes = BlockNotes::default();
         let now = uptime().unwrap_or_default();

@@ -45,8 +45,8 @@ pub fn uptime() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_BOOTTIME).ok().map(Duration::from)
 }
 
-/// The time since boot, without any time in which the machine was suspended. This time does not change when someone
-/// sets the system clock.
+/// The time since boot, without any time in which the machine was suspended. Setting the system clock does not change
+/// the time since boot.
 pub fn running() -> Option<Duration> {
     clock_gettime(ClockId::CLOCK_MONOTONIC).ok().map(Duration::from)
 }
@@ -65,8 +65,8 @@ pub struct NodeNames<'a> {
 }
 
 impl NodeNames<'_> {
-    /// Returns the first node name that is not empty, in this order: the configured name, the name in the file, the
-    /// name from the old field, and the host name in lower case. Returns an empty string if none of these sources has a
+    /// Returns the first node name that is not empty. The order is: the configured name, the name in the file, the name
+    /// from the old field, and the host name in lower case. Returns an empty string if none of the sources has a node
     /// name.
     ///
     /// White space around a node name is removed: a file that was written by hand ends with a newline, and no node name
@@ -85,14 +85,15 @@ impl NodeNames<'_> {
     }
 }
 
-/// The name of the node on this machine: `given` if it is not empty, or else the name that [`NodeNames::choose`]
-/// returns.
+/// The name of the node on this machine, which is `given` if it is not empty, or else the name that
+/// [`NodeNames::choose`] returns.
 pub fn node_name(given: &str) -> String {
     NodeNames { given, file: Path::new(NODENAME_FILE), former: "", hostname: &hostname() }.choose()
 }
 
 /// Reads a file that should contain a node's name. A file longer than [`MAX_NAME_FILE_BYTES`] counts as empty. The
-/// function stops reading at this length, because the configuration could name a file without an end, such as a device.
+/// function stops reading at the maximum length, because the configuration could name a file without an end, such as a
+/// device.
 fn read_name(file: &Path) -> std::io::Result<String> {
     let mut bytes = Vec::new();
     let read = File::open(file)?.take(MAX_NAME_FILE_BYTES + 1).read_to_end(&mut bytes)?;

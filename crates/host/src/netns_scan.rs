@@ -11,18 +11,19 @@
 //! namespace exists but cannot be entered, the whole scan fails with [`IncompleteScan`].
 //!
 //! In a container with its own process id (PID) namespace (LXC, kind, WSL), the scan covers only the namespaces that
-//! were created inside that container. The field [`NetnsScan::within`] tells whether the scan ran in such a container.
+//! were created inside that container. The field [`NetnsScan::within`] tells whether the scan ran in a container with
+//! its own process id namespace.
 //!
 //! # The name of a network namespace
 //!
 //! The name of a network namespace, as recorded with an address, is the `DEVICE:INODE` of the namespace's file, for
 //! example `4:4026532201`. If the recording process is not in the machine's initial process id namespace, a slash and
-//! the inode of its process id namespace follow: `4:4026532201/4026532300`. only a process that sees all processes of
-//! that process id namespace can decide whether the network namespace still exists.
+//! the inode of its process id namespace follow, as in `4:4026532201/4026532300`. Only a process that sees all
+//! processes of that process id namespace can decide whether the network namespace still exists.
 //!
-//! The kernel may reuse the inode of a network namespace that no longer exists. If so, the recorded name of the old
-//! namespace looks alive: the address is kept too long, but it is never released too early. After a reboot, names of
-//! network namespaces that were recorded before are meaningless.
+//! The kernel may reuse the inode of a network namespace that no longer exists. If the inode is reused, the recorded
+//! name of the old namespace looks alive: the address is kept too long, but it is never released too early. After a
+//! reboot, names of network namespaces that were recorded before are meaningless.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -51,14 +52,14 @@ const FIRST_USER_NAMESPACE: &str = "user:[4026531837]";
 /// seeing the namespaces of other users' processes.
 const NEEDED_CAPABILITIES: [(u32, &str); 2] = [(21, "CAP_SYS_ADMIN"), (19, "CAP_SYS_PTRACE")];
 
-/// Minimum number of rounds of a scan; in each round the scan visits all processes. Usually a child process has a
-/// higher process id than its parent, and `/proc` is listed in ascending order, so a round also visits children that
-/// start meanwhile. A namespace that is handed from process to process can only escape a round if process ids wrap
-/// around. The second round finds namespaces that escaped because of a wrap-around. Further rounds follow while new
-/// namespaces are found.
+/// Minimum number of rounds of a scan; in each round the scan visits all processes. A child process usually has a
+/// higher process id than its parent, and `/proc` is listed in ascending order. A round of a scan therefore also visits
+/// children that start meanwhile. A namespace that is handed from process to process can only escape a round if process
+/// ids wrap around. The second round finds namespaces that escaped because of a wrap-around. Further rounds follow
+/// while new namespaces are found.
 const MIN_ROUNDS: usize = 2;
-/// How long a scan starts new rounds until a round finds no new namespaces. On a machine that starts many containers,
-/// almost every round finds new namespaces.
+/// How long a scan keeps starting rounds while rounds still find new namespaces. On a machine that starts many
+/// containers, almost every round finds new namespaces.
 const SCAN_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum number of reasons in the error message of an incomplete scan.
 const MAX_REASONS: usize = 3;
@@ -94,9 +95,9 @@ impl std::error::Error for IncompleteScan {}
 pub struct NetnsScan {
     /// The addresses of all interfaces in all network namespaces.
     pub addresses: BTreeSet<IpAddr>,
-    /// The names of all network namespaces, as returned by [`network_namespace`], but without the part from the slash
-    /// on. `None` if this process cannot find out the name of a network namespace, because a security module denies
-    /// access to all processes in that namespace.
+    /// The names of all network namespaces, as returned by [`network_namespace`], but without the slash and the inode
+    /// after it. `None` if this process cannot find out the name of a network namespace, because a security module
+    /// denies access to all processes in that namespace.
     pub namespaces: Option<BTreeSet<String>>,
     /// The process id namespace in which the scan ran; `None` for the machine's initial process id namespace. The scan
     /// visited only processes in this process id namespace.
@@ -135,8 +136,8 @@ pub fn scan() -> Result<NetnsScan, IncompleteScan> {
 /// id namespace, or `None` for the machine's initial process id namespace.
 ///
 /// A container with its own process id namespace may also have its own user namespace. All namespaces that are created
-/// inside such a container belong to the container's user namespace. Entering any other namespace fails, and the scan
-/// reports the failure.
+/// inside a container with its own user namespace belong to that user namespace. Entering a namespace from outside of
+/// the container fails, and the scan reports the failure.
 fn check_visibility() -> Result<Option<String>, IncompleteScan> {
     let within = match process_view() {
         None => {
@@ -175,9 +176,10 @@ struct NetnsSearch {
     seen: BTreeSet<u64>,
     names: BTreeSet<String>,
     addresses: BTreeSet<IpAddr>,
-    /// Inodes of address lists (see [`listing_inode`]): `entered` for namespaces that were entered, and `shielded` for
-    /// namespaces of threads to which access was denied. Each namespace has its own address list. An inode in both sets
-    /// therefore means that the shielded thread's namespace was entered by another path.
+    /// Inodes of address lists (see [`listing_inode`]). The set `entered` is for namespaces that were entered, and the
+    /// set `shielded` for namespaces of threads to which access was denied. Each network namespace has its own address
+    /// list. An inode in both `entered` and `shielded` therefore means that the shielded thread's namespace was entered
+    /// by another path.
     entered: BTreeSet<u64>,
     shielded: BTreeSet<u64>,
     /// Network namespaces that could not be visited, each with its inode if known, because another path may still lead
@@ -213,14 +215,14 @@ impl NetnsSearch {
                         mount_namespaces.insert(namespace);
                     }
                 }
-                // The thread's list of mounts may be readable although its mount namespace is not.
+                // The thread's list of mounts may be readable although the link to its mount namespace is not.
                 Err(_) => {
                     self.visit_mounts(&thread);
                 }
             }
         }
-        // If the open files of a process cannot be listed, the scan still counts as complete, because it is rare that
-        // only an open file keeps a network namespace alive.
+        // If the open files of a process cannot be listed, the scan still counts as complete. It is rare that only an
+        // open file keeps a network namespace alive.
         for file in fs::read_dir(process.join("fd")).into_iter().flatten().flatten() {
             if let Some(inode) = network_link(&file.path()).ok().flatten() {
                 self.visit_namespace(inode, &file.path());
@@ -250,7 +252,7 @@ impl NetnsSearch {
         }
     }
 
-    /// Lists a folder in a process's `/proc` folder. A failure makes the scan incomplete.
+    /// Lists a folder in a process's `/proc` folder. If the folder cannot be listed, the scan is incomplete.
     fn list_paths(&mut self, folder: &Path) -> Vec<PathBuf> {
         let listed = fs::read_dir(folder).and_then(|entries| entries.map(|entry| Ok(entry?.path())).collect());
         listed.unwrap_or_else(|error| {
@@ -337,7 +339,8 @@ fn enter_namespace(inode: u64, path: &Path) -> io::Result<EnteredNetns> {
     let namespace = open(path)?;
     let about = namespace.metadata()?;
     if about.ino() != inode {
-        // Meanwhile the namespace's file was replaced by another file, or another mount covers it.
+        // Since the path was found, the namespace's file was replaced by another file, or another mount covers the
+        // file.
         return Err(io::Error::other("another file is in the way"));
     }
     setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)?;
@@ -383,7 +386,7 @@ enum ProcessView {
     /// This process can see every process of the machine.
     Machine,
     /// This process can see only the processes of its process id namespace, which is not the machine's initial one. The
-    /// field is the inode of that namespace.
+    /// field is the inode of the process id namespace.
     Container(String),
 }
 
@@ -468,8 +471,8 @@ fn addresses_of(thread: &Path) -> io::Result<BTreeSet<IpAddr>> {
     Ok(addresses)
 }
 
-/// The inode of `net/dev` in a thread's `/proc` folder. This inode identifies the thread's network namespace while the
-/// namespace exists, and can be read without privileges.
+/// The inode of `net/dev` in a thread's `/proc` folder. The inode of `net/dev` identifies the thread's network
+/// namespace while the namespace exists, and can be read without privileges.
 fn listing_inode(thread: &Path) -> io::Result<u64> {
     fs::metadata(thread.join("net/dev")).map(|about| about.ino())
 }

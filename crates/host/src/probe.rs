@@ -1,10 +1,9 @@
 //! Checks whether a device on the link of an interface already uses an address.
 //!
-//! An IPv4 address is checked with the ARP probe of RFC 5227: a request for the address with the sender address
-//! 0.0.0.0, which does not change the ARP tables of other devices. An IPv6 address is checked with the neighbour
-//! solicitation of RFC 4862. It is sent from the unspecified address to the solicited-node multicast group of the
-//! checked address. Each probe is sent twice, at the beginning and after half of the timeout, since one packet may be
-//! lost.
+//! An IPv4 address is checked with the ARP probe of RFC 5227, a request with the sender address 0.0.0.0. This ARP probe
+//! does not change the ARP tables of other devices. An IPv6 address is checked with a neighbour solicitation (RFC
+//! 4862). The solicitation is sent from the unspecified address to the solicited-node multicast group of the checked
+//! address. Each probe is sent twice, at the beginning and after half of the timeout, since one packet may be lost.
 
 use std::fmt;
 use std::fs;
@@ -240,8 +239,8 @@ fn solicitation(own: Mac, address: Ipv6Addr) -> Vec<u8> {
     let sum = checksum(&[&group[..], &[0, 24, 0, ICMPV6], &message].concat()).to_be_bytes();
     message.splice(2..4, sum);
     let mut frame = ethernet([0x33, 0x33, 0xff, a, b, c], own, IPV6);
-    // The IPv6 header contains the version 6, the length of 24 bytes, the protocol ICMPv6, and the hop limit 255. This
-    // hop limit proves that no router has forwarded the packet.
+    // The IPv6 header contains the version 6, the length of 24 bytes, the protocol ICMPv6, and the hop limit 255. The
+    // hop limit 255 proves that no router has forwarded the packet.
     frame.extend([0x60, 0, 0, 0, 0, 24, ICMPV6, 255]);
     frame.extend([0; 16]);
     frame.extend(group);
@@ -260,8 +259,8 @@ fn parse_advertisement(message: &[u8], address: Ipv6Addr) -> Option<Option<Mac>>
         if *kind == TARGET_MAC {
             return Some(options.get(2..8).and_then(|mac| mac.try_into().ok()).map(Mac));
         }
-        // The length of an NDP option is in units of 8 bytes. A length of 0 is invalid, so parsing of the options ends
-        // there.
+        // The length of an NDP option is in units of 8 bytes. An NDP option length of 0 is invalid, so parsing of the
+        // options ends there.
         let length = usize::from(*length).checked_sub(1).map(|more| 8 + more * 8);
         options = length.and_then(|length| options.get(length..)).unwrap_or_default();
     }

@@ -131,8 +131,8 @@ fn scan_sees_namespace_held_by_open_file() {
         exec 9</proc/$inner/ns/net; kill $inner; wait $inner; exec sleep 600";
     let process = Ended::start("sh", &["-c", script]);
     let name = || std::fs::read_to_string(format!("/proc/{}/comm", process.0.id())).unwrap();
-    // The outer shell runs `sleep` after the process in the network namespace has ended. From then on, only the shell's
-    // open file keeps the network namespace alive.
+    // The outer shell runs `sleep` after the process in the network namespace has ended. After that process has ended,
+    // only the shell's open file keeps the network namespace alive.
     let is_left = (0..PATIENCE).any(|_| {
         sleep(Duration::from_millis(50));
         name().trim() == "sleep"
@@ -209,7 +209,8 @@ fn scan_in_container_sees_only_what_is_in_it() {
 #[test]
 fn scan_part_that_runs_in_container() {
     if std::env::var_os("INSIDE").is_none() {
-        // This part of the test only runs in the containers that `scan_in_container_sees_only_what_is_in_it` starts.
+        // Without the variable `INSIDE` this test runs on the host; `scan_in_container_sees_only_what_is_in_it` runs it
+        // again in containers.
         assert_eq!(scan().within, None);
         return;
     }
@@ -220,8 +221,8 @@ fn scan_part_that_runs_in_container() {
     let own = host::network_namespace(Path::new("/proc/self/ns/net")).unwrap();
     let (name, recorded) = own.split_once('/').unwrap();
     assert_eq!(recorded, within);
-    // The scan must find the container's own network namespace. It may also find network namespaces that are kept alive
-    // by mounts.
+    // The scan must find the container's own network namespace. The scan may also find network namespaces that are kept
+    // alive by mounts.
     assert!(sight.namespaces.unwrap().contains(name), "{own}");
 }
 

@@ -22,7 +22,7 @@ pub fn at(url: &str) -> ConfigResult<Location> {
     drivers().parse(url)
 }
 
-/// Returns the location of the store in a folder, for an engine of Margay.
+/// Returns the location of the store in a folder, for the driver of the engine `engine`.
 ///
 /// # Errors
 /// See [`Drivers::of_engine`].

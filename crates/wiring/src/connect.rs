@@ -41,7 +41,7 @@ pub struct ConnectResult {
 ///
 /// First removes an existing host interface that has the name of the pair's host end, if [`Plan::old_interface`]
 /// permits the removal. If a later step fails, this function removes the new pair of interfaces with its addresses and
-/// routes. It removes no interfaces other than these.
+/// routes. The function removes no interfaces except the old host interface and the new pair.
 ///
 /// # Errors
 ///
@@ -456,7 +456,7 @@ fn scope_text(scope: u8) -> String {
 }
 
 /// Increasing pauses between repeated checks of a condition. The first pause is short, so that little time is lost if
-/// the condition holds soon. Each later pause is twice as long, up to `longest`.
+/// the condition holds soon. Each later pause is twice as long as the pause before, up to `longest`.
 struct Backoff {
     next: Duration,
     longest: Duration,
@@ -471,7 +471,7 @@ impl Backoff {
         Self { next: first, longest, until }
     }
 
-    /// Sleeps for the next pause of the series. Returns `false` if the series had already ended.
+    /// Sleeps for the next pause between two checks. Returns `false` if no pause is left, because the time is over.
     pub(crate) fn pause(&mut self) -> bool {
         let left = self.until.saturating_duration_since(Instant::now());
         sleep(self.next.min(left));

@@ -18,7 +18,8 @@ use crate::namespace::{NamespaceError, NetNamespace, run_in_thread};
 use crate::netlink::NetlinkSocket;
 
 /// The pause before the second check whether the interface still exists. Each later pause between two checks is twice
-/// as long, up to [`MAX_POLL_INTERVAL`]. The kernel does not answer a check while another process changes interfaces.
+/// as long as the pause before, up to [`MAX_POLL_INTERVAL`]. The kernel does not answer a check while another process
+/// changes interfaces.
 const MIN_POLL_INTERVAL: Duration = Duration::from_micros(100);
 const MAX_POLL_INTERVAL: Duration = Duration::from_micros(800);
 

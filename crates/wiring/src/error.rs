@@ -29,8 +29,8 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 impl Error {
-    /// Creates the error of a failed step from what failed and the reason. If `what` is empty, the message consists of
-    /// the reason alone.
+    /// Creates the error of a failed step: `what` says what failed, and `reason` says why. If `what` is empty, the
+    /// message consists of the reason alone.
     pub(crate) fn failed(what: &str, reason: impl fmt::Display) -> Self {
         Self::Failed(if what.is_empty() { reason.to_string() } else { format!("{what}: {reason}") })
     }

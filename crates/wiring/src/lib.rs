@@ -9,9 +9,9 @@
 //! The module [`masquerade`] adds the rules that translate the source addresses of packets from containers to
 //! destinations outside all pools.
 //!
-//! All functions of the crate are synchronous. A call uses one netlink socket for each of the two namespaces, puts
-//! several requests into one message where possible, and runs no other program. Only [`disconnect`] needs a second
-//! process, for which the caller starts its own program again.
+//! All functions of the crate are synchronous. A call uses one netlink socket for each of the two network namespaces
+//! (host and container), puts several requests into one message where possible, and runs no other program. Only
+//! [`disconnect`] needs a second process, for which the caller starts its own program again.
 
 mod connect;
 mod disconnect;

@@ -5,11 +5,11 @@
 //! other packets from a masqueraded pool get the source address of the interface by which they leave the host. Packets
 //! to the host itself are not processed by these rules.
 //!
-//! The rules of a store are in the nftables tables `ip margay-NAME` and `ip6 margay-NAME`. These two tables are used by
-//! this store only, and this module neither reads nor changes other tables. The kernel translates a packet's address if
-//! the rules of any table say so. These rules therefore work beside the rules of Docker, firewalld or iptables. A
-//! program that removes all nftables rules (`nft flush ruleset`) also removes this module's rules. The next call of
-//! [`ensure`] restores them.
+//! The rules of a store are in the nftables tables `ip margay-NAME` and `ip6 margay-NAME`. No other store uses a
+//! store's two tables, and this module neither reads nor changes any other table. The kernel translates a packet's
+//! address if the rules of any table require the translation. The masquerading rules therefore work beside the rules of
+//! Docker, firewalld or iptables. A program that removes all nftables rules (`nft flush ruleset`) also removes this
+//! module's rules. The next call of [`ensure`] restores the removed rules.
 //!
 //! Each table has one chain of the type `nat`, which processes the packets that are about to leave the host. The first
 //! rules of each chain exempt packets by their destination. The other rules of each chain masquerade packets by their

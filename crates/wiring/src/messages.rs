@@ -291,8 +291,8 @@ pub(crate) fn read_address(payload: &[u8]) -> Result<InterfaceAddress, Errno> {
             _ => {}
         }
     }
-    // For IPv4, the attribute `IFA_LOCAL` contains the interface's own address. For IPv6, the own address is in
-    // `IFA_ADDRESS`, and there is no `IFA_LOCAL`.
+    // For IPv4, the attribute `IFA_LOCAL` contains the interface's own address. For IPv6, the interface's own address
+    // is in `IFA_ADDRESS`, and there is no `IFA_LOCAL`.
     let address = local.or(address).ok_or(Errno::GARBLED)?;
     let prefix = payload.get(1).copied().ok_or(Errno::GARBLED)?;
     Ok(InterfaceAddress { index: number(payload.get(4..))?, address, prefix })

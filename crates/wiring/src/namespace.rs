@@ -41,8 +41,8 @@ impl From<NamespaceError> for Error {
 }
 
 impl NetNamespace {
-    /// Opens the network namespace at a path. The type of the file system is checked first. The path may lead to any
-    /// file, for example to a pipe, and opening that file could have side effects.
+    /// Opens the network namespace at a path. Before opening the path, the function checks the type of the file system.
+    /// The path may lead to any file, for example to a pipe, and opening that file could have side effects.
     pub(crate) fn open(path: &Path) -> Result<Self, NamespaceError> {
         match statfs(path).map(|about| about.filesystem_type()) {
             Ok(NSFS_MAGIC | PROC_SUPER_MAGIC) => {}

@@ -2,8 +2,8 @@
 //!
 //! A netlink message may contain several requests. The kernel processes the requests of a message in order, before the
 //! system call `send` returns. The kernel reports each failed request, and continues with the next request. Therefore
-//! only the last request of a message needs an acknowledgement. Once it has arrived, every request without a reported
-//! error has succeeded.
+//! only the last request of a message needs an acknowledgement. Once the acknowledgement has arrived, every request
+//! without a reported error has succeeded.
 
 use std::cell::{Cell, RefCell};
 
@@ -36,7 +36,8 @@ pub(crate) struct NetlinkRequest {
     /// `NLM_F_ACK` if the kernel's only answer to the request is an acknowledgement, otherwise 0.
     confirm: u16,
     body: Vec<u8>,
-    /// The start of the error message if the kernel refuses the request; the kernel's reason follows. It may be empty.
+    /// The start of the error message if the kernel refuses the request; the kernel's reason follows. If this start is
+    /// empty, the error message is the kernel's reason alone.
     failure: String,
 }
 
@@ -136,7 +137,7 @@ impl NetlinkSocket {
     }
 
     /// Sends several requests like [`exchange`](Self::exchange), but returns an error unless all of them succeed. The
-    /// returned error is that of the first refused request.
+    /// returned error is the error of the first refused request.
     pub(crate) fn all(&self, requests: &[NetlinkRequest]) -> Result<Vec<Vec<u8>>, Error> {
         let answers = self.exchange(requests).map_err(|errno| Error::failed("failed to talk to the kernel", errno))?;
         let answers = answers.into_iter().zip(requests);
@@ -164,7 +165,7 @@ impl NetlinkSocket {
             request.write(&mut message, confirm, sequence).map_err(talk)?;
         }
         // The kernel accepts a batch only as a single message, so enlarge the send buffer if needed. If the send buffer
-        // cannot be enlarged, the sending below fails.
+        // cannot be enlarged, sending the batch fails.
         if message.len() > DEFAULT_SEND_BUFFER_BYTES {
             let _ = setsockopt(&self.socket, SndBufForce, &(4 * message.len()));
         }
@@ -188,7 +189,7 @@ impl NetlinkSocket {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Sends one request, and returns the kernel's answer to it.
+    /// Sends one request, and returns the kernel's answer.
     pub(crate) fn one(&self, request: NetlinkRequest) -> Reply {
         self.exchange(&[request])?.pop().unwrap_or(Err(Errno::GARBLED))
     }

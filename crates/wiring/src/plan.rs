@@ -46,8 +46,8 @@ pub struct Plan {
 pub enum OldInterface {
     /// The existing interface is always removed, because only this container can have an interface of that name.
     Removed,
-    /// The existing interface is removed, unless its peer is in the network namespace of another container. If its peer
-    /// is in another container, the call fails with [`Error::Taken`](crate::Error::Taken).
+    /// The existing interface is removed, unless its peer is in the network namespace of another container. If the peer
+    /// of the existing interface is in another container, the call fails with [`Error::Taken`](crate::Error::Taken).
     KeptIfInUse,
 }
 
@@ -57,8 +57,8 @@ pub enum NextHop {
     /// As with Calico, the container finds the next hop by ARP, and the host's proxy ARP answers. For proxy ARP, the
     /// host needs a route to the next hop by another interface, for example a default route.
     Asked,
-    /// The container gets a permanent neighbour entry that maps the next hop to the MAC address of the host's end. This
-    /// entry also works if the host has no default route.
+    /// The container gets a permanent neighbour entry that maps the next hop to the MAC address of the host's end. A
+    /// permanent neighbour entry also works if the host has no default route.
     Known,
 }
 
@@ -106,15 +106,15 @@ impl Plan {
         self.addresses.iter().any(IpAddr::is_ipv6)
     }
 
-    /// Returns the destinations of the container's IPv4 routes through the host. Without an IPv4 address there are
-    /// none.
+    /// Returns the destinations of the container's IPv4 routes through the host. A container without an IPv4 address
+    /// has no IPv4 routes.
     pub(crate) fn ipv4_routes(&self) -> impl Iterator<Item = IpNet> {
         let used = self.has_ipv4();
         self.routes.iter().filter(move |route| used && route.addr().is_ipv4()).map(IpNet::trunc)
     }
 
-    /// Returns the destinations of the container's IPv6 routes through the host. Without an IPv6 address there are
-    /// none.
+    /// Returns the destinations of the container's IPv6 routes through the host. A container without an IPv6 address
+    /// has no IPv6 routes.
     pub(crate) fn ipv6_routes(&self) -> impl Iterator<Item = IpNet> {
         let used = self.has_ipv6();
         self.routes.iter().filter(move |route| used && route.addr().is_ipv6()).map(IpNet::trunc)

@@ -37,11 +37,11 @@ pub(crate) fn read(key: &str) -> Option<String> {
 /// `net.ipv6.conf.all.forwarding` to 1 unless they already are 1.
 ///
 /// IPv4 between containers of this host works even without `net.ipv4.ip_forward`. For IPv4, the kernel checks the
-/// forwarding setting of the interface by which a packet arrives, and `connect` turns forwarding on for each
-/// container's host interface. But a packet from outside arrives by an interface of the host, for which `connect` does
-/// not turn forwarding on. For IPv6, the kernel checks only the setting of the whole host, so even IPv6 between
-/// containers needs `net.ipv6.conf.all.forwarding`. With `net.ipv6.conf.all.forwarding`, the host no longer accepts a
-/// default route from router advertisements, except on interfaces with `accept_ra=2`.
+/// forwarding setting of the interface by which a packet arrives. `connect` turns forwarding on for each container's
+/// host interface. A packet from outside arrives by an interface of the host, for which `connect` does not turn
+/// forwarding on. For IPv6, the kernel checks only the setting of the whole host, so even IPv6 between containers needs
+/// `net.ipv6.conf.all.forwarding`. With `net.ipv6.conf.all.forwarding`, the host no longer accepts a default route from
+/// router advertisements, except on interfaces with `accept_ra=2`.
 ///
 /// # Errors
 ///

@@ -2,7 +2,7 @@
 //! without routes to the pools.
 //!
 //! Each test runs on its own host: a thread in a new network namespace. The containers and the world are network
-//! namespaces, too. Each of them is kept alive by a sleeping process.
+//! namespaces, too. A sleeping process keeps each of these network namespaces alive.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -317,7 +317,8 @@ fn listed() -> Vec<Vec<u8>> {
 
 /// Returns the kernel's generation number of the nftables rules, which changes with every change of the rules.
 fn generation() -> Vec<u8> {
-    // The number is the message type NFT_MSG_GETGEN. The answer also contains the name of the calling process.
+    // The number 16 is the message type NFT_MSG_GETGEN. The kernel's answer to NFT_MSG_GETGEN also contains the name of
+    // the calling process.
     ask(16, 0).pop().unwrap()
 }
 

@@ -106,7 +106,8 @@ struct Reader {
 
 impl Reader {
     /// Converts a path as the file writes it to a path from the crate's root. A path of an item in another crate is
-    /// converted to a path in this module. That wrong path is harmless, because a file never counts as needing itself.
+    /// converted to a path in this module. The converted path is wrong but harmless, because a file never counts as
+    /// needing itself.
     fn absolute(&self, names: &[String]) -> Names {
         let (mut place, mut rest) = (self.place.clone(), names);
         while let Some((first, after)) = rest.split_first() {

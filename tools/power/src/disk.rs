@@ -33,7 +33,7 @@ pub struct Disk {
 pub(crate) struct State {
     pub(crate) nodes: BTreeMap<u64, Node>,
     pub(crate) next: u64,
-    /// By file handle of an open folder: the folder's entries at the time when it was opened.
+    /// The entries that each open folder had when it was opened, by file handle.
     pub(crate) listings: BTreeMap<u64, Vec<(u64, OsString)>>,
     syncs: Syncs,
     power: Power,
@@ -45,7 +45,7 @@ pub(crate) struct State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Power {
     On,
-    /// The power is cut after this many more operations that change the disk or sync.
+    /// The power is cut after this many more operations that are changes or syncs.
     Left(u64),
     Cut,
 }
@@ -212,7 +212,7 @@ impl State {
         self.power != Power::Cut
     }
 
-    /// Returns true while syncs must wait.
+    /// Returns true while the disk does not answer syncs, although its power is on.
     pub(crate) fn hangs(&self) -> bool {
         self.hangs && self.is_on()
     }

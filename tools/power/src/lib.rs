@@ -12,9 +12,9 @@
 //!   length survives without the file's sectors, these sectors contain zeros, as on file systems that never expose
 //!   deleted data. Both `fsync` and `fdatasync` make a file's content and length durable.
 //! - **Names.** Creating, removing or renaming a file is a change to the file's folder. A sync of the folder makes the
-//!   change durable; a sync of the file itself does not. Of the unsynced changes to a folder, the first ones or none
-//!   survive, independently of other folders: see [`Folders`]. A rename is one change, which survives or is lost as a
-//!   whole.
+//!   folder's changes durable; a sync of the file itself does not. Of the unsynced changes to a folder, the first ones
+//!   or none survive, independently of other folders: see [`Folders`]. A rename is one change, which survives or is
+//!   lost as a whole.
 //! - **Modes and owners** of files and folders are durable immediately. After a power cut, a file's modification time
 //!   is either the durable or the newest one.
 //!
@@ -22,7 +22,7 @@
 //! shared memory maps are not supported and return errors. Removed files stay in memory while the disk is mounted, so
 //! use a disk for minutes, not for days.
 //!
-//! The kernel itself manages file locks: `flock`, POSIX locks and OFD locks all work on the mounted disk.
+//! The kernel itself manages file locks, so `flock`, POSIX locks and OFD locks all work on the mounted disk.
 
 mod changes;
 mod disk;

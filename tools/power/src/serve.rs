@@ -20,14 +20,14 @@ use crate::disk::{About, Disk, Kind, Node, State};
 /// How long the kernel may cache an answer of the test disk. All changes to the disk are requests of this kernel, so
 /// its cached answers stay valid.
 const ALWAYS: Duration = Duration::from_secs(3600);
-/// Maximum length in bytes of a file on the test disk. The length is limited because the disk keeps all files in
+/// Maximum length in bytes of a file on the test disk. A file's length is limited because the disk keeps all files in
 /// memory.
 const LONGEST: usize = 1 << 30;
 /// The disk size that file system statistics report, in blocks.
 const BLOCKS: u64 = 1 << 20;
 const BLOCK: u32 = 4096;
 const UNIT: u64 = 512;
-/// How often a waiting sync checks whether it may continue.
+/// How often a sync that waits because of [`Disk::hang`] checks whether it may continue.
 const HANG_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The FUSE server of a disk, which answers the kernel's requests.
@@ -160,8 +160,8 @@ impl Served {
         Ok(())
     }
 
-    /// Answers a sync once syncs no longer have to wait. The wait is on a separate thread, so that other requests are
-    /// answered meanwhile.
+    /// Answers a sync once syncs no longer have to wait. A separate thread waits until the sync can be answered, so
+    /// that other requests are answered meanwhile.
     fn answer_sync(&self, number: u64, reply: ReplyEmpty) {
         if !self.disk.state().hangs() {
             return reply_empty(reply, self.sync(number));

@@ -21,9 +21,9 @@ pub type Test = (String, Box<dyn FnOnce() + Send>);
 /// Runs tests that mount disks; a test binary calls this function as its `main`.
 ///
 /// Each test runs in its own mount namespace, which is shared by all threads and processes of the test. The kernel
-/// unmounts all disks of a test when the last of these processes ends, even after a crash of the test. If no disk can
-/// be mounted on this host, the tests are listed as ignored, with the reason. If the environment variable `CI` is set,
-/// the tests fail instead of being ignored.
+/// unmounts all disks of a test when the last process of the test ends, even after a crash. If no disk can be mounted
+/// on this host, the tests are listed as ignored, with the reason. If the environment variable `CI` is set, the tests
+/// fail instead of being ignored.
 #[must_use]
 pub fn main(tests: Vec<Test>) -> ExitCode {
     let reason = cannot_mount();

@@ -31,7 +31,8 @@ fn main() -> ExitCode {
 /// A test disk that is mounted on a temporary folder.
 struct Ground {
     disk: Disk,
-    // Declared before `folder`, so that the disk is unmounted before the folder of its mount point is removed.
+    // The mount is declared before `folder`, so that the disk is unmounted before the folder of its mount point is
+    // removed.
     _mounted: Mounted,
     folder: TempDir,
 }

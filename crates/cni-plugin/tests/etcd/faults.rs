@@ -1,5 +1,5 @@
-//! Tests with an etcd that is dead, frozen, full or without a leader. Each plugin call ends in time and reports only
-//! what is certain, and no address leaks.
+//! Tests with an etcd that is dead, frozen, full or without a leader. Each plugin call ends before its time limit and
+//! reports only what is certain, and no address leaks.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,8 @@ use crate::server::Etcd;
 const IN_TIME: Duration = Duration::from_secs(11);
 pub(crate) const MAY_HAVE_HAPPENED: &str = "(it may have been carried out all the same)";
 
-/// Returns the error code and the message of a failed plugin call. Checks that the message names each etcd endpoint.
+/// Returns the error code and the message of a failed plugin call. Checks that the error message names each etcd
+/// endpoint.
 #[track_caller]
 fn refused(outcome: &Outcome, lab: &Lab) -> (u64, String) {
     let refusal = outcome.refusal();

@@ -28,7 +28,7 @@ const TEAM: &str = r#"{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"
 /// An HTTPS server with the small part of the Kubernetes API that the tests need.
 struct Api {
     address: String,
-    /// The heads of all requests that the server has received.
+    /// The HTTP heads of all requests that the server has received.
     asked: Arc<Mutex<Vec<String>>>,
     authority: String,
     _runtime: tokio::runtime::Runtime,

@@ -17,7 +17,7 @@ const AGAIN: &str = "an earlier assignment was interrupted; sending its commit a
 const SOON: Duration = Duration::from_secs(20);
 
 /// Kills an ADD after the ADD has sent its commit to an etcd whose address is unreachable afterwards. Returns the
-/// address of that unreachable etcd.
+/// address of the etcd that is then unreachable.
 fn broken_off(lab: &Lab, container: &str) -> String {
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let store = format!("etcd://{}", proxy.address());
@@ -45,7 +45,7 @@ fn notes_of_add_are_settled_by_del_with_other_endpoints() {
     let runtime = beside();
     let _in = runtime.enter();
     let lab = Lab::start();
-    // No server listens at the first address.
+    // No server listens at the first etcd endpoint of this configuration.
     let endpoints = ["http://127.0.0.1:1".to_owned(), lab.etcds[0].url()];
     let store = broken_off(&lab, "notes-1");
     // A pending commit is not sent to another cluster, even if a DEL on the other cluster runs first.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use crate::lab::Lab;
 use crate::process::Call;
 
-/// The server's errors for an unsupported transaction: the gRPC code, and the message as encoded in the header.
+/// The server's errors for an unsupported transaction: the gRPC code, and the message as encoded in the HTTP header.
 const REFUSALS: [(u32, &str); 2] = [
     (3, "etcdserver: unsupported operations in txn request"),
     // Older versions of kine repeat the whole request in the error message.

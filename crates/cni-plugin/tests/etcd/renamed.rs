@@ -6,7 +6,7 @@ use crate::lab::Lab;
 use crate::process::Call;
 
 const NODES: &str = "/calico/resources/v3/projectcalico.org/nodes/";
-/// A container id as long as the ids of real runtimes, which is unique in the cluster.
+/// A container id that is as long as the ids of real runtimes, and is unique in the cluster.
 const UNIQUE: &str = "7b01ac197d53e947c33f89529a7ebf04cc3e24c601edf53e1dc872a1c8baa960";
 
 /// Returns the network configuration after the host was renamed to node-2. Registers node-2 as a Node in etcd; the old

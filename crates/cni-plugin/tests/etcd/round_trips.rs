@@ -11,7 +11,7 @@ use crate::lab::{Lab, hints_about};
 use crate::process::Call;
 
 /// The numbers of transactions and range requests that etcd has answered. The connections of the test itself do not
-/// change these two numbers.
+/// change etcd's counts of transactions and range requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     txns: u64,
@@ -32,7 +32,8 @@ fn asked(lab: &Lab) -> Asked {
     Asked { txns: count("Txn"), ranges: count("Range") }
 }
 
-/// Runs a plugin call that must succeed. Returns the numbers of transactions and range requests that the call sent.
+/// Runs a plugin call that must succeed. Returns the numbers of transactions and range requests that the plugin call
+/// has sent.
 #[track_caller]
 pub(crate) fn asks(lab: &Lab, call: &Call) -> (u64, u64) {
     let before = asked(lab);

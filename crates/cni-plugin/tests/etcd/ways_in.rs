@@ -79,7 +79,8 @@ fn certificates_come_from_netconf_or_environment() {
     let refusal = with(Call::new("ADD", "c1", &conf), "").run().refusal();
     refusal.says(&["cannot read /nowhere/key.pem"]);
     is_let_in(&with(Call::new("ADD", "c1", &conf), "CALICO_"));
-    // A missing key file must not count as a missing store. No address was released, so DEL must report a failure.
+    // A missing key file must not count as a missing store. With a missing key file DEL releases no address, so DEL
+    // must report a failure.
     Call::new("DEL", "c1", &conf).run().refusal().says(&["cannot read /nowhere/key.pem"]);
 }
 

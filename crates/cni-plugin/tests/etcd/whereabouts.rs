@@ -28,7 +28,7 @@ fn ranges_make_one_pool_when_nodes_begin_at_once() {
     lab.put("/calico/resources/v3/projectcalico.org/nodes/node-2", r#"{"metadata":{"name":"node-2"}}"#);
     lab.put("/calico/resources/v3/projectcalico.org/clusterinformations/default", "{}");
     let ipam = json!({"range": "10.79.0.8-10.79.0.23/24", "exclude": ["10.79.0.12/30"]});
-    // The calls run on two networks and two nodes, and together need all twelve addresses of the range.
+    // The twelve ADDs use two networks and two nodes, and together need all twelve addresses of the range.
     let calls: Vec<Call> = (0..12)
         .map(|number| {
             let (node, network) = (format!("node-{}", number % 2 + 1), format!("net-{}", number / 2 % 2));
@@ -64,7 +64,7 @@ fn ranges_are_apart_for_networks_of_one_name() {
         conf(&lab, &format!("node-{}", node + 1), "storage", &ipam)
     };
     for round in 0..4 {
-        // The concurrent calls run on two nodes. In each round, half of the calls use a new address range.
+        // The eight concurrent ADDs of a round use two nodes. In each round, half of the ADDs use a new address range.
         let calls: Vec<(usize, Call)> = (0..8)
             .map(|number| {
                 let third = if number / 2 % 2 == 0 { 0 } else { round + 1 };

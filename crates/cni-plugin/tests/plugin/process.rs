@@ -264,7 +264,7 @@ fn process_log_file_stays_within_limits() {
     assert!(rotated.iter().all(|file| fs::metadata(file).unwrap().len() <= MEGABYTE), "{rotated:?}");
     let mode = |file: &std::path::PathBuf| fs::metadata(file).unwrap().permissions().mode() & 0o777;
     assert!(rotated.iter().all(|file| mode(file) == 0o600));
-    // Without configured log limits the default limits apply, and this test writes less than these.
+    // Without configured log limits, the default limits apply, and the log of this test stays below them.
     let before = count(&file);
     let more = call("");
     assert_eq!((files(), count(&file)), (rotated, before + more));

@@ -25,7 +25,7 @@ const POOLS: [&str; 6] =
     ["10.65.0.0/24", "10.66.0.0/22", "10.67.0.0/24", "10.68.0.0/26", "10.69.0.0/26", "fd80:24e2:f998:72d6::/112"];
 
 /// Replaces each address that the allocator chose with the address's pool. Explicitly requested addresses, which
-/// results print as /32 or /128, are kept.
+/// results print as /32 or /128, are not replaced.
 fn without_choice(value: &mut Value) {
     match value {
         Value::String(text) => {

@@ -1,14 +1,15 @@
 //! Tests of power cuts during plugin calls: real processes on a disk that loses all unsynced data at a power cut.
 //!
-//! A round mounts a disk ([`power::Disk`]) and lets one to four callers run ADD and DEL on that disk. The power is cut
-//! either after a certain disk operation, or when a caller has its answer. In every second round the callers use a
+//! A test round mounts a disk ([`power::Disk`]) and lets one to four callers run ADD and DEL on that disk. The power is
+//! cut either after a certain disk operation, or when a caller has its answer. In every second round the callers use a
 //! Margay daemon (`margay serve`). Some plugin calls are killed before the power cut. After the power cut, the disk's
-//! image is copied. On the copy, the next ADD must work and `margay ipam check` must report no problem. Each
-//! acknowledged ADD must still hold its address, and the address of each acknowledged DEL must be free. The next round
-//! continues on the copy, so power cuts also happen while a store recovers from the previous one.
+//! image is copied. On the copy of the image, the next ADD must work and `margay ipam check` must report no problem.
+//! Each acknowledged ADD must still hold its address, and the address of each acknowledged DEL must be free. The next
+//! round continues on the copy of the image, so power cuts also happen while a store recovers from an earlier power
+//! cut.
 //!
-//! An ADD or DEL is acknowledged if the caller saw the plugin's process end before the power cut. The disk's lock
-//! determines whether the end of the process or the power cut was first.
+//! An ADD or DEL is acknowledged if the caller saw the plugin's process end before the power cut. A lock of the test
+//! disk determines which was first, the end of the plugin's process or the power cut.
 //!
 //! `MARGAY_POWER_SEED` sets the random seed and `MARGAY_POWER_ROUNDS` the number of rounds; `make torture MODE=power`
 //! sets both variables. The tests run the plugin binary that cargo has built, or the binary that
@@ -51,7 +52,7 @@ fn main() -> ExitCode {
 }
 
 /// Returns the number of power cuts after which the test's rounds detect a disk that ignores syncs. Returns `None` if
-/// they do not detect the disk.
+/// the rounds never detect such a disk.
 fn cuts_until_found(engine: Engine, syncs: Syncs, worlds: impl Fn() -> World, folders: Option<Folders>) -> Option<u64> {
     let (mut world, mut tally) = (worlds(), Tally::new());
     for round in 0..LIES {
@@ -69,7 +70,7 @@ fn cuts_until_found(engine: Engine, syncs: Syncs, worlds: impl Fn() -> World, fo
     None
 }
 
-/// Tests that the rounds of this test detect a disk that ignores syncs.
+/// Tests that the rounds with power cuts detect a disk that ignores syncs.
 fn lies(engine: Engine) {
     let syncs = Syncs::Ignored;
     let old = World::with_full_log(engine, syncs);
@@ -77,7 +78,7 @@ fn lies(engine: Engine) {
     assert!(cuts_until_found(engine, syncs, || World::empty(engine, syncs), None).is_some(), "a young store");
 }
 
-/// Tests that the rounds of this test detect a disk that syncs files but not folders.
+/// Tests that the rounds with power cuts detect a disk that syncs files but not folders.
 fn unsynced_folders(engine: Engine) {
     let syncs = Syncs::IgnoredForFolders;
     let found = cuts_until_found(engine, syncs, || World::empty(engine, syncs), Some(Folders::Strict));

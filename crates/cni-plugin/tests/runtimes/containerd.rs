@@ -14,7 +14,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri"]
 
 /// Returns a test machine with only one network configuration, since ctr uses the first network that it finds.
 /// Masquerading is off, because ctr does not pass the network namespace of an ended container to the bridge plugin.
-/// Without the namespace, that plugin does not remove its masquerading rules.
+/// Without this namespace, the bridge plugin does not remove its masquerading rules.
 fn machine(engine: Engine, network: &str) -> Machine {
     let all = ["10-lab.conflist", "20-dual.conflist", "30-routed.conflist"];
     let machine = Machine::new(engine, Masquerade::No).with_etc("containerd/config.toml", CONFIG);
@@ -146,7 +146,7 @@ pub(crate) fn gets_its_addresses_back_after_a_reboot(engine: Engine) {
     let mut daemon = after.start_containerd();
     assert_eq!((after.in_use("dual-v4"), after.in_use("dual-v6")), (2, 2));
     // After the reboot containerd still lists the containers, but cannot restart them with a network. Remove the
-    // containers and run them again.
+    // containers that containerd still lists, and run them again.
     after.run(&["ctr", "containers", "rm", web.id, idle.id]);
     // Start the containers in another order: their addresses would then be exchanged if Margay did not keep them.
     let idle = after.ctr_run("idle", &IDLE);

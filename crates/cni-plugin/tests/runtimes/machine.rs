@@ -22,7 +22,7 @@ use testkit::programs::{command, plugin};
 const TRIES: u32 = 600;
 const PAUSE: Duration = Duration::from_millis(50);
 /// Time limit of a command on the machine, in seconds. On an idle machine every command needs only a small part of this
-/// time.
+/// time limit.
 const PATIENCE: &str = "60";
 /// The page that a container's web server serves.
 pub(crate) const PAGE: &str = "a page of the container\n";
@@ -36,7 +36,7 @@ pub(crate) const IDLE: [&str; 2] = ["/bin/sleep", "3600"];
 #[derive(Debug)]
 pub(crate) struct Machine {
     pub(crate) lab: Lab,
-    /// A unique name, also of the control group (cgroup) that contains the control groups of the machine's containers.
+    /// A unique name of the machine and of its control group (cgroup), which contains its containers' control groups.
     pub(crate) tag: String,
 }
 
@@ -44,8 +44,9 @@ impl Machine {
     /// Creates a machine with Margay and the standard CNI plugins, a store of the given engine, and three networks. The
     /// network `lab` assigns IPv4 addresses from the pool `lab` (10.88.0.0/24). The network `dual` assigns IPv4 and
     /// IPv6 addresses from the pools `dual-v4` (10.89.0.0/24) and `dual-v6` (fd00:89::/64). `masquerade` says whether
-    /// packets that leave the bridges of `lab` and `dual` get the host's address. The network `routed` has no bridge:
-    /// Margay's main plugin, called as `calico`, assigns addresses from the pool `routed` (10.90.0.0/24).
+    /// packets that leave the bridges of `lab` and `dual` get the host's address. The network `routed` has no bridge.
+    /// Containers in `routed` get addresses from the pool `routed` (10.90.0.0/24), assigned by Margay's main plugin
+    /// under the name `calico`.
     pub(crate) fn new(engine: Engine, masquerade: Masquerade) -> Self {
         let mut lab = Lab::new(engine);
         let disk = lab.root.path().to_owned();
@@ -291,8 +292,8 @@ impl Boot<'_> {
 
 impl Drop for Boot<'_> {
     fn drop(&mut self) {
-        // The parent has not yet waited for the first process, so no other process can have the same process id. All
-        // other processes of the machine end together with its first process.
+        // The parent process has not yet waited for the first process, so no other process can have the same process
+        // id. All other processes of the machine end together with its first process.
         let _ = kill(self.number, Signal::SIGKILL);
         let _ = self.first.wait();
     }

@@ -283,8 +283,8 @@ fn host_local_keys_in_short_form() {
     }
 }
 
-/// Tests that networks of type `calico` reject the configuration keys of secondary networks, which have no effect on
-/// them.
+/// Tests that networks of type `calico` reject the configuration keys of secondary networks, because these keys have no
+/// effect there.
 #[test]
 fn bridged_keys_are_refused_on_calicos_networks() {
     let lab = Lab::with_pool(Engine::REDB, "10.2.0.0/24");

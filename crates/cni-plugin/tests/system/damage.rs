@@ -27,8 +27,8 @@ const PAGE: u64 = 4096;
 const MOST_KEPT: usize = 5;
 const SUBNET: &str = "10.88.0.0/24";
 
-/// Strings of which the error about a damaged store must contain one. Each string names the remedy. If the damage
-/// happens to produce another valid store, the string names what that store needs.
+/// Strings of which the error about a damaged store must contain one. Each error string names the remedy for the
+/// damage. If the damage happens to produce another valid store, the string names what that store needs.
 const TELLING: [&str; 3] = ["restore", "a newer margay made it", "set datastore_type to"];
 
 /// An undamaged store, and the address that each of its containers holds.
@@ -129,7 +129,7 @@ fn presence(store: &Path) -> BTreeMap<&'static str, bool> {
 
 /// Runs the plugin calls of one test round, and checks their outcomes.
 fn round(base: &Base, copy: &Path, random: &mut Random) {
-    // If the network configuration defines the pool, the plugin may create a missing store. Then the plugin must
+    // If the network configuration defines the pool, the plugin may create a missing store. The plugin must therefore
     // reliably distinguish a store whose files were lost from a store that never existed.
     let ipam = if random.once_in(2) { json!({ "subnet": SUBNET }) } else { json!({ "ipv4_pools": [SUBNET] }) };
     let conf = embedded_conf(base.lab.engine, copy, "bridge", ipam);

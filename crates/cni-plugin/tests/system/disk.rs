@@ -86,7 +86,7 @@ fn full(engine: Engine, spare: u64) {
     }
     if spare == 0 {
         let kept = ballast(&lab);
-        // The ADD may still succeed if the engine's files contain free space.
+        // On a full disk, the ADD may still succeed if the engine's files contain free space.
         let outcome = lab.add("greedy").run();
         if is_done(&outcome) {
             held.insert("greedy".into(), outcome.address());
@@ -172,7 +172,7 @@ fn crowd(engine: Engine, resident: usize, sure: usize) {
         gone += usize::from(is_done(&outcome));
         assert!(number >= sure || outcome.exit == 0, "{engine:?}, {number} before: {outcome:?}");
         if number % 50 == 7 {
-            // The ADD may succeed if the store's own file contains space that DELs have freed.
+            // On a full disk, the ADD may succeed if the store's own file contains space that DELs have freed.
             let kept = ballast(&lab);
             lab.add("greedy").run();
             assert!(ballast(&lab) >= kept, "{engine:?}: an ADD took what is kept for releases");
@@ -191,8 +191,8 @@ fn crowd(engine: Engine, resident: usize, sure: usize) {
     assert_eq!(ballast(&lab), BALLAST);
 }
 
-/// Tests DELs on redb, which deletes history to make room within its file. The reserved space therefore lasts for all
-/// DELs.
+/// Tests DELs on redb, which deletes history to make room within its file. On redb, the reserved disk space therefore
+/// lasts for all DELs.
 #[test]
 fn full_disk_can_be_left_by_crowd_on_redb() {
     crowd(Engine::REDB, 200, 200);

@@ -19,7 +19,7 @@ pub(crate) fn host_local() -> PathBuf {
     found.unwrap_or_else(|| panic!("this test needs host-local (Debian: containernetworking-plugins) in {folders:?}"))
 }
 
-/// Removes the addresses from a result, because the two plugins may choose different addresses in a subnet.
+/// Removes the addresses from a result, because Margay and host-local may choose different addresses in a subnet.
 ///
 /// Since CNI 1.0.0 a result may omit an empty `dns`; Debian's host-local prints an empty `dns`.
 pub(crate) fn shape(mut result: Value) -> Value {
@@ -167,7 +167,8 @@ fn host_local_refusals_match() {
     lab.nothing_is_left();
 }
 
-/// Tests that neither plugin assigns the network, broadcast or gateway address, or an address outside of the range.
+/// Tests that host-local and Margay never assign the network, broadcast or gateway address, or an address outside of
+/// the range.
 #[test]
 fn host_local_addresses_match() {
     let host_local = host_local();

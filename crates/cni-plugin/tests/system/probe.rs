@@ -121,7 +121,7 @@ fn probe_fails_when_devices_have_all_tried_addresses() {
         let wire = Wire::new(&["10.251.4.2/24", "10.251.4.3/24", "10.251.4.4/24"]);
         let range = json!({"subnet": "10.251.4.0/24", "rangeStart": "10.251.4.2", "rangeEnd": "10.251.4.5"});
         let conf = conf(&lab, &wire, &range);
-        // This first call creates the store.
+        // The first ADD creates the store.
         let refusal = Call::new("ADD", "c1", &conf).run().refusal();
         assert_eq!(refusal.code, 11);
         refusal.says(&["10.251.4.2", "10.251.4.3", "10.251.4.4", &wire.mac(), "margay ipam quarantine list"]);

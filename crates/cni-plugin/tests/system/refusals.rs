@@ -219,7 +219,7 @@ fn store_is_private_with_any_umask() {
             let lab = Lab::new(engine);
             let outcome = make_store(&lab, umask);
             assert_eq!(outcome.exit, 0, "{outcome:?}");
-            // Call the plugin a second time, since an engine creates some of its files only then.
+            // Call the plugin a second time, since an engine creates some of its files only on the second call.
             lab.del("c1").ok();
             let mut folders = vec![lab.store.clone()];
             while let Some(folder) = folders.pop() {
@@ -237,7 +237,8 @@ fn store_is_private_with_any_umask() {
     }
 }
 
-/// Tests a store whose queue file was lost. The data of the store is complete, so no call may report a missing store.
+/// Tests a store whose queue file was lost. Only the queue file is lost and the store's data is complete, so no call
+/// may report a missing store.
 #[test]
 fn store_has_lost_its_queue() {
     for engine in ENGINES {

@@ -12,7 +12,7 @@ use crate::process::Call;
 use testkit::programs::plugin;
 
 /// Runs a command in a new network namespace with its own /run, in which `c1` is the named network namespace of a
-/// container. Both network namespaces are gone after the command.
+/// container. The new network namespace and `c1` are gone after the command.
 const ELSEWHERE: [&str; 6] = [
     "/usr/bin/unshare",
     "--net",

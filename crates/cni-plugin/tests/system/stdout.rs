@@ -5,8 +5,8 @@ use std::process::Stdio;
 
 use crate::lab::{ENGINES, Lab};
 
-/// Tests that a plugin call fails if its result cannot be written. The call's commit remains, since the runtime sends
-/// DEL after the failure, which releases the addresses.
+/// Tests that a plugin call fails if its result cannot be written. The failed call's commit remains in the store; the
+/// runtime then sends DEL, which releases the addresses.
 #[test]
 fn unread_result_stays_committed_until_del() {
     for engine in ENGINES {

@@ -15,7 +15,7 @@ use crate::process::{Call, Outcome};
 use crate::random::Random;
 
 const CALLERS: u64 = 32;
-/// Number of attachments that each caller adds. `make torture` sets a larger number.
+/// Number of attachments that each caller adds. `make torture` sets a larger number of attachments.
 const ADDS: u64 = 15;
 /// Maximum number of attachments that a caller holds at the same time.
 const MOST_HELD: usize = 3;
@@ -33,7 +33,7 @@ const KILL_WITHIN: Duration = Duration::from_millis(40);
 /// The placeholder address of an attachment that has no address.
 const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// Ensures that only one of these tests runs at a time, since each test uses the whole machine.
+/// Ensures that only one torture test runs at a time, since each of them uses the whole machine.
 fn alone() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     // Ignore a poisoned mutex: a failed test does not affect the next test.
@@ -255,8 +255,8 @@ fn torture(engine: Engine, callers: u64, run: fn(Caller<'_>) -> Vec<Held>) -> Sh
     shared
 }
 
-/// Runs sixteen concurrent ADDs on a store that does not exist yet. Half of these ADDs are killed some time after their
-/// start, and repeated.
+/// Runs sixteen concurrent ADDs on a store that does not exist yet. Half of the concurrent ADDs are killed some time
+/// after their start, and repeated.
 fn first_adds(engine: Engine, round: u64) {
     let lab = Lab::new(engine);
     let shared = Shared::default();

@@ -21,7 +21,7 @@ use testkit::server::Etcd;
 /// call.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The running etcd servers that no test case uses at the moment. Each of these etcd servers runs until [`stop_all`].
+/// The running etcd servers that no test case uses at the moment. An idle etcd server runs until [`stop_all`].
 static IDLE: Mutex<Vec<Etcd>> = Mutex::new(Vec::new());
 
 /// An etcd server for the exclusive use of one test case.
@@ -65,8 +65,8 @@ pub(crate) fn stop_all() {
 pub(crate) struct Books {
     location: Location,
     runtime: Runtime,
-    /// The open store, if it is etcd. Several processes may have etcd open, so the test keeps its connection open
-    /// during plugin calls.
+    /// The open store, if the store is etcd; `None` for an embedded store. Several processes may have etcd open, so the
+    /// test keeps its connection open during plugin calls.
     open: Option<OpenStore>,
 }
 

@@ -10,8 +10,8 @@ use crate::{Kind, Mode};
 /// indexes of array items.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Edit {
-    /// Sets the value at a path of the outcome to the given JSON. [`ANY`](crate::matching::ANY) in that JSON matches
-    /// any value, or the rest of a string.
+    /// Sets the value at a path of the outcome to the given JSON. [`ANY`](crate::matching::ANY) in the given JSON
+    /// matches any value, or the rest of a string.
     Is(&'static [&'static str], &'static str),
     /// Removes the value at a path of the outcome.
     Gone(&'static [&'static str]),
@@ -153,8 +153,8 @@ fn remove(value: &mut Value, path: &[&str]) -> Option<()> {
     }
 }
 
-/// Returns the expected outcome of a plugin call. The result is the recorded outcome after the edits of its exceptions
-/// in order, reduced to the parts that are visible in this mode.
+/// Returns the expected outcome of a plugin call. The expected outcome is the recorded outcome after the edits of all
+/// its exceptions, reduced to the parts that are visible in this mode.
 pub(crate) fn expected(
     step: &Value,
     case: &str,
@@ -171,7 +171,7 @@ pub(crate) fn expected(
     }
     let mut outcome = on_store(&outcome, kind, store);
     for call in outcome["ipam_calls"].as_array_mut().into_iter().flatten() {
-        // Like the JSON that Go writes, this JSON is compact and has sorted member names.
+        // Write the network configuration as compact JSON with sorted member names, as Go does.
         if call["stdin"].is_object() {
             call["stdin"] = call["stdin"].to_string().into();
         }

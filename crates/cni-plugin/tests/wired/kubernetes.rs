@@ -17,7 +17,8 @@ pub(crate) const ADDRESS: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std:
 struct Content {
     /// The objects of the Kubernetes API, by URL path.
     objects: Map<String, Value>,
-    /// How the Kubernetes API answers all requests: `forbidden`, `unauthorized`, or an empty string for normal answers.
+    /// How the Kubernetes API answers all requests: with `forbidden`, with `unauthorized`, or normally (an empty
+    /// string).
     mode: String,
     /// The requests since the last call of [`Api::requests`], in the format of the recording.
     requests: Vec<Value>,

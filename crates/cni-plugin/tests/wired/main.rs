@@ -3,8 +3,8 @@
 //! and the requests to IPAM and the Kubernetes API. The state of store, host and container after the call must also
 //! match the recording.
 //!
-//! A test is named `store/mode/case`, for example `etcd/child/plain`: `cargo test --profile ci -p margay-cni-plugin
-//! --test wired -- etcd/child/plain`. The tests with names in `harness/` test the replay itself.
+//! A test is named `store/mode/case`, for example `etcd/child/plain`, and is run by `cargo test --profile ci -p
+//! margay-cni-plugin --test wired -- etcd/child/plain`. The tests with names in `harness/` test the replay itself.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 /// Returns a test function together with its name.
@@ -76,11 +76,11 @@ const STAGES: [(&str, Kind, Mode); 4] = [
     ("redb/in_process", Kind::Redb, Mode::InProcess),
 ];
 
-/// Recorded cases that spend most of their time waiting. These slow cases start first, so that other cases run during
-/// the waits.
+/// Recorded cases that spend most of their time waiting. The slow cases start first, so that other cases run during the
+/// waits.
 const SLOW: [&str; 3] = ["readiness-gates", "datastore", "pod-policy-wait"];
-/// Number of threads that replay recorded cases. The number is larger than the usual number of processors, since some
-/// cases spend a long time waiting.
+/// Number of threads that replay recorded cases. The number of threads is larger than the usual number of processors,
+/// since some cases spend a long time waiting.
 const THREADS: usize = 8;
 
 fn main() -> ExitCode {
@@ -138,8 +138,8 @@ pub(crate) fn said(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
-/// Returns the reason why this host cannot run the tests at all, if there is one. A missing package is not such a
-/// reason: without the package, the tests run and fail.
+/// Returns the reason why this host cannot run the tests at all, if there is one. A missing package does not prevent
+/// running the tests: without the package, the tests run and fail.
 fn cannot_here() -> Option<String> {
     if !geteuid().is_root() {
         return Some("networks of their own need root".to_owned());

@@ -249,7 +249,7 @@ fn containers_reach_each_other(stage: &mut Stage) {
     }
 }
 
-/// Creates a pool of prefixes. Returns the `ipam` object of a network that uses this pool.
+/// Creates a pool of prefixes. Returns the `ipam` object of a network that uses the new pool of prefixes.
 fn ipam_of_prefixes(stage: &Stage) -> Value {
     let pool = json!({
         "kind": "IPPool", "apiVersion": "projectcalico.org/v3",
@@ -343,8 +343,8 @@ fn nat_outgoing_is_left_to_felix(stage: &mut Stage) {
     shell("! ip netns exec a ping -c 1 -W 1 192.0.2.2");
 }
 
-/// Tests forwarding and masquerading for Margay's own network on a node of a Calico cluster, where the plugin changes
-/// neither.
+/// Tests that, on a node of a Calico cluster, the plugin changes neither forwarding nor masquerading for Margay's own
+/// network.
 fn nat_outgoing_is_left_to_felix_on_its_node(stage: &mut Stage) {
     std::fs::write("/var/lib/calico/nodename", "node1").unwrap();
     nat_outgoing_is_left_to_felix(stage);

@@ -83,7 +83,7 @@ impl Place {
     }
 
     /// Installs the plugins in the folders where the main plugin searches for them. Each IPAM plugin is replaced by a
-    /// spy that runs the real one.
+    /// spy that runs the real IPAM plugin.
     fn install(&self, mode: Mode) {
         let (bin, plugins) = (self.root.join("bin"), self.root.join(PLUGINS));
         // One binary contains all plugins, and the name under which the binary is called selects the plugin.
@@ -159,8 +159,8 @@ pub(crate) fn within<T: Send>(name: &str, run: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(inside).join().unwrap())
 }
 
-/// Gives a new network namespace the settings that it had on the machine of the recording. Without this setup, the
-/// namespace inherits the IPv4 settings of the machine that runs the tests.
+/// Gives a new network namespace the settings that network namespaces had on the machine of the recording. Without
+/// these settings, a new network namespace inherits the IPv4 settings of the machine that runs the tests.
 fn set_as_recorded(forwarding: Forwarding) {
     for name in ["proxy_arp", "route_localnet", "rp_filter"] {
         for interface in ["all", "default", "lo"] {

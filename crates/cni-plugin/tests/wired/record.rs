@@ -38,7 +38,7 @@ pub(crate) struct Setup {
     /// The keys of `start` that the store lacks in this case.
     #[serde(default)]
     pub(crate) without: Vec<String>,
-    /// The case's other files: the path and the content of each file.
+    /// More files of the recorded case: the path and the content of each file.
     #[serde(default)]
     pub(crate) files: BTreeMap<String, String>,
     #[serde(default)]

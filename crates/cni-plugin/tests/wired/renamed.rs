@@ -1,5 +1,5 @@
 //! Maps blocks and addresses that Margay's allocator chose to the recorded blocks and addresses. A node may first claim
-//! any block, so Margay's block may differ from the recorded block, but must correspond to it from then on.
+//! any block, so Margay's block may differ from the recorded block, but the two blocks must correspond from then on.
 
 use std::net::IpAddr;
 

@@ -251,7 +251,7 @@ fn fresh(netns: &[String]) -> Value {
     })
 }
 
-/// Reads the state repeatedly, until it is the expected state or no longer changes.
+/// Reads the machine's state repeatedly, until it is the expected state or no longer changes.
 fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     let until = Instant::now() + patient(SETTLES);
     let mut last = stage.scan();
@@ -266,8 +266,8 @@ fn watch(stage: &Stage, mut is_expected: impl FnMut(&Value) -> bool) -> Value {
     last
 }
 
-/// Compares the outcome of a plugin call with the expected outcome. The state is read repeatedly, until it is the
-/// expected state or no longer changes.
+/// Compares the outcome of a plugin call with the expected outcome. The machine's state is read repeatedly, until it is
+/// the expected state or no longer changes.
 fn judge(
     stage: &mut Stage,
     case: &Case,
@@ -330,7 +330,7 @@ fn judge(
     Ok((wrong, unneeded))
 }
 
-/// Removes from the state the neighbour entry of the next hop of a container's routes, which exists only without
+/// Removes from a container's state the neighbour entry of its routes' next hop, which a container has only without
 /// Calico's agents.
 fn without_known_next_hop(state: &mut Value) {
     let containers = state["netns"].as_object_mut().into_iter().flatten();

@@ -133,7 +133,7 @@ impl Shown {
         })
     }
 
-    /// Returns the routes of one interface. Without an interface, returns all routes, each with the name of its
+    /// Returns the routes of one interface. If no interface is given, returns all routes, each with the name of its
     /// interface.
     fn routes(&self, of: Option<&str>) -> Value {
         let chosen = self.routes.iter().filter(|route| of.is_none_or(|name| route["dev"] == name));

@@ -1,4 +1,5 @@
-//! Tests for defects of Calico's plugin that no recorded case shows. Margay's plugin must not have these defects.
+//! Tests for defects of Calico's plugin that no recorded case shows. Margay's plugin must not have these defects of
+//! Calico's plugin.
 
 use std::net::Ipv4Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -101,8 +102,8 @@ fn call_ends_in_time_when_etcd_is_silent(stage: &mut Stage) {
     nothing_left(stage, "after the DEL that the runtime repeats");
 }
 
-/// Tests ADD and DEL with a Kubernetes API that does not answer. The failed ADD leaves nothing behind. DEL does not
-/// need the Kubernetes API and succeeds.
+/// Tests ADD and DEL with a Kubernetes API that does not answer. The ADD fails and leaves nothing of its container
+/// behind. DEL does not need the Kubernetes API and succeeds.
 fn call_ends_in_time_when_kubernetes_api_is_silent(stage: &mut Stage) {
     let _server = silent();
     let config = json!({"apiVersion": "v1", "kind": "Config", "current-context": "c",
@@ -118,7 +119,7 @@ fn call_ends_in_time_when_kubernetes_api_is_silent(stage: &mut Stage) {
     assert_eq!(stage.call(&del).run(patient(DEADLINE)).outcome["exit"], 0);
 }
 
-/// Tests DEL with a network namespace that cannot be entered: DEL reports the namespace, but still removes the
+/// Tests DEL with a network namespace that cannot be entered. DEL reports the namespace, but still removes the
 /// container's endpoint and address.
 fn del_of_pod_frees_all_when_namespace_is_unusable(stage: &mut Stage) {
     succeed(&stage.call(&first_call("pod", &[])).run(patient(DEADLINE)));
@@ -193,8 +194,8 @@ fn damaged_endpoint_keeps_no_address(stage: &mut Stage) {
 }
 
 /// Tests containers for which the plugin would generate the same host interface name. The id of one container is
-/// exactly the id part of that interface name, and the id of another container starts with it. A third container is in
-/// another Kubernetes namespace.
+/// exactly the id part of the generated interface name, and the id of another container starts with that part. A third
+/// container is in another Kubernetes namespace.
 fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     let containers =
         [("container-10", "a", "default"), ("container-1", "b", "default"), ("container-1x", "c", "other")];
@@ -324,7 +325,7 @@ fn check_of_pod_without_ipam(stage: &mut Stage) {
     add_and_check(stage, "pod-ip-addrs-no-ipam", |conf| conf["feature_control"]["ip_addrs_no_ipam"] == true);
 }
 
-/// Tests a container that is in a second network, which adds no interface: CHECK of both networks succeeds, and GC of
+/// Tests a container that is in a second network, which adds no interface. CHECK of both networks succeeds, and GC of
 /// the second network changes nothing of the container.
 fn check_and_gc_of_second_network(stage: &mut Stage) {
     let adds: Vec<Value> = ["net1", "net2"]
@@ -391,8 +392,8 @@ fn gc_and_del_succeed_without_store(stage: &mut Stage) {
     shell("! ip link show calic1");
 }
 
-/// Tests that the plugin rejects a certificate authority file that other users may write to. Those users could make the
-/// plugin trust another etcd.
+/// Tests that the plugin rejects a certificate authority file that other users may write to. Users who can write to
+/// that file could make the plugin trust another etcd.
 fn credentials_are_refused_when_writable_by_others(stage: &mut Stage) {
     stage.place.write("<files>/ca.crt", "a certificate");
     shell(&format!("chmod 0666 {}", stage.place.root.join("files/ca.crt").display()));

@@ -11,8 +11,8 @@ use serde_json::Value;
 /// A secret that no error message may contain. The seeds contain this string as every secret of a kubeconfig.
 const SECRET: &str = "c2VjcmV0";
 
-/// Runs the fuzz target `main_plugin` on an input. The first byte of the input chooses one of the parsers: `c`, `r`,
-/// `k` or `e`.
+/// Runs the fuzz target `main_plugin` on an input. The first byte of the input chooses one of the parsers: it is `c`,
+/// `r`, `k` or `e`.
 pub fn main_plugin(data: &[u8]) {
     match data {
         [b'c', text @ ..] => conf(text),

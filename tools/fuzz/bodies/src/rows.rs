@@ -113,7 +113,7 @@ async fn use_all(table: &MemoryTable) -> kv::Result<()> {
     let store = open(Box::new(table.clone()))?;
     let now = store.status().revision;
     let mark = store.status().compacted;
-    // Each of these calls may fail, because the call may have to read a damaged row.
+    // Each store call below may fail, because it may have to read a damaged row.
     let _ = quiet(store.list(Range::All).await)?;
     for at in [mark.get(), mark.get().saturating_add(1), now.get().saturating_sub(1), now.get()] {
         let _ = quiet(store.range(RangeRequest::new(Range::All).with_at(Revision::new(at))).await)?;

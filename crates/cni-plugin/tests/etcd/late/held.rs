@@ -15,7 +15,8 @@ use crate::process::Call;
 use crate::proxy::{LinkCondition, Proxy};
 use crate::server::send_signal;
 
-/// Delay in the proxy of all messages to etcd, until the ADD has sent its commit. The delay is longer than a DEL takes.
+/// How long the proxy delays all messages to etcd, until the ADD has sent its commit. The proxy's delay is longer than
+/// a DEL takes.
 const ON_ITS_WAY: Duration = Duration::from_millis(1_500);
 
 /// Maximum number of attempts in which the DEL is so slow that the ADD's commit arrives before the DEL ends.
@@ -52,8 +53,8 @@ fn left_of_an_add(before_del: impl Fn(&[PathBuf])) -> Option<usize> {
         }
     };
     let sent = Instant::now();
-    // The ADD sends its commit immediately after recording the pending commit. The stopped ADD process then does
-    // nothing more, like a dead process.
+    // The ADD sends its commit immediately after recording the pending commit. The ADD process, which is stopped after
+    // sending the commit, does nothing more, like a dead process.
     sleep(Duration::from_millis(100));
     send_signal(late.id(), Signal::SIGSTOP).unwrap();
     proxy.set(LinkCondition::Up);

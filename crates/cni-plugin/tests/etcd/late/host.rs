@@ -1,4 +1,4 @@
-//! A node and its etcd members. Runs the node's plugin calls, and reads their pending commits and their outcome.
+//! A node and its etcd members. Runs the node's plugin calls, and reads the calls' pending commits and outcomes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -58,7 +58,8 @@ impl<'a> Host<'a> {
         Self { lab, order, notes: PendingCommitFolder::new(PENDING_COMMITS_FOLDER, store.to_string()), locks }
     }
 
-    /// Returns the etcd member that plugins query first. The tests' rounds stop this etcd member.
+    /// Returns the etcd member that plugins query first. The rounds of the test stop the etcd member that plugins query
+    /// first.
     pub(super) fn stopped(&self) -> &Etcd {
         &self.lab.etcds[self.order[0]]
     }
@@ -134,7 +135,8 @@ impl<'a> Host<'a> {
     }
 
     /// Waits until the etcd member that was stopped has forwarded all its received requests, and has applied all
-    /// commits. The wait ends with a write through that member, which etcd orders after all earlier requests.
+    /// commits. The wait ends with a write through the continued etcd member, because etcd orders a write after all
+    /// earlier requests.
     pub(super) fn until_all_has_landed(&self) {
         until_disconnected(self.stopped());
         let until = Instant::now() + WAIT;
@@ -147,7 +149,7 @@ impl<'a> Host<'a> {
 
     /// Checks that the given containers hold exactly the given addresses, and that no other address is held.
     pub(super) fn check(&self, expected: &BTreeMap<&str, Vec<IpAddr>>) -> Result<(), String> {
-        // `books` panics unless blocks, handles and affinities agree.
+        // `books` panics unless the store's blocks, handles and affinities agree.
         let held = self.lab.books().held;
         for (container, addresses) in expected {
             let handle = format!("net1.{container}");

@@ -20,7 +20,7 @@ const LISTEN: &str = "0A";
 /// The server side of all client connections of an etcd.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Connections {
-    /// The number of connections, including connections that etcd has not accepted yet.
+    /// The number of client connections, including those that etcd has not accepted yet.
     pub(super) count: usize,
     /// The number of bytes that etcd has not read yet, plus the number of connections that etcd has not accepted yet.
     pub(super) unread: u64,
@@ -57,7 +57,8 @@ fn requests(etcd: &Etcd) -> (u64, u64) {
     (begun, begun.saturating_sub(ended))
 }
 
-/// Waits until two consecutive checks of an etcd find no unfinished request and a certain condition on its connections.
+/// Waits until two consecutive checks of an etcd find no unfinished request, and find that its connections meet the
+/// given condition.
 fn until(etcd: &Etcd, what: &str, holds: impl Fn(Connections) -> bool) {
     let end = Instant::now() + PATIENCE;
     let mut before = None;

@@ -1,12 +1,13 @@
-//! Tests late ADDs in rounds. An etcd is stopped (SIGSTOP) while ADDs of the real plugin are running. Then the ADDs are
-//! killed, the runtime sends DEL, and etcd continues.
+//! Tests late ADDs in rounds. An etcd is stopped (SIGSTOP) while ADDs of the real plugin are running. While etcd is
+//! stopped, the ADDs are killed and the runtime sends DEL; then etcd continues.
 //!
-//! Three of four rounds run on one etcd. Every fourth round runs on a cluster of three etcd members, and stops the
-//! member that the ADDs have queried. On the cluster, the DEL succeeds before the stopped member reads the requests of
-//! the ADDs. In a round, one or several concurrent ADDs run on a node that may or may not have a block. The ADDs are
-//! killed, or stopped until the end of the round (as if their death went unnoticed), or time out. After the ADDs, the
-//! runtime sends one DEL, two concurrent DELs, or the ADD again, and repeats each until it succeeds. After all late
-//! commits have arrived, the store must contain nothing of a deleted container, and no pending commit may remain.
+//! Three of four rounds run on a single etcd. Every fourth round runs on a cluster of three etcd members, and stops the
+//! member that the ADDs have queried. On the three-member cluster, the DEL succeeds before the stopped member reads the
+//! requests of the ADDs. In a round, one or several concurrent ADDs run on a node that may or may not have a block. The
+//! ADDs are killed, or stopped until the end of the round (as if their death went unnoticed), or time out. After the
+//! ADDs, the runtime sends one DEL, two concurrent DELs, or the ADD again, and repeats each until it succeeds. After
+//! all late commits have arrived, the store must contain nothing of a deleted container, and no pending commit may
+//! remain.
 //!
 //! `MARGAY_LATE_SEED` sets the random seed and `MARGAY_LATE_ROUNDS` the number of rounds; `make torture MODE=late` sets
 //! both variables.
@@ -154,7 +155,7 @@ fn next_calls(
 }
 
 /// Checks that after a repeated ADD each container holds exactly the addresses in the ADD's result, and that after a
-/// DEL it holds none.
+/// DEL the container holds none.
 fn check(host: &Host<'_>, plan: &Plan, next: &[Settled]) -> Result<(), String> {
     let about = |what: String| format!("{what}\n{plan:?}");
     let nothing: BTreeMap<_, _> = plan.containers.iter().map(|container| (container.as_str(), Vec::new())).collect();

@@ -5,7 +5,7 @@ use crate::random::Random;
 /// Every `CLUSTER`th round runs on the cluster of three etcd members.
 const CLUSTER: u64 = 4;
 
-/// The etcd servers of a round.
+/// Which etcd servers a test round uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     One,
@@ -37,8 +37,8 @@ pub(super) enum Pace {
     Any,
     /// etcd is stopped when the ADD has recorded its pending commit.
     Watched,
-    /// The ADD is stopped first, at about the time when it has the answer to its last read before the commit. Then etcd
-    /// is stopped. When the ADD continues, it often sends its commit to a stopped etcd.
+    /// First the ADD is stopped, at about the time when it has the answer to its last read before the commit; then etcd
+    /// is stopped. When the stopped ADD continues, it often sends its commit to a stopped etcd.
     Stopped,
 }
 

@@ -17,7 +17,8 @@ pub(super) struct Commit {
     /// The number of times that the log contained the commit when etcd was stopped.
     pub(super) before: usize,
     /// The number of times that the log contained the commit when etcd had read all data and the next call had not
-    /// started. On a cluster, this count is taken after the next call and before the stopped member continues.
+    /// started. On a cluster, the commits in the log are counted after the next call and before the stopped member
+    /// continues.
     pub(super) between: Option<usize>,
 }
 
@@ -41,7 +42,7 @@ impl Tally {
         *self.counts.entry(what.into()).or_default() += count as u64;
     }
 
-    /// Counts which situation a round is in at the moment when etcd was stopped.
+    /// Adds the situation of a round at the moment when etcd was stopped to the counts.
     pub(super) fn stopped(&mut self, plan: &Plan, commits: &[Commit], ended_well: usize, unread: u64) {
         let place = plan.place.name();
         self.count(format!("{place}: rounds"));
@@ -63,7 +64,7 @@ impl Tally {
         }
     }
 
-    /// Counts the outcome of a round after all commits have reached etcd.
+    /// Adds the outcome of a round, after all commits have reached etcd, to the counts.
     pub(super) fn landed(&mut self, plan: &Plan, commits: &[Commit], next: &[Settled], log: &Log) {
         let sent_again: usize = next.iter().map(|settled| settled.sent_again).sum();
         for commit in commits {

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 pub(crate) struct Content {
     /// The objects of the Kubernetes API, by URL path.
     pub(crate) objects: Map<String, Value>,
-    /// How the API refuses requests, by resource: `forbidden`, `unauthorized`, `error` or `silent`.
+    /// How the Kubernetes API refuses requests for a resource: as `forbidden`, `unauthorized`, `error` or `silent`.
     pub(crate) refuse: Map<String, Value>,
     /// True if KubeVirt's custom resource definitions are missing in the API.
     pub(crate) without_kubevirt: bool,

@@ -156,7 +156,7 @@ impl Expected {
         self.state["handles"].as_object_mut().unwrap().remove(gone["handle"].as_str().unwrap()).unwrap();
     }
 
-    /// Changes the expected state: the address has no longer this owner.
+    /// Changes the expected state: the address no longer has this owner.
     fn clears(&mut self, address: &str, owner: &str) {
         let holder = self.state["addresses"][address].as_object_mut().unwrap();
         let gone = holder.remove(owner).unwrap();

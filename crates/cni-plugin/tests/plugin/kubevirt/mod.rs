@@ -95,8 +95,8 @@ impl Stage {
         kvs.iter().map(|kv| (text(kv.key.as_bytes()), serde_json::from_slice(kv.value.as_bytes()).unwrap())).collect()
     }
 
-    /// Runs a plugin call. Returns the exit status and the standard output of the call. The returned error lacks the
-    /// details, which differ between Margay and Calico.
+    /// Runs a plugin call. Returns the exit status and the standard output of the call. A returned error has no
+    /// `details`, which differ between Margay and Calico.
     fn call(&self, env: &Value, stdin: &Value) -> (u8, Value) {
         let files = self.folder.path().to_str().unwrap();
         let places = [
@@ -121,7 +121,8 @@ impl Stage {
     }
 }
 
-/// Returns the expected outcome of a call: the recorded outcome or, with a deviation, the better outcome.
+/// Returns the expected outcome of a call: the better outcome if `DEVIATIONS` lists the call, or else the recorded
+/// outcome.
 fn expected(case: &str, at: usize, call: &Value, before: &Value, after: &Value) -> Expected {
     let stdout = &call["stdout"];
     let said = match call["exit"].as_u64() {
@@ -147,7 +148,7 @@ fn play(stage: &Stage, name: &str, at: usize, step: &Value, before: &State, afte
     let begun = Instant::now();
     let (exit, said) = match step["plugin"].as_str() {
         Some("calico-ipam") => stage.call(&step["env"], &step["stdin"]),
-        // If the main plugin was recorded, replay only the calls that it sent to the IPAM plugin.
+        // If the recorded call is of the main plugin, replay only its calls of the IPAM plugin.
         _ => {
             let calls = step["ipam_calls"].as_array().unwrap();
             let mut said = Vec::new();
