@@ -120,7 +120,7 @@ impl Drivers {
     }
 
     /// Returns the location of the store in a folder. The location's driver is the driver of the store that exists in
-    /// the folder. If no store exists, it is the driver that the folder's file name extension names, or else the
+    /// the folder. If no store exists, the driver is the one that the folder's file name extension names, or else the
     /// default driver.
     ///
     /// # Errors
@@ -259,7 +259,7 @@ impl Location {
     }
 
     /// Returns this location with new credentials for its cluster: the result of `change`. If the location is not on a
-    /// cluster, it is returned unchanged.
+    /// cluster, the location is returned unchanged.
     ///
     /// # Errors
     /// Any error that `change` returns.

@@ -39,7 +39,7 @@ pub enum ConfigError {
     /// Certificates or keys for etcd are configured both inline and as files.
     #[error("could not initialize etcdv3 client: Cannot mix inline certificate-key and certificate / key files")]
     InlineAndFiles,
-    /// Either the certificate or the key for etcd is configured inline, but not the other.
+    /// Only one of the certificate and the key for etcd is configured inline.
     #[error("could not initialize etcdv3 client: Certificate and Key must both be present inline.")]
     HalfInline,
     /// The configuration file cannot be read.

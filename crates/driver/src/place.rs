@@ -199,9 +199,9 @@ impl fmt::Debug for Login {
     }
 }
 
-/// The settings that select a store, from any source of configuration. The settings are those of Calico, and the path
-/// of a store in a folder. An empty value counts as not set. `Debug` prints only the datastore type, since other
-/// settings may be secrets.
+/// The settings that select a store, from any source of configuration. The settings include Calico's settings for etcd,
+/// and the path of a store in a folder. An empty value counts as not set. `Debug` prints only the datastore type, since
+/// other settings may be secrets.
 #[derive(Clone, Default)]
 pub struct Settings {
     /// The value of `datastore_type`: the kind of store.

@@ -132,8 +132,8 @@ pub fn scan() -> Result<NetnsScan, IncompleteScan> {
     scanning.join().unwrap_or_else(|_| Err(IncompleteScan::new("the thread that looks has failed")))
 }
 
-/// Checks that this process has access to all processes in its process id namespace. Returns the inode of that process
-/// id namespace, or `None` for the machine's initial process id namespace.
+/// Checks that this process has access to all processes in its process id namespace. Returns the inode of this
+/// process's process id namespace, or `None` for the machine's initial process id namespace.
 ///
 /// A container with its own process id namespace may also have its own user namespace. All namespaces that are created
 /// inside a container with its own user namespace belong to that user namespace. Entering a namespace from outside of
@@ -503,8 +503,8 @@ fn parse_if_inet6(text: &str) -> impl Iterator<Item = IpAddr> {
 mod tests {
     use super::*;
 
-    /// Tests that a thread to which access is denied hides a namespace's name only if that namespace was not entered by
-    /// another path.
+    /// Tests when a thread to which access is denied hides a namespace's name: only if no other path has led into the
+    /// namespace.
     #[test]
     fn scan_is_incomplete_when_shielded_thread_hides_names() {
         let own = Path::new("/proc/thread-self");

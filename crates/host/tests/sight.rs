@@ -243,7 +243,7 @@ fn scan_says_so_when_not_privileged() {
     assert!(said.contains("CAP_SYS_ADMIN missing"), "{said}");
     let said = without(&["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]);
     assert!(said.contains("CAP_SYS_PTRACE missing"), "{said}");
-    // This command runs in the machine's process id namespace, but in a new user namespace.
+    // The command below runs in the machine's process id namespace, but in a new user namespace.
     let done = Command::new("unshare")
         .args(["--user", "--map-root-user"])
         .arg(&status)
@@ -252,7 +252,7 @@ fn scan_says_so_when_not_privileged() {
         .unwrap();
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(!done.status.success() && said.contains("has other users than the machine"), "{said}");
-    // For this command, `/proc` does not show the processes of its process id namespace.
+    // The command below runs with an empty `/proc`, which does not show the processes of its process id namespace.
     let done = Command::new("unshare")
         .args(["--mount", "sh", "-c", "mount -t tmpfs none /proc && exec \"$@\"", "sh"])
         .arg(&status)

@@ -45,8 +45,8 @@ pub struct ConnectResult {
 ///
 /// # Errors
 ///
-/// [`Error::Failed`] for the first step that failed, with the message of Calico's plugin; [`Error::Taken`] if another
-/// container has the host interface; [`Error::TimedOut`] after the deadline. After the deadline, a background thread
+/// [`Error::Failed`] for the first step that failed, with the message of Calico's plugin. [`Error::Taken`] if another
+/// container has the host interface. [`Error::TimedOut`] after the deadline. After the deadline, a background thread
 /// removes the new pair of interfaces when the kernel permits the removal. If the process ends before that thread has
 /// removed the pair, the pair remains.
 pub fn connect(namespace: &Path, plan: &Plan, deadline: Instant) -> Result<ConnectResult, Error> {

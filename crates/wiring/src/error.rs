@@ -1,4 +1,4 @@
-//! Defines this crate's errors, whose messages are equal to those of Calico's plugin.
+//! Defines this crate's errors. Their messages are equal to the messages of Calico's plugin.
 
 use std::fmt;
 use std::io;
@@ -51,7 +51,7 @@ impl Errno {
     pub(crate) const BUSY: Self = Self(libc::EAGAIN);
     pub(crate) const WRONG: Self = Self(libc::EINVAL);
     pub(crate) const TOO_LONG: Self = Self(libc::ERANGE);
-    /// The error number that stands for a kernel answer that cannot be parsed.
+    /// The error number for an unparsable answer of the kernel.
     pub(crate) const GARBLED: Self = Self(libc::EBADMSG);
 }
 

@@ -2,8 +2,8 @@
 //! containers send to destinations outside all pools.
 //!
 //! Packets to an address in any pool keep their source address, so that containers see each other's addresses. All
-//! other packets from a masqueraded pool get the source address of the interface by which they leave the host. Packets
-//! to the host itself are not processed by these rules.
+//! other packets from a masqueraded pool get the source address of the interface by which they leave the host. The
+//! masquerading rules do not process packets to the host itself.
 //!
 //! The rules of a store are in the nftables tables `ip margay-NAME` and `ip6 margay-NAME`. No other store uses a
 //! store's two tables, and this module neither reads nor changes any other table. The kernel translates a packet's
@@ -287,7 +287,7 @@ fn translate_source() -> Expressions {
     Expressions::Other { expression_type: "masq".to_owned(), attributes: vec![flags] }
 }
 
-/// Returns the requests that replace all rules of a table by these rules.
+/// Returns the requests that replace all rules of an nftables table by the given rules.
 fn replace_table(family: IpFamily, table: &str, rules: &[ChainRule]) -> Vec<NetlinkRequest> {
     let spelled = family.spelled(table);
     let chain = ChainMessage {
@@ -330,7 +330,7 @@ fn make_table(family: IpFamily, table: &str) -> NetlinkRequest {
     table_request(family, NLM_F_CREATE, message).with_failure(failure)
 }
 
-/// Sends requests to nftables as one transaction: either all of them are carried out, or none.
+/// Sends requests to nftables as one transaction: either all requests are carried out, or no request.
 fn apply_batch(socket: &NetlinkSocket, requests: &[NetlinkRequest]) -> Result<(), (String, Errno)> {
     let control = |message| {
         let subsystem = NetfilterSubsystem::NfTables;

@@ -136,8 +136,8 @@ impl NetlinkSocket {
         Ok(answers)
     }
 
-    /// Sends several requests like [`exchange`](Self::exchange), but returns an error unless all of them succeed. The
-    /// returned error is the error of the first refused request.
+    /// Sends several requests like [`exchange`](Self::exchange), but returns an error unless every request succeeds.
+    /// The returned error is the error of the first refused request.
     pub(crate) fn all(&self, requests: &[NetlinkRequest]) -> Result<Vec<Vec<u8>>, Error> {
         let answers = self.exchange(requests).map_err(|errno| Error::failed("failed to talk to the kernel", errno))?;
         let answers = answers.into_iter().zip(requests);

@@ -28,9 +28,9 @@ pub struct Plan {
     pub mac: Option<Vec<u8>>,
     /// The addresses of the container, each as /32 or /128, in the order in which they are added.
     pub addresses: Vec<IpAddr>,
-    /// Networks (prefixes) that are assigned to the container as a whole. The host routes these networks to the
-    /// container. In the container, packets to unused addresses of these networks are rejected, so that they do not
-    /// loop between the container and the host.
+    /// Networks (prefixes) that are assigned to the container as a whole. The host routes the container's prefixes to
+    /// the container. In the container, packets to unused addresses of its prefixes are rejected, so that such packets
+    /// do not loop between the container and the host.
     pub prefixes: Vec<IpNet>,
     /// Destinations to which the container gets a route through the host. Destinations of an address family in which
     /// the container has no address are ignored.

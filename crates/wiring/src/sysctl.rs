@@ -33,8 +33,8 @@ pub(crate) fn read(key: &str) -> Option<String> {
     Some(fs::read_to_string(format!("{FOLDER}/{key}")).ok()?.trim().to_owned())
 }
 
-/// Makes the host forward packets of the families of these addresses. Sets `net.ipv4.ip_forward` and
-/// `net.ipv6.conf.all.forwarding` to 1 unless they already are 1.
+/// Makes the host forward packets of the address families that occur in the given addresses. Sets `net.ipv4.ip_forward`
+/// and `net.ipv6.conf.all.forwarding` to 1 unless they already are 1.
 ///
 /// IPv4 between containers of this host works even without `net.ipv4.ip_forward`. For IPv4, the kernel checks the
 /// forwarding setting of the interface by which a packet arrives. `connect` turns forwarding on for each container's

@@ -2,7 +2,7 @@
 //! without routes to the pools.
 //!
 //! Each test runs on its own host: a thread in a new network namespace. The containers and the world are network
-//! namespaces, too. A sleeping process keeps each of these network namespaces alive.
+//! namespaces, too. A sleeping process keeps each network namespace of the test alive.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -277,7 +277,7 @@ fn rules_are_apart_for_each_store() {
     assert_eq!(listed().len(), 2 * (1 + 1 + 2));
     let named = b"margay-var-lib-other_x2dlab.sled\0";
     assert!(listed().iter().any(|found| found.windows(named.len()).any(|part| part == named)));
-    // The pool of the other store is not masqueraded any more.
+    // The pool of the second store is not masqueraded any more.
     masquerade::refresh(other, &[], &second).unwrap();
     assert_eq!(listed(), before);
     masquerade::ensure(other, &[], &second).unwrap();

@@ -53,8 +53,8 @@ fn lost_reply_is_told_and_found_again() {
     let _in = runtime.enter();
     let proxy = Proxy::to(lab.etcds[0].address()).unwrap();
     let conf = lab.conf_at(&[format!("http://{}", proxy.address())]);
-    // The first ADD claims the node's block. The node's block is claimed already, so the next new etcd revision is the
-    // second ADD's commit.
+    // The first ADD claims the node's block. The node already has a block, so the next new etcd revision is the second
+    // ADD's commit.
     Call::new("ADD", "c0", &conf).ok();
     let before = revision(&lab);
     // The proxy's delay leaves enough time to read the store between the commit and etcd's answer.

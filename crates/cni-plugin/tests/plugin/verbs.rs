@@ -201,7 +201,8 @@ fn del_releases_attachment_without_settings() {
     assert_eq!(error_of(&call(PluginName::Margay, &env, conf.as_bytes(), &failing)).0, 11);
 }
 
-/// Returns the outcome of a CHECK for which the allocator returns these held addresses and states of addresses.
+/// Returns the outcome of a CHECK. `held` and `standings` are the allocator's answer: the held addresses and the states
+/// of addresses.
 fn check(more: &str, held: &[&str], standings: &[(&str, Standing)]) -> cni_plugin::ProcessOutcome {
     let held = held.iter().map(|address| ip(address)).collect();
     let standings = standings.iter().map(|(address, standing)| (ip(address), standing.clone())).collect();

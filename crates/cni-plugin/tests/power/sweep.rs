@@ -22,8 +22,8 @@ const MOST: u64 = 2_000;
 /// Number of ADDs on redb after which at least one commit has moved the journal to redb's file.
 const COMMITS: u64 = 40;
 
-/// Maximum number of disk operations at which the ADD is killed. If an ADD has more disk operations, as on sled, the
-/// kills are spread evenly over these operations.
+/// Maximum number of disk operations at which the ADD is killed. If an ADD has more disk operations than kills are
+/// allowed, as on sled, the kills are spread evenly over the operations.
 const KILLS: u64 = 60;
 
 /// Returns the kind of the power cut for an ADD that is killed at this operation. The power cut keeps either almost

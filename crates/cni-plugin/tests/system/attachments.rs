@@ -167,8 +167,8 @@ fn bridged_network_names_pools_when_several() {
     }
 }
 
-/// Tests a network of type `calico` that shares a pool with a bridge network: the `calico` network never assigns the
-/// addresses that the bridge needs.
+/// Tests a network of type `calico` that shares a pool with a bridge network. The `calico` network must never assign
+/// the addresses that the bridge needs.
 #[test]
 fn bridged_network_gives_no_network_broadcast_or_gateway() {
     for engine in ENGINES {
@@ -283,8 +283,8 @@ fn host_local_keys_in_short_form() {
     }
 }
 
-/// Tests that networks of type `calico` reject the configuration keys of secondary networks, because these keys have no
-/// effect there.
+/// Tests that networks of type `calico` reject the configuration keys of secondary networks, which would have no
+/// effect.
 #[test]
 fn bridged_keys_are_refused_on_calicos_networks() {
     let lab = Lab::with_pool(Engine::REDB, "10.2.0.0/24");

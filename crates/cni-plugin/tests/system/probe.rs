@@ -16,7 +16,7 @@ use crate::process::Call;
 use crate::victim::head;
 use crate::wire::Wire;
 
-/// Maximum duration of any plugin call in these tests.
+/// Maximum duration of any plugin call in the tests of the address probe.
 const LONG: Duration = Duration::from_secs(2);
 
 /// Returns the configuration of a macvlan network on the test segment, with a probe and additional `ipam` fields.

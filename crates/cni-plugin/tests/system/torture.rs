@@ -27,7 +27,7 @@ const KILLS: u64 = 160;
 /// the kill comes before the end of at least one in four calls.
 const MAX_ADDS: u64 = 8 * KILLS / KILLED_CALLERS;
 /// Maximum delay between the start of a plugin call and its kill. A plugin call takes a few milliseconds without other
-/// callers, and tens of milliseconds with these concurrent callers.
+/// callers, and tens of milliseconds with this test's concurrent callers.
 const KILL_WITHIN: Duration = Duration::from_millis(40);
 
 /// The placeholder address of an attachment that has no address.

@@ -159,8 +159,8 @@ pub(crate) fn within<T: Send>(name: &str, run: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| scope.spawn(inside).join().unwrap())
 }
 
-/// Gives a new network namespace the settings that network namespaces had on the machine of the recording. Without
-/// these settings, a new network namespace inherits the IPv4 settings of the machine that runs the tests.
+/// Gives a new network namespace the settings that network namespaces had on the machine of the recording. Without this
+/// step, a new network namespace inherits the IPv4 settings of the machine that runs the tests.
 fn set_as_recorded(forwarding: Forwarding) {
     for name in ["proxy_arp", "route_localnet", "rp_filter"] {
         for interface in ["all", "default", "lo"] {

@@ -173,8 +173,8 @@ fn host_local_files() -> Value {
     files.map(|path| (path.to_str().unwrap().to_owned(), Value::from(text(&path)))).collect()
 }
 
-/// Lists of exceptions of a case: the exceptions that changed an expected outcome, and the exceptions without which the
-/// outcome would not match.
+/// Two lists of a case's exceptions: those that changed an expected outcome, and those without which the outcome would
+/// not match.
 #[derive(Debug, Default)]
 struct Needed {
     changing: Vec<&'static Exception>,

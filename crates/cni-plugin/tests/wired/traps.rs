@@ -1,5 +1,5 @@
-//! Tests for defects of Calico's plugin that no recorded case shows. Margay's plugin must not have these defects of
-//! Calico's plugin.
+//! Tests for defects of Calico's plugin that no recorded case shows. Margay's plugin must not have the tested defects
+//! of Calico's plugin.
 
 use std::net::Ipv4Addr;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -193,9 +193,9 @@ fn damaged_endpoint_keeps_no_address(stage: &mut Stage) {
     assert_eq!(stage.scan()["host"]["links"], json!([]));
 }
 
-/// Tests containers for which the plugin would generate the same host interface name. The id of one container is
-/// exactly the id part of the generated interface name, and the id of another container starts with that part. A third
-/// container is in another Kubernetes namespace.
+/// Tests containers whose generated host interface names would be equal. The id of one container is exactly the id part
+/// of the generated interface name, and the id of another container starts with that part. A third container is in
+/// another Kubernetes namespace.
 fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     let containers =
         [("container-10", "a", "default"), ("container-1", "b", "default"), ("container-1x", "c", "other")];
@@ -228,9 +228,8 @@ fn ids_with_same_beginning_stay_apart(stage: &mut Stage) {
     nothing_left(stage, "after all DELs");
 }
 
-/// Tests concurrent ADDs for which the plugin would generate the same host interface name: no container takes another
-/// container's interface. An ADD may fail when it races with two other ADDs, but must then leave nothing of its
-/// container.
+/// Tests concurrent ADDs whose generated host interface names would be equal: no container takes another container's
+/// interface. An ADD may fail when it races with two other ADDs, but must then leave nothing of its container.
 fn ids_with_same_beginning_stay_apart_at_once(stage: &mut Stage) {
     let names: Vec<String> = (0..8).map(|number| format!("the-same-start-{number}")).collect();
     names.iter().for_each(|name| Place::add_netns(name));
@@ -392,8 +391,8 @@ fn gc_and_del_succeed_without_store(stage: &mut Stage) {
     shell("! ip link show calic1");
 }
 
-/// Tests that the plugin rejects a certificate authority file that other users may write to. Users who can write to
-/// that file could make the plugin trust another etcd.
+/// Tests that the plugin rejects a certificate authority file that other users may write to. Users who can write to the
+/// certificate authority file could make the plugin trust another etcd.
 fn credentials_are_refused_when_writable_by_others(stage: &mut Stage) {
     stage.place.write("<files>/ca.crt", "a certificate");
     shell(&format!("chmod 0666 {}", stage.place.root.join("files/ca.crt").display()));

@@ -26,7 +26,7 @@ pub fn row_codec(data: &[u8]) {
     assert_eq!(fuzzing::unseal(&[key, b"x"].concat(), &sealed), None, "a row belongs to its key");
 }
 
-/// Runs the fuzz target `damaged_rows` on an input. The input chooses rows of a store, and how each of these rows is
+/// Runs the fuzz target `damaged_rows` on an input. The input chooses rows of a store, and how each chosen row is
 /// changed.
 pub fn damaged_rows(data: &[u8]) {
     static WHOLE: OnceLock<Vec<(Vec<u8>, Vec<u8>)>> = OnceLock::new();
@@ -113,7 +113,7 @@ async fn use_all(table: &MemoryTable) -> kv::Result<()> {
     let store = open(Box::new(table.clone()))?;
     let now = store.status().revision;
     let mark = store.status().compacted;
-    // Each store call below may fail, because it may have to read a damaged row.
+    // Each store call below may fail, because the call may have to read a damaged row.
     let _ = quiet(store.list(Range::All).await)?;
     for at in [mark.get(), mark.get().saturating_add(1), now.get().saturating_sub(1), now.get()] {
         let _ = quiet(store.range(RangeRequest::new(Range::All).with_at(Revision::new(at))).await)?;

@@ -43,7 +43,7 @@ pub(super) struct Host<'a> {
 pub(super) struct Settled {
     /// The addresses in the result of ADD; empty for DEL.
     pub(super) addresses: Vec<IpAddr>,
-    /// The number of times that the call logged that it sends a pending commit again.
+    /// The number of times that the call has logged a message about sending a pending commit again.
     pub(super) sent_again: usize,
     /// The number of failed attempts before the call succeeded.
     pub(super) failed: usize,

@@ -45,7 +45,7 @@ pub(super) fn connections(etcd: &Etcd) -> Connections {
     connections
 }
 
-/// Returns how many requests an etcd has started to process, and how many of these requests are unfinished.
+/// Returns how many requests an etcd has started to process, and how many requests are unfinished.
 fn requests(etcd: &Etcd) -> (u64, u64) {
     let metrics = etcd.ask("/metrics").expect("an etcd that is well tells what it does");
     let sum = |name: &str| -> u64 {

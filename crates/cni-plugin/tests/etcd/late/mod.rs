@@ -154,8 +154,8 @@ fn next_calls(
     Ok(done)
 }
 
-/// Checks that after a repeated ADD each container holds exactly the addresses in the ADD's result, and that after a
-/// DEL the container holds none.
+/// Checks that after a repeated ADD each container holds exactly the addresses in the ADD's result, and after a DEL no
+/// address.
 fn check(host: &Host<'_>, plan: &Plan, next: &[Settled]) -> Result<(), String> {
     let about = |what: String| format!("{what}\n{plan:?}");
     let nothing: BTreeMap<_, _> = plan.containers.iter().map(|container| (container.as_str(), Vec::new())).collect();

@@ -50,7 +50,7 @@ pub(super) enum Fate {
     /// The ADDs are stopped together with etcd, and killed after etcd has read the ADDs' requests, so the ADDs'
     /// connections stay open until then.
     Frozen,
-    /// The ADDs reach their own time limit.
+    /// The ADDs are stopped by their own time limit.
     TimedOut,
 }
 

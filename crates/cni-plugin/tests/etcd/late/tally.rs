@@ -42,7 +42,7 @@ impl Tally {
         *self.counts.entry(what.into()).or_default() += count as u64;
     }
 
-    /// Adds the situation of a round at the moment when etcd was stopped to the counts.
+    /// Counts a round by its situation at the moment when etcd was stopped.
     pub(super) fn stopped(&mut self, plan: &Plan, commits: &[Commit], ended_well: usize, unread: u64) {
         let place = plan.place.name();
         self.count(format!("{place}: rounds"));
@@ -64,7 +64,7 @@ impl Tally {
         }
     }
 
-    /// Adds the outcome of a round, after all commits have reached etcd, to the counts.
+    /// Counts a round by its outcome, after all commits have reached etcd.
     pub(super) fn landed(&mut self, plan: &Plan, commits: &[Commit], next: &[Settled], log: &Log) {
         let sent_again: usize = next.iter().map(|settled| settled.sent_again).sum();
         for commit in commits {
